@@ -1,0 +1,1 @@
+"""ALFWorld: household tasks in text, played by a native rules engine."""

@@ -1,0 +1,26 @@
+"""How bad input is reported: one line that says what was expected, what came, and the mend."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Something a user gave cannot be used. The message is one line; the command line prints it and exits with 2."""
+
+
+def unknown(kind: str, name: object, known: Iterable[str], *, shown: int = 12) -> str:
+    """The line for a name that is not known: with the nearest known one, and the choice.
+
+    >>> unknown("estimator", "hpgo", ["hgpo", "gigpo", "grpo"])
+    "unknown estimator 'hpgo'; did you mean 'hgpo'? Known: hgpo, gigpo, grpo"
+    """
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"unknown {kind} {name!r}{hint} Known: {', '.join(names[:shown]) or 'none'}{rest}"

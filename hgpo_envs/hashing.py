@@ -1,0 +1,164 @@
+"""State hashes and history-hash chains: the keys that step groups are built from.
+
+A *state hash* is xxh3_64 of the state text's UTF-8 bytes. A *history hash* of depth k stands for the state and the
+k states before it. Both are 64 bits, stored as the int64 of the same bits.
+
+The chain is defined by arithmetic alone, so its values are the same on every platform and in every version:
+
+    mix(x)        the splitmix64 finaliser (Steele, Lea and Flood 2014, "Fast splittable pseudorandom generators")
+    link(a, b)    mix(mix(a + G) ⊕ b),  G = 0x9E3779B97F4A7C15, all modulo 2⁶⁴
+    h_0(t)        link(0, s_t)
+    h_k(t)        link(h_{k-1}(t-1), s_t)                       states alone
+    c_0(t)        link(0, s_t)
+    c_k(t)        link(link(c_{k-1}(t-1), a_{t-1}), s_t)        states and the actions between them
+
+`link` is a bijection in each argument and is not symmetric: order counts, and equal neighbours do not cancel. Keys are
+compared within one task, where 64 bits make a collision negligible.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import xxhash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+DEFAULT_DEPTH: Final = 8
+"""The deepest context that is stored unless asked otherwise."""
+
+UNDEFINED: Final = -(2**63)
+"""Stands in observations where a history hash does not exist (k > t). Step tables hold null there."""
+
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND: Final = np.uint64(0x94D049BB133111EB)
+_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_UNDEFINED_BITS: Final = np.uint64(1 << 63)
+
+
+def text_hash(text: str) -> int:
+    """The xxh3_64 hash (seed 0) of a text's UTF-8 bytes, as an int64.
+
+    A lone surrogate, which UTF-8 cannot hold, is hashed as its three-byte "surrogatepass" form.
+
+    >>> text_hash("") == 0x2D06800538D394C2  # xxHash's own test vector
+    True
+    """
+    bits = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
+    return bits - (1 << 64) if bits >= 1 << 63 else bits
+
+
+def text_hashes(texts: Iterable[str]) -> NDArray[np.int64]:
+    """The hashes of many texts, each distinct text hashed once.
+
+    Returns:
+        int64 array of shape (number of texts,).
+    """
+    known: dict[str, int] = {}
+    values = []
+    for text in texts:
+        value = known.get(text)
+        if value is None:
+            value = known[text] = text_hash(text)
+        values.append(value)
+    return np.array(values, dtype=np.int64)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> _30)) * _FIRST
+    x = (x ^ (x >> _27)) * _SECOND
+    return x ^ (x >> _31)
+
+
+def link(chain: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One link of a chain, element by element: mix(mix(chain + G) ⊕ item).
+
+    Args:
+        chain: int64, any shape.
+        item: int64, a shape that broadcasts with `chain`.
+
+    >>> first, second = link(np.array([1, 2]), np.array([2, 1])).tolist()
+    >>> first == second
+    False
+    """
+    with np.errstate(over="ignore"):
+        inner = _mix(np.atleast_1d(chain).astype(np.int64).view(np.uint64) + _GOLDEN)
+        return _mix(inner ^ np.atleast_1d(item).astype(np.int64).view(np.uint64)).view(np.int64)
+
+
+def start(state_hash: NDArray[np.int64], depth: int = DEFAULT_DEPTH) -> NDArray[np.int64]:
+    """The history hashes of first steps.
+
+    Args:
+        state_hash: int64 of shape (n,).
+        depth: K; columns 0..K are made.
+
+    Returns:
+        int64 of shape (n, depth + 1): column 0 defined, the others `UNDEFINED`.
+    """
+    hashes = np.full((len(state_hash), depth + 1), UNDEFINED, dtype=np.int64)
+    hashes[:, 0] = link(np.zeros(1, np.int64), state_hash)
+    return hashes
+
+
+def advance(
+    hashes: NDArray[np.int64], state_hash: NDArray[np.int64], action_hash: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """The history hashes of the next steps, from those of the steps before.
+
+    Args:
+        hashes: int64 of shape (n, depth + 1), the previous steps' values, `UNDEFINED` where k > t.
+        state_hash: int64 of shape (n,), the hashes of the states reached.
+        action_hash: int64 of shape (n,), the hashes of the actions that led there, to chain states *and actions*;
+            None chains states alone.
+
+    Returns:
+        int64 of shape (n, depth + 1).
+    """
+    before = hashes[:, :-1]
+    inner = before if action_hash is None else link(before, action_hash[:, None])
+    following = np.empty_like(hashes)
+    following[:, 0] = link(np.zeros(1, np.int64), state_hash)
+    following[:, 1:] = np.where(before == UNDEFINED, UNDEFINED, link(inner, state_hash[:, None]))
+    return following
+
+
+def chain_columns(
+    state_hash: NDArray[np.int64],
+    first: NDArray[np.bool_],
+    depth: int = DEFAULT_DEPTH,
+    action_hash: NDArray[np.int64] | None = None,
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """All history hashes of a table whose rows are sorted by trajectory and step.
+
+    Args:
+        state_hash: int64 of shape (rows,).
+        first: bool of shape (rows,), true at the first step of each trajectory.
+        depth: K; columns 0..K are made.
+        action_hash: int64 of shape (rows,), each row's own action; None chains states alone.
+
+    Returns:
+        Values, int64 of shape (depth + 1, rows), and where they are defined, bool of the same shape.
+
+    >>> values, defined = chain_columns(np.array([7, 7, 7]), np.array([True, False, True]), depth=1)
+    >>> defined.tolist()
+    [[True, True, True], [False, True, False]]
+    >>> bool(values[0, 0] == values[0, 1] == values[0, 2])
+    True
+    """
+    rows = len(state_hash)
+    values = np.empty((depth + 1, rows), dtype=np.int64)
+    defined = np.zeros((depth + 1, rows), dtype=np.bool_)
+    values[0] = link(np.zeros(1, np.int64), state_hash) if rows else 0
+    defined[0] = True
+    for k in range(1, depth + 1):
+        before = np.roll(values[k - 1], 1)
+        inner = before if action_hash is None else link(before, np.roll(action_hash, 1))
+        values[k] = link(inner, state_hash) if rows else 0
+        defined[k] = np.roll(defined[k - 1], 1) & ~first
+    return values, defined

@@ -1,0 +1,1 @@
+"""Advantages, statistics, rollouts and policy updates on step tables."""
