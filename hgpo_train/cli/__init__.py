@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
+
+from hgpo_envs.errors import InputError
 
 app = typer.Typer(name="hgpo", no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
 
@@ -13,5 +17,9 @@ def hgpo() -> None:
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    app()
+    """Entry point of the console script: bad input is one line on stderr and exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
