@@ -3,7 +3,8 @@
 Polars writes no checksums, and the library that does would make up a third of the whole installation. A page's
 checksum is the CRC-32 of its bytes as stored (compressed, without the header), in field 4 of the page header. Pages
 therefore grow by a few bytes, and the offsets and sizes in the footer and the page index move with them. Any reader
-that verifies checksums finds them. Source: parquet-format, parquet.thrift (`PageHeader.crc`) and README ("Checksumming").
+that verifies checksums finds them. Source: parquet-format, `PageHeader.crc` in parquet.thrift and "Checksumming" in
+README.md.
 """
 
 from __future__ import annotations
