@@ -1,6 +1,8 @@
 """Hypothesis profiles, and where recordings of the originals lie when they are there."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,3 +21,12 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("no folder with recordings of the originals beside the checkout (HGPO_SHARED names another)")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def original_python() -> str:
+    """A Python that has the original alfworld and textworld: this one, or the one that HGPO_ORIGINAL_PYTHON names."""
+    python = os.environ.get("HGPO_ORIGINAL_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import alfworld, textworld"], capture_output=True).returncode:
+        pytest.skip("needs the extra `alfworld` (or HGPO_ORIGINAL_PYTHON naming a Python that has it)")
+    return python

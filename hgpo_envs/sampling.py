@@ -1,0 +1,115 @@
+"""Which task comes when: the documented orders of a split's tasks.
+
+Three ways, by name (`SAMPLINGS`):
+
+- ``sweep``: every task exactly once, in the split's own order, then again. For evaluation.
+- ``shuffled`` (the default for training): each pass through the split is a new permutation, by the text hash
+  (`hgpo_envs.hashing.text_hash`) of ``"<seed>/<pass>/<task id>"``, ties by id. It is defined by these bytes alone: not
+  by the order of files in a folder, a platform, a library's generator, or which other tasks are there.
+- ``verl-agent``: the order in which verl-agent's ALFWorld workers draw games (`verl_agent`).
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.hashing import text_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+def shuffled(ids: Sequence[str], seed: int, epoch: int = 0) -> list[str]:
+    """One pass through the tasks in seeded order.
+
+    Args:
+        ids: Task ids, each once; their order does not matter.
+        seed: Any integer.
+        epoch: Which pass; each has an order of its own.
+
+    >>> shuffled(["a", "b", "c", "d"], seed=1) == shuffled(["d", "c", "b", "a"], seed=1)
+    True
+    """
+    return sorted(ids, key=lambda task: (text_hash(f"{seed}/{epoch}/{task}"), task))
+
+
+def pick(ids: Sequence[str], seed: int) -> str:
+    """The task that a single seed stands for: the first of `shuffled`, found without sorting.
+
+    >>> pick(["a", "b", "c"], seed=5) == shuffled(["a", "b", "c"], seed=5)[0]
+    True
+    """
+    return min(ids, key=lambda task: (text_hash(f"{seed}/0/{task}"), task))
+
+
+def sweep(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
+    """Every task once in the split's order, endlessly repeated; the seed does not matter."""
+    del seed
+    while True:
+        yield from _some(ids)
+
+
+def shuffled_passes(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
+    """Every task once in seeded order, then every task once in another, and so on."""
+    _some(ids)
+    for epoch in count():
+        yield from shuffled(ids, seed, epoch)
+
+
+def verl_agent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
+    """The tasks that one verl-agent worker with this seed draws, reset by reset.
+
+    The worker's textworld environment shuffles the game list by NumPy's legacy generator with the worker's seed
+    (a stream that NumPy has frozen), plays it through, shuffles the shuffled list again, and so on. Worker i of a
+    group size G has seed ``seed + i // G`` (`verl_agent_seeds`): members of a group draw the same task as long as they
+    are reset in lockstep, and different groups may draw the same task at once.
+
+    One difference: verl-agent takes the list as the file system gives it, so its seeds stand for different games on
+    different machines; here the list is the split's sorted order.
+    """
+    generator = np.random.RandomState(seed)
+    order = list(_some(ids))
+    while True:
+        generator.shuffle(order)
+        yield from order
+
+
+def verl_agent_seeds(seed: int, tasks: int, group_size: int) -> list[int]:
+    """The worker seeds of a batch of groups: ``seed + i // group_size`` for each of its environments.
+
+    >>> verl_agent_seeds(7, tasks=2, group_size=3)
+    [7, 7, 7, 8, 8, 8]
+    """
+    return [seed + i // group_size for i in range(tasks * group_size)]
+
+
+SAMPLINGS: Final[dict[str, Callable[[Sequence[str], int], Iterator[str]]]] = {
+    "sweep": sweep,
+    "shuffled": shuffled_passes,
+    "verl-agent": verl_agent,
+}
+
+
+def sampling(name: str, ids: Sequence[str], seed: int = 0) -> Iterator[str]:
+    """An endless stream of task ids, by the name of its order.
+
+    Raises:
+        InputError: for a name that is not known, or no tasks.
+
+    >>> stream = sampling("sweep", ["a", "b"])
+    >>> [next(stream) for _ in range(5)]
+    ['a', 'b', 'a', 'b', 'a']
+    """
+    if name not in SAMPLINGS:
+        raise InputError(unknown("sampling", name, SAMPLINGS))
+    return SAMPLINGS[name](_some(ids), seed)
+
+
+def _some(ids: Sequence[str]) -> Sequence[str]:
+    if not ids:
+        raise InputError("no tasks to choose from: the split is empty")
+    return ids

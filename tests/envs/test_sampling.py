@@ -1,0 +1,99 @@
+"""Orders of tasks: once each, seeded, and verl-agent's against textworld's own generator."""
+
+import json
+import subprocess
+from itertools import islice
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.sampling import SAMPLINGS, pick, sampling, shuffled, verl_agent, verl_agent_seeds
+
+IDS = [f"train/task-{i}/trial_{i:03d}" for i in range(37)]
+id_lists = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=40, unique=True)
+
+
+@given(ids=id_lists, seed=st.integers(-(2**70), 2**70), name=st.sampled_from(["sweep", "shuffled"]))
+def test_every_pass_has_every_task_once(ids, seed, name):
+    drawn = list(islice(sampling(name, ids, seed), 3 * len(ids)))
+    for i in range(3):
+        assert sorted(drawn[i * len(ids) : (i + 1) * len(ids)]) == sorted(ids)
+
+
+@given(ids=id_lists, seed=st.integers(0, 2**32 - 1))
+def test_verl_agent_passes_have_every_task_once(ids, seed):
+    drawn = list(islice(verl_agent(ids, seed), 2 * len(ids)))
+    assert sorted(drawn[: len(ids)]) == sorted(drawn[len(ids) :]) == sorted(ids)
+
+
+@given(ids=id_lists, seed=st.integers(), data=st.data())
+def test_shuffle_depends_on_nothing_but_seed_and_ids(ids, seed, data):
+    assert shuffled(data.draw(st.permutations(ids)), seed) == shuffled(ids, seed)
+    assert pick(ids, seed) == shuffled(ids, seed)[0]
+    fewer = ids[1:]  # the other tasks keep their relative order
+    assert shuffled(fewer, seed) == [task for task in shuffled(ids, seed) if task != ids[0]]
+
+
+def test_sweep_is_the_given_order():
+    assert list(islice(sampling("sweep", IDS, 99), len(IDS))) == IDS
+
+
+def test_seeds_and_passes_differ():
+    orders = {tuple(shuffled(IDS, seed, epoch)) for seed in range(20) for epoch in range(5)}
+    assert len(orders) == 100
+
+
+def test_picks_are_spread_evenly():
+    counts = np.bincount([IDS.index(pick(IDS, seed)) for seed in range(3700)], minlength=len(IDS))
+    assert counts.min() > 60
+    assert counts.max() < 150  # mean 100, standard deviation 10
+
+
+def test_fixed_order_for_all_versions_and_platforms():
+    """The documented rule by another road: the digest's bytes, read as a big-endian int64."""
+
+    def digest(task):
+        return int.from_bytes(xxhash.xxh3_64(b"3/1/" + task.encode()).digest(), "big", signed=True)
+
+    assert shuffled(IDS, 3, 1) == sorted(IDS, key=digest)
+
+
+def test_verl_agent_groups_share_their_tasks():
+    seeds = verl_agent_seeds(100, tasks=4, group_size=8)
+    first = [next(verl_agent(IDS, seed)) for seed in seeds]
+    assert all(len(set(first[i : i + 8])) == 1 for i in range(0, 32, 8))
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_no_tasks(name):
+    with pytest.raises(InputError, match="empty"):
+        next(sampling(name, []))
+
+
+def test_unknown_name():
+    with pytest.raises(InputError, match="unknown sampling 'verlagent'; did you mean 'verl-agent'"):
+        sampling("verlagent", IDS)
+
+
+@pytest.mark.original
+def test_verl_agent_order_is_textworlds(original_python):
+    """The stream that textworld's own batch environment would play, for several seeds, over two passes and a half."""
+    script = (
+        "import sys, json\n"
+        "from textworld.gym.envs.textworld_batch import TextworldBatchGymEnv\n"
+        "ids = json.loads(sys.argv[1])\n"
+        "env = TextworldBatchGymEnv(ids)\n"
+        "out = []\n"
+        "for seed in (0, 1, 1234, 2**32 - 1):\n"
+        "    env.seed(seed)\n"
+        "    out.append([next(env._gamefiles_iterator) for _ in range(92)])\n"
+        "print(json.dumps(out))\n"
+    )
+    done = subprocess.run([original_python, "-c", script, json.dumps(IDS)], capture_output=True, text=True, check=True)
+    expected = json.loads(done.stdout.splitlines()[-1])
+    for seed, order in zip((0, 1, 1234, 2**32 - 1), expected, strict=True):
+        assert list(islice(verl_agent(IDS, seed), 92)) == order
