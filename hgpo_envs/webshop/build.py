@@ -1,0 +1,263 @@
+"""Builds a catalogue from the official raw files, in one streaming pass and a merge of the index.
+
+The original loads everything into memory, about 10 GB in every process. Here products pass through; what is kept of
+them until the end is small, and the attribute file is held packed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.webshop import loader
+from hgpo_envs.webshop.catalogue import FORMAT, MANIFEST
+from hgpo_envs.webshop.folder import whole_folder
+from hgpo_envs.webshop.nouns import finder
+from hgpo_envs.webshop.raw import entries, records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from hgpo_envs.webshop.nouns import Nouns
+
+    Progress = Callable[[str, int, int], None]
+    """Told the stage's name, how much is done and how much there is."""
+
+BATCH_ROWS: Final = 4096
+BATCH_CHARACTERS: Final = 1 << 25
+
+_TEXTS: Final = pa.list_(pa.string())
+PRODUCTS: Final = pa.schema(
+    [
+        ("asin", pa.string()),
+        ("title", pa.string()),
+        ("description", pa.string()),
+        ("bullet_points", _TEXTS),
+        ("prices", pa.list_(pa.float64())),
+        ("options", pa.map_(pa.string(), _TEXTS)),
+        ("attributes", _TEXTS),
+        ("category", pa.string()),
+        ("query", pa.string()),
+        ("product_category", pa.string()),
+        ("nouns", _TEXTS),
+        ("instruction", pa.string()),
+        ("instruction_attributes", _TEXTS),
+        ("listed", pa.bool_()),
+    ]
+)
+HUMAN: Final = pa.schema(
+    [("product", pa.int32()), ("instruction", pa.string()), ("attributes", _TEXTS), ("options", _TEXTS)]
+)
+
+
+def build(
+    items: Path,
+    attributes: Path,
+    human: Path,
+    out: Path,
+    *,
+    nouns: str | Path | None = None,
+    num_products: int | None = None,
+    skip_unusable: bool = False,
+    replace: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Builds a catalogue folder; it appears whole or not at all.
+
+    Args:
+        items: `items_shuffle.json` (or `items_shuffle_1000.json`), gzipped or not.
+        attributes: `items_ins_v2.json` (or `items_ins_v2_1000.json`).
+        human: `items_human_ins.json`.
+        out: The folder to make.
+        nouns: A file of recorded nouns, "spacy", "stand-in", or None: spaCy if it is installed, else the stand-in.
+        num_products: Cut after so many records, before anything is skipped, as the original does.
+        skip_unusable: Pass over records at which the original stops (a price without `$`, a missing field) and count
+            them, where otherwise the build stops with a line that names the first.
+        replace: Whether a folder that is there already may be replaced.
+        progress: Told how far it is.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        InputError: A file cannot be read or used; the line says where and which record. Nothing is left behind.
+    """
+    tell = progress or (lambda *_: None)
+    with whole_folder(out, replace=replace) as folder:
+        known = _packed_attributes(attributes, tell)
+        instructions = dict(entries(human, _share(tell, "human instructions", human)))
+        maker = _Maker(folder, known, instructions, finder(nouns))
+        share = _share(tell, "products", items)
+        for number, record in records(items, share):
+            if number == num_products:
+                break
+            try:
+                maker.take(record)
+            except InputError as error:
+                asin = record.get("asin")
+                line = f"{items}, record {number:,} ({asin if isinstance(asin, str) else 'without asin'}): {error}"
+                if not skip_unusable:
+                    raise InputError(f"{line}; mend it, or skip such records (--skip-unusable)") from None
+                maker.unusable(line)
+        manifest = maker.finish()
+        manifest["num_products"] = num_products
+        manifest["sources"] = {path.name: digest(path) for path in (items, attributes, human)}
+        return _seal(folder, manifest)
+
+
+def _share(tell: Progress, stage: str, path: Path) -> Callable[[int], None]:
+    total, done = path.stat().st_size if path.exists() else 0, 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        tell(stage, done, total)
+
+    return advance
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _packed_attributes(path: Path, tell: Progress) -> dict[str, bytes]:
+    """The attribute file by identifier, each entry checked and packed: a tenth of the memory of Python objects."""
+    known = {}
+    for asin, entry in entries(path, _share(tell, "attributes", path)):
+        try:
+            known[asin] = orjson.dumps(loader.attribute_entry(entry))
+        except InputError as error:
+            raise InputError(f"{path}, entry {asin!r}: {error}") from None
+    return known
+
+
+class _Maker:
+    """Takes records in order and writes what is observed of them, a batch at a time."""
+
+    def __init__(self, folder: Path, known: Mapping[str, bytes], human: Mapping[str, Any], nouns: Nouns) -> None:
+        self.folder, self.known, self.human, self.nouns = folder, known, human, nouns
+        self.seen: dict[str, None] = {}
+        self.skipped = {"nan or long asin": 0, "duplicate asin": 0, "unusable": 0}
+        self.first_unusable: str | None = None
+        self.rows: list[dict[str, Any]] = []
+        self.size = 0
+        self.batches: list[int] = []
+        self.people: list[dict[str, Any]] = []
+        self.price: list[tuple[float, float]] = []
+        self.combinations: list[int] = []
+        self.instructed: list[int] = []
+        self.file = pa.OSFile(str(folder / "products.arrow"), "wb")
+        self.writer = pa.ipc.new_file(self.file, PRODUCTS)
+
+    def unusable(self, line: str) -> None:
+        self.skipped["unusable"] += 1
+        self.first_unusable = self.first_unusable or line
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        if loader.is_skipped(record):
+            self.skipped["nan or long asin"] += 1
+            return
+        asin = loader.text(record, "asin")
+        if asin in self.seen:
+            self.skipped["duplicate asin"] += 1
+            return
+        row = self._row(asin, record)
+        people = list(self._people(asin))
+        self.seen[asin] = None
+        number = len(self.price)
+        self.people += [{"product": number, **person} for person in people]
+        self.price.append((row["prices"] + (math.nan,))[:2])
+        self.combinations.append(math.prod(len(values) for values in row["options"].values()))
+        if row["instruction"] is not None:
+            self.instructed.append(number)
+        self.rows.append(row)
+        self.size += len(row["description"]) + sum(map(len, row["bullet_points"]))
+        if len(self.rows) >= BATCH_ROWS or self.size >= BATCH_CHARACTERS:
+            self.flush()
+
+    def _row(self, asin: str, record: Mapping[str, Any]) -> dict[str, Any]:
+        packed = self.known.get(asin)
+        found, said, own = orjson.loads(packed) if packed else (loader.NO_ATTRIBUTES, None, None)
+        return {
+            "asin": asin,
+            "title": loader.text(record, "name"),
+            "description": loader.text(record, "full_description"),
+            "bullet_points": loader.bullet_points(record.get("small_description")),
+            "prices": loader.prices(record.get("pricing")),
+            "options": loader.options(record.get("customization_options")),
+            "attributes": found,
+            "category": loader.text(record, "category"),
+            "query": loader.text(record, "query").lower().strip(),
+            "product_category": loader.text(record, "product_category"),
+            "instruction": said,
+            "instruction_attributes": own,
+            "listed": packed is not None,
+        }
+
+    def _people(self, asin: str) -> Iterator[dict[str, Any]]:
+        for entry in self.human.get(asin, ()):
+            try:
+                yield {
+                    "instruction": loader.text(entry, "instruction"),
+                    "attributes": loader.texts(entry.get("instruction_attributes"), "instruction_attributes"),
+                    "options": loader.texts(entry.get("instruction_options"), "instruction_options"),
+                }
+            except (InputError, AttributeError) as error:
+                raise InputError(f"its human instruction cannot be used: {error}") from None
+
+    def flush(self) -> None:
+        """Writes the rows gathered as one record batch."""
+        for row, found in zip(self.rows, self.nouns.of([row["title"] for row in self.rows]), strict=True):
+            row["nouns"] = found
+            row["options"] = list(row["options"].items())
+        self.batches.append(len(self.price) - len(self.rows))
+        self.writer.write_batch(pa.RecordBatch.from_pylist(self.rows, schema=PRODUCTS))
+        self.rows, self.size = [], 0
+
+    def finish(self) -> dict[str, Any]:
+        if self.rows:
+            self.flush()
+        self.writer.close()
+        self.file.close()
+        with pa.OSFile(str(self.folder / "human.arrow"), "wb") as file, pa.ipc.new_file(file, HUMAN) as writer:
+            writer.write_table(pa.Table.from_pylist(self.people, schema=HUMAN))
+        asins = np.array([asin.encode() for asin in self.seen], dtype=np.bytes_)
+        order = np.argsort(asins, kind="stable").astype(np.int32)
+        arrays = {
+            "asins": asins[order],
+            "order": order,
+            "prices": np.array(self.price, np.float64).reshape(-1, 2),
+            "combinations": np.array(self.combinations, np.int64),
+            "instructed": np.array(self.instructed, np.int32),
+        }
+        for name, array in arrays.items():
+            np.save(self.folder / f"{name}.npy", array)
+        return {
+            "format": FORMAT,
+            "products": len(self.seen),
+            "human_instructions": len(self.people),
+            "synthetic_instructions": len(self.instructed),
+            "nouns": self.nouns.name,
+            "skipped": self.skipped,
+            "first_unusable": self.first_unusable,
+            "batches": self.batches,
+        }
+
+
+def _seal(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Writes the manifest: every file with its size and digest, and the id that follows from them."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    manifest["files"] = {path.relative_to(folder).as_posix(): [path.stat().st_size, digest(path)] for path in paths}
+    content = orjson.dumps([manifest["format"], manifest["nouns"], manifest["files"]])
+    manifest["id"] = hashlib.sha256(content).hexdigest()[:16]
+    (folder / MANIFEST).write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
+    return manifest

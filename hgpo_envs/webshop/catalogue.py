@@ -1,0 +1,168 @@
+"""A built catalogue: products, goals' raw material and search index, mapped read-only and shared by all processes.
+
+A catalogue is a folder (`hgpo_envs.webshop.build`):
+
+    catalogue.json          format, counts, sources and their digests, who found the nouns, files and their digests
+    products.arrow          one row a product, uncompressed Arrow IPC: readable by pyarrow, Polars, DuckDB
+    human.arrow             the instructions written by people
+    asins.npy, order.npy    identifiers sorted by their bytes, and the product of each
+    prices.npy              float64 (products, 2): both ends of the price, NaN where there is one price
+    combinations.npy        int64 (products,): how many choices of options there are
+    instructed.npy          int32: the products that have a synthetic instruction
+    index/                  the search index (`hgpo_envs.webshop.search`)
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.webshop.loader import HumanInstruction, Product, price_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+FORMAT: Final = 1
+"""The layout of the folder. A catalogue of another format is refused."""
+
+MANIFEST: Final = "catalogue.json"
+
+KEPT_PRODUCTS: Final = 1024
+"""Products that stay decoded, a catalogue and process."""
+
+
+class Catalogue:
+    """The products of one shop.
+
+    Made by `Catalogue.open`. Everything large is mapped: opening costs milliseconds, and further processes share the
+    pages. A catalogue whose folder is deleted goes on working until it is closed.
+    """
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        self.folder: Final = folder
+        self.manifest: Final = manifest
+        self.asins: Final[NDArray[np.bytes_]] = _mapped(folder / "asins.npy")
+        self.order: Final[NDArray[np.int32]] = _mapped(folder / "order.npy")
+        self.prices: Final[NDArray[np.float64]] = _mapped(folder / "prices.npy")
+        self.combinations: Final[NDArray[np.int64]] = _mapped(folder / "combinations.npy")
+        self.instructed: Final[NDArray[np.int32]] = _mapped(folder / "instructed.npy")
+        self._products = _arrow(folder / "products.arrow")
+        self._human = _arrow(folder / "human.arrow")
+        self._first = np.array(manifest["batches"], np.int64)  # the first product of each record batch
+        self.product = lru_cache(KEPT_PRODUCTS)(self._product)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Catalogue:
+        """Opens a built catalogue.
+
+        Raises:
+            InputError: No catalogue is there, it was built by another version, or a file is missing or cut short.
+        """
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        for name, (size, _) in manifest["files"].items():
+            path = folder / name
+            found = path.stat().st_size if path.is_file() else None
+            if found != size:
+                was = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
+                raise InputError(f"{path} {was}; build the catalogue again (hgpo data build webshop)")
+        return cls(folder, manifest)
+
+    @property
+    def id(self) -> str:
+        """Names the catalogue's content: the same sources, rules and nouns give the same id."""
+        return str(self.manifest["id"])
+
+    @property
+    def nouns(self) -> str:
+        """Who found the titles' nouns, which the reward's type score rests on."""
+        return str(self.manifest["nouns"])
+
+    def __len__(self) -> int:
+        return int(self.manifest["products"])
+
+    def index_of(self, asin: str) -> int:
+        """A product's index. Raises KeyError if no product has this identifier."""
+        wanted = asin.encode("utf-8", "replace")
+        at = int(np.searchsorted(self.asins, np.bytes_(wanted)))
+        if at == len(self.asins) or self.asins[at] != wanted:
+            raise KeyError(f"no product {asin!r} in {self.folder}")
+        return int(self.order[at])
+
+    def _product(self, index: int) -> Product:
+        """A product. Raises IndexError outside 0 … len - 1."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"product {index} of {len(self)}")
+        batch = int(np.searchsorted(self._first, index, side="right")) - 1
+        row = self._products.get_batch(batch).slice(index - int(self._first[batch]), 1).to_pylist()[0]
+        own = row["instruction_attributes"]
+        return Product(
+            index=index,
+            asin=row["asin"],
+            title=row["title"],
+            description=row["description"],
+            bullet_points=tuple(row["bullet_points"]),
+            price_text=price_text(tuple(row["prices"])),
+            prices=tuple(row["prices"]),
+            options={name: tuple(values) for name, values in row["options"]},
+            attributes=tuple(row["attributes"]),
+            category=row["category"],
+            query=row["query"],
+            product_category=row["product_category"],
+            nouns=tuple(row["nouns"]),
+            instruction=row["instruction"],
+            instruction_attributes=None if own is None else tuple(own),
+            listed=row["listed"],
+        )
+
+    def __iter__(self) -> Iterator[Product]:
+        return (self._product(index) for index in range(len(self)))
+
+    def human_instructions(self) -> Iterator[HumanInstruction]:
+        """The human instructions in the original's order: by product, then as the file has them."""
+        for number in range(self._human.num_record_batches):
+            for row in self._human.get_batch(number).to_pylist():
+                yield HumanInstruction(
+                    row["product"], row["instruction"], tuple(row["attributes"]), tuple(row["options"])
+                )
+
+    def table(self) -> pa.Table:
+        """The products as an Arrow table over the mapped file, for work on whole columns."""
+        return self._products.read_all()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a catalogue of this version. Raises InputError as `Catalogue.open`."""
+    path = folder / MANIFEST
+    build = "hgpo data build webshop --out DIR makes one"
+    if not path.is_file():
+        raise InputError(f"no WebShop catalogue in {folder} (it has no {MANIFEST}); {build}")
+    try:
+        manifest = json.loads(path.read_bytes())
+        known = manifest["format"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path} is damaged; build the catalogue again: {build}") from None
+    if known != FORMAT:
+        raise InputError(f"{folder} has catalogue format {known}, this version reads {FORMAT}; build it again: {build}")
+    return dict(manifest)
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    """An array of a .npy file; mapped unless it is empty, which cannot be."""
+    array: NDArray[Any] = np.load(path, mmap_mode="r" if path.stat().st_size > 256 else None, allow_pickle=False)
+    return array.view(np.ndarray)
+
+
+def _arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
+    """A reader of an Arrow file that stays mapped when the file is deleted."""
+    with path.open("rb") as file:
+        return pa.ipc.open_file(pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
