@@ -13,6 +13,12 @@ class InputError(ValueError):
     """Something a user gave cannot be used. The message is one line; the command line prints it and exits with 2."""
 
 
+class UnknownTask(InputError, KeyError):  # noqa: N818 (named for what it says)
+    """No task has this identifier."""
+
+    __str__ = Exception.__str__  # KeyError would print its line in quotes
+
+
 def unknown(kind: str, name: object, known: Iterable[str], *, shown: int = 12) -> str:
     """The line for a name that is not known: with the nearest known one, and the choice.
 
