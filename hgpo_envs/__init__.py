@@ -1,1 +1,8 @@
-"""Text environments for LLM agents: ALFWorld and WebShop, native, instant, the same to the byte as the originals."""
+"""Text environments for LLM agents: ALFWorld and WebShop, native, instant, the same to the byte as the originals.
+
+Importing this package registers the ids ``HGPO/ALFWorld-v0`` and ``HGPO/WebShop-v0`` with Gymnasium.
+"""
+
+from hgpo_envs.registration import register_environments
+
+register_environments()

@@ -1,0 +1,205 @@
+"""The Gymnasium environment: one class for every benchmark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from hgpo_envs import hashing
+from hgpo_envs.episode import Episode, settings_for
+from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.sources import SharedSource, share, split_ids
+from hgpo_envs.spaces import PROMPT_CHARACTERS, STATE_CHARACTERS, UnicodeText
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hgpo_envs.engine import TaskSource
+
+RENDER_MODES: Final = ("ansi",)
+
+_INT64 = np.iinfo(np.int64)
+
+
+def observation_space(history_depth: int) -> spaces.Dict:
+    """The space of one environment's observations.
+
+    Args:
+        history_depth: K of the deepest history hash; ``history_hash`` has shape (K + 1,), dtype int64.
+    """
+    return spaces.Dict(
+        {
+            "state": UnicodeText(STATE_CHARACTERS),
+            "prompt": UnicodeText(PROMPT_CHARACTERS),
+            "history_hash": spaces.Box(_INT64.min, _INT64.max, (history_depth + 1,), np.int64),
+        }
+    )
+
+
+def choose(generator: np.random.Generator, ids: Sequence[str]) -> str:
+    """The task that a generator's next 64 bits choose: ``ids[⌊bits · len(ids) / 2⁶⁴⌋]``.
+
+    Raw bits of PCG64 rather than `Generator.integers`: NumPy promises that they stay the same in every version.
+    """
+    bits = int(generator.bit_generator.random_raw())
+    return str(ids[bits * len(ids) >> 64])
+
+
+def checked_task(shared: SharedSource, split: str, task: object) -> str:
+    """The id that a user gave, when it names a task of this split.
+
+    Raises:
+        InputError: It names none, or one of another split.
+    """
+    if isinstance(task, bool) or not isinstance(task, str | int | np.integer):
+        raise InputError(f'options["task"]: expected a task id (text, or an integer for WebShop), got {task!r}')
+    task_id = str(task)
+    try:
+        found = shared.source.task(task_id)
+    except KeyError as error:
+        raise InputError(unknown("task id", task_id, map(str, shared.source.ids(split)), shown=3)) from error
+    if split not in ("all", found.split):
+        raise InputError(
+            f"task {task_id!r} is in split {found.split!r}, not in {split!r}: "
+            f'make the environment with split="{found.split}" or "all"'
+        )
+    return task_id
+
+
+def check_render_mode(render_mode: str | None) -> None:
+    """Refuses a render mode that is not known."""
+    if render_mode is not None and render_mode not in RENDER_MODES:
+        raise InputError(unknown("render_mode", render_mode, RENDER_MODES))
+
+
+def check_options(options: dict[str, Any] | None, known: tuple[str, ...]) -> dict[str, Any]:
+    """The reset options; refuses one that is not known, which would otherwise be ignored in silence."""
+    for name in options or {}:
+        if name not in known:
+            raise InputError(unknown("reset option", name, known))
+    return dict(options or {})
+
+
+class TextEnv(gymnasium.Env[dict[str, Any], str]):
+    """A text benchmark as a Gymnasium environment.
+
+    An observation is a dictionary of ``state`` (the state text), ``prompt`` (what a policy reads: state, task and the
+    last `history_length` pairs, by the prompt template) and ``history_hash`` (int64 of shape (history_depth + 1,),
+    `hgpo_envs.hashing.UNDEFINED` where k > t). An action is text: the bare command or a model's whole response. Any
+    text may be given; what is not admissible changes nothing and is told in ``info["action_valid"]``.
+
+    The reward is the benchmark's own. ``terminated`` means that the task ended, ``truncated`` that the step limit came
+    first. ``info`` holds task (the instruction), task_id, task_type, split, versions, step, action (the command that
+    was carried out), action_valid, action_admissible, admissible_actions, won, score, and what else the benchmark
+    tells (`hgpo_envs.engine.State.info`).
+
+    Without ``options={"task": id}``, each reset draws a task of the split, with replacement, from the generator that
+    ``reset(seed=…)`` seeds (see `choose`); the order of ids is the task source's own and does not depend on the file
+    system.
+
+    Args:
+        source: The tasks and their engines.
+        split: Which tasks; ``all`` is everything.
+        history_length: K, how many past pairs the prompt shows.
+        history_depth: The deepest history hash.
+        action_format: ``command`` or ``response``.
+        max_steps: The step limit.
+        prompt_template: A Jinja file that replaces the package's own prompt.
+        render_mode: ``ansi`` or None.
+
+    Raises:
+        InputError: An argument that cannot be used.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # one for the class, as Gymnasium itself does
+        "render_modes": list(RENDER_MODES),
+        "render_fps": 4,
+    }
+
+    def __init__(
+        self,
+        source: TaskSource | SharedSource,
+        *,
+        split: str = "train",
+        history_length: int = 2,
+        history_depth: int = hashing.DEFAULT_DEPTH,
+        action_format: str = "command",
+        max_steps: int = 50,
+        prompt_template: str | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        check_render_mode(render_mode)
+        self._shared = share(source)
+        settings = settings_for(
+            self._shared.source.name,
+            prompt_template=prompt_template,
+            history_length=history_length,
+            history_depth=history_depth,
+            action_format=action_format,
+            max_steps=max_steps,
+        )
+        self._ids = split_ids(self._shared, split)
+        self.split, self.render_mode = split, render_mode
+        self.episode = Episode(self._shared, settings)
+        self._hashes: list[int] = []
+        self.observation_space = observation_space(history_depth)
+        self.action_space = UnicodeText(STATE_CHARACTERS)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begins a task: ``options["task"]``, or one that the seeded generator draws.
+
+        Raises:
+            InputError: The task is unknown or of another split, or an option is unknown.
+        """
+        super().reset(seed=seed)
+        task = check_options(options, ("task",)).get("task")
+        task_id = choose(self.np_random, self._ids) if task is None else checked_task(self._shared, self.split, task)
+        self.episode.start(task_id)
+        self._hashes = hashing.advance_one(
+            None, hashing.text_hash(self.episode.state.text), self.episode.settings.history_depth
+        )
+        return self._observation(), self.episode.info()
+
+    def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Carries out a command or a response; never raises for any text.
+
+        Raises:
+            gymnasium.error.ResetNeeded: There is no task being played.
+        """
+        episode = self.episode
+        if not episode.started or episode.done:
+            raise gymnasium.error.ResetNeeded("the episode has ended (or none was begun): call reset first")
+        episode.act(str(action))
+        self._hashes = hashing.advance_one(self._hashes, hashing.text_hash(episode.state.text))
+        return self._observation(), episode.state.reward, episode.terminated, episode.truncated, episode.info()
+
+    def render(self) -> str | None:
+        """The last command and the state text (``render_mode="ansi"``)."""
+        return rendered(self.episode) if self.render_mode == "ansi" else None
+
+    def _observation(self) -> dict[str, Any]:
+        return {
+            "state": self.episode.state.text,
+            "prompt": self.episode.prompt(),
+            "history_hash": np.array(self._hashes, dtype=np.int64),
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_ids"}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        self.__dict__.update(kept)
+        self._ids = split_ids(self._shared, self.split)
+
+
+def rendered(episode: Episode) -> str:
+    """An episode as text for people."""
+    if not episode.started:
+        return ""
+    command = f"> {episode.action}\n\n" if episode.steps_taken else ""
+    return f"{command}{episode.state.text}\n"

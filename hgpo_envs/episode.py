@@ -1,0 +1,200 @@
+"""One environment without Gymnasium: an engine with memory, prompts, response parsing and the step limit.
+
+`TextEnv`, `TextVectorEnv` and the rollout collector are all made of episodes. An episode is deterministic: task and
+texts decide everything. Copies and pickles therefore hold the task and the commands so far, and play them again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.hashing import DEFAULT_DEPTH
+from hgpo_envs.memory import Memory
+from hgpo_envs.prompts import PromptTemplate, load_template
+from hgpo_envs.responses import DEFAULT_FALLBACK_CHARACTERS, FALLBACK_CHARACTERS, parse
+
+if TYPE_CHECKING:
+    from hgpo_envs.engine import State, Task
+    from hgpo_envs.sources import SharedSource
+
+ACTION_FORMATS: Final = ("command", "response")
+"""What an action is: the bare command, or a model's whole response."""
+
+_RESERVED: Final = frozenset({"task", "task_id", "task_type", "split", "versions", "step", "action"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an episode depends on besides its task.
+
+    Attributes:
+        history_length: K, how many past pairs the prompt shows.
+        history_depth: The deepest history hash that observations hold.
+        action_format: ``command`` or ``response``.
+        max_steps: The step limit; reaching it truncates.
+        template: The prompt template.
+        fallback_characters: How much of a response without action tags is taken for the action.
+    """
+
+    template: PromptTemplate
+    history_length: int = 2
+    history_depth: int = DEFAULT_DEPTH
+    action_format: str = "command"
+    max_steps: int = 50
+    fallback_characters: int = field(default=DEFAULT_FALLBACK_CHARACTERS)
+
+    def __post_init__(self) -> None:
+        for name, least in (("history_length", 0), ("history_depth", 0), ("max_steps", 1), ("fallback_characters", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"{name}: expected an integer of at least {least}, got {value!r}")
+        if self.action_format not in ACTION_FORMATS:
+            raise InputError(unknown("action_format", self.action_format, ACTION_FORMATS))
+
+
+def settings_for(benchmark: str, *, prompt_template: str | None = None, **values: Any) -> Settings:
+    """The settings of a benchmark's environments: its template and its response rules unless others are given.
+
+    Args:
+        benchmark: The task source's name.
+        prompt_template: A Jinja file that replaces the package's own.
+        values: Other attributes of `Settings`.
+    """
+    values.setdefault("fallback_characters", FALLBACK_CHARACTERS.get(benchmark, DEFAULT_FALLBACK_CHARACTERS))
+    return Settings(template=load_template(prompt_template, benchmark), **values)
+
+
+class Episode:
+    """One task being played; start it before use.
+
+    Attributes:
+        task: The task being played.
+        state: What the engine shows now.
+        action: The command that led here; empty at the start.
+        action_valid: With ``action_format="response"`` whether the response kept the form (verl-agent's flag, the one
+            the invalid-action penalty looks at); with ``"command"`` whether the command did something the benchmark
+            offers. True at the start.
+        terminated: The task has ended.
+        truncated: The step limit was reached first.
+    """
+
+    task: Task
+    state: State
+
+    def __init__(self, shared: SharedSource, settings: Settings) -> None:
+        self.shared, self.settings = shared, settings
+        self._engine = shared.source.engine()
+        self._memory = Memory(settings.history_length)
+        self._journal: list[tuple[str, bool | None]] = []
+        self.action, self.action_valid = "", True
+        self.terminated = self.truncated = False
+
+    @property
+    def started(self) -> bool:
+        """Whether a task is being played."""
+        return hasattr(self, "state")
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode has ended, either way."""
+        return self.terminated or self.truncated
+
+    @property
+    def steps_taken(self) -> int:
+        """Actions so far."""
+        return self._memory.steps_taken
+
+    def start(self, task_id: str) -> None:
+        """Begins a task.
+
+        Raises:
+            InputError: The source knows no such task.
+        """
+        try:
+            task, state = self.shared.source.task(task_id), self._engine.start(task_id)
+        except KeyError as error:
+            line = str(error.args[0]) if error.args else ""
+            raise InputError(line if " " in line else f"{self.shared.source.name} has no task {task_id!r}") from error
+        self.task, self.state = task, state
+        self._memory.clear()
+        self._journal.clear()
+        self.action, self.action_valid = "", True
+        self.terminated, self.truncated = state.terminated, False
+
+    def act(self, text: str) -> None:
+        """Carries out a command or a response, by the action format. Never raises for any text."""
+        if self.settings.action_format == "response":
+            response = parse(text, self.settings.fallback_characters)
+            self._carry_out(response.action, response.valid)
+        else:
+            self._carry_out(text, None)
+
+    def _carry_out(self, command: str, well_formed: bool | None) -> None:
+        self._journal.append((command, well_formed))
+        self._memory.store(self.state.text, command)
+        self.state = self._engine.act(command)
+        self.action = command
+        self.action_valid = self.state.valid if well_formed is None else well_formed
+        self.terminated = self.state.terminated
+        self.truncated = not self.terminated and self.steps_taken >= self.settings.max_steps
+
+    def prompt(self, history_length: int | None = None) -> str:
+        """What the policy reads now.
+
+        Args:
+            history_length: Shows at most this many past pairs, where a prompt must be shorter; None shows all K.
+        """
+        return self.settings.template.render(
+            task=self.task.instruction,
+            observation=self.state.text,
+            admissible_actions=list(self.state.actions),
+            memory=self._memory,
+            max_steps=self.settings.max_steps,
+            action_format=self.settings.action_format,
+            history_length=history_length,
+        )
+
+    def info(self) -> dict[str, Any]:
+        """Gymnasium's info: new objects at every call, safe to keep and to change."""
+        told = {key: fresh(value) for key, value in self.state.info.items() if key not in _RESERVED}
+        return {
+            **told,
+            "task": self.task.instruction,
+            "task_id": self.task.id,
+            "task_type": self.task.task_type,
+            "split": self.task.split,
+            "versions": dict(self.task.versions),
+            "step": self.steps_taken,
+            "action": self.action,
+            "action_valid": self.action_valid,
+            "action_admissible": self.state.valid,
+            "admissible_actions": list(self.state.actions),
+            "won": self.state.won,
+            "score": self.state.score,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "shared": self.shared,
+            "settings": self.settings,
+            "task_id": self.task.id if self.started else None,
+            "journal": list(self._journal),
+        }
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        self.__init__(kept["shared"], kept["settings"])  # type: ignore[misc]
+        if kept["task_id"] is not None:
+            self.start(kept["task_id"])
+            for command, well_formed in kept["journal"]:
+                self._carry_out(command, well_formed)
+
+
+def fresh(value: object) -> object:
+    """A copy of plain nested data: dictionaries, lists and tuples anew, everything else as it is."""
+    if isinstance(value, dict):
+        return {key: fresh(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(fresh(item) for item in value)
+    return value

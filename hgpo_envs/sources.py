@@ -1,0 +1,102 @@
+"""Task sources that are opened once a process and shared by every environment over the same data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hgpo_envs.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hgpo_envs.engine import TaskSource
+
+_opened: dict[tuple[object, ...], SharedSource] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class SharedSource:
+    """A task source that copies share and that pickles open again where they land.
+
+    Attributes:
+        source: The task source.
+        factory: ``module:callable`` that opened it; empty for a source that was made by hand, which is pickled whole.
+        arguments: What the factory was called with.
+    """
+
+    source: TaskSource
+    factory: str = ""
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+    def __copy__(self) -> SharedSource:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedSource:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., SharedSource], tuple[object, ...]]:
+        if self.factory:
+            return _reopen, (self.factory, self.arguments)
+        return SharedSource, (self.source,)
+
+
+def share(source: TaskSource | SharedSource) -> SharedSource:
+    """The source in its shared form."""
+    return source if isinstance(source, SharedSource) else SharedSource(source)
+
+
+def open_shared(factory: str, **arguments: Any) -> SharedSource:
+    """The task source that the factory makes from these arguments, opened once a process.
+
+    A file or folder among the arguments that changed since (size or modification time) is opened again.
+
+    Args:
+        factory: ``module:callable``.
+        arguments: Hashable keyword arguments of the factory.
+    """
+    given = tuple(sorted(arguments.items()))
+    key = (factory, *given, *(_stamp(value) for _, value in given))
+    if key not in _opened:
+        module, _, name = factory.partition(":")
+        _opened[key] = SharedSource(_make(module, name, arguments), factory, given)
+    return _opened[key]
+
+
+def _make(module: str, name: str, arguments: dict[str, Any]) -> TaskSource:
+    source: TaskSource = getattr(import_module(module), name)(**arguments)
+    return source
+
+
+def _reopen(factory: str, arguments: tuple[tuple[str, Any], ...]) -> SharedSource:
+    return open_shared(factory, **dict(arguments))
+
+
+def _stamp(value: object) -> tuple[int, int] | None:
+    """What tells a changed file: modification time and size."""
+    if not isinstance(value, str | Path) or not str(value):
+        return None
+    try:
+        stat = Path(value).stat()
+    except (OSError, ValueError):
+        return None
+    return stat.st_mtime_ns, stat.st_size
+
+
+def split_ids(shared: SharedSource, split: str) -> Sequence[str]:
+    """The ids of a split, in the source's documented order.
+
+    Raises:
+        InputError: The source knows no such split, or it holds no tasks.
+    """
+    try:
+        ids = shared.source.ids(split)
+    except InputError:
+        raise
+    except KeyError as error:
+        raise InputError(str(error.args[0]) if error.args else f"unknown split {split!r}") from error
+    if not len(ids):
+        raise InputError(f"split {split!r} of {shared.source.name} holds no tasks")
+    return ids

@@ -1,0 +1,254 @@
+"""Many episodes in one process as a Gymnasium vector environment, made for groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from hgpo_envs import hashing
+from hgpo_envs.env import (
+    RENDER_MODES,
+    check_options,
+    check_render_mode,
+    checked_task,
+    choose,
+    observation_space,
+    rendered,
+)
+from hgpo_envs.episode import Episode, settings_for
+from hgpo_envs.errors import InputError
+from hgpo_envs.sources import SharedSource, share, split_ids
+from hgpo_envs.spaces import STATE_CHARACTERS, UnicodeText
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from hgpo_envs.engine import TaskSource
+
+    Observation = dict[str, Any]
+    _Tasks = str | int | Sequence[str | int | None] | None
+
+
+class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[Any]"]):
+    """Groups of episodes over one task source; thousands of environments cost thousands of small objects.
+
+    Observations are a dictionary of ``state`` and ``prompt`` (tuples of n texts) and ``history_hash`` (int64 of shape
+    (n, history_depth + 1)). There is no autoreset: a slot whose episode has ended stands still — its action is not
+    looked at and may be None, its reward is 0, its flags stay, and it has no entry in ``infos`` — until
+    ``reset(options={"reset_mask": …})`` gives it the next task.
+
+    ``infos`` follows Gymnasium's convention: an array of shape (n,) a key, beside ``_key``, a mask of the slots that
+    have one. Flags are bool, numbers int64 or float64, everything else (lists and dictionaries too) dtype object.
+
+    Reset options: ``reset_mask`` (bool array of shape (n,): which slots begin anew; all of them when absent) and
+    ``task`` (one id for every slot, or n of them, None where a slot is to draw). Without a task a group draws together:
+    slot i draws as a single environment with seed ``seed + i // group_size`` does, so that the members of a group
+    always play the same task.
+
+    Args:
+        source: The tasks and their engines.
+        num_envs: n.
+        group_size: How many neighbouring slots draw the same task.
+        others: As in `hgpo_envs.env.TextEnv`.
+
+    Raises:
+        InputError: An argument that cannot be used.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # a class constant here
+        "render_modes": list(RENDER_MODES),
+        "render_fps": 4,
+        "autoreset_mode": AutoresetMode.DISABLED,
+    }
+
+    def __init__(
+        self,
+        source: TaskSource | SharedSource,
+        num_envs: int = 1,
+        *,
+        group_size: int = 1,
+        split: str = "train",
+        history_length: int = 2,
+        history_depth: int = hashing.DEFAULT_DEPTH,
+        action_format: str = "command",
+        max_steps: int = 50,
+        prompt_template: str | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        check_render_mode(render_mode)
+        if num_envs < 1:
+            raise InputError(f"num_envs: expected at least 1, got {num_envs!r}")
+        if group_size < 1 or num_envs % group_size:
+            raise InputError(f"group_size: expected a divisor of num_envs ({num_envs}), got {group_size!r}")
+        self._shared = share(source)
+        settings = settings_for(
+            self._shared.source.name,
+            prompt_template=prompt_template,
+            history_length=history_length,
+            history_depth=history_depth,
+            action_format=action_format,
+            max_steps=max_steps,
+        )
+        self._ids = split_ids(self._shared, split)
+        self.split, self.render_mode = split, render_mode
+        self.num_envs, self.group_size = num_envs, group_size
+        self.episodes = [Episode(self._shared, settings) for _ in range(num_envs)]
+        self._generators: list[np.random.Generator] = []
+        self._hashes = np.full((num_envs, history_depth + 1), hashing.UNDEFINED, dtype=np.int64)
+        self._prompts = [""] * num_envs
+        self.single_observation_space = observation_space(history_depth)
+        self.single_action_space = UnicodeText(STATE_CHARACTERS)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begins a task in every slot, or in those of ``options["reset_mask"]``.
+
+        Args:
+            seed: An integer (group g draws with ``seed + g``), or one for each group.
+            options: ``reset_mask`` and ``task``, see the class.
+
+        Raises:
+            InputError: A task is unknown or of another split, or an option cannot be used. Nothing is reset then.
+        """
+        given = check_options(options, ("task", "reset_mask"))
+        mask = self._reset_mask(given.get("reset_mask"))
+        tasks = self._tasks(given.get("task"), mask)
+        self._seed(seed)
+        drawn = [self._draw(group) if needed else "" for group, needed in enumerate(self._needed(tasks, mask))]
+        slots = np.flatnonzero(mask)
+        for slot in slots:
+            self.episodes[slot].start(tasks[slot] or drawn[slot // self.group_size])
+        depth = self._hashes.shape[1] - 1
+        self._hashes[slots] = hashing.start(self._state_hashes(slots), depth)
+        return self._observe(slots), self._infos(slots)
+
+    def step(
+        self, actions: Sequence[str | None]
+    ) -> tuple[Observation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Carries out one action in every slot that is still playing.
+
+        Args:
+            actions: n commands or responses; not looked at where a slot stands still.
+
+        Raises:
+            gymnasium.error.ResetNeeded: A slot was never reset.
+        """
+        if len(actions) != self.num_envs:
+            raise InputError(f"expected {self.num_envs} actions, one for each slot, got {len(actions)}")
+        if not all(episode.started for episode in self.episodes):
+            raise gymnasium.error.ResetNeeded("call reset before step: some slots have no task")
+        slots = np.array([slot for slot, episode in enumerate(self.episodes) if not episode.done], dtype=np.int64)
+        rewards = np.zeros(self.num_envs)
+        for slot in slots:
+            action, episode = actions[slot], self.episodes[slot]
+            episode.act(action if isinstance(action, str) else str(action))
+            rewards[slot] = episode.state.reward
+        if len(slots):
+            self._hashes[slots] = hashing.advance(self._hashes[slots], self._state_hashes(slots))
+        terminated = np.array([episode.terminated for episode in self.episodes])
+        truncated = np.array([episode.truncated for episode in self.episodes])
+        return self._observe(slots), rewards, terminated, truncated, self._infos(slots)
+
+    def render(self) -> tuple[str, ...] | None:
+        """Every slot's last command and state text (``render_mode="ansi"``)."""
+        return tuple(map(rendered, self.episodes)) if self.render_mode == "ansi" else None
+
+    def _state_hashes(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        return hashing.text_hashes(self.episodes[slot].state.text for slot in slots)
+
+    def _observe(self, slots: NDArray[np.int64]) -> Observation:
+        for slot in slots:
+            self._prompts[slot] = self.episodes[slot].prompt()
+        return {
+            "state": tuple(episode.state.text if episode.started else "" for episode in self.episodes),
+            "prompt": tuple(self._prompts),
+            "history_hash": self._hashes.copy(),
+        }
+
+    def _infos(self, slots: NDArray[np.int64]) -> dict[str, Any]:
+        infos: dict[str, Any] = {}
+        for slot in slots:
+            for key, value in self.episodes[slot].info().items():
+                if key not in infos:
+                    infos[key] = np.zeros(self.num_envs, dtype=_DTYPES.get(type(value), np.object_))
+                    infos[f"_{key}"] = np.zeros(self.num_envs, dtype=np.bool_)
+                    if infos[key].dtype == np.object_:
+                        infos[key][:] = None
+                infos[key][slot] = value
+                infos[f"_{key}"][slot] = True
+        return infos
+
+    def _reset_mask(self, given: object) -> NDArray[np.bool_]:
+        if given is None:
+            return np.ones(self.num_envs, dtype=np.bool_)
+        mask = np.asarray(given)
+        if mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
+            raise InputError(
+                f'options["reset_mask"]: expected a bool array of shape ({self.num_envs},), '
+                f"got {mask.dtype} of shape {mask.shape}"
+            )
+        return mask
+
+    def _tasks(self, given: _Tasks, mask: NDArray[np.bool_]) -> list[str | None]:
+        """The ids asked for, one a slot, None where a slot draws."""
+        if given is None:
+            return [None] * self.num_envs
+        if isinstance(given, str | int | np.integer):
+            given = [given] * self.num_envs
+        if len(given) != self.num_envs:
+            raise InputError(f'options["task"]: expected one id or {self.num_envs}, got {len(given)}')
+        known: dict[Any, str] = {}
+        for task, wanted in zip(given, mask, strict=True):
+            if wanted and task is not None and task not in known:
+                known[task] = checked_task(self._shared, self.split, task)
+        return [known[task] if wanted and task is not None else None for task, wanted in zip(given, mask, strict=True)]
+
+    def _needed(self, tasks: list[str | None], mask: NDArray[np.bool_]) -> list[bool]:
+        """Which groups must draw a task."""
+        groups = self.num_envs // self.group_size
+        needed = [False] * groups
+        for slot in np.flatnonzero(mask):
+            if tasks[slot] is None:
+                needed[slot // self.group_size] = True
+        return needed
+
+    def _seed(self, seed: int | Sequence[int | None] | None) -> None:
+        groups = self.num_envs // self.group_size
+        if seed is None and self._generators:
+            return
+        if seed is None or isinstance(seed, int | np.integer):
+            super().reset(seed=None if seed is None else int(seed))
+            first = None if seed is None else int(seed)
+            seeds: list[int | None] = [None if first is None else first + group for group in range(groups)]
+        else:
+            seeds = list(seed)
+        if len(seeds) != groups:
+            raise InputError(f"seed: expected an integer or {groups} of them, one for each group, got {len(seeds)}")
+        previous: list[np.random.Generator | None] = [*self._generators] or [None] * groups
+        self._generators = [
+            old if given is None and old is not None else seeding.np_random(given)[0]
+            for given, old in zip(seeds, previous, strict=True)
+        ]
+
+    def _draw(self, group: int) -> str:
+        return choose(self._generators[group], self._ids)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_ids"}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        self.__dict__.update(kept)
+        self._ids = split_ids(self._shared, self.split)
+
+
+_DTYPES: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
