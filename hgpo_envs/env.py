@@ -11,12 +11,11 @@ from gymnasium import spaces
 from hgpo_envs import hashing
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.sources import SharedSource, share, split_ids
+from hgpo_envs.sampling import SAMPLINGS, Draws
+from hgpo_envs.sources import SharedSource, Split, share
 from hgpo_envs.spaces import PROMPT_CHARACTERS, STATE_CHARACTERS, UnicodeText
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hgpo_envs.engine import TaskSource
 
 RENDER_MODES: Final = ("ansi",)
@@ -37,15 +36,6 @@ def observation_space(history_depth: int) -> spaces.Dict:
             "history_hash": spaces.Box(_INT64.min, _INT64.max, (history_depth + 1,), np.int64),
         }
     )
-
-
-def choose(generator: np.random.Generator, ids: Sequence[str]) -> str:
-    """The task that a generator's next 64 bits choose: ``ids[⌊bits · len(ids) / 2⁶⁴⌋]``.
-
-    Raw bits of PCG64 rather than `Generator.integers`: NumPy promises that they stay the same in every version.
-    """
-    bits = int(generator.bit_generator.random_raw())
-    return str(ids[bits * len(ids) >> 64])
 
 
 def checked_task(shared: SharedSource, split: str, task: object) -> str:
@@ -75,6 +65,12 @@ def check_render_mode(render_mode: str | None) -> None:
         raise InputError(unknown("render_mode", render_mode, RENDER_MODES))
 
 
+def check_sampling(name: str) -> None:
+    """Refuses a sampling that is not known."""
+    if name not in SAMPLINGS:
+        raise InputError(unknown("sampling", name, SAMPLINGS))
+
+
 def check_options(options: dict[str, Any] | None, known: tuple[str, ...]) -> dict[str, Any]:
     """The reset options; refuses one that is not known, which would otherwise be ignored in silence."""
     for name in options or {}:
@@ -96,9 +92,8 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
     was carried out), action_valid, action_admissible, admissible_actions, won, score, and what else the benchmark
     tells (`hgpo_envs.engine.State.info`).
 
-    Without ``options={"task": id}``, each reset draws a task of the split, with replacement, from the generator that
-    ``reset(seed=…)`` seeds (see `choose`); the order of ids is the task source's own and does not depend on the file
-    system.
+    Without ``options={"task": id}``, each reset draws a task of the split in the order that `sampling` and the last
+    ``reset(seed=…)`` name (`hgpo_envs.sampling`); it does not depend on the file system.
 
     Args:
         source: The tasks and their engines.
@@ -107,6 +102,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         history_depth: The deepest history hash.
         action_format: ``command`` or ``response``.
         max_steps: The step limit.
+        sampling: ``random``, ``sweep``, ``shuffled`` or ``verl-agent``.
         prompt_template: A Jinja file that replaces the package's own prompt.
         render_mode: ``ansi`` or None.
 
@@ -128,6 +124,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         history_depth: int = hashing.DEFAULT_DEPTH,
         action_format: str = "command",
         max_steps: int = 50,
+        sampling: str = "random",
         prompt_template: str | None = None,
         render_mode: str | None = None,
     ) -> None:
@@ -141,8 +138,10 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             action_format=action_format,
             max_steps=max_steps,
         )
-        self._ids = split_ids(self._shared, split)
-        self.split, self.render_mode = split, render_mode
+        check_sampling(sampling)
+        self._tasks = Split(self._shared, split)
+        self._draws: Draws | None = None
+        self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.episode = Episode(self._shared, settings)
         self._hashes: list[int] = []
         self.observation_space = observation_space(history_depth)
@@ -158,7 +157,9 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         """
         super().reset(seed=seed)
         task = check_options(options, ("task",)).get("task")
-        task_id = choose(self.np_random, self._ids) if task is None else checked_task(self._shared, self.split, task)
+        if seed is not None or self._draws is None:
+            self._draws = Draws(self.sampling, self._tasks, self.np_random_seed)
+        task_id = self._draws.draw() if task is None else checked_task(self._shared, self.split, task)
         self.episode.start(task_id)
         self._hashes = hashing.advance_one(
             None, hashing.text_hash(self.episode.state.text), self.episode.settings.history_depth
@@ -188,13 +189,6 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             "prompt": self.episode.prompt(),
             "history_hash": np.array(self._hashes, dtype=np.int64),
         }
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_ids"}
-
-    def __setstate__(self, kept: dict[str, Any]) -> None:
-        self.__dict__.update(kept)
-        self._ids = split_ids(self._shared, self.split)
 
 
 def rendered(episode: Episode) -> str:

@@ -71,7 +71,7 @@ class PromptTemplate:
             self._template = _JINJA.from_string(text)
         except jinja2.TemplateError as error:
             line = getattr(error, "lineno", None)
-            raise InputError(f"prompt template {name} is not valid Jinja (line {line}): {error}") from error
+            raise InputError(f"prompt template {name} is not valid Jinja (line {line}): {error.message}") from error
         for field in sorted(used - set(FIELDS) - set(_JINJA.globals)):
             raise InputError(f"prompt template {name}: {unknown('field', field, FIELDS)}")
 

@@ -1,9 +1,11 @@
 """Which task comes when: the documented orders of a split's tasks.
 
-Three ways, by name (`SAMPLINGS`):
+Four ways, by name (`SAMPLINGS`):
 
 - ``sweep``: every task exactly once, in the split's own order, then again. For evaluation.
-- ``shuffled`` (the default for training): each pass through the split is a new permutation, by the text hash
+- ``random`` (the default of environments): any task at any time, ``ids[h · len(ids) // 2⁶⁴]`` with h the unsigned text
+  hash of ``"<seed>/<draw>"``, draws counted from 0. It costs nothing however many tasks there are.
+- ``shuffled`` (the default of rollouts): each pass through the split is a new permutation, by the text hash
   (`hgpo_envs.hashing.text_hash`) of ``"<seed>/<pass>/<task id>"``, ties by id. It is defined by these bytes alone: not
   by the order of files in a folder, a platform, a library's generator, or which other tasks are there.
 - ``verl-agent``: the order in which verl-agent's ALFWorld workers draw games (`verl_agent`).
@@ -11,7 +13,7 @@ Three ways, by name (`SAMPLINGS`):
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -60,6 +62,13 @@ def shuffled_passes(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
         yield from shuffled(ids, seed, epoch)
 
 
+def independent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
+    """Any task at each draw, with replacement."""
+    _some(ids)
+    for draw in count():
+        yield ids[((text_hash(f"{seed}/{draw}") % (1 << 64)) * len(ids)) >> 64]
+
+
 def verl_agent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     """The tasks that one verl-agent worker with this seed draws, reset by reset.
 
@@ -88,6 +97,7 @@ def verl_agent_seeds(seed: int, tasks: int, group_size: int) -> list[int]:
 
 
 SAMPLINGS: Final[dict[str, Callable[[Sequence[str], int], Iterator[str]]]] = {
+    "random": independent,
     "sweep": sweep,
     "shuffled": shuffled_passes,
     "verl-agent": verl_agent,
@@ -107,6 +117,31 @@ def sampling(name: str, ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     if name not in SAMPLINGS:
         raise InputError(unknown("sampling", name, SAMPLINGS))
     return SAMPLINGS[name](_some(ids), seed)
+
+
+class Draws:
+    """The tasks that one environment draws, reset by reset; copies and pickles go on where it stood.
+
+    Args:
+        name: One of `SAMPLINGS`.
+        ids: The split's tasks.
+        seed: Any integer.
+
+    Raises:
+        InputError: for a name that is not known, or no tasks.
+    """
+
+    def __init__(self, name: str, ids: Sequence[str], seed: int, drawn: int = 0) -> None:
+        self._name, self._ids, self._seed, self._drawn = name, ids, seed, drawn
+        self._stream = islice(sampling(name, ids, seed), drawn, None)
+
+    def draw(self) -> str:
+        """The next task."""
+        self._drawn += 1
+        return next(self._stream)
+
+    def __reduce__(self) -> tuple[type[Draws], tuple[str, Sequence[str], int, int]]:
+        return Draws, (self._name, self._ids, self._seed, self._drawn)
 
 
 def _some(ids: Sequence[str]) -> Sequence[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator
 
     from hgpo_envs.engine import TaskSource
 
@@ -85,18 +86,41 @@ def _stamp(value: object) -> tuple[int, int] | None:
     return stat.st_mtime_ns, stat.st_size
 
 
-def split_ids(shared: SharedSource, split: str) -> Sequence[str]:
-    """The ids of a split, in the source's documented order.
+class Split(Sequence[str]):
+    """The task ids of one split, in the source's documented order; copies share them and pickles find them again.
+
+    Args:
+        shared: The task source.
+        name: The split; ``all`` is everything.
 
     Raises:
         InputError: The source knows no such split, or it holds no tasks.
     """
-    try:
-        ids = shared.source.ids(split)
-    except InputError:
-        raise
-    except KeyError as error:
-        raise InputError(str(error.args[0]) if error.args else f"unknown split {split!r}") from error
-    if not len(ids):
-        raise InputError(f"split {split!r} of {shared.source.name} holds no tasks")
-    return ids
+
+    def __init__(self, shared: SharedSource, name: str) -> None:
+        self.shared, self.name = shared, name
+        try:
+            self._ids = shared.source.ids(name)
+        except KeyError as error:
+            raise InputError(str(error.args[0]) if error.args else f"unknown split {name!r}") from error
+        if not len(self._ids):
+            raise InputError(f"split {name!r} of {shared.source.name} holds no tasks")
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        return self._ids[index]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Split:
+        return self
+
+    def __reduce__(self) -> tuple[type[Split], tuple[SharedSource, str]]:
+        return Split, (self.shared, self.name)

@@ -15,14 +15,15 @@ from hgpo_envs.env import (
     RENDER_MODES,
     check_options,
     check_render_mode,
+    check_sampling,
     checked_task,
-    choose,
     observation_space,
     rendered,
 )
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError
-from hgpo_envs.sources import SharedSource, share, split_ids
+from hgpo_envs.sampling import Draws
+from hgpo_envs.sources import SharedSource, Split, share
 from hgpo_envs.spaces import STATE_CHARACTERS, UnicodeText
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         history_depth: int = hashing.DEFAULT_DEPTH,
         action_format: str = "command",
         max_steps: int = 50,
+        sampling: str = "random",
         prompt_template: str | None = None,
         render_mode: str | None = None,
     ) -> None:
@@ -96,11 +98,12 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
             action_format=action_format,
             max_steps=max_steps,
         )
-        self._ids = split_ids(self._shared, split)
-        self.split, self.render_mode = split, render_mode
+        check_sampling(sampling)
+        self._split = Split(self._shared, split)
+        self._draws: list[Draws] = []
+        self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.num_envs, self.group_size = num_envs, group_size
         self.episodes = [Episode(self._shared, settings) for _ in range(num_envs)]
-        self._generators: list[np.random.Generator] = []
         self._hashes = np.full((num_envs, history_depth + 1), hashing.UNDEFINED, dtype=np.int64)
         self._prompts = [""] * num_envs
         self.single_observation_space = observation_space(history_depth)
@@ -124,10 +127,11 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         mask = self._reset_mask(given.get("reset_mask"))
         tasks = self._tasks(given.get("task"), mask)
         self._seed(seed)
-        drawn = [self._draw(group) if needed else "" for group, needed in enumerate(self._needed(tasks, mask))]
         slots = np.flatnonzero(mask)
+        drawing = sorted({int(slot) // self.group_size for slot in slots if tasks[slot] is None})
+        drawn: dict[int, str] = {group: self._draws[group].draw() for group in drawing}
         for slot in slots:
-            self.episodes[slot].start(tasks[slot] or drawn[slot // self.group_size])
+            self.episodes[slot].start(tasks[slot] or drawn[int(slot) // self.group_size])
         depth = self._hashes.shape[1] - 1
         self._hashes[slots] = hashing.start(self._state_hashes(slots), depth)
         return self._observe(slots), self._infos(slots)
@@ -213,42 +217,26 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
                 known[task] = checked_task(self._shared, self.split, task)
         return [known[task] if wanted and task is not None else None for task, wanted in zip(given, mask, strict=True)]
 
-    def _needed(self, tasks: list[str | None], mask: NDArray[np.bool_]) -> list[bool]:
-        """Which groups must draw a task."""
-        groups = self.num_envs // self.group_size
-        needed = [False] * groups
-        for slot in np.flatnonzero(mask):
-            if tasks[slot] is None:
-                needed[slot // self.group_size] = True
-        return needed
-
     def _seed(self, seed: int | Sequence[int | None] | None) -> None:
+        """Sets what each group draws; a group whose seed is None goes on."""
         groups = self.num_envs // self.group_size
-        if seed is None and self._generators:
-            return
         if seed is None or isinstance(seed, int | np.integer):
             super().reset(seed=None if seed is None else int(seed))
-            first = None if seed is None else int(seed)
-            seeds: list[int | None] = [None if first is None else first + group for group in range(groups)]
+            if seed is None and self._draws:
+                return
+            first = self.np_random_seed or 0
+            seeds: list[int | None] = [first + group for group in range(groups)]
         else:
             seeds = list(seed)
         if len(seeds) != groups:
             raise InputError(f"seed: expected an integer or {groups} of them, one for each group, got {len(seeds)}")
-        previous: list[np.random.Generator | None] = [*self._generators] or [None] * groups
-        self._generators = [
-            old if given is None and old is not None else seeding.np_random(given)[0]
-            for given, old in zip(seeds, previous, strict=True)
+        self._draws = [
+            self._draws[group] if given is None and self._draws else self._drawing(given)
+            for group, given in enumerate(seeds)
         ]
 
-    def _draw(self, group: int) -> str:
-        return choose(self._generators[group], self._ids)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_ids"}
-
-    def __setstate__(self, kept: dict[str, Any]) -> None:
-        self.__dict__.update(kept)
-        self._ids = split_ids(self._shared, self.split)
+    def _drawing(self, seed: int | None) -> Draws:
+        return Draws(self.sampling, self._split, seeding.np_random()[1] if seed is None else int(seed))
 
 
 _DTYPES: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}

@@ -1,0 +1,294 @@
+"""The single environment: Gymnasium's own checker, the observation and info contract, bad input, copies."""
+
+import copy
+import pickle
+import warnings
+
+import cloudpickle
+import gymnasium
+import numpy as np
+import pytest
+from doors import DoorsSource, solution
+from gymnasium.error import CustomSpaceError, ResetNeeded
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs import hashing
+from hgpo_envs.env import TextEnv
+from hgpo_envs.errors import InputError
+from hgpo_envs.spaces import UnicodeText
+
+ANY_TEXT = st.one_of(
+    st.text(st.characters(exclude_categories=[])), st.sampled_from(["look", "open door", "go on", "go back"])
+)
+INFO_KEYS = {
+    "task", "task_id", "task_type", "split", "versions", "step", "action", "action_valid", "action_admissible",
+    "admissible_actions", "won", "score", "place", "doors",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"action_format": "response"},
+        {"history_length": 0, "history_depth": 0},
+        {"split": "all", "sampling": "sweep"},
+    ],
+)
+def test_check_env_without_a_single_warning(doors_id, arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = gymnasium.make(doors_id, **arguments)
+        check_env(env.unwrapped)
+        env.close()
+
+
+def play(env, task, actions):
+    obs, info = env.reset(options={"task": task})
+    steps = [(obs, 0.0, False, False, info)]
+    for action in actions:
+        steps.append(env.step(action))
+    return steps
+
+
+def test_a_won_episode_step_by_step():
+    env = TextEnv(DoorsSource(), history_length=2, history_depth=3)
+    actions = solution("train-1")
+    steps = play(env, "train-1", actions)
+    states = [obs["state"] for obs, *_ in steps]
+    assert states[0].startswith("You are in the hall. Your task is to: light the lamp")
+    assert [reward for _, reward, *_ in steps] == [0.0] * len(actions) + [1.0]
+    assert [terminated for _, _, terminated, _, _ in steps] == [False] * len(actions) + [True]
+    assert not any(truncated for _, _, _, truncated, _ in steps)
+    for number, (obs, reward, terminated, truncated, info) in enumerate(steps):
+        assert set(info) == INFO_KEYS
+        assert type(reward) is float
+        assert type(terminated) is bool
+        assert type(truncated) is bool
+        assert type(info["won"]) is bool
+        assert info["step"] == number
+        assert info["action"] == ("" if number == 0 else actions[number - 1])
+        assert info["action_valid"]
+        assert info["task"] == "light the lamp in the study 'blue'."
+        assert info["won"] == terminated
+        assert info["versions"] == {"house": "1"}
+        shown = list(zip(states, actions, strict=False))[max(0, number - 2) : number]
+        for earlier, (state, action) in enumerate(shown, start=max(0, number - 2) + 1):
+            assert f"[Observation {earlier}: '{state}', Action {earlier}: '{action}']" in obs["prompt"]
+        assert obs["prompt"].count("[Observation") == min(number, 2)
+    hashes = np.array([obs["history_hash"] for obs, *_ in steps])
+    first = np.arange(len(steps)) == 0
+    values, defined = hashing.chain_columns(hashing.text_hashes(states), first, 3)
+    assert (hashes == np.where(defined, values, hashing.UNDEFINED).T).all()
+    assert hashes.dtype == np.int64
+
+
+def test_invalid_actions_change_nothing_and_are_told():
+    env = TextEnv(DoorsSource())
+    env.reset(seed=1)
+    obs, reward, terminated, truncated, info = env.step("dance")
+    assert obs["state"] == "Nothing happens."
+    assert (reward, terminated, truncated) == (0.0, False, False)
+    assert not info["action_valid"]
+    assert not info["action_admissible"]
+
+
+def test_validity_of_responses_is_about_their_form():
+    env = TextEnv(DoorsSource(), action_format="response")
+    env.reset(seed=1)
+    well_formed = env.step("<think>hm</think><action>Dance</action>")[4]
+    assert (well_formed["action"], well_formed["action_valid"], well_formed["action_admissible"]) == (
+        "dance",
+        True,
+        False,
+    )
+    without_thought = env.step("<action>open door</action>")[4]
+    assert (without_thought["action"], without_thought["action_valid"]) == ("open door", False)
+    assert without_thought["action_admissible"]  # carried out all the same
+    bare = env.step("I shall now, after all of this, go on")[4]
+    assert (bare["action"], bare["action_valid"]) == ("shall now, after all of this, go on"[-30:], False)
+
+
+@given(st.lists(ANY_TEXT, max_size=6), st.sampled_from(["command", "response"]))
+def test_any_text_is_an_action(texts, action_format):
+    env = TextEnv(DoorsSource(), action_format=action_format, max_steps=50)
+    env.reset(seed=3)
+    for text in texts:
+        obs, reward, terminated, truncated, _ = env.step(text)
+        assert env.observation_space.contains(obs)
+        assert np.isfinite(reward)
+        assert not terminated
+        assert not truncated
+
+
+def test_the_step_limit_truncates_and_does_not_terminate():
+    env = TextEnv(DoorsSource(), max_steps=3)
+    env.reset(seed=0)
+    flags = [env.step("look")[2:4] for _ in range(3)]
+    assert flags == [(False, False), (False, False), (False, True)]
+    with pytest.raises(ResetNeeded):
+        env.step("look")
+    actions = solution("train-0")
+    steps = play(TextEnv(DoorsSource(), max_steps=len(actions)), "train-0", actions)
+    assert steps[-1][2:4] == (True, False)  # won with the last step allowed: terminated alone
+    with pytest.raises(ResetNeeded):
+        TextEnv(DoorsSource()).step("look")
+
+
+def test_seeds_choose_tasks():
+    env, other = TextEnv(DoorsSource()), TextEnv(DoorsSource())
+    chosen = [env.reset(seed=seed)[1]["task_id"] for seed in range(60)]
+    assert chosen == [other.reset(seed=seed)[1]["task_id"] for seed in range(60)]
+    assert set(chosen) == set(DoorsSource().ids("train"))
+    env.reset(seed=5)
+    other.reset(seed=5)
+    following = [env.reset()[1]["task_id"] for _ in range(20)]
+    assert following == [other.reset()[1]["task_id"] for _ in range(20)]
+    assert len(set(following)) > 1
+    sweeping = TextEnv(DoorsSource(), split="test", sampling="sweep")
+    assert [sweeping.reset()[1]["task_id"] for _ in range(4)] == DoorsSource().ids("test")
+
+
+def test_text_in_observations_and_info_is_new_at_every_call():
+    env = TextEnv(DoorsSource())
+    obs, info = env.reset(seed=1)
+    kept = copy.deepcopy((obs, info))
+    info["admissible_actions"].clear()
+    info["doors"]["open"].append("mischief")
+    info["versions"].clear()
+    obs["history_hash"][:] = 0
+    obs_2, info_2 = env.reset(seed=1)
+    assert (obs_2["state"], info_2) == (kept[0]["state"], kept[1])
+    assert (obs_2["history_hash"] == kept[0]["history_hash"]).all()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_copies_go_on_alone(doors_id, copied):
+    env = gymnasium.make(doors_id, sampling="shuffled", action_format="response").unwrapped
+    env.reset(seed=4)
+    env.reset()
+    for action in ("open door", "<think>.</think><action>open door</action>", "go on"):
+        env.step(action)
+    twin = copied(env)
+    for text in ("<think></think><action>go on</action>", "look"):
+        mine, its = env.step(text), twin.step(text)
+        assert mine[0]["prompt"] == its[0]["prompt"]
+        assert (mine[0]["history_hash"] == its[0]["history_hash"]).all()
+        assert mine[1:] == its[1:]
+    assert env.reset()[1]["task_id"] == twin.reset()[1]["task_id"]
+    twin.step("look")
+    assert env.episode.steps_taken == 0
+    assert twin.episode.shared is env.episode.shared
+
+
+def test_pickles_carry_no_data(doors_id):
+    env = gymnasium.make(doors_id, count=100_000).unwrapped
+    env.reset(seed=1)
+    assert len(pickle.dumps(env)) < 20_000
+    assert len(cloudpickle.dumps(TextEnv(DoorsSource(5)))) > 0  # a source made by hand travels whole
+
+
+def test_render():
+    env = TextEnv(DoorsSource(), render_mode="ansi")
+    assert env.render() == ""
+    env.reset(options={"task": "train-0"})
+    env.step("open door")
+    assert env.render() == "> open door\n\nThe door is open.\n"
+    assert TextEnv(DoorsSource()).render() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"history_length": -1}, "history_length: expected an integer of at least 0, got -1"),
+        ({"history_length": 2.5}, "history_length: expected an integer of at least 0, got 2.5"),
+        ({"history_depth": -2}, "history_depth: expected an integer of at least 0, got -2"),
+        ({"max_steps": 0}, "max_steps: expected an integer of at least 1, got 0"),
+        (
+            {"action_format": "comand"},
+            "unknown action_format 'comand'; did you mean 'command'? Known: command, response",
+        ),
+        ({"sampling": "shufled"}, "unknown sampling 'shufled'; did you mean 'shuffled'?"),
+        ({"split": "valid"}, "unknown split 'valid'"),
+        ({"render_mode": "human"}, "unknown render_mode 'human'. Known: ansi"),
+        ({"prompt_template": "/no/such/file"}, "prompt_template: expected a readable UTF-8 file"),
+    ],
+)
+@pytest.mark.parametrize("vector", [False, True])
+def test_bad_arguments(doors_id, arguments, line, vector):
+    make = gymnasium.make_vec if vector else gymnasium.make
+    with pytest.raises(InputError) as caught:
+        make(doors_id, **arguments)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"task": "train-99"}, "unknown task id 'train-99'; did you mean 'train-9'?"),
+        ({"task": "test-10"}, "task 'test-10' is in split 'test', not in 'train': make the environment with split="),
+        ({"task": None, "seed": 3}, "unknown reset option 'seed'"),
+        ({"task": ["train-1"]}, "expected a task id"),
+        ({"task": True}, "expected a task id"),
+    ],
+)
+def test_bad_options(options, line):
+    env = TextEnv(DoorsSource())
+    with pytest.raises(InputError) as caught:
+        env.reset(options=options)
+    assert line in str(caught.value)
+    env.reset(seed=1)  # still usable
+
+
+def test_async_vector_env_with_shared_memory_fails_loudly(doors_id):
+    with pytest.raises((CustomSpaceError, ValueError), match="shared_memory=False"):
+        AsyncVectorEnv([lambda: gymnasium.make(doors_id)] * 2)
+
+
+@pytest.mark.slow
+def test_gymnasiums_own_vector_environments_agree(doors_id):
+    texts = ["open door", "nonsense žluť \U0001f600", "go on", "look"]
+    makers = [lambda: gymnasium.make(doors_id, max_steps=9)] * 3
+    together = gymnasium.make_vec(doors_id, num_envs=3, max_steps=9)
+    apart = [AsyncVectorEnv(makers, shared_memory=False), SyncVectorEnv(makers)]
+    first, first_info = together.reset(seed=7)
+    for envs in apart:
+        obs, info = envs.reset(seed=7)
+        assert obs["state"] == first["state"]
+        assert obs["prompt"] == first["prompt"]
+        assert list(info["task_id"]) == list(first_info["task_id"])
+    for text in texts:
+        expected = together.step([text] * 3)
+        for envs in apart:
+            obs, rewards, terminated, truncated, info = envs.step((text,) * 3)
+            assert obs["state"] == expected[0]["state"]
+            assert obs["prompt"] == expected[0]["prompt"]
+            assert (obs["history_hash"] == expected[0]["history_hash"]).all()
+            for mine, its in zip((rewards, terminated, truncated), expected[1:4], strict=True):
+                assert (mine == its).all()
+            assert list(info["action_valid"]) == list(expected[4]["action_valid"])
+    for envs in apart:
+        envs.close()
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_text_space_holds_any_characters(text):
+    space = UnicodeText(1000)
+    assert space.contains(text) == (len(text) <= 1000)
+    assert not space.contains(text.encode("utf-8", "surrogatepass"))
+
+
+def test_text_space_samples_and_serialises():
+    space = UnicodeText(5, seed=3)
+    samples = [space.sample() for _ in range(50)]
+    assert all(space.contains(sample) for sample in samples)
+    assert {len(sample) for sample in samples} == set(range(6))
+    assert pickle.loads(pickle.dumps(space)) == space
+    assert space != UnicodeText(6)
+    assert space != gymnasium.spaces.Text(5)
+    minari = pytest.importorskip("minari.serialization")
+    assert minari.deserialize_space(minari.serialize_space(space)).max_length == 5

@@ -1,0 +1,123 @@
+"""Memory and prompt templates."""
+
+import copy
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.memory import Memory
+from hgpo_envs.prompts import FIELDS, PromptTemplate, load_template
+
+PAIRS = st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), max_size=12)
+
+
+def test_text_form():
+    memory = Memory(2)
+    for n in range(1, 4):
+        memory.store(f"o{n}", f"a{n}")
+    assert memory.text() == "[Observation 2: 'o2', Action 2: 'a2']\n[Observation 3: 'o3', Action 3: 'a3']"
+    assert memory.text(1) == "[Observation 3: 'o3', Action 3: 'a3']"
+    assert memory.text(0) == ""
+    assert memory.steps_taken == 3
+
+
+@given(PAIRS, st.integers(0, 6), st.one_of(st.none(), st.integers(0, 8)))
+def test_the_last_k_pairs_numbered_over_the_whole_episode(pairs, length, shown):
+    memory = Memory(length)
+    for observation, action in pairs:
+        memory.store(observation, action)
+    kept = min(length, len(pairs), len(pairs) if shown is None else shown)
+    expected = list(enumerate(pairs, start=1))[len(pairs) - kept :]
+    assert [(p.number, (p.observation, p.action)) for p in memory.pairs(shown)] == expected
+    assert memory.steps_taken == len(pairs)
+    memory.clear()
+    assert (memory.pairs(), memory.text(), memory.steps_taken) == ([], "", 0)
+
+
+def render(template, memory, **changes):
+    fields = {
+        "task": "cool the mug.",
+        "observation": "You see a fridge 1.",
+        "admissible_actions": ["go to fridge 1", "help", "look"],
+        "memory": memory,
+        "max_steps": 50,
+        "action_format": "response",
+    }
+    return template.render(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("benchmark", ["ALFWorld", "WebShop", "SomethingElse"])
+def test_own_templates_show_every_field(benchmark):
+    memory = Memory(2)
+    memory.store("A door.", "open door 1")
+    memory.store("A room.", "look")
+    template = load_template(None, benchmark)
+    prompt = render(template, memory)
+    assert "cool the mug." in prompt
+    assert "You see a fridge 1." in prompt
+    assert "'go to fridge 1'" in prompt
+    assert ("'help'" in prompt) == (benchmark != "ALFWorld")  # verl-agent leaves ALFWorld's help out
+    assert memory.text() in prompt
+    assert "Step 3" in prompt
+    assert "<think>" in prompt
+    assert "<action>" in prompt
+    bare = render(template, memory, action_format="command")
+    assert "<action>" not in bare
+    shorter = render(template, memory, history_length=1)
+    assert memory.text(1) in shorter
+    assert "A door." not in shorter
+
+
+def test_first_step_shows_the_raw_observation_and_no_history():
+    first = "Welcome. Your task is to: cool the mug."
+    prompt = render(load_template(None, "ALFWorld"), Memory(2), observation=first)
+    assert first in prompt
+    assert prompt.count("cool the mug.") == 1  # the observation says it already
+    assert "Observation 1" not in prompt
+
+
+def test_a_users_template(tmp_path):
+    path = tmp_path / "mine.j2"
+    path.write_text(
+        "{{ step }}/{{ max_steps }} {{ task }}|{% for n, o, a in pairs %}{{ n }}{{ o }}{{ a }};{% endfor %}"
+    )
+    memory = Memory(5)
+    memory.store("x<&>", "y")
+    template = load_template(str(path), "ALFWorld")
+    assert render(template, memory) == "2/50 cool the mug.|1x<&>y;"  # nothing is escaped
+    for same in (copy.deepcopy(template), pickle.loads(pickle.dumps(template))):
+        assert same.fingerprint == template.fingerprint
+        assert render(same, memory) == render(template, memory)
+    assert template.fingerprint != load_template(None, "ALFWorld").fingerprint
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("{{ admissable_actions }}", "unknown field 'admissable_actions'; did you mean 'admissible_actions'?"),
+        ("fine\n{% if task %}", "not valid Jinja (line 2)"),
+        ("{{ task | nofilter }}", "not valid Jinja"),
+    ],
+)
+def test_bad_templates_are_refused_before_anything_is_played(text, line):
+    with pytest.raises(InputError, match="prompt template mine") as caught:
+        PromptTemplate(text, "mine")
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\xfa"])
+def test_unreadable_template_files(tmp_path, content):
+    path = tmp_path / "t.j2"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match="expected a readable UTF-8 file"):
+        load_template(str(path), "ALFWorld")
+
+
+def test_every_documented_field_is_given():
+    template = PromptTemplate("".join(f"[{{{{ {field} }}}}]" for field in FIELDS), "all")
+    assert render(template, Memory(0)).count("[") >= len(FIELDS)

@@ -1,0 +1,78 @@
+"""Response parsing: verl-agent's rules, on any text, in linear time."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.responses import Response, parse
+
+PIECES = st.sampled_from(
+    ["<action>", "</action>", "<think>", "</think>", "<ACTION>", "</Action>", "<Think>", "look", " ", "\n", "\0"]
+)
+TEXTS = st.one_of(
+    st.text(st.characters(exclude_categories=[])),  # lone surrogates included
+    st.lists(st.one_of(PIECES, st.text(max_size=3), st.sampled_from("开é")), max_size=12).map("".join),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "valid"),
+    [
+        ("<think>a</think><action>go to desk 1</action>", "go to desk 1", True),
+        ("<think>a</think> so <action>\n Go To Desk 1\t</action> done", "go to desk 1", True),
+        ("<think>a</think><ACTION>Look</Action>", "look", True),  # action tags are found in the lowered response
+        ("<THINK>a</THINK><action>look</action>", "look", False),  # think tags in the response as written
+        ("<think><action>look</action>", "look", False),
+        ("</think><action>look</action><think>", "look", True),  # both are there: order is not looked at
+        ("<think>a</think><action>look</action><action>help</action>", "look", True),
+        ("<think>a</think><action><action>look</action>", "<action>look", True),
+        ("<think>a</think></action><action>look", "", True),  # the first closing tag precedes the first opening one
+        ("<think>a</think><action></action>", "", True),
+        ("<think>打开</think><action>look</action>", "look", False),
+        ("<think>é ひ 한</think><action>look</action>", "look", True),  # kana and hangul are outside U+4E00-9FFF
+        ("<think>a</think><action>click[打]</action>", "click[打]", False),
+        ("<action>look", "<action>look", False),
+        ("", "", False),
+    ],
+)
+def test_rules(text, action, valid):
+    assert parse(text)[:2] == (action, valid)
+    assert (parse(text).flaw == "") == valid
+
+
+def test_fallback_is_the_last_characters_lowered():
+    text = "I will GO to the cabinet 1 and then I shall look"
+    assert parse(text, 30).action == text.lower()[-30:]
+    assert parse(text, 20).action == text.lower()[-20:]
+    assert parse(text, 0).action == ""
+
+
+@given(TEXTS, st.integers(0, 40))
+def test_total_and_the_same_as_the_rules_said_in_other_words(text, characters):
+    found = parse(text, characters)
+    assert isinstance(found, Response)
+    lowered = text.lower()
+    both = "<action>" in lowered and "</action>" in lowered
+    if both:
+        head, _, _ = lowered.partition("</action>")
+        expected = head.partition("<action>")[2].strip()
+    else:
+        expected = lowered[max(0, len(lowered) - characters) :]
+    thinks = "<think>" in text and "</think>" in text
+    assert found.action == expected
+    assert found.valid == (both and thinks and not re.search(r"[\u4e00-\u9fff]", text))
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["<action>", "</action>", "<think>", "<action", "<", "\0", "\ud800", "</action><action>", "İ", "<think></think>"],
+)
+def test_eight_megabytes_of_anything(unit):
+    """A parser that is not linear does not come back from this."""
+    text = unit * ((8 << 20) // len(unit))
+    action, valid, flaw = parse(text)
+    assert isinstance(action, str)
+    assert valid == (not flaw)
+    assert valid == (unit == "never")
