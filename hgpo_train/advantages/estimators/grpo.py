@@ -1,0 +1,75 @@
+"""GRPO: group relative policy optimisation on episodes (arXiv 2402.03300; core_algos.py of verl).
+
+    A(t) = (S_i - mean S) / (std S + ε)     `mean_std_norm`        A(t) = S_i - mean S     `mean_norm` (Dr. GRPO)
+
+S_i is the episode's score (the sum of its rewards) and mean and std are those of the task's rollouts; every step of a
+rollout has the same advantage, but for the penalty of its own invalid action, which the official code takes off that
+row's score.
+
+Special cases, as in the official code: `cross_steps` (its default) takes mean and std over all *rows* of the task, so
+long trajectories weigh more; without it, over one row a trajectory, its first. A task with one such row keeps mean 0
+and std 1, so its raw score is the advantage (over 1 + ε, a sum made in float32). std divides by n - 1.
+
+This is also the episode's part of GiGPO, G2PO and GraphGPO, and HGPO's `base_group`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from hgpo_train.advantages.groups import normalise, value_order
+from hgpo_train.advantages.parameters import Mode, Parameters
+from hgpo_train.advantages.registry import Estimator, register
+from hgpo_train.advantages.returns import episode_scores, rounded
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hgpo_train.advantages.registry import Columns
+    from hgpo_train.advantages.steps import Steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPO(Parameters):
+    """GRPO's parameters, besides those of returns.
+
+    Attributes:
+        mode: Whether deviations are divided by the task's standard deviation.
+        cross_steps: Whether mean and std are over rows (the official default) or over trajectories.
+        ddof: 0 divides squares by n, 1 by n - 1.
+    """
+
+    mode: Mode = "mean_std_norm"
+    cross_steps: bool = True
+    ddof: Literal[0, 1] = 1
+
+
+def estimate(steps: Steps, p: GRPO, details: bool) -> Columns:  # noqa: ARG001  (an Estimator's signature)
+    """GRPO's advantages: column `advantage`."""
+    return {"advantage": episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof)}
+
+
+def episode_advantages(
+    steps: Steps, p: Parameters, *, mode: Mode, cross_steps: bool = True, ddof: int = 1
+) -> NDArray[np.float64]:
+    """Each row's episode score, normalised within its task; float64 of shape (rows,)."""
+    scores = episode_scores(steps, p)
+    order = value_order(scores)
+    sample = None if cross_steps else steps.first[order]
+    advantages = np.empty(steps.height)
+    advantages[order] = normalise(
+        scores[order],
+        steps.task.take(order),
+        mode=mode,
+        ddof=ddof,
+        epsilon=p.epsilon,
+        sample=sample,
+        lone_scale=float(rounded(1 + p.epsilon, p)),
+    )
+    return advantages
+
+
+ESTIMATOR = register(Estimator("grpo", "Episode scores against those of the same task", GRPO, estimate))

@@ -1,0 +1,270 @@
+"""Estimators by name, and how one is carried out on a lazy step table.
+
+An estimator is a function from `Steps` to columns, with a frozen dataclass of parameters and a word on which columns
+it reads. Everything else (row order, aborted trajectories, missing columns, hashes from text, chunks, the command
+line) is done here for all of them alike. docs/estimators.md shows how to add one from another distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import numpy as np
+import polars as pl
+
+from hgpo_envs.errors import InputError, unknown
+from hgpo_train.advantages import returns
+from hgpo_train.advantages.parameters import Context, Parameters
+from hgpo_train.advantages.steps import CHAIN, arrange, group_keys, require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from hgpo_train.advantages.steps import Steps
+
+ENTRY_POINTS = "hgpo.estimators"
+
+Columns = dict[str, np.ndarray[Any, Any]]
+"""What an estimator returns: arrays of shape (height,) by name, `advantage` among them; masked arrays are null where
+masked."""
+
+P = TypeVar("P", bound=Parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What an estimator reads besides rewards and names.
+
+    Attributes:
+        depth: The deepest context whose hashes it compares; None if it compares no states.
+        context: Which context.
+        next_state: Whether it follows steps to the state they led to.
+        state_text: Whether it reads the states' text.
+    """
+
+    depth: int | None = None
+    context: Context = "states"
+    next_state: bool = False
+    state_text: bool = False
+
+
+@dataclass(frozen=True)
+class Estimator(Generic[P]):
+    """A registered estimator.
+
+    Attributes:
+        name: What users call it.
+        summary: One line for listings.
+        parameters: The class of its parameters.
+        estimate: From steps, parameters and whether details are wanted, to columns.
+        needs: What it reads, for given parameters.
+        details: The optional columns and their types, for given parameters.
+        scope: ``group`` if a group of rollouts is enough to compute it, ``batch`` if it takes the whole batch, that
+            is all rows of one run and iteration.
+    """
+
+    name: str
+    summary: str
+    parameters: type[P]
+    estimate: Callable[[Steps, P, bool], Columns]
+    needs: Callable[[P], Needs] = lambda _: Needs()
+    details: Callable[[P], Mapping[str, pl.DataType]] = lambda _: {}
+    scope: str = "group"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One estimator with its parameters, and the name of the column it fills.
+
+    Attributes:
+        estimator: What computes.
+        parameters: With which parameters.
+        column: The column of its advantages.
+        details: Whether its optional columns are added, as `<column>_<name>`.
+    """
+
+    estimator: Estimator[Any]
+    parameters: Parameters
+    column: str = "advantage"
+    details: bool = False
+
+    @property
+    def schema(self) -> dict[str, pl.DataType]:
+        """The columns that are added, and their types."""
+        added: dict[str, pl.DataType] = {self.column: pl.Float64()}
+        if self.details:
+            for name, kind in self.estimator.details(self.parameters).items():
+                added[f"{self.column}_{name}"] = kind
+        return added
+
+    def columns(self, available: Collection[str]) -> list[str]:
+        """The columns of the table that are read."""
+        needs = self.estimator.needs(self.parameters)
+        names = [*identity(available), *returns.columns(available, self.parameters)]
+        if needs.depth is not None:
+            names += context_columns(available, needs.depth, needs.context)
+        if needs.next_state:
+            names += next_state_columns(available)
+        if needs.state_text:
+            names.append(require(available, "state", why=f"{self.estimator.name} by similarity"))
+        return names
+
+
+def identity(available: Collection[str]) -> list[str]:
+    """The columns that say which row is which, and which rows do not count."""
+    names = group_keys(available)
+    for name in ("trajectory", "step"):
+        names.append(require(available, name, why="an advantage"))
+    return [*names, *(["aborted"] if "aborted" in available else [])]
+
+
+def context_columns(available: Collection[str], depth: int, context: Context) -> list[str]:
+    """The stored hashes of a context, or else what they can be made from."""
+    stored = [f"{CHAIN[context]}{k}" for k in range(depth + 1)]
+    if all(name in available for name in stored):
+        return stored
+    sources = [("state_hash", "state")] + ([("action_hash", "action")] if context == "states_actions" else [])
+    found = [next((name for name in pair if name in available), None) for pair in sources]
+    if None in found:
+        there = sum(name in available for name in stored)
+        had = f"has them to depth {there - 1}" if there else "has none"
+        missing = sources[found.index(None)]
+        raise InputError(
+            f"contexts of depth {depth} need {stored[0]} … {stored[-1]}: the table {had}, "
+            f"and neither `{missing[0]}` nor `{missing[1]}` to make them from"
+        )
+    return cast("list[str]", found)
+
+
+def next_state_columns(available: Collection[str]) -> list[str]:
+    """The states, and where the last steps led if that is known."""
+    state = require(available, "state_hash", "state", why="a graph of states")
+    following = [name for name in ("next_state_hash", "next_state") if name in available]
+    return [state, *following[:1]]
+
+
+def compute(
+    steps: pl.LazyFrame | pl.DataFrame,
+    estimator: str | Estimator[Any],
+    *,
+    column: str = "advantage",
+    details: bool = False,
+    **parameters: object,
+) -> pl.LazyFrame:
+    """A step table with one more column: each step's advantage.
+
+    Rows may come in any order and stay where they are; no column is dropped or renamed. Nothing is computed before
+    the result is collected, and only the columns that are needed are read. Steps of trajectories with an `aborted`
+    row take part in no group and have no advantage (null).
+
+    Args:
+        steps: At the least `task` (or `task_id`), `trajectory`, `step`, `reward`, `action_valid` and, for what
+            compares states, `state` or the stored hashes.
+        estimator: A registered name (see `names`), or an `Estimator`.
+        column: The name of the new column.
+        details: Whether to add the estimator's optional columns, `<column>_<name>`: for HGPO each level's advantage,
+            group size and effective weight.
+        **parameters: The estimator's parameters, by name; see its dataclass.
+
+    Returns:
+        The table with `column` (Float64) added.
+
+    Raises:
+        InputError: for an unknown estimator or parameter, or a missing column; when collected, for rewards that are
+            no finite numbers, steps that are there twice, trajectories in two tasks, a table with no rows.
+
+    >>> table = pl.LazyFrame({"task": "a", "trajectory": ["x", "y"], "step": 0, "state": "s", "reward": [10.0, 0.0],
+    ...                       "action_valid": True})
+    >>> compute(table, "hgpo", mode="mean_norm").collect()["advantage"].round(3).to_list()
+    [5.0, -5.0]
+    """
+    found = get(estimator) if isinstance(estimator, str) else estimator
+    return carry_out(steps, [Job(found, found.parameters.of(parameters), column, details)])
+
+
+def carry_out(steps: pl.LazyFrame | pl.DataFrame, jobs: Sequence[Job]) -> pl.LazyFrame:
+    """A step table with the columns of several estimators, computed in one pass."""
+    steps = steps.lazy()
+    available = steps.collect_schema().names()
+    added: dict[str, pl.DataType] = {}
+    for job in jobs:
+        for name, kind in job.schema.items():
+            if name in available or name in added:
+                raise InputError(f"the table already has a column {name!r}; give another name for the advantages")
+            added[name] = kind
+    needed = list(dict.fromkeys(name for job in jobs for name in job.columns(available)))
+
+    def run(series: Sequence[pl.Series]) -> pl.Series:
+        return estimate(pl.DataFrame(list(series)), jobs).to_struct()
+
+    expression = pl.map_batches([pl.col(name) for name in needed], run, return_dtype=pl.Struct(added))
+    return steps.with_columns(expression.struct.unnest())
+
+
+def estimate(frame: pl.DataFrame, jobs: Sequence[Job]) -> pl.DataFrame:
+    """The columns of several estimators for the rows of a frame that holds the columns they need."""
+    if not frame.height:
+        raise InputError("the step table has no rows")
+    depths = [job.estimator.needs(job.parameters).depth for job in jobs]
+    steps = arrange(frame, depth=max((depth for depth in depths if depth is not None), default=0))
+    columns = []
+    for job in jobs:
+        made = job.estimator.estimate(steps, job.parameters, job.details)
+        for name, kind in job.schema.items():
+            values = made["advantage" if name == job.column else name.removeprefix(f"{job.column}_")]
+            columns.append(_column(name, values, kind, steps, frame.height))
+    return pl.DataFrame(columns)
+
+
+def _column(name: str, values: np.ndarray[Any, Any], kind: pl.DataType, steps: Steps, height: int) -> pl.Series:
+    """Values of the arranged rows, as a column of the frame that was given: null where there is none."""
+    data = np.ma.getdata(values)
+    mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    if steps.height == height and mask is None:
+        placed = np.empty_like(data)
+        placed[steps.rows] = data
+        return pl.Series(name, placed).cast(kind)
+    placed = np.zeros(height, dtype=data.dtype)
+    present = np.zeros(height, dtype=np.bool_)
+    placed[steps.rows] = data
+    present[steps.rows] = True if mask is None else ~mask
+    both = pl.DataFrame({"value": placed, "present": present})
+    return both.select(pl.when("present").then("value").alias(name)).to_series().cast(kind)
+
+
+_registered: dict[str, Estimator[Any]] = {}
+
+
+def register(estimator: Estimator[P]) -> Estimator[P]:
+    """Makes an estimator known by its name. Names are taken once."""
+    if _registered.setdefault(estimator.name, estimator) is not estimator:
+        raise InputError(f"an estimator {estimator.name!r} is registered already; choose another name")
+    return estimator
+
+
+def get(name: str) -> Estimator[Any]:
+    """The estimator of that name, ours or from an entry point; InputError with the nearest name for an unknown one."""
+    if name not in _registered:
+        _load_entry_points()
+    if name not in _registered:
+        raise InputError(unknown("estimator", name, names()))
+    return _registered[name]
+
+
+def names() -> list[str]:
+    """The names of all estimators, those of entry points included."""
+    _load_entry_points()
+    return list(_registered)
+
+
+@cache
+def _load_entry_points() -> None:
+    """Registers what other distributions offer under `hgpo.estimators`."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        loaded = entry.load()
+        if not isinstance(loaded, Estimator):
+            raise InputError(f"entry point {entry.name!r} of group {ENTRY_POINTS} is {loaded!r}, not an Estimator")
+        register(loaded)
