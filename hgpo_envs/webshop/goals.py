@@ -1,0 +1,210 @@
+"""Goals: what the shopper is asked for, in the original's order, from explicit seeds.
+
+The original draws from Python's global generator, in this order: a price for each product whose price is a range, a
+price bound for each instruction, then (seeded 233) the order of the goals. A `GoalSet` draws the same from generators
+of its own: `price_seed` stands for a `random.seed(price_seed)` before the original loads, `shuffle_seed` for its 233.
+verl-agent's worker i loads and shuffles with the one seed of its own: that is `price_seed = shuffle_seed = seed`.
+
+Only bounds and the order are kept (16 bytes a goal at most); goals are made when asked for.
+
+Source: WebShop's `web_agent_site/engine/goal.py` (`get_goals`), `engine/engine.py` (`generate_product_prices`) and
+`envs/web_agent_text_env.py` (`SimServer`).
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from bisect import bisect, bisect_right
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+from hgpo_envs.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from hgpo_envs.webshop.catalogue import Catalogue
+    from hgpo_envs.webshop.loader import HumanInstruction, Product
+
+GoalKind = Literal["synthetic", "human"]
+
+BOUNDS: Final = [10.0 * i for i in range(1, 100)]
+NO_BOUND: Final = 1_000_000.0
+KEPT_GOALS: Final = 512
+
+PUBLISHED_TEST: Final = 500
+PUBLISHED_EVAL: Final = 1500
+PUBLISHED_LEAST: Final = 2000
+"""Sets of fewer goals are split in proportion: the published ranges would leave little or nothing to train on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One instruction and what satisfies it.
+
+    Attributes:
+        index: The goal's place in the shuffled order.
+        product: The product that the goal was made from.
+        instruction: The text that the shopper is shown.
+        attributes: What the product should have.
+        options: What should be chosen: values by option name (synthetic goals), or values alone (human goals).
+        price_upper: The most that the product may cost, in dollars; 1,000,000 is no bound.
+    """
+
+    index: int
+    product: Product
+    instruction: str
+    attributes: tuple[str, ...]
+    options: Mapping[str, str] | tuple[str, ...]
+    price_upper: float
+
+
+class GoalSet:
+    """All goals of a catalogue, of one kind.
+
+    Args:
+        catalogue: The products and the goals' raw material.
+        kind: `synthetic` goals combine an instruction with every choice of options; `human` ones were written by
+            people.
+        price_seed: Seeds ranged prices and price bounds.
+        shuffle_seed: Seeds the goals' order.
+
+    Raises:
+        InputError: The kind is not known, the catalogue has no goals of it, or the original could not have made them.
+    """
+
+    def __init__(
+        self, catalogue: Catalogue, kind: GoalKind = "synthetic", price_seed: int = 0, shuffle_seed: int = 233
+    ) -> None:
+        if kind not in ("synthetic", "human"):
+            raise InputError(unknown("kind of goals", kind, ("synthetic", "human")))
+        self.catalogue: Final = catalogue
+        self.kind: Final = kind
+        draw = random.Random(price_seed)
+        self.prices: Final = _prices(catalogue.prices, draw)
+        self._human, self._rows, counts = _human_material(catalogue) if kind == "human" else _material(catalogue)
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._bounds = _bounds(self.prices[self._rows], draw)
+        total = int(self._ends[-1]) if len(self._ends) else 0
+        if not total:
+            raise InputError(f"the catalogue in {catalogue.folder} has no {kind} goals; try the other kind of goals")
+        order = array("q", range(total))
+        random.Random(shuffle_seed).shuffle(order)
+        self._order: NDArray[np.int64] = np.frombuffer(order, np.int64)
+        self.goal = lru_cache(KEPT_GOALS)(self._goal)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def _goal(self, index: int) -> Goal:
+        """The goal at a place of the shuffled order. Raises IndexError outside 0 … len - 1."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"goal {index} of {len(self)}")
+        place = int(self._order[index])
+        source = int(np.searchsorted(self._ends, place, side="right"))
+        number = place - (int(self._ends[source - 1]) if source else 0)
+        bound = float(self._bounds[source])
+        product = self.catalogue.product(int(self._rows[source]))
+        price = "" if bound == NO_BOUND else f", and price lower than {bound:.2f} dollars"
+        if self.kind == "human":
+            human = self._human[source]
+            text = human.instruction.strip(".") + price
+            return Goal(index, product, text, human.attributes, human.options, bound)
+        options = combination(product.options, number)
+        chosen = ", and ".join(f"{name}: {value}" for name, value in options.items())
+        text = f"{product.instruction}{' with ' if chosen else ''}{chosen}{price}"
+        return Goal(index, product, text, product.instruction_attributes or (), options, bound)
+
+    @cached_property
+    def weights(self) -> NDArray[np.float64]:
+        """How likely each goal is, relative to the others, when the original draws one: float64, shuffled order.
+
+        1 for human goals; for synthetic ones the mean over the goal's attributes of 1 / goals with that attribute.
+        """
+        if self.kind == "human":
+            return np.ones(len(self))
+        counts = np.diff(self._ends, prepend=0)
+        wanted = [self.catalogue.product(int(row)).instruction_attributes or () for row in self._rows]
+        often: Counter[str] = Counter()
+        for attributes, count in zip(wanted, counts.tolist(), strict=True):
+            for attribute in attributes:
+                often[attribute] += count
+        means = [
+            sum(1.0 / often[attribute] for attribute in attributes) / len(attributes) if count else 0.0
+            for attributes, count in zip(wanted, counts.tolist(), strict=True)
+        ]
+        return np.repeat(np.array(means), counts)[self._order]
+
+    def draw(self, seed: int) -> int:
+        """The goal that the original draws, by weight, for `random.seed(seed)` and a reset without a session."""
+        generator = random.Random(seed)
+        generator.choices("abcdefghijklmnopqrstuvwxyz", k=10)  # the session's name
+        ends = [0.0, *np.cumsum(self.weights).tolist()]
+        return min(bisect(ends, generator.uniform(0, ends[-1])), len(ends) - 2)
+
+
+def split_ranges(goals: int) -> dict[str, range]:
+    """The goals of each split, by place in the shuffled order; splits never overlap.
+
+    As published: test 0-500, eval 500-1500, train from 1500. Of fewer than 2,000 goals the first tenth is test, the
+    next fifth eval and the rest train.
+
+    >>> split_ranges(12_087)["train"], split_ranges(505)
+    (range(1500, 12087), {'test': range(0, 50), 'eval': range(50, 151), 'train': range(151, 505)})
+    """
+    first, second = PUBLISHED_TEST, PUBLISHED_EVAL
+    if goals < PUBLISHED_LEAST:
+        first, second = goals // 10, goals // 10 + goals // 5
+    return {"test": range(first), "eval": range(first, second), "train": range(second, goals)}
+
+
+def combination(options: Mapping[str, Sequence[str]], number: int) -> dict[str, str]:
+    """One choice of options: the names in alphabetical order, the last one's values changing fastest.
+
+    >>> combination({"size": ("s", "m"), "color": ("red", "blue")}, 1)
+    {'color': 'red', 'size': 'm'}
+    """
+    chosen: dict[str, str] = {}
+    for name in sorted(options, reverse=True):
+        number, at = divmod(number, len(options[name]))
+        chosen[name] = options[name][at]
+    return dict(reversed(chosen.items()))
+
+
+def _prices(ends: NDArray[np.float64], draw: random.Random) -> NDArray[np.float64]:
+    """Each product's price: its only one, or one drawn between both ends, in the products' order."""
+    prices = np.array(ends[:, 0])
+    for row in np.flatnonzero(~np.isnan(ends[:, 1])).tolist():
+        prices[row] = draw.uniform(float(ends[row, 0]), float(ends[row, 1]))
+    return prices
+
+
+def _bounds(prices: NDArray[np.float64], draw: random.Random) -> NDArray[np.float64]:
+    """A price bound for each instruction: the larger of two of the first four tens above the price."""
+    bounds = np.full(len(prices), NO_BOUND)
+    for at, price in enumerate(prices.tolist()):
+        first = bisect_right(BOUNDS, price)
+        if len(BOUNDS) - first >= 2:
+            bounds[at] = max(draw.sample(BOUNDS[first : first + 4], 2))
+    return bounds
+
+
+_Material = tuple["Sequence[HumanInstruction]", "NDArray[np.int64]", "NDArray[np.int64]"]
+
+
+def _human_material(catalogue: Catalogue) -> _Material:
+    kept = [human for human in catalogue.human_instructions() if human.attributes]
+    rows = np.array([human.product for human in kept], np.int64)
+    return kept, rows, np.ones(len(kept), np.int64)
+
+
+def _material(catalogue: Catalogue) -> _Material:
+    rows = np.array(catalogue.instructed, np.int64)
+    return (), rows, np.array(catalogue.combinations[rows], np.int64)

@@ -1,0 +1,71 @@
+"""What all engines of a process share: a catalogue, its goals, and the parts of pages and results once made.
+
+Everything that is kept is bounded, so that memory does not grow with the number of environments or episodes.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+from hgpo_envs.webshop import pages
+from hgpo_envs.webshop.goals import Goal, GoalKind, GoalSet
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hgpo_envs.webshop.catalogue import Catalogue
+    from hgpo_envs.webshop.loader import Product
+    from hgpo_envs.webshop.pages import Node
+
+KEPT_ITEMS: Final = 512
+KEPT_SELECTIONS: Final = 32
+
+
+class Shop:
+    """One catalogue with one set of goals and prices.
+
+    Args:
+        catalogue: The products.
+        goals: The kind of goals.
+        price_seed: Seeds ranged prices and price bounds.
+        shuffle_seed: Seeds the goals' order.
+    """
+
+    def __init__(
+        self, catalogue: Catalogue, goals: GoalKind = "synthetic", price_seed: int = 0, shuffle_seed: int = 233
+    ) -> None:
+        self.catalogue: Final = catalogue
+        self.goals: Final = GoalSet(catalogue, goals, price_seed, shuffle_seed)
+        self.item_nodes = lru_cache(KEPT_ITEMS)(self._item_nodes)
+        self.products_where = lru_cache(KEPT_SELECTIONS)(self._products_where)
+
+    def goal(self, task_id: str | int) -> Goal:
+        """The goal with this task id. Raises KeyError with one line if there is none."""
+        try:
+            index = int(task_id) if not isinstance(task_id, bool) else -1
+            if str(index) == str(task_id):
+                return self.goals.goal(index)
+        except (TypeError, ValueError, IndexError):
+            pass
+        last = len(self.goals) - 1
+        raise KeyError(f"no task {task_id!r}: a WebShop task is a goal's index, '0' to '{last}'")
+
+    def product(self, index: int) -> Product:
+        """A product by its place in the catalogue."""
+        return self.catalogue.product(index)
+
+    def price(self, index: int) -> float:
+        """A product's price in this shop; one drawn within the range that its page shows."""
+        return float(self.goals.prices[index])
+
+    def search(self, query: str) -> Sequence[int]:
+        """The products that a query finds, best first."""
+        rows: Sequence[int] = cast("Any", self.catalogue).search(query)
+        return rows
+
+    def _item_nodes(self, index: int, show_attributes: bool) -> tuple[Node, ...]:
+        return pages.item_nodes(self.product(index), show_attributes=show_attributes)
+
+    def _products_where(self, field: Literal["category", "query"], value: str) -> Sequence[int]:
+        return [product.index for product in self.catalogue if getattr(product, field) == value]
