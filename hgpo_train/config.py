@@ -1,0 +1,314 @@
+"""The configuration of a training run: one frozen dataclass a section, one docstring a field.
+
+`hgpo train CONFIG.toml --set section.field=value --print-config` shows all of it with these docstrings. The whole
+configuration is stored with the run (`config.toml`), as it was after all overrides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hgpo_envs.errors import InputError, unknown
+from hgpo_train.settings import build, merge, parse_override, read_toml, to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentConfig:
+    """What is played."""
+
+    id: str = "HGPO/ALFWorld-v0"
+    """A registered environment, such as HGPO/ALFWorld-v0 or HGPO/WebShop-v0."""
+    split: str = "train"
+    """The split whose tasks are trained on."""
+    max_steps: int = 50
+    """Steps after which a trajectory is cut off."""
+    history_length: int = 2
+    """K of the prompt: how many past steps the prompt shows."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further keyword arguments of gym.make, for example { data = "/data/json_2.1.1" } or { goals = "human" }."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters (arXiv 2106.09685) by peft; without them all weights are trained."""
+
+    rank: int = 0
+    """r of the adapters; 0 trains all weights."""
+    alpha: int = 32
+    """The adapters' output is scaled by alpha / rank."""
+    dropout: float = 0.0
+    """Dropout before the adapters. Any but 0 makes rollout and update disagree."""
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Names of the linear layers that get an adapter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The policy."""
+
+    path: str = "Qwen/Qwen2.5-1.5B-Instruct"
+    """A folder or a Hugging Face name of a causal language model with a chat template."""
+    device: str = "auto"
+    """A torch device; auto takes an accelerator if there is one."""
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """What autocast computes in. Trained weights are always float32: at rates of 1e-6 bfloat16 loses updates."""
+    attention: Literal["sdpa", "flash_attention_2", "flex_attention", "eager"] = "sdpa"
+    """Transformers' attention implementation."""
+    gradient_checkpointing: bool = True
+    """Recompute layers in the backward pass: a third more time for much less memory."""
+    lora: LoraConfig = LoraConfig()
+    """Low-rank adapters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig:
+    """How trajectories are collected."""
+
+    engine: str = "transformers"
+    """Who generates: transformers in process, or vllm."""
+    engine_options: dict[str, Any] = field(default_factory=dict)
+    """Further keyword arguments of the engine, for example { tensor_parallel_size = 2 }."""
+    tasks: int = 16
+    """Tasks an iteration."""
+    group_size: int = 8
+    """Trajectories a task, the group of group advantages."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    max_prompt_tokens: int = 4096
+    """Longer prompts lose their beginning."""
+    max_response_tokens: int = 512
+    """Responses are cut off here."""
+    filter_groups: bool = False
+    """Dynamic sampling (DAPO): groups whose trajectories all have the same return are left out and others collected."""
+    max_generation_batches: int = 10
+    """With filter_groups: how many times tasks are drawn an iteration before going on with what there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageConfig:
+    """How steps are credited."""
+
+    estimator: str = "hgpo"
+    """A registered estimator: hgpo, gigpo, grpo, g2po, graphgpo, rloo, reinforce_pp, or an installed one."""
+    reward_scale: float = 10.0
+    """The environment's reward is multiplied by this first: verl-agent pays 10 for success."""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """The estimator's parameters by name, for example { history_length = 2, mode = "mean_norm" }."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateConfig:
+    """The policy update."""
+
+    mini_batch_size: int = 256
+    """Most rows an optimiser step sees. An iteration's rows are cut into the fewest mini-batches of equal size."""
+    epochs: int = 1
+    """Passes over an iteration's rows."""
+    micro_batch_tokens: int = 16384
+    """Most tokens in memory at a time, padding included; has no influence on the result."""
+    layout: Literal["padded", "packed"] = "padded"
+    """Rows of a micro-batch padded to one length, or packed one after another."""
+    logit_chunk: int = 128
+    """Positions whose logits exist at a time; 0 holds all."""
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
+    """How token losses are averaged, see hgpo_train.update.losses.token_weights."""
+    clip_low: float = 0.2
+    """The ratio is clipped below 1 - clip_low."""
+    clip_high: float = 0.2
+    """The ratio is clipped above 1 + clip_high."""
+    dual_clip: float | None = 3.0
+    """Bounds the loss of negative advantages at this multiple; none leaves it out."""
+    kl_weight: float = 0.01
+    """Weight of the low-variance KL to the model at the start; 0 keeps no reference model."""
+    entropy_weight: float = 0.001
+    """Weight of the entropy bonus."""
+    old_logprobs: Literal["recompute", "rollout"] = "recompute"
+    """Denominator of the ratio: computed by the trainer before the update, or as the rollout engine reported it."""
+    gap_warning: float = 0.05
+    """Warn if engine and trainer disagree on log-probabilities by more than this on average."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimiserConfig:
+    """AdamW (arXiv 1711.05101) and its schedule."""
+
+    learning_rate: float = 1e-6
+    """The peak learning rate."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay."""
+    betas: tuple[float, ...] = (0.9, 0.999)
+    """Decay of the first and second moments."""
+    epsilon: float = 1e-8
+    """Added to the root of the second moment."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls to 0 over the run's iterations, after the warm-up."""
+    warmup_iterations: int = 0
+    """Iterations over which the learning rate rises from 0."""
+    gradient_clip: float = 1.0
+    """Largest norm of the gradient; 0 never clips."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationConfig:
+    """How the policy is measured on held-out tasks."""
+
+    every: int = 5
+    """Iterations between evaluations; 0 never evaluates. The policy before the first iteration is evaluated too."""
+    split: str = "valid_seen"
+    """The held-out split."""
+    tasks: int = 128
+    """Most tasks; a smaller split is played whole."""
+    temperature: float = 0.4
+    """Sampling temperature."""
+    seed: int = 1000
+    """Added to the run's seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """What is kept to resume from."""
+
+    every: int = 1
+    """Iterations between checkpoints; the last iteration always makes one. A killed run replays at most this many."""
+    keep: int = 2
+    """Checkpoints kept, the newest ones; 0 keeps all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackingConfig:
+    """Who else is told the metrics; metrics.jsonl is always written."""
+
+    tensorboard: bool = True
+    """Write TensorBoard events, if tensorboard is installed."""
+    wandb: str | None = None
+    """A Weights & Biases project."""
+    trackio: str | None = None
+    """A trackio project."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A training run."""
+
+    name: str = "hgpo"
+    """The run's name in trackers and step tables."""
+    seed: int = 0
+    """Seeds tasks, sampling and mini-batches."""
+    iterations: int = 160
+    """Iterations of collect, estimate, update."""
+    environment: EnvironmentConfig = EnvironmentConfig()
+    """What is played."""
+    model: ModelConfig = ModelConfig()
+    """The policy."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How trajectories are collected."""
+    advantage: AdvantageConfig = AdvantageConfig()
+    """How steps are credited."""
+    update: UpdateConfig = UpdateConfig()
+    """The policy update."""
+    optimiser: OptimiserConfig = OptimiserConfig()
+    """AdamW and its schedule."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Measuring on held-out tasks."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """What is kept to resume from."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Who is told the metrics."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+def _check(config: Config) -> None:
+    """Refuses sizes that cannot be."""
+    rollout, update, optimiser = config.rollout, config.update, config.optimiser
+    at_least: list[tuple[str, float, float]] = [
+        ("iterations", config.iterations, 0),
+        ("environment.max_steps", config.environment.max_steps, 1),
+        ("environment.history_length", config.environment.history_length, 0),
+        ("model.lora.rank", config.model.lora.rank, 0),
+        ("rollout.tasks", rollout.tasks, 1),
+        ("rollout.group_size", rollout.group_size, 1),
+        ("rollout.max_prompt_tokens", rollout.max_prompt_tokens, 1),
+        ("rollout.max_response_tokens", rollout.max_response_tokens, 1),
+        ("rollout.max_generation_batches", rollout.max_generation_batches, 1),
+        ("update.mini_batch_size", update.mini_batch_size, 1),
+        ("update.epochs", update.epochs, 1),
+        ("update.micro_batch_tokens", update.micro_batch_tokens, 1),
+        ("update.logit_chunk", update.logit_chunk, 0),
+        ("update.clip_low", update.clip_low, 0),
+        ("update.clip_high", update.clip_high, 0),
+        ("update.kl_weight", update.kl_weight, 0),
+        ("optimiser.learning_rate", optimiser.learning_rate, 0),
+        ("optimiser.weight_decay", optimiser.weight_decay, 0),
+        ("optimiser.warmup_iterations", optimiser.warmup_iterations, 0),
+        ("optimiser.gradient_clip", optimiser.gradient_clip, 0),
+        ("evaluation.every", config.evaluation.every, 0),
+        ("evaluation.tasks", config.evaluation.tasks, 1),
+        ("evaluation.temperature", config.evaluation.temperature, 0),
+        ("checkpoint.every", config.checkpoint.every, 1),
+        ("checkpoint.keep", config.checkpoint.keep, 0),
+    ]
+    for name, value, bound in at_least:
+        if not value >= bound:
+            raise InputError(f"expected {name} to be at least {bound}, got {value}")
+    if rollout.temperature <= 0:
+        raise InputError(
+            f"expected rollout.temperature above 0, got {rollout.temperature}; "
+            "greedy trajectories of a group are all alike"
+        )
+    if update.clip_low >= 1:
+        raise InputError(f"expected update.clip_low below 1, got {update.clip_low}; ratios are never negative")
+    if update.dual_clip is not None and update.dual_clip <= 1:
+        raise InputError(f"expected update.dual_clip above 1, or none, got {update.dual_clip}")
+    if len(optimiser.betas) != 2 or not all(0 <= beta < 1 for beta in optimiser.betas):
+        raise InputError(f"expected optimiser.betas to be two values in [0, 1), got {list(optimiser.betas)}")
+    if rollout.group_size == 1 and config.advantage.estimator != "reinforce_pp":
+        raise InputError(
+            f"expected rollout.group_size of at least 2 for the estimator {config.advantage.estimator!r}, got 1; "
+            "a group of one has nothing to be compared with"
+        )
+
+
+def shipped() -> dict[str, Path]:
+    """The configurations that come with the package, by name."""
+    folder = Path(str(files("hgpo_train") / "configs"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load_config(source: str | Path, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None) -> Config:
+    """Reads a configuration file, or one that is shipped by its name, and applies overrides of the form a.b=c.
+
+    Args:
+        source: A TOML file, or a name of `shipped`.
+        overrides: `section.field=value` texts, later ones over earlier ones.
+        values: Nested values over the file's and under the overrides.
+
+    Raises:
+        InputError: No such file or name, an unknown key, a value of another type or an impossible size.
+    """
+    path = Path(source)
+    if not path.is_file():
+        known = shipped()
+        if str(source) not in known:
+            raise InputError(unknown("configuration (no such file either)", str(source), known, shown=6))
+        path = known[str(source)]
+    merged = merge(read_toml(path), dict(values or {}))
+    for override in overrides:
+        merged = merge(merged, parse_override(override))
+    return build(Config, merged)
+
+
+def replace(config: Config, **changes: object) -> Config:
+    """A configuration with other values: sections take a dictionary of their changed fields.
+
+    >>> replace(Config(), seed=1, update={"epochs": 2}).update.epochs
+    2
+    """
+    return build(Config, merge(to_dict(config), changes))

@@ -1,0 +1,1 @@
+"""The policy update: step rows with advantages in, better weights out."""
