@@ -1,8 +1,8 @@
 """Sampling from a causal language model in process: prefill, then one token at a time for a whole batch.
 
-Every request brings its own stream of uniform numbers and tokens are drawn by inverting the cumulative distribution, so
-a response depends on its own prompt and seed alone, up to the rounding of matrix products of differing shapes. For small
-models this loop spends less time outside the matrix products than `generate` does.
+Every request brings its own stream of uniform numbers and tokens are drawn by inverting the cumulative distribution,
+so a response depends on its own prompt and seed alone, up to the rounding of matrix products of differing shapes. For
+small models this loop spends less time outside the matrix products than `generate` does.
 """
 
 from __future__ import annotations

@@ -196,8 +196,8 @@ class Learner:
             raise InputError(
                 f"out of memory with update.micro_batch_tokens = {config.update.micro_batch_tokens}, logit_chunk = "
                 f"{config.update.logit_chunk} and gradient_checkpointing = {config.model.gradient_checkpointing}; "
-                "halve micro_batch_tokens (the result stays the same), set logit_chunk = 128 and gradient_checkpointing = "
-                "true, or train adapters with model.lora.rank = 64"
+                "halve micro_batch_tokens (the result stays the same), set logit_chunk = 128 and "
+                "gradient_checkpointing = true, or train adapters with model.lora.rank = 64"
             ) from error
 
     def _gap(self, samples: Samples, old: NDArray[np.float32]) -> dict[str, float]:
