@@ -1,7 +1,8 @@
 """New games for all six task types, in ALFWorld's rooms and in its official file format.
 
-A game is drawn in three steps: a task (object, place, room) from those that the official games set, the things that lie
-about from how many there are and where they lie in official games, and, once an expert has won it, its walkthrough.
+A game is drawn in two steps: a task (object, place, room) from those that the official games set, then the things that
+lie about, from how many there are and where they lie in official games. `synthesis` writes it down, with the
+walkthrough by which the expert won it.
 Every draw comes from `random.Random.random`, whose stream Python guarantees: one seed gives the same bytes everywhere.
 
 Splits are disjoint by rule, whatever the seed and the number of games:
@@ -19,7 +20,9 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from hgpo_envs.alfworld.games import TASK_TYPES
 from hgpo_envs.alfworld.rooms import UNSEEN, Room, Rooms, load_rooms, room_kind
+from hgpo_envs.alfworld.source import SPLITS
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import text_hash
 
@@ -28,15 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TASK_TYPES: Final = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
-SPLITS: Final = ("train", "valid_seen", "valid_unseen")
 SEEN_SHARE: Final = 8
 STATION: Final = {
     "pick_clean_then_place_in_recep": "SinkBasin",
@@ -44,8 +38,11 @@ STATION: Final = {
     "pick_cool_then_place_in_recep": "Fridge",
 }
 """The receptacle that a task type cannot do without."""
+LIGHT: Final = "look_at_obj_in_light"
 TARGET_COPIES: Final = 4
 """At most so many of what the task asks for, as in ALFRED."""
+THERE_SHARE: Final = 0.2
+"""How often one more of two asked for is in place already."""
 COLD_SHARE: Final = 0.05
 """How many things in a fridge are cold from the start (5% in official games)."""
 NESTED_SHARE: Final = 0.1
@@ -142,16 +139,36 @@ class Draft:
 def possible_tasks(split: str, task_type: str) -> tuple[TaskKind, ...]:
     """Every task of a type that a split can set, sorted."""
     rooms = load_rooms()
-    found = []
-    for kind, places in rooms.goals[task_type].items():
-        for scene, room in rooms.rooms.items():
-            if kind not in room.objects or STATION.get(task_type, "") not in ("", *room.by_kind):
-                continue
-            lamp = ("DeskLamp",) if room.has_lamp else ()
-            there = lamp if task_type == "look_at_obj_in_light" else tuple(room.by_kind)
-            tasks = (TaskKind(task_type, kind, place, scene) for place in places if place in there)
-            found.extend(task for task in tasks if task.split == split)
-    return tuple(sorted(found))
+    tasks = (
+        TaskKind(task_type, kind, place, scene)
+        for kind, places in rooms.goals[task_type].items()
+        for place in places
+        for scene in rooms.rooms
+    )
+    return tuple(sorted(task for task in tasks if task.split == split and _possible(task, rooms)))
+
+
+def _possible(task: TaskKind, rooms: Rooms) -> bool:
+    """Whether the room has what the task needs, and a place where the object can lie that does not solve it."""
+    room = rooms.rooms[task.scene]
+    if task.object not in room.objects or STATION.get(task.task_type, "") not in ("", *room.by_kind):
+        return False
+    if task.task_type == LIGHT:
+        return room.has_lamp and bool(_places_of(task.object, room, rooms))
+    return task.place in room.by_kind and bool(_places_of(task.object, room, rooms, avoid=_avoided(task)))
+
+
+def _avoided(task: TaskKind) -> str:
+    """The kind of receptacle where the object must not lie at first; "" for none."""
+    return task.place if task.task_type in ("pick_and_place_simple", "pick_two_obj_and_place") else ""
+
+
+def _places_of(kind: str, room: Room, rooms: Rooms, avoid: str = "") -> dict[str, int]:
+    """The kinds of receptacles in a room where a thing lies, each with how often, or else where it could."""
+    seen = rooms.where[room_kind(room.scene)].get(kind, {})
+    weights = {place: games for place, games in seen.items() if place in room.by_kind and place != avoid}
+    could = {place: 1 for place in sorted(room.by_kind) if kind in rooms.holds.get(place, ()) and place != avoid}
+    return weights or could
 
 
 class _Draws:
@@ -170,12 +187,12 @@ class _Draws:
         return items[int(self._next() * len(items))]
 
     def weighted(self, weights: Mapping[T, int]) -> T:
-        left = self._next() * sum(weights.values())
+        left = int(self._next() * sum(weights.values()))
         for item, weight in weights.items():
             left -= weight
             if left < 0:
                 return item
-        return next(reversed(weights))
+        raise ValueError(f"nothing to choose from: {weights}")
 
 
 def draft(split: str, index: int, seed: int) -> Draft:
@@ -213,7 +230,8 @@ def _furnish(task: TaskKind, trial: str, draws: _Draws, rooms: Rooms) -> Draft:
     for kind in room.objects:
         spots = _target_spots(task, draws, rooms) if kind == task.object else _spots(kind, room, draws, rooms)
         for lies_on in spots:
-            things.append(Thing(kind, _name(kind, lies_on, room, names, draws), lies_on))
+            name = _name(kind, lies_on, room, names, draws)
+            things.append(Thing(kind, name, lies_on))
     return Draft(
         task=task,
         trial=trial,
@@ -242,7 +260,9 @@ def _spots(kind: str, room: Room, draws: _Draws, rooms: Rooms) -> list[tuple[int
     return [_spot(kind, room, draws, rooms) for _ in range(draws.weighted(rooms.copies[kind]))]
 
 
-def _spot(kind: str, room: Room, draws: _Draws, rooms: Rooms, avoid: str | None = None) -> tuple[int, ...]:
+def _spot(
+    kind: str, room: Room, draws: _Draws, rooms: Rooms, avoid: str = "", *, floor: bool = True
+) -> tuple[int, ...]:
     """The receptacles that one thing lies on.
 
     Args:
@@ -250,18 +270,13 @@ def _spot(kind: str, room: Room, draws: _Draws, rooms: Rooms, avoid: str | None 
         room: Where.
         draws: Source of choices.
         rooms: Frequencies.
-        avoid: A kind of receptacle that it must not lie on, nor on the floor; None for any place.
+        avoid: A kind of receptacle that it must not lie on; "" for none.
+        floor: Whether it may lie on the floor, out of reach.
     """
-    weights = {
-        place: games
-        for place, games in rooms.where[room_kind(room.scene)].get(kind, {}).items()
-        if place in room.by_kind or (place == "" and avoid is None)
-    }
-    if avoid is not None:
-        weights = {place: games for place, games in weights.items() if place != avoid}
-        if not weights:
-            weights = {place: 1 for place in sorted(room.by_kind) if kind in rooms.holds[place] and place != avoid}
-    place = draws.weighted(weights) if weights else ""
+    weights = _places_of(kind, room, rooms, avoid)
+    if floor:
+        weights[""] = rooms.where[room_kind(room.scene)].get(kind, {}).get("", 0 if weights else 1)
+    place = draws.weighted(weights)
     if not place:
         return ()
     first = draws.choice(room.by_kind[place])
@@ -271,16 +286,13 @@ def _spot(kind: str, room: Room, draws: _Draws, rooms: Rooms, avoid: str | None 
 
 def _target_spots(task: TaskKind, draws: _Draws, rooms: Rooms) -> list[tuple[int, ...]]:
     """Places for what the task asks for: enough within reach, and not yet where they should go."""
-    room = rooms.rooms[task.scene]
+    room, avoid = rooms.rooms[task.scene], _avoided(task)
     two = task.task_type == "pick_two_obj_and_place"
     needed = 2 if two else 1
-    copies = draws.number(needed, TARGET_COPIES)
-    placing = task.task_type in ("pick_and_place_simple", "pick_two_obj_and_place")
-    spots = [_spot(task.object, room, draws, rooms, avoid=task.place if placing else "") for _ in range(needed)]
-    already = two and draws.chance(0.2)  # one of the two may be there already
-    for i in range(needed, copies):
-        avoid = task.place if placing and not (already and i == needed) else None
-        spots.append(_spot(task.object, room, draws, rooms, avoid))
+    spots = [_spot(task.object, room, draws, rooms, avoid, floor=False) for _ in range(needed)]
+    for extra in range(draws.number(0, TARGET_COPIES - needed)):
+        there = two and not extra and draws.chance(THERE_SHARE)
+        spots.append(_spot(task.object, room, draws, rooms, "" if there else avoid))
     return spots
 
 

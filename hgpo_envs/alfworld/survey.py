@@ -85,24 +85,23 @@ class Survey:
                 if name in kinds:  # the halves of a cracked egg have no type
                     self.attributes[kinds[name]].add(attribute)
         lies: dict[str, list[str]] = defaultdict(list)
-        for name, receptacle in facts["inReceptacle"]:
+        for name, receptacle in sorted(facts["inReceptacle"]):
             lies[name].append(receptacle)
         movable = {name for (name,) in facts["pickupable"] if name in kinds}
         copies = Counter(kinds[name] for name in movable)
         self.kinds[scene].update(copies)
-        for kind, number in copies.items():
-            if kind != target:
-                self.copies[kind][number] += 1
-        for name, kind in kinds.items():
-            held = sorted(lies.get(name, []))
-            if name not in movable:
-                if held:
-                    self.fixtures[scene][name, tuple(held)] += 1
-                continue
-            for receptacle in held or [""]:
-                self.where[room_kind(scene)][kind][self.types.get(receptacle, "")] += 1
-                self.placed[scene][receptacle] += 1
-                self.overlaps[scene].update((receptacle, other) for other in held if other != receptacle)
+        for kind in copies.keys() - {target}:
+            self.copies[kind][copies[kind]] += 1
+        for name in movable:
+            self._place(scene, kinds[name], lies.get(name) or [""])
+        for name in kinds.keys() & lies.keys() - movable:
+            self.fixtures[scene][name, tuple(lies[name])] += 1
+
+    def _place(self, scene: int, kind: str, receptacles: list[str]) -> None:
+        for receptacle in receptacles:
+            self.where[room_kind(scene)][kind][self.types.get(receptacle, "")] += 1
+            self.placed[scene][receptacle] += 1
+            self.overlaps[scene].update((receptacle, other) for other in receptacles if other != receptacle)
 
     def room(self, scene: int, layouts: Path) -> dict[str, Any]:
         """One room's entry."""
@@ -122,7 +121,7 @@ class Survey:
         overlaps = [
             [number[a], number[b], round(n / self.placed[scene][a], 2)]
             for (a, b), n in sorted(self.overlaps[scene].items())
-            if n / self.placed[scene][a] >= 0.02  # noqa: PLR2004 (less is chance)
+            if n / self.placed[scene][a] >= 0.02  # less is chance
         ]
         return {
             "scene": scene,
