@@ -1,1 +1,7 @@
-"""Rollouts at rest: step tables in Parquet, crash-safe, readable by any tool."""
+"""Step tables: the layer of data at rest. Needs no environment and no torch."""
+
+from hgpo_datasets.reader import StepTableWarning, scan_steps
+from hgpo_datasets.schema import columns
+from hgpo_datasets.writer import Group, StepWriter
+
+__all__ = ["Group", "StepTableWarning", "StepWriter", "columns", "scan_steps"]

@@ -1,0 +1,160 @@
+"""The manifest of a run: an append-only list of its committed shards, one JSON object a line.
+
+The first line describes the run, each other line a shard. A shard is committed when its line is on disk. Each line ends
+with `check`, the xxh3_64 of the line before's check and the line's own content, so that a changed, lost or reordered
+line is found; a last line without its newline was never committed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import xxhash
+
+from hgpo_datasets.schema import known_version
+from hgpo_envs.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAME: Final = "manifest.jsonl"
+_FORMAT: Final = "hgpo step table"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What holds for the whole run.
+
+    Attributes:
+        run: The run's name, as in the column `run`.
+        depth: The deepest hash that its rows hold.
+        schema_version: The version of its files.
+        hgpo_version: The package that wrote it.
+        config: The configuration it was made with.
+    """
+
+    run: str
+    depth: int
+    schema_version: int
+    hgpo_version: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One committed file.
+
+    Attributes:
+        file: Its name in the run's folder.
+        sha256: Of the whole file, as `sha256sum` gives it.
+        bytes: Its size.
+        rows: Steps in it.
+        trajectories: Trajectories in it.
+        groups: Groups of rollouts in it; none is split over files.
+    """
+
+    file: str
+    sha256: str
+    bytes: int
+    rows: int
+    trajectories: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A decoded manifest.
+
+    Attributes:
+        header: The run, or None where no whole first line is there.
+        shards: The committed shards, in the order of their commits.
+        size: Bytes of the whole lines; what follows was never committed.
+        check: The last line's check, which the next line takes in.
+        problem: What is wrong with it; None when nothing is.
+    """
+
+    header: Header | None
+    shards: tuple[Shard, ...]
+    size: int
+    check: str
+    problem: str | None = None
+
+
+def canonical(value: object) -> bytes:
+    """The one JSON text of a value: sorted keys, no spaces."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
+    """The value as it reads back from JSON (tuples are lists, NumPy scalars numbers)."""
+    return orjson.loads(canonical(value))
+
+
+def encode_line(content: Header | Shard, previous_check: str) -> tuple[bytes, str]:
+    """A line and its check."""
+    values = asdict(content)
+    if isinstance(content, Header):
+        values["format"] = _FORMAT
+    check = _check(values, previous_check)
+    return canonical({**values, "check": check}) + b"\n", check
+
+
+def extend(manifest: Manifest, content: Header | Shard) -> Manifest:
+    """The manifest with one more line."""
+    line, check = encode_line(content, manifest.check)
+    size = manifest.size + len(line)
+    if isinstance(content, Header):
+        return Manifest(content, (), size, check)
+    return Manifest(manifest.header, (*manifest.shards, content), size, check)
+
+
+def decode(data: bytes) -> Manifest:
+    """Reads a manifest as far as it is right; what is wrong is said in `problem`, never raised.
+
+    Raises:
+        InputError: It was written by a newer version.
+    """
+    header: Header | None = None
+    shards: list[Shard] = []
+    size, check, problem = 0, "", None
+    while size < len(data) and problem is None:
+        end = data.find(b"\n", size) + 1
+        if not end:
+            break
+        values = _values(data[size:end], check)
+        if values is None:
+            problem = f"line {len(shards) + (header is not None) + 1} of {NAME} is damaged"
+        else:
+            check = values.pop("check")
+            size = end
+            if header is None:
+                header = _header(values)
+            else:
+                shards.append(Shard(**values))
+    if header is None and problem is None:
+        problem = f"{NAME} has no whole first line"
+    return Manifest(header, tuple(shards), size, check, problem)
+
+
+def _check(values: Mapping[str, object], previous_check: str) -> str:
+    return xxhash.xxh3_64_hexdigest(previous_check.encode() + canonical(values))
+
+
+def _values(line: bytes, previous_check: str) -> dict[str, Any] | None:
+    """A line's values, or None when it is not exactly what `encode_line` wrote after the line before."""
+    try:
+        values = orjson.loads(line)
+        content = {name: value for name, value in values.items() if name != "check"}
+        whole = canonical(values) + b"\n" == line and values["check"] == _check(content, previous_check)
+    except (orjson.JSONDecodeError, AttributeError, KeyError):
+        return None
+    return values if whole else None
+
+
+def _header(values: dict[str, Any]) -> Header:
+    if values.pop("format", None) != _FORMAT:
+        raise InputError(f"{NAME} does not describe a step table run")
+    known_version(values["schema_version"], NAME)
+    return Header(**values)

@@ -1,0 +1,125 @@
+"""A frame ⇄ the bytes of one Parquet file that carries its own digest.
+
+The footer's key-value metadata hold the schema version, the run's name and configuration, and the SHA-256 of the whole
+file with the digest's own 64 characters read as zeros. A file that was copied out of its run can still be verified to
+the last byte, and stays ordinary Parquet. Nothing in it depends on time or place: the same rows give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from hgpo_datasets import schema
+from hgpo_datasets.manifest import Header, Shard, canonical
+from hgpo_datasets.page_checksums import add_page_checksums
+from hgpo_envs.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+PATTERN: Final = "steps-*.parquet"
+VERSION_KEY: Final = "hgpo.schema_version"
+DIGEST_KEY: Final = "hgpo.sha256"
+RUN_KEY: Final = "hgpo.run"
+CONFIG_KEY: Final = "hgpo.config"
+
+ROW_GROUP_ROWS: Final = 25_000
+_BLANK: Final = b"0" * 64
+_COMPRESSION_LEVEL: Final = 3
+
+
+def encode(frame: pl.DataFrame, metadata: Mapping[str, str]) -> bytes:
+    """The bytes of a step table file.
+
+    Args:
+        frame: Sorted, complete rows.
+        metadata: Key-value metadata beside version and digest.
+    """
+    buffer = io.BytesIO()
+    frame.write_parquet(
+        buffer,
+        compression="zstd",
+        compression_level=_COMPRESSION_LEVEL,
+        row_group_size=ROW_GROUP_ROWS,
+        metadata={**metadata, VERSION_KEY: str(schema.VERSION), DIGEST_KEY: _BLANK.decode()},
+    )
+    blank = add_page_checksums(buffer.getvalue())
+    position = _digest_position(blank)
+    digest = hashlib.sha256(blank).hexdigest().encode()
+    return blank[:position] + digest + blank[position + len(digest) :]
+
+
+def digest_problem(data: bytes) -> str | None:
+    """What is wrong with the digest that a file carries; None when it is the file's."""
+    try:
+        position = _digest_position(data)
+    except ValueError as error:
+        return str(error)
+    stored = data[position : position + len(_BLANK)]
+    content = hashlib.sha256(data[:position])
+    content.update(_BLANK)
+    content.update(memoryview(data)[position + len(_BLANK) :])
+    return None if content.hexdigest().encode() == stored else "its bytes do not fit the digest that it carries"
+
+
+def check_version(metadata: Mapping[str, str], name: str) -> int:
+    """The schema version of a file, from its key-value metadata.
+
+    Raises:
+        InputError: There is none, or it is newer than this reader.
+    """
+    text = metadata.get(VERSION_KEY)
+    if text is None or not text.isdigit():
+        raise InputError(f"{name}: expected a step table; the file names no {VERSION_KEY}")
+    return schema.known_version(int(text), name)
+
+
+def file_name(number: int) -> str:
+    """The name of a run's shard.
+
+    >>> file_name(3)
+    'steps-000003.parquet'
+    """
+    return f"steps-{number:06d}.parquet"
+
+
+def describe(name: str, data: bytes, frame: pl.DataFrame) -> Shard:
+    """A file's entry in the manifest, from its bytes and its rows."""
+    return Shard(
+        file=name,
+        sha256=hashlib.sha256(data).hexdigest(),
+        bytes=len(data),
+        rows=len(frame),
+        trajectories=frame.select((pl.col("step") == 0).sum()).item(),
+        groups=frame.select(schema.GROUP_KEY).n_unique(),
+    )
+
+
+def adopt(path: Path, header: Header) -> Shard:
+    """The entry of a file that its writer left whole but unlisted when it was killed.
+
+    Raises:
+        InputError: The file is damaged or of another run.
+    """
+    data = path.read_bytes()
+    if problem := digest_problem(data):
+        raise InputError(f"{path} is not in the manifest and damaged ({problem}); delete it to resume the run")
+    metadata = pl.read_parquet_metadata(io.BytesIO(data))
+    if metadata[RUN_KEY] != header.run or metadata[CONFIG_KEY] != canonical(header.config).decode():
+        raise InputError(f"{path} belongs to another run ({metadata[RUN_KEY]!r}); move it elsewhere")
+    return describe(path.name, data, pl.read_parquet(data, columns=list(schema.SORT_KEY)))
+
+
+def _digest_position(data: bytes) -> int:
+    footer = int.from_bytes(data[-8:-4], "little")
+    key = data.rfind(DIGEST_KEY.encode(), max(0, len(data) - 8 - footer))
+    # in Thrift's compact protocol a value's field header (0x18) and length (0x40) follow the key
+    position = key + len(DIGEST_KEY) + 2
+    if key < 0 or data[position - 2 : position] != b"\x18\x40":
+        raise ValueError("it carries no digest, or its footer is damaged")
+    return position

@@ -1,0 +1,326 @@
+"""Writes a run: groups of rollouts in, committed shards out.
+
+    StepWriter("runs/first", config={"seed": 1})
+        add_group(rows)      a whole group of rollouts at once, or
+        add(rows) … finish   steps as they come, from many environments, in any order
+        commit()             a shard on disk; happens by itself when enough rows wait
+
+A run that was broken off is opened again with the same call: what is committed stays, `committed` names it, leftovers
+are swept away. A shard that was whole on disk but not yet listed is listed now.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import polars as pl
+
+from hgpo_datasets import durable, manifest, rows, schema, shards
+from hgpo_datasets.derive import complete
+from hgpo_datasets.manifest import Header, Manifest, Shard
+from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+    from types import TracebackType
+
+SHARD_ROWS: Final = 100_000
+SHARD_BYTES: Final = 256 << 20
+
+
+class Group(NamedTuple):
+    """The name of a group of rollouts within its run."""
+
+    iteration: int
+    task_id: str
+    group: int
+
+
+class StepWriter:
+    """The one writer of a run. Use it as a context manager: leaving the block commits every finished group.
+
+    After an OSError (a full disk) nothing is lost: the groups wait in memory and `commit` may be called again.
+
+    Args:
+        folder: The run's folder; made where it is missing, resumed where it holds a run.
+        run: The run's name; the folder's name unless given.
+        config: What the run was made with (seeds, versions, settings): values of JSON. Kept in the manifest and in
+            every file. A resumed run must have the same; None takes what is there.
+        depth: The deepest history and context hash to store.
+        shard_rows: Rows that make a shard by themselves; `commit` makes one at any time. A group is never split.
+        shard_bytes: Bytes in memory that make a shard, whatever its rows: what bounds the memory.
+        defaults: Values of columns that the rows lack (`env_id`, `split`, `iteration` …).
+        without: Columns or families whose values are not stored, for example `["prompt", "tokens", "timings"]`; hashes
+            are computed before.
+
+    Raises:
+        InputError: Another writer has the run open, or what is in the folder does not fit.
+
+    >>> import tempfile
+    >>> step = {"task_id": "t", "trajectory": "a", "step": 0, "state": "a room", "action": "look", "reward": 0.0}
+    >>> with tempfile.TemporaryDirectory() as folder, StepWriter(folder, run="first") as writer:
+    ...     writer.add_group([step, {**step, "step": 1, "reward": 1.0, "terminated": True}])
+    ...     shard = writer.commit()
+    ...     shard.file, shard.rows, sorted(writer.committed)
+    ('steps-000000.parquet', 2, [Group(iteration=0, task_id='t', group=0)])
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        run: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        depth: int = DEFAULT_DEPTH,
+        shard_rows: int = SHARD_ROWS,
+        shard_bytes: int = SHARD_BYTES,
+        defaults: Mapping[str, Any] | None = None,
+        without: Collection[str] = (),
+    ) -> None:
+        self.folder = Path(folder)
+        self._dropped = _columns_to_drop(without, depth)
+        self._limits = (shard_rows, shard_bytes)
+        self._ready: list[pl.DataFrame] = []
+        self._ready_groups: set[Group] = set()
+        self._waiting: dict[Group, list[rows.Rows]] = {}
+        name = run or self.folder.resolve().name
+        header = Header(name, depth, schema.VERSION, _package_version(), _json_values(config or {}))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._descriptor = _open_locked(self.folder / manifest.NAME)
+        try:
+            self._manifest = self._open_run(header, run, config)
+            self.committed, self._trajectories = self._read_committed()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self._defaults = {**(defaults or {}), "run": self.header.run}
+
+    @property
+    def header(self) -> Header:
+        """What holds for the whole run."""
+        assert self._manifest.header is not None
+        return self._manifest.header
+
+    def add_group(self, steps: rows.Rows) -> None:
+        """Takes one or more whole groups of rollouts.
+
+        Args:
+            steps: Their rows in any order: mappings, a Polars frame, or a table with Arrow's C stream (pyarrow,
+                pandas). Columns and what may be left out: docs/step_table.md.
+
+        Raises:
+            InputError: A row breaks the schema, or the group is already in the run; nothing of it is taken.
+        """
+        depth = self.header.depth
+        frame = complete(rows.frame(steps, depth, self._defaults), depth)
+        if frame.is_empty():
+            return
+        groups = {Group(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows()}
+        names = {text_hash(name) for name in frame.filter(pl.col("step") == 0)["trajectory"]}
+        self._check_new(frame, groups, names)
+        self._ready.append(frame.with_columns(pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped))
+        self._ready_groups |= groups
+        self._trajectories |= names
+        shard_rows, shard_bytes = self._limits
+        if sum(map(len, self._ready)) >= shard_rows or sum(f.estimated_size() for f in self._ready) >= shard_bytes:
+            self.commit()
+
+    def add(self, steps: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> None:
+        """Takes one row or several, of any groups, in any order; they wait until `finish` says their group is whole."""
+        for step in [steps] if isinstance(steps, Mapping) else steps:
+            values = {"iteration": 0, "group": 0, **self._defaults, **step}
+            if "task_id" not in values:
+                raise InputError("expected a value for 'task_id' in every row; it is missing")
+            self._waiting.setdefault(Group(*(values[name] for name in schema.GROUP_KEY)), []).append(step)
+
+    def finish(self, task_id: str, group: int = 0, iteration: int | None = None) -> None:
+        """Says that every row of a group was added.
+
+        Args:
+            task_id: The group's task.
+            group: Its number among the task's groups.
+            iteration: Its iteration; the writer's default unless given.
+        """
+        name = Group(self._defaults.get("iteration", 0) if iteration is None else iteration, task_id, group)
+        if name not in self._waiting:
+            raise InputError(f"no rows wait for group {tuple(name)}; add them before it is finished")
+        self.add_group(self._waiting[name])
+        del self._waiting[name]
+
+    def commit(self) -> Shard | None:
+        """Writes the finished groups as one shard and returns when the disk has it; None where there are none.
+
+        Raises:
+            OSError: The disk refused. No shard is there, the groups are kept, and `commit` may be called again.
+        """
+        if not self._ready:
+            return None
+        frame = pl.concat(self._ready).sort(schema.SORT_KEY)
+        header = self.header
+        config = manifest.canonical(header.config).decode()
+        data = shards.encode(frame, {shards.RUN_KEY: header.run, shards.CONFIG_KEY: config})
+        path = self.folder / shards.file_name(len(self._manifest.shards))
+        shard = shards.describe(path.name, data, frame)
+        durable.write_file(path, data)
+        try:
+            self._append(shard)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        self.committed |= self._ready_groups
+        self._ready, self._ready_groups = [], set()
+        return shard
+
+    def close(self) -> None:
+        """Commits what is finished and lets another writer open the run. Groups not finished are given up."""
+        if self._descriptor >= 0:
+            try:
+                self.commit()
+            finally:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Commits what is whole, also when the block broke off (Ctrl-C); a group still waiting only if it did not."""
+        if kind is None:
+            for name in list(self._waiting):
+                self.finish(name.task_id, name.group, name.iteration)
+        if isinstance(error, OSError):
+            self._ready = []  # the disk refused a moment ago: raise that error, not a second one
+        self.close()
+
+    def _check_new(self, frame: pl.DataFrame, groups: set[Group], names: set[int]) -> None:
+        if twice := groups & (self.committed | self._ready_groups):
+            raise InputError(
+                f"group {tuple(min(twice))} (iteration, task, group) is already in run {self.header.run!r}"
+            )
+        if names & self._trajectories:
+            name = next(name for name in frame["trajectory"] if text_hash(name) in self._trajectories)
+            raise InputError(f"trajectory {name!r} is already in run {self.header.run!r}; expected a new identifier")
+
+    def _append(self, content: Header | Shard) -> None:
+        line, _ = manifest.encode_line(content, self._manifest.check)
+        durable.append(self._descriptor, line)
+        self._manifest = manifest.extend(self._manifest, content)
+
+    def _open_run(self, header: Header, run: str | None, config: Mapping[str, Any] | None) -> Manifest:
+        """Reads the manifest, or begins one; sweeps leftovers; lists a shard that was whole but not yet listed."""
+        data = (self.folder / manifest.NAME).read_bytes()
+        self._manifest = manifest.decode(data)
+        fresh = self._manifest.header is None and not list(self.folder.glob(shards.PATTERN))
+        if self._manifest.problem and not fresh:
+            raise InputError(f"{self.folder}: {self._manifest.problem}; `hgpo verify {self.folder}` says more")
+        os.ftruncate(self._descriptor, self._manifest.size)  # a line that was never whole was never committed
+        for part in self.folder.glob(f"*{durable.PART}"):
+            part.unlink()
+        if fresh:
+            self._manifest = Manifest(None, (), 0, "")
+            self._append(header)
+            durable.sync_folder(self.folder)
+        else:
+            _check_same(self.folder, self.header, header, run, config)
+            self._check_files()
+        return self._manifest
+
+    def _check_files(self) -> None:
+        listed = {shard.file: shard for shard in self._manifest.shards}
+        for name, shard in listed.items():
+            path = self.folder / name
+            if not path.exists() or path.stat().st_size != shard.bytes:
+                raise InputError(
+                    f"{path} is {'damaged' if path.exists() else 'missing'}; `hgpo verify {self.folder}` says more"
+                )
+        unlisted = sorted(path for path in self.folder.glob(shards.PATTERN) if path.name not in listed)
+        for path in unlisted:
+            if path.name != shards.file_name(len(self._manifest.shards)):
+                raise InputError(
+                    f"{path} is not of this run; move it elsewhere (scan_steps reads several runs at once)"
+                )
+            self._append(shards.adopt(path, self.header))
+
+    def _read_committed(self) -> tuple[set[Group], set[int]]:
+        files = [self.folder / shard.file for shard in self._manifest.shards]
+        if not files:
+            return set(), set()
+        first = pl.scan_parquet(files).filter(pl.col("step") == 0).select(*schema.GROUP_KEY, "trajectory").collect()
+        groups = {Group(*row) for row in first.select(schema.GROUP_KEY).unique().iter_rows()}
+        return groups, {text_hash(name) for name in first["trajectory"]}
+
+
+def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
+    every = schema.columns(depth)
+    known = [*schema.FAMILIES, *(column.name for column in every)]
+    for name in without:
+        if name not in known:
+            raise InputError(unknown("column or family", name, known))
+    chosen = [column for column in every if column.name in without or (column.family in without and column.null)]
+    for column in chosen:
+        if not column.null:
+            raise InputError(f"column {column.name} is never null; a run cannot be written without it")
+    return [column.name for column in chosen]
+
+
+def _json_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = manifest.plain(config)
+    except TypeError as error:
+        raise InputError(f"expected a configuration of JSON values: {error}") from error
+    return values
+
+
+def _package_version() -> str:
+    try:
+        return importlib.metadata.version("hgpo")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _check_same(folder: Path, there: Header, header: Header, run: str | None, config: Mapping[str, Any] | None) -> None:
+    """Raises unless a run that is there can be resumed with what was asked for."""
+    if run is not None and run != there.run:
+        raise InputError(f"{folder} holds the run {there.run!r}, not {run!r}; give another folder")
+    if header.depth != there.depth:
+        raise InputError(f"{folder} was written with depth {there.depth}, not {header.depth}; give another folder")
+    if there.schema_version != schema.VERSION:
+        raise InputError(
+            f"{folder} was written in schema version {there.schema_version}; give another folder to write to"
+        )
+    if config is not None and header.config != there.config:
+        names = sorted({*header.config, *there.config})
+        name = next(name for name in names if header.config.get(name) != there.config.get(name))
+        was, asked = there.config.get(name), header.config.get(name)
+        raise InputError(
+            f"{folder} was written with {name} = {was!r}, not {asked!r}; give another folder or the same value"
+        )
+
+
+def _open_locked(path: Path) -> int:
+    """Opens the manifest for appending and locks it; the lock ends with the process, however that ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o644)
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(descriptor, 1 << 40, os.SEEK_SET)  # a byte that no reader asks for
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise InputError(
+            f"{path.parent} is being written by another writer; wait for it, or give another folder"
+        ) from error
+    return descriptor

@@ -1,0 +1,268 @@
+"""StepWriter: what goes in comes out, whole, sorted, once."""
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from hgpo_datasets import Group, StepWriter, scan_steps, schema
+from hgpo_envs import hashing
+from hgpo_envs.errors import InputError
+
+
+def step(task: str, trajectory: str, t: int, **more: Any) -> dict[str, Any]:
+    row = {"task_id": task, "trajectory": trajectory, "step": t, "state": f"room {t}", "action": "look", "reward": 0.0}
+    return {**row, **more}
+
+
+def group(task: str, members: int = 2, length: int = 3, **more: Any) -> list[dict[str, Any]]:
+    return [step(task, f"{task}/{m}", t, **more) for m in range(members) for t in range(length)]
+
+
+texts = st.one_of(
+    st.text(), st.sampled_from(["", "\x00", "a\x00b", "日本", "😀" * 3, "x" * 1_000_000, "\ufeff", "\r\n"])
+)
+values = st.fixed_dictionaries(
+    {
+        "state": texts,
+        "action": texts,
+        "reward": st.floats(allow_nan=False, allow_infinity=False, width=32),
+        "prompt": st.none() | texts,
+        "response": st.none() | texts,
+        "admissible_actions": st.none() | st.lists(texts, max_size=3),
+        "action_valid": st.booleans(),
+        "won": st.booleans(),
+        "score": st.none() | st.floats(0, 1),
+        "tokens": st.none()
+        | st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.floats(-50, 0, width=32)), max_size=4),
+        "environment_s": st.none() | st.floats(0, 1e6),
+    }
+)
+runs = st.dictionaries(
+    st.tuples(st.integers(0, 3), texts, st.integers(0, 2)),
+    st.lists(st.lists(values, min_size=1, max_size=4), min_size=1, max_size=3),
+    max_size=4,
+)
+
+
+def rows_of(run: dict[Any, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for number, ((iteration, task, which), members) in enumerate(run.items()):
+        for m, trajectory in enumerate(members):
+            for t, drawn in enumerate(trajectory):
+                row = {**drawn, "iteration": iteration, "task_id": task, "group": which, "step": t}
+                tokens = row.pop("tokens")
+                row["response_token_ids"] = tokens and [token for token, _ in tokens]
+                row["response_logprobs"] = tokens and [logprob for _, logprob in tokens]
+                rows.append({**row, "trajectory": f"{number}/{m}", "terminated": t == len(trajectory) - 1})
+    return rows
+
+
+@given(runs, st.randoms(use_true_random=False), st.integers(0, 3), st.booleans())
+def test_write_then_read_is_the_identity_in_any_row_order(
+    tmp_path_factory: pytest.TempPathFactory, run: dict[Any, Any], draw: random.Random, depth: int, one_by_one: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    rows = rows_of(run)
+    expected = sorted(
+        rows, key=lambda row: [v.encode() if isinstance(v, str) else v for v in map(row.get, schema.SORT_KEY)]
+    )
+    draw.shuffle(rows)
+    with StepWriter(folder, depth=depth) as writer:
+        if one_by_one:
+            writer.add(rows)
+            for iteration, task, which in run:
+                writer.finish(task, which, iteration)
+        elif rows:
+            writer.add_group(rows)
+    if not rows:
+        with pytest.raises(InputError, match="no committed rows"):
+            scan_steps(folder)
+        return
+    read = scan_steps(folder).collect()
+    assert read.schema == schema.polars_schema(depth)
+    given_columns = list(expected[0])
+    assert read.select(given_columns).to_dicts() == [{c: row[c] for c in given_columns} for row in expected]
+
+
+def test_derived_columns_follow_their_definitions(tmp_path: Path) -> None:
+    rows = [
+        step("t", "a", 0, state="A", action="x", reward=0.1),
+        step("t", "a", 1, state="B", action="y", reward=0.2),
+        step("t", "a", 2, state="A", action="z", reward=0.3, terminated=True, next_state="end"),
+        step("t", "b", 0, state="A", action=None, reward=0.0, aborted=True, error="out of time"),
+    ]
+    with StepWriter(tmp_path, depth=2, defaults={"env_id": "HGPO/ALFWorld-v0", "split": "train"}) as writer:
+        writer.add_group(rows[::-1])
+    read = scan_steps(tmp_path).collect()
+    a, b, end = (hashing.text_hash(text) for text in ("A", "B", "end"))
+    x, y, z = (hashing.text_hash(text) for text in "xyz")
+
+    def chain(*items: int) -> int:
+        value = 0
+        for item in items:
+            value = int(hashing.link(np_int(value), np_int(item))[0])
+        return value
+
+    assert read["state_hash"].to_list() == [a, b, a, a]
+    assert read["action_hash"].to_list() == [x, y, z, None]
+    assert read["next_state_hash"].to_list() == [b, a, end, None]
+    assert read["history_hash_2"].to_list() == [None, None, chain(a, b, a), None]
+    assert read["history_hash_1"].to_list() == [None, chain(a, b), chain(b, a), None]
+    assert read["context_hash_2"].to_list() == [None, None, chain(a, x, b, y, a), None]
+    assert read["episode_return"].to_list() == [math.fsum([0.1, 0.2, 0.3])] * 3 + [0.0]
+    assert read["episode_length"].to_list() == [3, 3, 3, 1]
+    assert read["env_id"].unique().to_list() == ["HGPO/ALFWorld-v0"]
+    assert read["run"].unique().to_list() == [tmp_path.name]
+
+
+def np_int(value: int) -> Any:
+    import numpy as np
+
+    return np.array([value], dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ([step("t", "a", 0), step("t", "a", 2)], "steps 0, 1, 2"),
+        ([step("t", "a", 0), step("t", "a", 0)], "steps 0, 1, 2"),
+        ([step("t", "a", 1)], "steps 0, 1, 2"),
+        ([step("t", "a", 0), step("u", "a", 0)], "in two groups"),
+        ([step("t", "a", 0, reward=math.nan)], "reward is not finite"),
+        ([step("t", "a", 0, reward=math.inf)], "reward is not finite"),
+        ([step("t", "a", 0, score=math.nan)], "score is not finite"),
+        ([step("t", "a", 0, response_logprobs=[math.nan], response_token_ids=[1])], "holds NaN"),
+        ([step("t", "a", 0, response_logprobs=[-1.0], response_token_ids=[1, 2])], "one a token"),
+        ([step("t", "a", 0, terminated=True), step("t", "a", 1)], "terminated before the last row"),
+        ([step("t", "a", 0, next_state="elsewhere"), step("t", "a", 1)], "not the state of the next step"),
+        ([step("t", "a", 0, state_hash=5)], "state_hash is 5; its rows give"),
+        ([step("t", "a", 0, history_hash_0=5)], "history_hash_0 is 5; its rows give"),
+        ([step("t", "a", 0, episode_return=5.0)], "episode_return is 5.0; its rows give 0.0"),
+        ([step("t", "a", 0, state=None)], "expected `state`, or `state_hash`"),
+        ([step("t", "a", 0, task_id=None)], "task_id is never null; row 0 has none"),
+        ([step("t", "a", 0, stat="x")], "unknown step table column 'stat'; did you mean 'state'?"),
+        ([step("t", "a", 0, reward="much")], "column reward: expected Float64, got 'much'"),
+        ([step("t", "a", 0, prompt_token_ids=[2**40])], "column prompt_token_ids: expected List"),
+        ([{"task_id": "t", "trajectory": "a", "step": 0, "state": ""}], "expected a column 'reward'"),
+    ],
+)
+def test_bad_rows_are_refused_in_one_line_and_leave_nothing(
+    tmp_path: Path, rows: list[dict[str, Any]], line: str
+) -> None:
+    with StepWriter(tmp_path) as writer:
+        with pytest.raises(InputError, match=line) as error:
+            writer.add_group(rows)
+        assert "\n" not in str(error.value)
+        writer.add_group(group("good"))
+    assert scan_steps(tmp_path).select("task_id").unique().collect().rows() == [("good",)]
+
+
+def test_a_group_comes_once(tmp_path: Path) -> None:
+    with StepWriter(tmp_path) as writer:
+        writer.add_group(group("t"))
+        with pytest.raises(InputError, match="already in run"):
+            writer.add_group(group("t"))
+        with pytest.raises(InputError, match="trajectory 't/0' is already in run"):
+            writer.add_group(group("t", iteration=1))
+        writer.commit()
+        with pytest.raises(InputError, match="already in run"):
+            writer.add_group(group("t"))
+    with StepWriter(tmp_path) as writer, pytest.raises(InputError, match="already in run"):
+        writer.add_group(group("t"))
+
+
+def test_shards_cut_between_groups(tmp_path: Path) -> None:
+    with StepWriter(tmp_path, shard_rows=10) as writer:
+        for number in range(7):
+            writer.add_group(group(f"t{number}"))
+    files = sorted(tmp_path.glob("*.parquet"))
+    assert [pl.read_parquet(file)["task_id"].n_unique() for file in files] == [2, 2, 2, 1]
+
+
+def test_shards_cut_by_bytes(tmp_path: Path) -> None:
+    with StepWriter(tmp_path, shard_bytes=50_000) as writer:
+        for number in range(4):
+            writer.add_group(group(f"t{number}", prompt="x" * 10_000))
+    assert len(list(tmp_path.glob("*.parquet"))) == 4
+
+
+def test_resuming_goes_on_after_what_is_committed(tmp_path: Path) -> None:
+    config = {"seed": 1, "sizes": (1, 2)}
+    with StepWriter(tmp_path, config=config) as writer:
+        writer.add_group(group("a"))
+    with StepWriter(tmp_path, config=config) as writer:
+        assert writer.committed == {Group(0, "a", 0)}
+        writer.add_group(group("b"))
+    with StepWriter(tmp_path) as writer:
+        assert writer.committed == {Group(0, "a", 0), Group(0, "b", 0)}
+        assert writer.header.config == {"seed": 1, "sizes": [1, 2]}
+    assert scan_steps(tmp_path).select(pl.len()).collect().item() == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"config": {"seed": 2}}, "seed = 1, not 2"),
+        ({"depth": 3}, "depth 8, not 3"),
+        ({"run": "other"}, "holds the run"),
+        ({"without": ["promt"]}, "did you mean 'prompt'"),
+        ({"without": ["reward"]}, "never null"),
+        ({"config": {"a": object()}}, "JSON"),
+    ],
+)
+def test_what_does_not_fit_a_run_is_refused(tmp_path: Path, options: dict[str, Any], line: str) -> None:
+    with StepWriter(tmp_path, config={"seed": 1}) as writer:
+        writer.add_group(group("a"))
+    with pytest.raises(InputError, match=line):
+        StepWriter(tmp_path, **options)
+    assert scan_steps(tmp_path).select(pl.len()).collect().item() == 6
+
+
+def test_an_exception_commits_finished_groups_alone(tmp_path: Path) -> None:
+    def broken_off() -> None:
+        with StepWriter(tmp_path) as writer:
+            writer.add_group(group("whole"))
+            writer.add(group("half")[:4])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
+    assert scan_steps(tmp_path).select("task_id").unique().collect().rows() == [("whole",)]
+
+
+def test_lone_surrogates_become_the_replacement_character(tmp_path: Path) -> None:
+    with StepWriter(tmp_path) as writer:
+        writer.add_group([step("t", "a", 0, state="a\ud800", response="\ud83d\ude00", admissible_actions=["\udfff"])])
+    row = scan_steps(tmp_path).collect().row(0, named=True)
+    assert (row["state"], row["response"], row["admissible_actions"]) == ("a\ufffd", "😀", ["\ufffd"])
+    assert row["state_hash"] == hashing.text_hash("a\ufffd")
+
+
+def test_texts_left_out_keep_their_hashes(tmp_path: Path) -> None:
+    with StepWriter(tmp_path / "full") as writer:
+        writer.add_group(group("t", prompt="p", policy_s=1.0))
+    with StepWriter(tmp_path / "bare", without=["text", "timings"]) as writer:
+        writer.add_group(group("t", prompt="p", policy_s=1.0))
+    full, bare = (scan_steps(tmp_path / name).collect() for name in ("full", "bare"))
+    hashes = [column.name for column in schema.columns() if column.family == "hashes"]
+    assert_frame_equal(full.select(hashes), bare.select(hashes))
+    assert bare.select("state", "prompt", "action", "policy_s").null_count().row(0) == (6, 6, 6, 6)
+    with StepWriter(tmp_path / "again") as writer:  # a table without texts is rows, too
+        writer.add_group(bare.drop("run"))
+    assert_frame_equal(scan_steps(tmp_path / "again").drop("run").collect(), bare.drop("run"))
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
+    rows = [row for number in range(5) for row in group(f"t{number}")]
+    for name, order in (("a", rows), ("b", rows[::-1])):
+        with StepWriter(tmp_path / name, run="same", config={"x": 1}) as writer:
+            writer.add_group(order)
+    assert (tmp_path / "a/manifest.jsonl").read_bytes() == (tmp_path / "b/manifest.jsonl").read_bytes()
+    assert (tmp_path / "a/steps-000000.parquet").read_bytes() == (tmp_path / "b/steps-000000.parquet").read_bytes()
