@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from hgpo_envs.alfworld import rules, text
+from hgpo_envs.alfworld import coverage, rules, text
 from hgpo_envs.alfworld.commands import Commands
 from hgpo_envs.engine import State
 
@@ -67,13 +67,18 @@ class ALFWorldEngine:
             return replace(state, valid=False, reward=0.0)
         command = command.strip()
         if command not in state.actions:
+            self._count("nothing happens")
             return self._show(text.NOTHING_HAPPENS, valid=False)
         verb, first, second = self._commands.meaning[command]
+        if self.fired is not None:
+            self._count(*coverage.cases(self.game, self.world, verb, first, second))
         return self._show(rules.RULES[verb](self.game, self.world, first, second), valid=True)
 
     def _show(self, observation: str, *, valid: bool) -> State:
         assert self._commands is not None
         won = rules.won(self.game, self.world)
+        if won:
+            self._count(f"won: {self.game.goal.task_type}")
         self._state = State(
             text=observation,
             actions=self._commands.offered(self.world),
@@ -85,3 +90,7 @@ class ALFWorldEngine:
             info={},
         )
         return self._state
+
+    def _count(self, *cases: str) -> None:
+        if self.fired is not None:
+            self.fired.update(cases)

@@ -1,18 +1,23 @@
 """Which rules and which wording a game file carries: read once per distinct text, refused by name when unknown.
 
-A game file holds its planning domain and its text grammar in full. Every published one is the same but for a handful of
-parts, so a text is taken apart, each part is compared with the hash of the one the engine plays, and what is left over
-is the wording: how an object is put down, what one arrives at, whether `help` exists.
+A game file holds its planning domain and its text grammar in full. All published ones are the same but for a handful
+of parts. So both are taken apart (`parts.py`), each part is compared with the one that the engine plays, and the
+handful that may differ is the game's wording: how an object is put down, what one arrives at, whether there is `help`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.alfworld.parts import DOMAIN, GRAMMAR, digest, domain_parts, fingerprint, grammar_parts
+from hgpo_envs.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 HELP: Final = """\
 Available commands:
@@ -87,12 +92,126 @@ def join_task(grammar: str, task: str) -> str:
     return grammar[: match.start(2)] + task + grammar[match.end(2) :]
 
 
+_PUT_COMMANDS: Final = {
+    "move {o} to {r}": MOVE.put,
+    "put {o} in/on {r}": PUT.put,
+}
+_PUT_FEEDBACK: Final = {
+    "You move the {o.name} to the {r.name}.": MOVE.puts,
+    "You put the {o.name} in/on the {r.name}.": PUT.puts,
+}
+_ARRIVALS: Final = {
+    "You arrive at {r.name}. #examineReceptacle.feedback#": False,
+    "You arrive at {lend.name}. #examineReceptacle.feedback#": True,
+}
+
+
 @lru_cache(maxsize=64)
 def recognise(domain: str, grammar: str) -> Grammar:
     """The wording of a game, from its domain and its grammar without a task (`split_task`).
 
     Raises:
-        InputError: A part of either differs from what the engine plays; the line names it.
+        InputError: A part of either is not as the engine plays it; the line names it.
     """
-    del domain  # compared soon
-    return PUT if "put {o} in/on {r}" in grammar else MOVE
+    actions, parts = domain_parts(domain), grammar_parts(grammar)
+    has_help = "action help" in actions
+    _compare("domain", actions, DOMAIN if has_help else {k: v for k, v in DOMAIN.items() if k != "action help"})
+    _compare("grammar", parts, GRAMMAR)
+    choices = (
+        ("action PutObject template", _PUT_COMMANDS.get(parts.get("action PutObject template", ""))),
+        ("PutObject.feedback", _PUT_FEEDBACK.get(_plain_rule(parts, "PutObject.feedback"))),
+        ("GotoLocation.feedback", _ARRIVALS.get(_plain_rule(parts, "GotoLocation.feedback"))),
+        ("help", not has_help or _helps(parts) or None),
+    )
+    wrong = [name for name, choice in choices if choice is None]
+    if wrong:
+        raise InputError(_unknown("grammar", parts, wrong))
+    (_, put), (_, puts), (_, arrives), _ = choices
+    return Grammar(str(put).split()[0], str(put), str(puts), bool(arrives), HELP if has_help else None)
+
+
+def _plain_rule(parts: Mapping[str, str], name: str) -> str:
+    """The text of a rule that has one alternative without a condition; empty for any other."""
+    rule = json.loads(parts.get(name, "[]"))
+    plain = len(rule) == 1 and set(rule[0]) == {"rhs"}
+    return str(rule[0]["rhs"]) if plain else ""
+
+
+def _helps(parts: Mapping[str, str]) -> bool:
+    """Whether `help` says what every published grammar makes it say: as a rule, or in the action itself."""
+    feedback = parts.get("action help feedback", "")
+    shown = _plain_rule(parts, "help.feedback") if feedback == "#help.feedback#" else feedback
+    return parts.get("action help template") == "help" and shown == f"\n{HELP}"
+
+
+def _compare(kind: str, parts: Mapping[str, str], known: Mapping[str, str]) -> None:
+    wrong = [name for name, expected in known.items() if name not in parts or digest(parts[name]) != expected]
+    wrong += [name for name in parts if name.startswith("action") and kind == "domain" and name not in known]
+    if wrong:
+        raise InputError(_unknown(kind, parts, wrong))
+
+
+def _unknown(kind: str, parts: Mapping[str, str], wrong: list[str]) -> str:
+    named = ", ".join(repr(name) for name in wrong[:4])
+    return (
+        f"unknown {kind}, fingerprint {fingerprint(parts)}: {named}{' and more' if len(wrong) > 4 else ''} not as the "
+        f"native engine plays it (it knows what alfworld 0.2 to 0.5 install); backend='original' plays any {kind}"
+    )
+
+
+_HELP_ACTION: Final = "(:action help :parameters (?a - agent) :precondition () :effect (and (checked ?a)))"
+_HELP_FEEDBACK: Final = json.dumps({"help.feedback": [{"rhs": f"\n{HELP}"}]})
+_HELP_TEXT: Final = (
+    f'\naction help {{ template :: "help"; feedback :: "#help.feedback#"; grammar :: """{_HELP_FEEDBACK}"""; }}\n'
+)
+_REWORDED: Final = (
+    ("move {o} to {r}", "put {o} in/on {r}"),
+    ("You move the {o.name} to the {r.name}.", "You put the {o.name} in/on the {r.name}."),
+    ("You arrive at {r.name}. #", "You arrive at {lend.name}. #"),
+)
+"""What a grammar text says in the `move` and in the `put` wording."""
+
+
+def convert(file: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A game file in another wording; the game stays the same.
+
+    Args:
+        file: The JSON object of a game file.
+        name: `move` or `put`.
+
+    Raises:
+        InputError: There is no such wording, or the file's own is not known.
+    """
+    if name not in GRAMMARS:
+        raise InputError(unknown("grammar", name, GRAMMARS))
+    domain, grammar = file["pddl_domain"], file["grammar"]
+    wording, _ = split_task(grammar)
+    if recognise(domain, wording).name != name:
+        domain, grammar = _to_move(domain, grammar) if name == "move" else _to_put(domain, grammar)
+    converted = {**file, "pddl_domain": domain, "grammar": grammar}
+    if file.get("walkthrough"):
+        converted["walkthrough"] = [_reword(command, name) for command in file["walkthrough"]]
+    return converted
+
+
+def _to_move(domain: str, grammar: str) -> tuple[str, str]:
+    for move, put in _REWORDED:
+        grammar = grammar.replace(put, move)
+    if "action help" not in domain_parts(domain):
+        head, _, tail = domain.rpartition(")")
+        domain, grammar = f"{head}{_HELP_ACTION}){tail}", grammar + _HELP_TEXT
+    return domain, grammar
+
+
+def _to_put(domain: str, grammar: str) -> tuple[str, str]:
+    for move, put in _REWORDED:
+        grammar = grammar.replace(move, put)
+    domain = re.sub(r"\(:action help\b.*?\(checked \?a\)\s*\)\s*\)", "", domain, flags=re.DOTALL)
+    return domain, re.sub(r"\naction help \{(?:[^\n]+\}|.*?\n\})(?=\s|$)", "", grammar, flags=re.DOTALL)
+
+
+def _reword(command: str, name: str) -> str:
+    pattern, words = (
+        (r"put (.+) in/on (.+)", r"move \1 to \2") if name == "move" else (r"move (.+) to (.+)", r"put \1 in/on \2")
+    )
+    return re.sub(f"^{pattern}$", words, command)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.games import Game, compile_game, read_file
+from hgpo_envs.alfworld.grammar import GRAMMARS, convert
 from hgpo_envs.engine import Task
 from hgpo_envs.errors import InputError, UnknownTask, unknown
 
@@ -94,15 +95,19 @@ class ALFWorldSource:
     Args:
         data: None for the bundled games, a pack file, a folder with official games (`json_2.1.1`, or one that holds
             it), or the folder of a single game.
+        grammar: None plays every game as its file words it; `move` or `put` converts them all.
         keep: How many compiled games to keep for engines to come.
     """
 
     name = "ALFWorld"
 
-    def __init__(self, data: str | Path | None = None, *, keep: int = 256) -> None:
+    def __init__(self, data: str | Path | None = None, *, grammar: str | None = None, keep: int = 256) -> None:
         self._store = open_store(data)
         self._games: OrderedDict[str, Game] = OrderedDict()
         self._keep = keep
+        self._grammar = grammar
+        if grammar is not None and grammar not in GRAMMARS:
+            raise InputError(unknown("grammar", grammar, GRAMMARS))
 
     def ids(self, split: str) -> Sequence[str]:
         """The split's task ids, sorted; `all` is every task."""
@@ -125,14 +130,18 @@ class ALFWorldSource:
         """The compiled game; the last `keep` are kept."""
         game = self._games.get(task_id)
         if game is None:
-            try:
-                data = self._store.read(task_id)
-            except KeyError:
-                raise UnknownTask(unknown("ALFWorld task", task_id, self._store.ids(), shown=2)) from None
-            game = self._games[task_id] = compile_game(data, task_id)
+            game = self._games[task_id] = compile_game(self.file(task_id), task_id)
             if len(self._games) > self._keep:
                 self._games.popitem(last=False)
         return game
+
+    def file(self, task_id: str) -> Mapping[str, Any]:
+        """The JSON object of the game file, as the original reads it."""
+        try:
+            file = self._store.read(task_id)
+        except KeyError:
+            raise UnknownTask(unknown("ALFWorld task", task_id, self._store.ids(), shown=2)) from None
+        return file if self._grammar is None else convert(file, self._grammar)
 
     def engine(self) -> ALFWorldEngine:
         """A new engine over these games."""

@@ -1,0 +1,228 @@
+"""Differential fuzzing: the native ALFWorld engine and the original play the same seeded walks and must agree.
+
+    python benchmarks/alfworld_fuzz.py DATA [DATA …] --games 200 --steps 60 --seed 1
+
+DATA is a folder of official games or a pack. Walks are drawn to reach rare rules, and hold commands that are not
+admissible. Needs the extra `alfworld` (Python 3.11 or 3.12). Prints how often each rule fired, and every difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from hgpo_envs.alfworld.engine import ALFWorldEngine
+from hgpo_envs.alfworld.games import KNIVES, STATIONS, Ability, compile_game
+from hgpo_envs.alfworld.grammar import convert
+from hgpo_envs.alfworld.memoise import memoise_textworld
+from hgpo_envs.alfworld.original import OriginalEngine
+from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.alfworld.world import NOTHING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from hgpo_envs.engine import State
+
+WEIGHTS = {"slice": 9, "use": 6, "clean": 7, "heat": 7, "cool": 7, "examine": 3, "move": 2, "put": 2, "take": 5,
+           "open": 4, "look": 2, "go": 6, "close": 1, "inventory": 1, "help": 0.3}  # fmt: skip
+"""How likely each verb is, before the number of its commands counts."""
+
+
+def walk(engine: ALFWorldEngine, state: State, steps: int, rng: random.Random) -> Iterator[tuple[str, State]]:
+    """A seeded walk of the native engine: mostly admissible, drawn to rare rules."""
+    before = state.actions
+    for _ in range(steps):
+        command = _invalid(state, before, rng) if rng.random() < 0.12 else _likely(engine, state, rng)
+        before, state = state.actions, engine.act(command)
+        yield command, state
+        if state.terminated:
+            return
+
+
+def _likely(engine: ALFWorldEngine, state: State, rng: random.Random) -> str:
+    by_verb: dict[str, list[str]] = {}
+    for command in state.actions:
+        by_verb.setdefault(command.split(" ", 1)[0], []).append(command)
+    verbs = sorted(by_verb)
+    verb = rng.choices(verbs, [WEIGHTS[v] for v in verbs])[0]
+    choice = rng.choice(by_verb[verb])
+    wanted = _wanted(engine, verb)
+    if wanted and rng.random() < 0.6:
+        choice = rng.choice(sorted({c for c in by_verb[verb] if c in wanted}) or [choice])
+    return choice + rng.choice(["", "", "", "", " ", "\n"])
+
+
+def _wanted(engine: ALFWorldEngine, verb: str) -> set[str]:
+    """Commands that lead towards rare rules: stations, knives, lamps, things to slice, containers, burners."""
+    game, world = engine.game, engine.world
+    held = world.held
+    if verb == "take":
+        return {
+            f"take {game.object_names[o]} from {game.receptacle_names[r]}"
+            for r in game.receptacles_at[world.location]
+            for o in world.contents[r]
+            if _rare(engine, o) or game.object_types[o] == game.goal.object_type
+        }
+    if verb in ("move", "put"):
+        beside = [r for r in game.receptacles_at[world.location] if (held, r) not in world.emptied]
+        return {
+            game.grammar.put.format(object=game.object_names[held], receptacle=game.receptacle_names[r]) for r in beside
+        }
+    if verb != "go":
+        return set()
+    return {f"go to {game.receptacle_names[r]}" for r in range(len(game.places)) if _leads(engine, r)}
+
+
+def _leads(engine: ALFWorldEngine, r: int) -> bool:
+    """Whether something rare, or the goal, waits at a receptacle."""
+    game, world, goal = engine.game, engine.world, engine.game.goal
+    held, inside, kind = world.held, world.contents[r], game.receptacle_types[r]
+    if held == NOTHING:
+        return any(_rare(engine, o) or (game.object_types[o] == goal.object_type != kind) for o in inside)
+    if game.object_types[held] in KNIVES:
+        return any(game.abilities[o] & Ability.SLICEABLE and game.places[r] in s for o, s in enumerate(world.spots))
+    if game.object_types[held] == goal.object_type and world.traits[held] & goal.trait == goal.trait:
+        return kind == goal.receptacle_type or any(game.abilities[o] & Ability.TOGGLEABLE for o in inside)
+    return bool(STATIONS.get(kind, 0) & game.abilities[held])
+
+
+def _rare(engine: ALFWorldEngine, o: int) -> bool:
+    game = engine.game
+    return (
+        bool(game.abilities[o] & Ability.TOGGLEABLE)
+        or game.object_types[o] in KNIVES
+        or o in game.nested
+        or sum(o in contents for contents in engine.world.contents) > 1
+    )
+
+
+def _invalid(state: State, before: list[str], rng: random.Random) -> str:
+    """A command that is probably not admissible."""
+    some = rng.choice(list(state.actions))
+    gone = [command for command in before if command not in state.actions]
+    return rng.choice(
+        [
+            "",
+            "xyzzy",
+            some.upper(),
+            some.replace(" ", "  ", 1),
+            f"{some} now",
+            some.rsplit(" ", 1)[0],
+            "put mug 1 in/on shelf 1",
+            "move mug 1 to shelf 1",
+            "examine egg 1",
+            "go to nowhere 1",
+            "take 1 from 1",
+            "\x00\ud800",
+            rng.choice(gone) if gone else "close fridge 1",
+        ]
+    )
+
+
+def compare(
+    file: Mapping[str, Any], native: ALFWorldEngine, original: OriginalEngine, steps: int, rng: random.Random
+) -> Iterator[dict[str, Any]]:
+    """Plays one walk in both; yields each step as the original showed it, with `agrees`."""
+    state = native.play(compile_game(file))
+    shown = original.play(file)
+    yield _row(None, shown, state)
+    for command, answer in walk(native, state, steps, rng):
+        shown = original.act(command)
+        yield _row(command, shown, answer)
+
+
+def _row(action: str | None, shown: State, state: State) -> dict[str, Any]:
+    agrees = (shown.text, list(shown.actions), shown.won, shown.valid) == (
+        state.text,
+        list(state.actions),
+        state.won,
+        state.valid,
+    )
+    row = {"action": action, "observation": shown.text, "admissible_commands": list(shown.actions), "won": shown.won}
+    return row | {"agrees": agrees, "native": None if agrees else [state.text, list(state.actions), state.won]}
+
+
+def main() -> None:
+    """Fuzzes and reports."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="+", type=Path)
+    parser.add_argument("--games", type=int, default=200, help="games drawn from each DATA")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--put", type=float, default=0.2, help="fraction of games played in the older put wording")
+    parser.add_argument("--record", type=Path, help="write the original's transcripts here (.jsonl.gz)")
+    parser.add_argument("--out", type=Path, help="write the report here (.json)")
+    arguments = parser.parse_args()
+    memoise_textworld()
+    native, original = ALFWorldEngine(count=True), OriginalEngine()
+    tally: Counter[str] = Counter()
+    differences: list[dict[str, Any]] = []
+    record = gzip.open(arguments.record, "at", encoding="utf-8") if arguments.record else None  # noqa: SIM115 (closed below)
+    began = time.process_time()
+    for data in arguments.data:
+        source = ALFWorldSource(data)
+        rng = random.Random(f"{arguments.seed} {data.name}")
+        ids = source.ids("all")
+        chosen = rng.sample(ids, min(arguments.games, len(ids)))
+        for task in track(chosen, f"{data}", console=Console(stderr=True)):
+            file = source.file(task)
+            if rng.random() < arguments.put:
+                file = convert(file, "put")
+            for step, row in enumerate(compare(file, native, original, arguments.steps, rng)):
+                tally["lines"] += 1
+                if not row["agrees"]:
+                    differences.append({"task": task, "step": step, **row})
+                if record:
+                    kept = {k: v for k, v in row.items() if k not in ("agrees", "native")}
+                    grammar = native.game.grammar.name
+                    record.write(
+                        json.dumps({"data": data.name, "task": task, "grammar": grammar, "step": step, **kept}) + "\n"
+                    )
+            tally["games"] += 1
+            tally[f"games from {data.name}"] += 1
+            tally[f"games worded {native.game.grammar.name}"] += 1
+    if record:
+        record.close()
+    report = {
+        "seed": arguments.seed,
+        "steps": arguments.steps,
+        "cpu_s": round(time.process_time() - began, 1),
+        **tally,
+        "differences": len(differences),
+        "fired": dict(sorted((native.fired or Counter()).items())),
+        "first_differences": differences[:20],
+    }
+    _print(report)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    sys.exit(1 if differences else 0)
+
+
+def _print(report: Mapping[str, Any]) -> None:
+    console = Console()
+    table = Table(title="how often each rule fired")
+    table.add_column("rule")
+    table.add_column("times", justify="right")
+    for rule, times in report["fired"].items():
+        table.add_row(rule, f"{times:,}")
+    console.print(table)
+    for difference in report["first_differences"]:
+        console.print_json(json.dumps(difference))
+    console.print({k: v for k, v in report.items() if k not in ("fired", "first_differences")})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Names the cases of each rule, to count which of them a set of episodes has reached (`ALFWorldEngine(count=True)`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hgpo_envs.alfworld.games import Ability
+from hgpo_envs.alfworld.world import NOTHING, Trait, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hgpo_envs.alfworld.games import Game
+
+
+def cases(game: Game, world: World, verb: str, first: int, second: int) -> Iterator[str]:
+    """The cases of a rule that is about to fire: its verb alone, and what is special about this time."""
+    yield verb
+    match verb:
+        case "look" | "inventory":
+            yield from _sight(game, world, verb)
+        case "go" | "inspect":
+            yield from _face(game, world, verb, first)
+        case "take" | "put":
+            yield from _move(game, world, verb, first, second)
+        case "clean" | "heat" | "cool":
+            yield from _treat(game, world, verb, first, second)
+        case "examine":
+            yield from _examine(game, world, first)
+        case "use" | "slice":
+            yield from _change(game, world, verb, first)
+
+
+def _kind(game: Game, world: World, r: int) -> str:
+    if not game.openable[r]:
+        return "surface"
+    return "open receptacle" if world.opened[r] else "closed receptacle"
+
+
+def _around(game: Game, world: World, o: int) -> Iterator[int]:
+    return (r for r in game.receptacles_at[world.location] if o in world.contents[r])
+
+
+def _sight(game: Game, world: World, verb: str) -> Iterator[str]:
+    if verb == "inventory":
+        yield "inventory: nothing" if world.held == NOTHING else "inventory: something"
+        return
+    here = game.receptacles_at[world.location]
+    yield "look: in the middle" if not here else "look: one receptacle" if len(here) == 1 else "look: several"
+    if any(r in here and world.location in world.spots[o] for o, r in world.emptied):
+        yield "look: an object moved beside"
+
+
+def _face(game: Game, world: World, verb: str, r: int) -> Iterator[str]:
+    yield f"{verb}: {_kind(game, world, r)}"
+    if verb == "go" and len(game.receptacles_at[game.places[r]]) > 1:
+        yield "go: several receptacles at one location"
+
+
+def _change(game: Game, world: World, verb: str, o: int) -> Iterator[str]:
+    trait = Trait.TOGGLED if verb == "use" else Trait.SLICED
+    yield f"{verb}: again" if world.traits[o] & trait else f"{verb}: first time"
+    around = list(_around(game, world, o))
+    yield from (f"{verb}: {_kind(game, world, r)}" for r in around)
+    if not around:
+        yield f"{verb}: where it only counts as being"
+
+
+def _move(game: Game, world: World, verb: str, o: int, r: int) -> Iterator[str]:
+    yield f"{verb}: {_kind(game, world, r)}"
+    elsewhere = [other for other, inside in enumerate(world.contents) if other != r and o in inside]
+    if elsewhere:
+        yield f"{verb}: object in two receptacles"
+    if verb == "take" and world.location not in world.spots[o]:
+        yield "take: object counts as being elsewhere"
+    if game.abilities[o] & Ability.CONTAINER:
+        yield f"{verb}: container, {'holding something' if game.nested.get(o) else 'empty'}"
+    if verb == "put" and (o, r) in world.emptied:
+        yield "put: back where it was"
+    if verb == "put" and game.goal.count == 2:
+        yield "put: in a two-object task"
+
+
+def _treat(game: Game, world: World, verb: str, o: int, r: int) -> Iterator[str]:
+    yield f"{verb}: {_kind(game, world, r)}"
+    undone = {"heat": Trait.COOL, "cool": Trait.HOT}.get(verb)
+    if undone and world.traits[o] & undone:
+        yield f"{verb}: undoes the other"
+
+
+def _examine(game: Game, world: World, o: int) -> Iterator[str]:
+    if game.abilities[o] & Ability.CONTAINER:
+        yield f"examine: container, {'holding something' if game.nested.get(o) else 'empty'}"
+    else:
+        traits = [trait.name.lower() for trait in Trait if world.traits[o] & trait and trait.name]
+        yield f"examine: {' and '.join(traits) or 'nothing special'}"
