@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EXPERTS: Final[dict[str, dict[str, str]]] = {
     "ALFWorld": {
         "expert": "hgpo_envs.alfworld.expert:Expert",
+        "explorer": "hgpo_envs.alfworld.explorer:Explorer",
     },
     "WebShop": {},
 }
