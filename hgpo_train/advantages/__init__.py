@@ -20,23 +20,63 @@ __all__ = [
     "carry_out",
     "compute",
     "estimators",
+    "g2po",
     "get",
+    "gigpo",
+    "graphgpo",
     "grpo",
     "hgpo",
     "names",
     "register",
+    "reinforce_pp",
+    "rloo",
 ]
 
 
 def hgpo(
     steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
 ) -> pl.LazyFrame:
-    """HGPO: `compute(steps, "hgpo", …)`, with the parameters of `estimators.hgpo.HGPO`."""
+    """Steps against those with the same history of states, level by level: `compute` with `estimators.hgpo.HGPO`."""
     return compute(steps, "hgpo", column=column, details=details, **parameters)
+
+
+def gigpo(
+    steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
+) -> pl.LazyFrame:
+    """Episodes against their task, steps against those at the same state: `compute` with `estimators.gigpo.GiGPO`."""
+    return compute(steps, "gigpo", column=column, details=details, **parameters)
 
 
 def grpo(
     steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
 ) -> pl.LazyFrame:
-    """GRPO: `compute(steps, "grpo", …)`, with the parameters of `estimators.grpo.GRPO`."""
+    """Episodes against those of the same task: `compute` with `estimators.grpo.GRPO`."""
     return compute(steps, "grpo", column=column, details=details, **parameters)
+
+
+def g2po(
+    steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
+) -> pl.LazyFrame:
+    """Episodes against their task, and gains over the graph of states: `compute` with `estimators.g2po.G2PO`."""
+    return compute(steps, "g2po", column=column, details=details, **parameters)
+
+
+def graphgpo(
+    steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
+) -> pl.LazyFrame:
+    """Episodes against their task, and distances to the goal in the graph of states: `compute` with `estimators.graphgpo.GraphGPO`."""
+    return compute(steps, "graphgpo", column=column, details=details, **parameters)
+
+
+def rloo(
+    steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
+) -> pl.LazyFrame:
+    """Episodes against the mean of the other ones of the task: `compute` with `estimators.rloo.RLOO`."""
+    return compute(steps, "rloo", column=column, details=details, **parameters)
+
+
+def reinforce_pp(
+    steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
+) -> pl.LazyFrame:
+    """Episodes against the whole batch, with `baseline` after their task: `compute` with `estimators.reinforce_pp.ReinforcePP`."""
+    return compute(steps, "reinforce_pp", column=column, details=details, **parameters)

@@ -107,9 +107,9 @@ class Job:
         if needs.depth is not None:
             names += context_columns(available, needs.depth, needs.context)
         if needs.next_state:
-            names += next_state_columns(available)
-        if needs.state_text:
-            names.append(require(available, "state", why=f"{self.estimator.name} by similarity"))
+            names += next_state_columns(available, needs.state_text)
+        elif needs.state_text:
+            names.append(require(available, "state", why="similarity"))
         return names
 
 
@@ -139,10 +139,13 @@ def context_columns(available: Collection[str], depth: int, context: Context) ->
     return cast("list[str]", found)
 
 
-def next_state_columns(available: Collection[str]) -> list[str]:
-    """The states, and where the last steps led if that is known."""
-    state = require(available, "state_hash", "state", why="a graph of states")
-    following = [name for name in ("next_state_hash", "next_state") if name in available]
+def next_state_columns(available: Collection[str], text: bool) -> list[str]:
+    """The states, and where the last steps led if that is known: their texts, or rather their hashes."""
+    hashes, texts = ("state_hash", "next_state_hash"), ("state", "next_state")
+    if text or hashes[0] not in available:
+        hashes = texts
+    state = require(available, hashes[0], texts[0], why="a graph of states")
+    following = [name for name in (hashes[1], texts[1]) if name in available]
     return [state, *following[:1]]
 
 

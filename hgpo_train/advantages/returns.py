@@ -59,14 +59,14 @@ def step_rewards(steps: Steps, parameters: Parameters) -> NDArray[np.float64]:
     else:
         chosen = np.where(steps.last, steps.numbers("score"), 0.0)
     scaled = rounded(chosen * parameters.reward_scale, parameters)
-    return scaled - penalties(steps, parameters) if parameters.penalty_at == "reward" else scaled
+    return scaled - rounded(penalties(steps, parameters), parameters) if parameters.penalty_at == "reward" else scaled
 
 
 def penalised(values: NDArray[np.float64], steps: Steps, parameters: Parameters) -> NDArray[np.float64]:
     """Returns or scores, rounded, with the penalty off where penalties come off these."""
     values = rounded(values, parameters)
     if parameters.penalty_at == "return":
-        values = rounded(values - penalties(steps, parameters), parameters)
+        values = rounded(values - rounded(penalties(steps, parameters), parameters), parameters)
     return values
 
 
@@ -74,8 +74,7 @@ def penalties(steps: Steps, parameters: Parameters) -> NDArray[np.float64]:
     """What each row's action costs: 0, or `invalid_action_penalty` where it was invalid."""
     if not parameters.invalid_action_penalty:
         return np.zeros(steps.height)
-    invalid = ~steps.flags("action_valid")
-    return rounded(np.where(invalid, parameters.invalid_action_penalty, 0.0), parameters)
+    return np.where(steps.flags("action_valid"), 0.0, parameters.invalid_action_penalty)
 
 
 def rounded(values: ArrayLike, parameters: Parameters) -> NDArray[np.float64]:

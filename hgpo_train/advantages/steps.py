@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 RUN_KEYS: Final = ("run",)
 """Within these, a trajectory's name is unique."""
 
+BATCH_KEYS: Final = ("run", "iteration")
+"""Rows that agree on these were rolled out for one update."""
+
 GROUP_KEYS: Final = ("run", "iteration", "env_id", "task_id", "group")
 """Rows that agree on those of these columns that are there are rollouts of one task, to be compared."""
 
@@ -80,6 +83,12 @@ class Steps:
     def height(self) -> int:
         """How many rows there are."""
         return self.frame.height
+
+    @cached_property
+    def batch(self) -> Groups:
+        """The rows of one run and iteration."""
+        keys = [key for key in BATCH_KEYS if self.has(key)]
+        return encode(_codes(self.frame, keys)) if keys else Groups(np.zeros(self.height, np.int64), 1)
 
     @cached_property
     def starts(self) -> NDArray[np.intp]:
@@ -154,6 +163,31 @@ class Steps:
     def states(self) -> NDArray[np.int64]:
         """The hash of each step's state."""
         return self.hashes("state_hash", "state")
+
+    def next_states(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The hash of the state that each step led to, and where it is known.
+
+        A `next_state_hash` or `next_state` that is there counts; else it is the state of the trajectory's next step.
+
+        Returns:
+            int64 of shape (height,), and bool of the same shape.
+        """
+        after, known = np.roll(self.states, -1), ~self.last
+        for name in ("next_state_hash", "next_state"):
+            if self.has(name):
+                column = self.frame[name]
+                given = column.is_not_null().to_numpy()
+                values = column.drop_nulls()
+                after[given] = text_hashes(values) if name == "next_state" else values.to_numpy()
+                known |= given
+        return after, known
+
+    def next_texts(self) -> list[str | None]:
+        """The text of the state that each step led to, None where it is not known."""
+        own = pl.when(~pl.Series("last", self.last)).then(pl.col("state").shift(-1))
+        given = [pl.col("next_state")] if self.has("next_state") else []
+        texts: list[str | None] = self.frame.select(pl.coalesce(*given, own)).to_series().to_list()
+        return texts
 
     def hashes(self, stored: str, text: str) -> NDArray[np.int64]:
         """A stored column of hashes, or the hashes of a text column, each distinct text hashed once."""

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hgpo_train.advantages.estimators import grpo, hgpo
+from hgpo_train.advantages.estimators import g2po, gigpo, graphgpo, grpo, hgpo, reinforce_pp, rloo
 
-__all__ = ["grpo", "hgpo"]
+__all__ = ["g2po", "gigpo", "graphgpo", "grpo", "hgpo", "reinforce_pp", "rloo"]

@@ -53,9 +53,18 @@ def estimate(steps: Steps, p: GRPO, details: bool) -> Columns:  # noqa: ARG001  
 
 
 def episode_advantages(
-    steps: Steps, p: Parameters, *, mode: Mode, cross_steps: bool = True, ddof: int = 1
+    steps: Steps, p: Parameters, *, mode: Mode, cross_steps: bool = True, ddof: int = 1, lone_scale: float | None = None
 ) -> NDArray[np.float64]:
-    """Each row's episode score, normalised within its task; float64 of shape (rows,)."""
+    """Each row's episode score, normalised within its task; float64 of shape (rows,).
+
+    Args:
+        steps: The rows.
+        p: How scores are made.
+        mode: Whether deviations are divided by the task's standard deviation.
+        cross_steps: Whether mean and std are over rows or over trajectories.
+        ddof: 0 divides squares by n, 1 by n - 1.
+        lone_scale: What divides the score of a task that has but one; None is 1 + ε as float32.
+    """
     scores = episode_scores(steps, p)
     order = value_order(scores)
     sample = None if cross_steps else steps.first[order]
@@ -67,7 +76,7 @@ def episode_advantages(
         ddof=ddof,
         epsilon=p.epsilon,
         sample=sample,
-        lone_scale=float(rounded(1 + p.epsilon, p)),
+        lone_scale=float(rounded(1 + p.epsilon, p)) if lone_scale is None else lone_scale,
     )
     return advantages
 
