@@ -43,7 +43,7 @@ def hgpo(
 def gigpo(
     steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
 ) -> pl.LazyFrame:
-    """Episodes against their task, steps against those at the same state: `compute` with `estimators.gigpo.GiGPO`."""
+    """Episodes, and steps against those at the same state: `compute` with `estimators.gigpo.GiGPO`."""
     return compute(steps, "gigpo", column=column, details=details, **parameters)
 
 
@@ -57,14 +57,14 @@ def grpo(
 def g2po(
     steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
 ) -> pl.LazyFrame:
-    """Episodes against their task, and gains over the graph of states: `compute` with `estimators.g2po.G2PO`."""
+    """Episodes, and gains over the graph of states: `compute` with `estimators.g2po.G2PO`."""
     return compute(steps, "g2po", column=column, details=details, **parameters)
 
 
 def graphgpo(
     steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
 ) -> pl.LazyFrame:
-    """Episodes against their task, and distances to the goal in the graph of states: `compute` with `estimators.graphgpo.GraphGPO`."""
+    """Episodes, and distances to the goal in the graph of states: `compute` with `estimators.graphgpo.GraphGPO`."""
     return compute(steps, "graphgpo", column=column, details=details, **parameters)
 
 
@@ -78,5 +78,5 @@ def rloo(
 def reinforce_pp(
     steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
 ) -> pl.LazyFrame:
-    """Episodes against the whole batch, with `baseline` after their task: `compute` with `estimators.reinforce_pp.ReinforcePP`."""
+    """Episodes against the whole batch: `compute` with `estimators.reinforce_pp.ReinforcePP`."""
     return compute(steps, "reinforce_pp", column=column, details=details, **parameters)
