@@ -18,6 +18,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.webshop import loader
 from hgpo_envs.webshop.catalogue import FORMAT, MANIFEST
 from hgpo_envs.webshop.folder import whole_folder
+from hgpo_envs.webshop.index import IndexWriter
 from hgpo_envs.webshop.nouns import finder
 from hgpo_envs.webshop.raw import entries, records
 
@@ -106,7 +107,7 @@ def build(
                 if not skip_unusable:
                     raise InputError(f"{line}; mend it, or skip such records (--skip-unusable)") from None
                 maker.unusable(line)
-        manifest = maker.finish()
+        manifest = maker.finish(tell)
         manifest["num_products"] = num_products
         manifest["sources"] = {path.name: digest(path) for path in (items, attributes, human)}
         return _seal(folder, manifest)
@@ -157,6 +158,7 @@ class _Maker:
         self.instructed: list[int] = []
         self.file = pa.OSFile(str(folder / "products.arrow"), "wb")
         self.writer = pa.ipc.new_file(self.file, PRODUCTS)
+        self.index = IndexWriter(folder / "index")
 
     def unusable(self, line: str) -> None:
         self.skipped["unusable"] += 1
@@ -180,6 +182,7 @@ class _Maker:
         if row["instruction"] is not None:
             self.instructed.append(number)
         self.rows.append(row)
+        self.index.add(loader.indexed_text(row["title"], row["description"], row["bullet_points"], row["options"]))
         self.size += len(row["description"]) + sum(map(len, row["bullet_points"]))
         if len(self.rows) >= BATCH_ROWS or self.size >= BATCH_CHARACTERS:
             self.flush()
@@ -223,7 +226,7 @@ class _Maker:
         self.writer.write_batch(pa.RecordBatch.from_pylist(self.rows, schema=PRODUCTS))
         self.rows, self.size = [], 0
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, tell: Progress) -> dict[str, Any]:
         if self.rows:
             self.flush()
         self.writer.close()
@@ -241,6 +244,9 @@ class _Maker:
         }
         for name, array in arrays.items():
             np.save(self.folder / f"{name}.npy", array)
+        ranks = np.empty_like(order)
+        ranks[order] = np.arange(len(order), dtype=np.int32)
+        self.index.finish(ranks, lambda done, total: tell("search index", done, total))
         return {
             "format": FORMAT,
             "products": len(self.seen),

@@ -1,0 +1,141 @@
+"""Text to index terms as Lucene 8's English chain makes them: tokenise, strip possessives, stop words, stem.
+
+The chain is Anserini's default: StandardTokenizer (UAX #29 with Unicode 9.0, emoji sequences of emoji 11.0, words of at
+most 255 UTF-16 units), EnglishPossessiveFilter, LowerCaseFilter, StopFilter with Lucene's 33 English words, and
+PorterStemFilter (`hgpo_envs.webshop.porter`).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from hgpo_envs.webshop import word_break as wb
+from hgpo_envs.webshop.porter import stem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONGEST_WORD: Final = 255
+"""UTF-16 units; a longer word is cut and goes on as another."""
+
+_STOP_WORDS: Final = """
+    a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to
+    was will with
+"""
+STOP_WORDS: Final = frozenset(_STOP_WORDS.split())
+
+KNOWN_PIECES: Final = 1 << 16
+"""Pieces of text between spaces whose terms are remembered, a process."""
+
+
+def _set(*ranges: str) -> str:
+    """A character class of the regular expressions from ranges of code points."""
+    parts = [part.split("-") for text in ranges for part in text.split()]
+    return "[" + "".join("-".join(re.escape(chr(int(end, 16))) for end in part) for part in parts) + "]"
+
+
+def _with_marks(characters: str) -> str:
+    """Rule WB4: a character takes the marks after it along."""
+    return f"(?:{characters}{_set(wb.MARKS)}*+)"
+
+
+def _words() -> str:
+    """Runs of letters, numbers, katakana, and what may join them (WB5 to WB13b)."""
+    ex = _with_marks
+    letter, hebrew = ex(_set(wb.LETTERS, wb.HEBREW)), ex(_set(wb.HEBREW))
+    number, katakana, joiner = ex(_set(wb.NUMBERS)), ex(_set(wb.KATAKANA)), ex(_set(wb.JOINERS))
+    in_word, in_number = ex(_set(wb.MID_LETTER, wb.MID_BOTH, "27")), ex(_set(wb.MID_NUMBER, wb.MID_BOTH, "27"))
+    quoted, single = hebrew + ex('"') + hebrew, hebrew + ex("'")
+    item = (
+        f"(?:{katakana}(?:{joiner}*{katakana})*"
+        f"|(?:{quoted}|{single}"
+        f"|{number}(?:(?:{joiner}+|{in_number})?{number})*"
+        f"|{letter}(?:{joiner}*(?!{quoted}){letter}|{in_word}{letter})*)+)"
+    )
+    return f"{joiner}*{item}(?:{joiner}+{item})*{joiner}*"
+
+
+def _pictures() -> tuple[str, str]:
+    """Emoji joined with others, and alone (Unicode Technical Standard 51)."""
+    tones, pictures = "[\U0001f3fb-\U0001f3ff]", _set(wb.PICTURES)
+    join = f"\u200d(?=\u200d*(?:{tones}|{pictures}))"
+    marks = f"(?:(?![\ufe0e\ufe0f]|{join}){_set(wb.MARKS)})*"
+    tone = f"{tones}{marks}"
+    picture = f"\u200d*{pictures}{marks}\ufe0f?"
+    one = f"(?:(?:\u200d*{_set(wb.MODIFIED)}{marks})?{tone}|{picture})"
+    tagged = f"{one}[\U000e0020-\U000e007e]+\U000e007f"
+    keycap = f"[0-9#*]{marks}\ufe0f?\u20e3{marks}"
+    flag = _with_marks("[\U0001f1e6-\U0001f1ff]") + "{2}"
+    return f"{one}(?:{join}{one})+", f"{tagged}|{one}|{keycap}|{flag}"
+
+
+def _grammar() -> str:
+    joined, alone = _pictures()
+    scripts = f"{_with_marks(_set(wb.COMPLEX))}+|{_with_marks(_set(wb.HAN))}|{_with_marks(_set(wb.HIRAGANA))}"
+    return f"{joined}|{_words()}|{scripts}|{alone}"
+
+
+_ANY: Final = re.compile(_grammar())
+_ASCII: Final = re.compile(
+    r"_*(?:[0-9]+(?:(?:_+|[.,;'])[0-9]+)*|[A-Za-z]+(?:(?:_+|[.:'])[A-Za-z]+)*)+"
+    r"(?:_+(?:[0-9]+(?:(?:_+|[.,;'])[0-9]+)*|[A-Za-z]+(?:(?:_+|[.:'])[A-Za-z]+)*)+)*_*"
+)
+"""The same grammar for ASCII text, several times faster."""
+
+
+def words(text: str) -> list[str]:
+    """A text's words as Lucene 8's StandardTokenizer finds them.
+
+    >>> words("Women's U.S.A. Wi-Fi 3.5oz, ½ cup 日本 tm™")
+    ["Women's", 'U.S.A', 'Wi', 'Fi', '3.5oz', 'cup', '日', '本', 'tm', '™']
+    """
+    found = (_ASCII if text.isascii() else _ANY).findall(text)
+    if any(len(word) > LONGEST_WORD // 2 for word in found):
+        return list(_cut_words(text))
+    return found
+
+
+def _cut_words(text: str) -> Iterator[str]:
+    """Words where some may be too long: the grammar sees 255 UTF-16 units at a time from where a word begins."""
+    at = 0
+    while start := _ANY.search(text, at):
+        end = start.start() + LONGEST_WORD
+        while len(text[start.start() : end].encode("utf-16-le", "surrogatepass")) > 2 * LONGEST_WORD:
+            end -= 1
+        word = _ANY.match(text, start.start(), end)
+        if word is None:  # a mark or sign that needs what lies beyond
+            at = start.start() + 1
+            continue
+        yield word.group()
+        at = word.end()
+
+
+def term(word: str) -> str | None:
+    """The index term of a word; None for a stop word.
+
+    >>> [term(word) for word in ("Shoes", "women's", "the", "USB")]
+    ['shoe', 'women', None, 'usb']
+    """
+    if len(word) >= 2 and word[-1] in "sS" and word[-2] in "'\u2019\uff07":
+        word = word[:-2]
+    word = word.lower() if word.isascii() else "".join("i" if letter == "İ" else letter.lower() for letter in word)
+    return None if word in STOP_WORDS else stem(word)
+
+
+def terms(text: str) -> list[str]:
+    """A text's index terms, in order."""
+    return [found for piece in text.split(" ") for found in piece_terms(piece)]
+
+
+def piece_terms(piece: str) -> tuple[str, ...]:
+    """The index terms of a piece of text; no word goes across a space, so texts may be cut there."""
+    return _known_terms(piece) if len(piece) <= LONGEST_WORD else _terms(piece)
+
+
+def _terms(piece: str) -> tuple[str, ...]:
+    return tuple(found for word in words(piece) if (found := term(word)) is not None)
+
+
+_known_terms = lru_cache(KNOWN_PIECES)(_terms)
