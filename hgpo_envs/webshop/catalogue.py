@@ -16,18 +16,20 @@ from __future__ import annotations
 
 import json
 import mmap
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.webshop.loader import HumanInstruction, Product, price_text
+from hgpo_envs.webshop.search import Index, mapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -38,6 +40,9 @@ MANIFEST: Final = "catalogue.json"
 
 KEPT_PRODUCTS: Final = 1024
 """Products that stay decoded, a catalogue and process."""
+
+KEPT_SEARCHES: Final = 4096
+"""Searches whose results are remembered, a catalogue and process."""
 
 
 class Catalogue:
@@ -50,15 +55,21 @@ class Catalogue:
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         self.folder: Final = folder
         self.manifest: Final = manifest
-        self.asins: Final[NDArray[np.bytes_]] = _mapped(folder / "asins.npy")
-        self.order: Final[NDArray[np.int32]] = _mapped(folder / "order.npy")
-        self.prices: Final[NDArray[np.float64]] = _mapped(folder / "prices.npy")
-        self.combinations: Final[NDArray[np.int64]] = _mapped(folder / "combinations.npy")
-        self.instructed: Final[NDArray[np.int32]] = _mapped(folder / "instructed.npy")
+        self.asins: Final[NDArray[np.bytes_]] = mapped(folder / "asins.npy")
+        self.order: Final[NDArray[np.int32]] = mapped(folder / "order.npy")
+        self.prices: Final[NDArray[np.float64]] = mapped(folder / "prices.npy")
+        self.combinations: Final[NDArray[np.int64]] = mapped(folder / "combinations.npy")
+        self.instructed: Final[NDArray[np.int32]] = mapped(folder / "instructed.npy")
+        self.index: Final = Index(folder / "index")
         self._products = _arrow(folder / "products.arrow")
         self._human = _arrow(folder / "human.arrow")
-        self._first = np.array(manifest["batches"], np.int64)  # the first product of each record batch
-        self.product = lru_cache(KEPT_PRODUCTS)(self._product)
+        # neither cache refers to the catalogue: the files are unmapped as soon as the catalogue is let go
+        self._kept_products = lru_cache(KEPT_PRODUCTS)(partial(_product, self._products, np.array(manifest["batches"])))
+        self._kept_searches = lru_cache(KEPT_SEARCHES)(partial(_search, self.index, self.order))
+
+    def __reduce__(self) -> tuple[Callable[[Path], Catalogue], tuple[Path]]:
+        """Another process opens the folder anew."""
+        return Catalogue.open, (self.folder,)
 
     @classmethod
     def open(cls, folder: str | Path) -> Catalogue:
@@ -98,34 +109,30 @@ class Catalogue:
             raise KeyError(f"no product {asin!r} in {self.folder}")
         return int(self.order[at])
 
-    def _product(self, index: int) -> Product:
+    def product(self, index: int) -> Product:
         """A product. Raises IndexError outside 0 … len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"product {index} of {len(self)}")
-        batch = int(np.searchsorted(self._first, index, side="right")) - 1
-        row = self._products.get_batch(batch).slice(index - int(self._first[batch]), 1).to_pylist()[0]
-        own = row["instruction_attributes"]
-        return Product(
-            index=index,
-            asin=row["asin"],
-            title=row["title"],
-            description=row["description"],
-            bullet_points=tuple(row["bullet_points"]),
-            price_text=price_text(tuple(row["prices"])),
-            prices=tuple(row["prices"]),
-            options={name: tuple(values) for name, values in row["options"]},
-            attributes=tuple(row["attributes"]),
-            category=row["category"],
-            query=row["query"],
-            product_category=row["product_category"],
-            nouns=tuple(row["nouns"]),
-            instruction=row["instruction"],
-            instruction_attributes=None if own is None else tuple(own),
-            listed=row["listed"],
-        )
+        return self._kept_products(index)
 
     def __iter__(self) -> Iterator[Product]:
-        return (self._product(index) for index in range(len(self)))
+        return (self._kept_products.__wrapped__(index) for index in range(len(self)))
+
+    def search(self, query: str) -> tuple[int, ...]:
+        """The 50 best products for a query, best first, as Lucene ranks them; fewer if fewer have any of its words."""
+        return self._kept_searches(query)
+
+    def in_category(self, category: str) -> NDArray[np.int64]:
+        """The products whose `category` is this text exactly, ascending (the original's search `<c>`)."""
+        return self._where("category", category)
+
+    def with_query(self, query: str) -> NDArray[np.int64]:
+        """The products whose `query` is this text exactly, ascending (the original's search `<q>`)."""
+        return self._where("query", query)
+
+    def _where(self, column: str, value: str) -> NDArray[np.int64]:
+        found = pc.equal(self.table().column(column), pa.scalar(value, pa.string()))
+        return np.flatnonzero(found.to_numpy())
 
     def human_instructions(self) -> Iterator[HumanInstruction]:
         """The human instructions in the original's order: by product, then as the file has them."""
@@ -156,10 +163,34 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _mapped(path: Path) -> NDArray[Any]:
-    """An array of a .npy file; mapped unless it is empty, which cannot be."""
-    array: NDArray[Any] = np.load(path, mmap_mode="r" if path.stat().st_size > 256 else None, allow_pickle=False)
-    return array.view(np.ndarray)
+def _product(file: Any, first: NDArray[np.int64], index: int) -> Product:  # noqa: ANN401 - pyarrow has no types
+    """Decodes one row; `first` is the first product of each record batch."""
+    batch = int(np.searchsorted(first, index, side="right")) - 1
+    row = file.get_batch(batch).slice(index - int(first[batch]), 1).to_pylist()[0]
+    own = row["instruction_attributes"]
+    return Product(
+        index=index,
+        asin=row["asin"],
+        title=row["title"],
+        description=row["description"],
+        bullet_points=tuple(row["bullet_points"]),
+        price_text=price_text(tuple(row["prices"])),
+        prices=tuple(row["prices"]),
+        options={name: tuple(values) for name, values in row["options"]},
+        attributes=tuple(row["attributes"]),
+        category=row["category"],
+        query=row["query"],
+        product_category=row["product_category"],
+        nouns=tuple(row["nouns"]),
+        instruction=row["instruction"],
+        instruction_attributes=None if own is None else tuple(own),
+        listed=row["listed"],
+    )
+
+
+def _search(index: Index, order: NDArray[np.int32], query: str) -> tuple[int, ...]:
+    documents, _ = index.search(query)
+    return tuple(order[documents].tolist())
 
 
 def _arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types

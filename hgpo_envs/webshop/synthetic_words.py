@@ -35,10 +35,11 @@ class Kind:
 
 _WORDS: Final[dict[str, Any]] = json.loads((resources.files("hgpo_envs.webshop") / "synthetic_words.json").read_bytes())
 
-KINDS: Final = tuple(
-    Kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in kind.items()})
+_KINDS: Final[list[dict[str, Any]]] = [
+    {name: tuple(value) if isinstance(value, list) else value for name, value in kind.items()}
     for kind in _WORDS["kinds"]
-)
+]
+KINDS: Final = tuple(Kind(**kind) for kind in _KINDS)
 
 OPTIONS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     name: (option["label"], tuple(option["values"])) for name, option in _WORDS["options"].items()
