@@ -49,6 +49,8 @@ def checked_task(shared: SharedSource, split: str, task: object) -> str:
     task_id = str(task)
     try:
         found = shared.source.task(task_id)
+    except InputError:
+        raise
     except KeyError as error:
         raise InputError(unknown("task id", task_id, map(str, shared.source.ids(split)), shown=3)) from error
     if split not in ("all", found.split):
@@ -95,6 +97,11 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
     Without ``options={"task": id}``, each reset draws a task of the split in the order that `sampling` and the last
     ``reset(seed=…)`` name (`hgpo_envs.sampling`); it does not depend on the file system.
 
+    Attributes:
+        shared: The task source, shared by every environment over the same data.
+        tasks: The split's task ids, in their documented order.
+        episode: The episode being played.
+
     Args:
         source: The tasks and their engines.
         split: Which tasks; ``all`` is everything.
@@ -129,9 +136,9 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         render_mode: str | None = None,
     ) -> None:
         check_render_mode(render_mode)
-        self._shared = share(source)
+        self.shared = share(source)
         settings = settings_for(
-            self._shared.source.name,
+            self.shared.source.name,
             prompt_template=prompt_template,
             history_length=history_length,
             history_depth=history_depth,
@@ -139,10 +146,10 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             max_steps=max_steps,
         )
         check_sampling(sampling)
-        self._tasks = Split(self._shared, split)
+        self.tasks = Split(self.shared, split)
         self._draws: Draws | None = None
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
-        self.episode = Episode(self._shared, settings)
+        self.episode = Episode(self.shared, settings)
         self._hashes: list[int] = []
         self.observation_space = observation_space(history_depth)
         self.action_space = UnicodeText(STATE_CHARACTERS)
@@ -158,8 +165,8 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         super().reset(seed=seed)
         task = check_options(options, ("task",)).get("task")
         if seed is not None or self._draws is None:
-            self._draws = Draws(self.sampling, self._tasks, self.np_random_seed)
-        task_id = self._draws.draw() if task is None else checked_task(self._shared, self.split, task)
+            self._draws = Draws(self.sampling, self.tasks, self.np_random_seed)
+        task_id = self._draws.draw() if task is None else checked_task(self.shared, self.split, task)
         self.episode.start(task_id)
         self._hashes = hashing.advance_one(
             None, hashing.text_hash(self.episode.state.text), self.episode.settings.history_depth

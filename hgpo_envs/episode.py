@@ -16,7 +16,7 @@ from hgpo_envs.prompts import PromptTemplate, load_template
 from hgpo_envs.responses import DEFAULT_FALLBACK_CHARACTERS, FALLBACK_CHARACTERS, parse
 
 if TYPE_CHECKING:
-    from hgpo_envs.engine import State, Task
+    from hgpo_envs.engine import Engine, State, Task
     from hgpo_envs.sources import SharedSource
 
 ACTION_FORMATS: Final = ("command", "response")
@@ -69,6 +69,14 @@ def settings_for(benchmark: str, *, prompt_template: str | None = None, **values
 class Episode:
     """One task being played; start it before use.
 
+    Where the engine lives elsewhere (a subprocess), `start` and `act` are taken in two halves: `begin` with the state
+    that the engine's start gave, then `read` for each text and `observe` with the state that its command led to.
+
+    Args:
+        shared: The tasks.
+        settings: Prompts, parsing, limits.
+        engine: What plays; None makes one from the source.
+
     Attributes:
         task: The task being played.
         state: What the engine shows now.
@@ -83,13 +91,20 @@ class Episode:
     task: Task
     state: State
 
-    def __init__(self, shared: SharedSource, settings: Settings) -> None:
+    def __init__(self, shared: SharedSource, settings: Settings, engine: Engine | None = None) -> None:
         self.shared, self.settings = shared, settings
-        self._engine = shared.source.engine()
+        self._engine = engine
         self._memory = Memory(settings.history_length)
         self._journal: list[tuple[str, bool | None]] = []
         self.action, self.action_valid = "", True
         self.terminated = self.truncated = False
+
+    @property
+    def engine(self) -> Engine:
+        """What plays; made when it is first needed."""
+        if self._engine is None:
+            self._engine = self.shared.source.engine()
+        return self._engine
 
     @property
     def started(self) -> bool:
@@ -113,10 +128,16 @@ class Episode:
             InputError: The source knows no such task.
         """
         try:
-            task, state = self.shared.source.task(task_id), self._engine.start(task_id)
+            task, state = self.shared.source.task(task_id), self.engine.start(task_id)
+        except InputError:
+            raise
         except KeyError as error:
             line = str(error.args[0]) if error.args else ""
             raise InputError(line if " " in line else f"{self.shared.source.name} has no task {task_id!r}") from error
+        self.begin(task, state)
+
+    def begin(self, task: Task, state: State) -> None:
+        """Begins a task whose first state is known."""
         self.task, self.state = task, state
         self._memory.clear()
         self._journal.clear()
@@ -125,16 +146,21 @@ class Episode:
 
     def act(self, text: str) -> None:
         """Carries out a command or a response, by the action format. Never raises for any text."""
+        command, well_formed = self.read(text)
+        self.observe(command, well_formed, self.engine.act(command))
+
+    def read(self, text: str) -> tuple[str, bool | None]:
+        """The command in a text, and whether the text kept the form of a response (None for a bare command)."""
         if self.settings.action_format == "response":
             response = parse(text, self.settings.fallback_characters)
-            self._carry_out(response.action, response.valid)
-        else:
-            self._carry_out(text, None)
+            return response.action, response.valid
+        return text, None
 
-    def _carry_out(self, command: str, well_formed: bool | None) -> None:
+    def observe(self, command: str, well_formed: bool | None, state: State) -> None:
+        """Takes note of a command that was carried out and of the state that it led to."""
         self._journal.append((command, well_formed))
         self._memory.store(self.state.text, command)
-        self.state = self._engine.act(command)
+        self.state = state
         self.action = command
         self.action_valid = self.state.valid if well_formed is None else well_formed
         self.terminated = self.state.terminated
@@ -188,7 +214,7 @@ class Episode:
         if kept["task_id"] is not None:
             self.start(kept["task_id"])
             for command, well_formed in kept["journal"]:
-                self._carry_out(command, well_formed)
+                self.observe(command, well_formed, self.engine.act(command))
 
 
 def fresh(value: object) -> object:

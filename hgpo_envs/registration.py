@@ -8,6 +8,7 @@ opened once a process (`hgpo_envs.sources`): a thousand environments over one da
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
@@ -16,6 +17,8 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.sources import open_shared
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hgpo_envs.env import TextEnv
     from hgpo_envs.sources import SharedSource
     from hgpo_envs.vector import TextVectorEnv
@@ -39,17 +42,18 @@ def register_environments() -> None:
             gymnasium.register(id=env_id, entry_point=maker, vector_entry_point=f"{maker}_vector")
 
 
-def alfworld_source(*, data: str | None = None, backend: str = "native") -> SharedSource:
+def alfworld_source(*, data: str | None = None, grammar: str | None = None, backend: str = "native") -> SharedSource:
     """ALFWorld's games.
 
     Args:
         data: An official folder, a pack, or None for the bundled games.
+        grammar: ``move`` or ``put`` converts every game to that wording; None plays each as its file has it.
         backend: ``native`` or ``original``.
 
     Raises:
         InputError: The backend is unknown, or the data cannot be used.
     """
-    return _open("ALFWorld", backend, data=_path(data))
+    return _open("ALFWorld", backend, data=_path(data), grammar=grammar)
 
 
 def webshop_source(
@@ -88,43 +92,53 @@ def webshop_source(
     )
 
 
-def make_alfworld(*, data: str | None = None, backend: str = "native", max_steps: int = 50, **common: Any) -> TextEnv:
-    """One ALFWorld environment; for `common` see `hgpo_envs.env.TextEnv`."""
-    from hgpo_envs.env import TextEnv
-
-    return TextEnv(alfworld_source(data=data, backend=backend), max_steps=max_steps, **common)
+def make_alfworld(*, max_steps: int = 50, **arguments: Any) -> TextEnv:
+    """One ALFWorld environment; `arguments` are `alfworld_source`'s and those of `hgpo_envs.env.TextEnv`."""
+    return _one(alfworld_source, max_steps, arguments)
 
 
-def make_alfworld_vector(
-    *, num_envs: int = 1, data: str | None = None, backend: str = "native", max_steps: int = 50, **common: Any
-) -> TextVectorEnv:
-    """Many ALFWorld environments; for `common` see `hgpo_envs.vector.TextVectorEnv`."""
-    from hgpo_envs.vector import TextVectorEnv
-
-    return TextVectorEnv(alfworld_source(data=data, backend=backend), num_envs, max_steps=max_steps, **common)
+def make_alfworld_vector(*, num_envs: int = 1, max_steps: int = 50, **arguments: Any) -> TextVectorEnv:
+    """Many ALFWorld environments; `arguments` are `alfworld_source`'s and `hgpo_envs.vector.TextVectorEnv`'s."""
+    return _many(alfworld_source, num_envs, max_steps, arguments)
 
 
 def make_webshop(*, max_steps: int = 15, **arguments: Any) -> TextEnv:
     """One WebShop environment; `arguments` are `webshop_source`'s and those of `hgpo_envs.env.TextEnv`."""
-    from hgpo_envs.env import TextEnv
-
-    source, common = _divided(arguments)
-    return TextEnv(webshop_source(**source), max_steps=max_steps, **common)
+    return _one(webshop_source, max_steps, arguments)
 
 
 def make_webshop_vector(*, num_envs: int = 1, max_steps: int = 15, **arguments: Any) -> TextVectorEnv:
-    """Many WebShop environments; `arguments` are `webshop_source`'s and those of `hgpo_envs.vector.TextVectorEnv`."""
+    """Many WebShop environments; `arguments` are `webshop_source`'s and `hgpo_envs.vector.TextVectorEnv`'s."""
+    return _many(webshop_source, num_envs, max_steps, arguments)
+
+
+def _one(source: Callable[..., SharedSource], max_steps: int, arguments: dict[str, Any]) -> TextEnv:
+    from hgpo_envs.env import TextEnv
+
+    given, common = _divided(source, arguments, TextEnv)
+    return TextEnv(source(**given), max_steps=max_steps, **common)
+
+
+def _many(
+    source: Callable[..., SharedSource], num_envs: int, max_steps: int, arguments: dict[str, Any]
+) -> TextVectorEnv:
     from hgpo_envs.vector import TextVectorEnv
 
-    source, common = _divided(arguments)
-    return TextVectorEnv(webshop_source(**source), num_envs, max_steps=max_steps, **common)
+    given, common = _divided(source, arguments, TextVectorEnv)
+    return TextVectorEnv(source(**given), num_envs, max_steps=max_steps, **common)
 
 
-def _divided(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    names = webshop_source.__kwdefaults__ or {}
+def _divided(
+    source: Callable[..., SharedSource], arguments: dict[str, Any], env: type
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments for the task source, and those for the environment."""
+    own, common = set(signature(source).parameters), set(signature(env).parameters) - {"source", "num_envs"}
+    for name in arguments:
+        if name not in own | common:
+            raise InputError(unknown("argument", name, sorted(own | common | {"max_steps"}), shown=30))
     return (
-        {name: value for name, value in arguments.items() if name in names},
-        {name: value for name, value in arguments.items() if name not in names},
+        {name: value for name, value in arguments.items() if name in own},
+        {name: value for name, value in arguments.items() if name in common},
     )
 
 

@@ -101,6 +101,8 @@ class Split(Sequence[str]):
         self.shared, self.name = shared, name
         try:
             self._ids = shared.source.ids(name)
+        except InputError:
+            raise
         except KeyError as error:
             raise InputError(str(error.args[0]) if error.args else f"unknown split {name!r}") from error
         if not len(self._ids):

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from hgpo_envs.errors import InputError
+from hgpo_train.cli.rollout import rollout
 
 app = typer.Typer(name="hgpo", no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
 
@@ -14,6 +15,9 @@ app = typer.Typer(name="hgpo", no_args_is_help=True, add_completion=False, rich_
 @app.callback()
 def hgpo() -> None:
     """Roll out LLM agents on ALFWorld and WebShop, keep every step, and compute group advantages from any saved run."""
+
+
+app.command()(rollout)
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""Policies: who writes the responses."""
+"""Policies: prompts in; responses, token ids, log-probabilities and finish reasons out. One file a policy."""

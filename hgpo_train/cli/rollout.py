@@ -1,0 +1,136 @@
+"""`hgpo rollout`: a policy plays groups of rollouts, every step goes into a step table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hgpo_envs.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hgpo_train.rollout.collector import Tally
+
+
+def rollout(
+    out: Annotated[Path, typer.Option(help="The run's folder; a run that was broken off there is gone on with.")],
+    env: Annotated[str, typer.Option(help="Gymnasium id.")] = "HGPO/ALFWorld-v0",
+    policy: Annotated[
+        str, typer.Option(help="random, expert, explorer, mixture:expert=0.7,random=0.3, … (docs/rollouts.md)")
+    ] = "random",
+    tasks: Annotated[int, typer.Option(help="How many tasks, each played by one group.")] = 16,
+    group_size: Annotated[int, typer.Option(help="Rollouts of each task.")] = 8,
+    seed: Annotated[int, typer.Option(help="Seeds the order of tasks and every rollout.")] = 0,
+    split: Annotated[str, typer.Option(help="Which tasks; 'all' is everything.")] = "train",
+    order: Annotated[str, typer.Option(help="shuffled, sweep, random or verl-agent.")] = "shuffled",
+    data: Annotated[Path | None, typer.Option(help="Official folder, pack, catalogue; else the bundled set.")] = None,
+    history_length: Annotated[int, typer.Option(help="Past steps that the prompt shows (K).")] = 2,
+    max_steps: Annotated[int | None, typer.Option(help="Step limit; the environment's own without.")] = None,
+    action_format: Annotated[str, typer.Option(help="response (with tags) or command.")] = "response",
+    env_option: Annotated[
+        list[str] | None, typer.Option(help="Another argument of the environment, name=value; may be repeated.")
+    ] = None,
+    policy_option: Annotated[
+        list[str] | None, typer.Option(help="An option of the policy, name=value; may be repeated.")
+    ] = None,
+    dynamic: Annotated[
+        int | None,
+        typer.Option(help="Refill groups whose returns are all the same; play at most so many groups."),
+    ] = None,
+    slots: Annotated[int, typer.Option(help="Environments at once; changes the speed, not the table.")] = 256,
+    workers: Annotated[
+        bool, typer.Option("--workers", help="Each environment in a process of its own: for slow or fragile ones.")
+    ] = False,
+    without: Annotated[
+        str, typer.Option(help="Columns or families not to store, comma-separated: prompt,timings,tokens")
+    ] = "",
+) -> None:
+    """Collect groups of rollouts into a step table."""
+    from rich.console import Console
+
+    from hgpo_datasets import StepWriter
+    from hgpo_train.policies.registry import PolicyContext, make_policy
+    from hgpo_train.rollout.collector import RolloutError
+    from hgpo_train.rollout.progress import shown
+    from hgpo_train.rollout.run import Collection, Machine, collect, interruptible, open_world, run_config
+
+    what = Collection(tasks, group_size, seed, order, most=dynamic)
+    machine = Machine(slots, workers)
+    options = {
+        "split": split,
+        "history_length": history_length,
+        "action_format": action_format,
+        **({} if data is None else {"data": str(data)}),
+        **({} if max_steps is None else {"max_steps": max_steps}),
+        **pairs("--env-option", env_option or []),
+    }
+    policy_options = pairs("--policy-option", policy_option or [])
+    world = open_world(env, **options)
+    acting = make_policy(policy, PolicyContext(world.shared.source.name, action_format, policy_options))
+    left_out = [name.strip() for name in without.split(",") if name.strip()]
+    console = Console(stderr=True)
+    config = run_config(world, options, policy, policy_options, what)
+    try:
+        with (
+            StepWriter(out, config=config, without=left_out) as writer,
+            interruptible() as stopping,
+        ):
+            before = len(writer.committed)
+            if before:
+                console.print(f"{out} holds {before} groups already: they are not played again")
+            with shown(console, expected=(tasks - min(before, tasks)) * group_size) as progress:
+                tally = collect(world, acting, writer, what, machine, progress=progress, stopping=stopping)
+            groups = len(writer.committed)
+    except RolloutError as error:
+        console.print(f"[red]stopped:[/] {error}", highlight=False, soft_wrap=True)
+        console.print(f"What was whole is in {out}; the same command goes on from there.")
+        raise typer.Exit(1) from error
+    finally:
+        acting.close()
+    _report(console, out, tally, groups, interrupted=stopping.wished)
+    if stopping.wished:
+        raise typer.Exit(130)
+
+
+def pairs(option: str, given: list[str]) -> dict[str, Any]:
+    """Reads name=value options; a value that is JSON is taken as JSON, any other as text.
+
+    >>> pairs("--env-option", ["goals=human", "price_seed=3", "show_attributes=true"])
+    {'goals': 'human', 'price_seed': 3, 'show_attributes': True}
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise InputError(f"{option}: expected name=value, got {text!r}")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
+
+
+def _report(console: Console, out: Path, tally: Tally, groups: int, *, interrupted: bool) -> None:
+    from rich.table import Table
+
+    whole = tally.trajectories - tally.aborted
+    table = Table(show_header=False, box=None)
+    for name, value in (
+        ("groups in the run", f"{groups}"),
+        ("rollouts now", f"{tally.trajectories}" + (f", {tally.aborted} of them broke off" if tally.aborted else "")),
+        ("steps", f"{tally.steps:,}  ({tally.steps / max(tally.seconds, 1e-9):,.0f}/s)"),
+        ("solved", f"{tally.success:.1%}" if whole else "–"),
+        ("mean score", f"{tally.score / whole:.3f}" if whole else "–"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    if interrupted:
+        console.print("Interrupted: whole groups are committed; the same command goes on from there.")
+    console.print(
+        f"Steps are in [bold]{out}[/]. Next: [bold]hgpo stats {out}[/] or [bold]hgpo advantages {out}[/]",
+        highlight=False,
+    )

@@ -1,0 +1,61 @@
+"""``mixture:expert=0.7,random=0.3``: at each step one of several policies, drawn by weight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.hashing import text_hash
+from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class MixturePolicy(BatchPolicy):
+    """Every part is shown every state; the request's seed draws whose answer is taken.
+
+    Args:
+        parts: Policies with their weights, which are made to add up to 1.
+    """
+
+    def __init__(self, parts: Sequence[tuple[BatchPolicy, float]]) -> None:
+        super().__init__()
+        total = sum(weight for _, weight in parts)
+        self._parts = [(policy, weight / total) for policy, weight in parts]
+        self.name = "mixture:" + ",".join(f"{policy.name}={weight:g}" for policy, weight in self._parts)
+        self.reproducible = all(policy.reproducible for policy, _ in parts)
+
+    def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
+        """See `Policy`."""
+        answers = [policy.respond(requests) for policy, _ in self._parts]
+        return [answers[self._drawn(request.seed)][n] for n, request in enumerate(requests)]
+
+    def _drawn(self, seed: int) -> int:
+        left = (text_hash(f"{seed}/part") % (1 << 64)) / (1 << 64)
+        for number, (_, weight) in enumerate(self._parts):
+            left -= weight
+            if left < 0:
+                return number
+        return len(self._parts) - 1
+
+
+def weights(text: str) -> Mapping[str, float]:
+    """Reads ``expert=0.7,random=0.3``.
+
+    Raises:
+        InputError: It has another form, or a weight is not positive.
+
+    >>> weights("expert=3,random=1")
+    {'expert': 3.0, 'random': 1.0}
+    """
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            found[name.strip()] = -1.0
+    if not all(name and 0 < weight < float("inf") for name, weight in found.items()):
+        raise InputError(f"mixture: expected name=weight,name=weight with positive weights, got {text!r}")
+    return found

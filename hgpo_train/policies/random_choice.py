@@ -1,0 +1,53 @@
+"""``random``: any admissible action, every one as likely."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hgpo_envs.hashing import text_hash
+from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
+from hgpo_train.policies.scripted import written
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_QUERY = "<your query>"
+_WORD = re.compile(r"[^\W_]+")
+
+
+class RandomPolicy(BatchPolicy):
+    """Draws from the admissible actions by the request's seed alone.
+
+    A search whose query is left open is given one to three words of the instruction.
+
+    Args:
+        action_format: How the action is written, ``command`` or ``response``.
+    """
+
+    name = "random"
+    reproducible = True
+
+    def __init__(self, action_format: str) -> None:
+        super().__init__()
+        self._action_format = action_format
+
+    def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
+        """See `Policy`."""
+        return [Reply(written(self._choose(request), self._action_format)) for request in requests]
+
+    def _choose(self, request: Request) -> str:
+        actions = request.state.actions
+        action = actions[draw(request.seed, "action", len(actions))] if actions else ""
+        return action.replace(_QUERY, _query(request)) if _QUERY in action else action
+
+
+def _query(request: Request) -> str:
+    words = _WORD.findall(request.task.instruction) or [""]
+    count = 1 + draw(request.seed, "words", 3)
+    return " ".join(words[draw(request.seed, f"word {n}", len(words))] for n in range(count))
+
+
+def draw(seed: int, what: str, choices: int) -> int:
+    """An integer in [0, choices) from a seed and a name: the text hash of ``"<seed>/<name>"``, scaled."""
+    return ((text_hash(f"{seed}/{what}") % (1 << 64)) * choices) >> 64

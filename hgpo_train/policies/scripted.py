@@ -1,0 +1,51 @@
+"""``expert`` and ``explorer``: the scripted players of `hgpo_envs.expert` as policies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hgpo_envs import expert
+
+
+class ScriptedPolicy(BatchPolicy):
+    """A scripted player in every slot.
+
+    Args:
+        name: The player's name.
+        make: Makes a player for a slot.
+        action_format: How the action is written, ``command`` or ``response``.
+    """
+
+    reproducible = True
+
+    def __init__(self, name: str, make: Callable[[], expert.Expert], action_format: str) -> None:
+        super().__init__()
+        self.name, self._make, self._action_format = name, make, action_format
+        self._players: dict[int, expert.Expert] = {}
+
+    def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
+        """See `Policy`."""
+        return [self._play(request) for request in requests]
+
+    def _play(self, request: Request) -> Reply | Failure:
+        try:
+            if request.step == 0:
+                player = self._players.setdefault(request.slot, self._make())
+                player.reset(request.task, request.state, request.engine)
+            return Reply(written(self._players[request.slot].act(request.state), self._action_format))
+        except Exception as error:  # noqa: BLE001 - a player that fails costs its trajectory alone
+            return Failure.of("PolicyFailed", error)
+
+
+def written(action: str, action_format: str) -> str:
+    """An action as a policy writes it: with empty thoughts where a whole response is asked for.
+
+    >>> written("look", "response")
+    '<think></think><action>look</action>'
+    """
+    return f"<think></think><action>{action}</action>" if action_format == "response" else action

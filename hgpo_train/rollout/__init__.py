@@ -1,0 +1,1 @@
+"""Collecting rollouts: any policy in any environment, every step into the step table."""

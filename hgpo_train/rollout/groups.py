@@ -1,0 +1,123 @@
+"""Groups under way and done: which may begin, what was learnt from them, and the order in which they are committed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from hgpo_train.rollout.plan import Group
+    from hgpo_train.rollout.trajectory import Row, Trajectory
+
+Key = tuple[int, str, int]
+"""Names a group in a run: iteration, task id, group."""
+
+
+@dataclass
+class _Open:
+    group: Group
+    missing: int
+    rows: dict[int, list[Row]] = field(default_factory=dict)
+    returns: list[float] = field(default_factory=list)
+
+
+class Groups:
+    """Hands out groups in the plan's order and gives their rows back in the plan's order, whatever finished first.
+
+    So a run's files do not depend on how many environments played it.
+
+    Args:
+        plan: The groups, endlessly.
+        wanted: How many groups are to be collected.
+        most: With dynamic sampling, `wanted` counts only groups that say something (`says_nothing`), and at most so
+            many are played; None turns it off. A group begins only while those that said something and those under way
+            are fewer than wanted: so which groups are played does not depend on the order in which they finish.
+        commit: Takes the rows of whole groups.
+        together: How many groups are committed at once.
+        done: Groups that were committed before, and whether each said something: they are not played again.
+        lookahead: How far beyond the first unfinished group others may begin; bounds what waits to be committed.
+    """
+
+    def __init__(
+        self,
+        plan: Iterator[Group],
+        wanted: int,
+        commit: Callable[[list[Row]], None],
+        *,
+        most: int | None = None,
+        together: int = 16,
+        done: Mapping[Key, bool] | None = None,
+        lookahead: int = 4096,
+    ) -> None:
+        self._plan, self._wanted, self._most, self._commit = plan, wanted, most, commit
+        self._together, self._lookahead, self._done = together, lookahead, done or {}
+        self._open: dict[int, _Open] = {}
+        self._waiting: dict[int, list[Row]] = {}
+        self._first = 0  # the first position that is not yet committed or waiting in the batch
+        self._batch: list[list[Row]] = []
+        self.begun = self.skipped = self.informative = self.finished = self.committed = 0
+
+    def begin(self) -> Group | None:
+        """The next group to be played; None when none may begin now."""
+        while self._may_begin():
+            group = next(self._plan)
+            self.begun += 1
+            key = (group.iteration, group.task_id, group.group)
+            if key not in self._done:
+                self._open[group.position] = _Open(group, group.size)
+                return group
+            self.skipped += 1
+            self.informative += self._done[key]
+            self._waiting[group.position] = []
+            self._advance()
+        return None
+
+    def finish(self, trajectory: Trajectory) -> None:
+        """Takes a trajectory that has ended; commits what can be."""
+        position = trajectory.group.position
+        opened = self._open[position]
+        opened.rows[trajectory.member] = trajectory.rows
+        opened.missing -= 1
+        if not trajectory.aborted:
+            opened.returns.append(trajectory.total)
+        if opened.missing:
+            return
+        del self._open[position]
+        self.finished += 1
+        self.informative += not says_nothing(opened.returns)
+        self._waiting[position] = [row for member in sorted(opened.rows) for row in opened.rows[member]]
+        self._advance()
+
+    def flush(self) -> None:
+        """Commits every whole group, in order; what is under way is left out."""
+        self._advance()
+        self._batch += [rows for _, rows in sorted(self._waiting.items())]
+        self._waiting.clear()
+        self._give()
+
+    def _may_begin(self) -> bool:
+        if self.begun - self._first >= self._lookahead:
+            return False
+        if self._most is None:
+            return self.begun < self._wanted
+        return self.begun < self._most and self.informative + len(self._open) < self._wanted
+
+    def _advance(self) -> None:
+        while self._first in self._waiting:
+            self._batch.append(self._waiting.pop(self._first))
+            self._first += 1
+            if len(self._batch) >= self._together:
+                self._give()
+
+    def _give(self) -> None:
+        batch, self._batch = [rows for rows in self._batch if rows], []
+        if batch:
+            self._commit([row for rows in batch for row in rows])
+            self.committed += len(batch)
+
+
+def says_nothing(returns: list[float]) -> bool:
+    """Whether a group's returns are all the same (or there is at most one): its advantages are then all zero."""
+    return len(set(returns)) <= 1

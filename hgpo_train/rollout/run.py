@@ -1,0 +1,258 @@
+"""A whole collection: environment and policy by name, from a plan to committed shards."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import polars as pl
+
+import hgpo_envs
+from hgpo_datasets import scan_steps
+from hgpo_envs.env import TextEnv
+from hgpo_envs.errors import InputError
+from hgpo_train.rollout.collector import Collector, Tally
+from hgpo_train.rollout.groups import Groups, Key
+from hgpo_train.rollout.plan import plan
+from hgpo_train.rollout.slots import LocalSlots, Slots
+from hgpo_train.rollout.workers import WorkerSlots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from hgpo_datasets import StepWriter
+    from hgpo_envs.episode import Settings
+    from hgpo_envs.sources import SharedSource, Split
+    from hgpo_train.policies.base import Policy
+    from hgpo_train.rollout.trajectory import Row
+
+gymnasium.register_envs(hgpo_envs)
+
+
+@dataclass(frozen=True)
+class World:
+    """What is played: an environment id, opened.
+
+    Attributes:
+        env_id: The Gymnasium id.
+        shared: The task source.
+        settings: Prompts, parsing, limits.
+        tasks: The split's task ids.
+    """
+
+    env_id: str
+    shared: SharedSource
+    settings: Settings
+    tasks: Split
+
+
+def open_world(env_id: str, **options: Any) -> World:
+    """Opens an environment id for rollouts.
+
+    Args:
+        env_id: The id of an environment that is a `hgpo_envs.env.TextEnv`.
+        options: The environment's keyword arguments.
+
+    Raises:
+        InputError: The id or an argument is unknown.
+    """
+    try:
+        env = gymnasium.make(env_id, **options).unwrapped
+    except gymnasium.error.Error as error:
+        known = sorted(name for name in gymnasium.registry if name.startswith("HGPO/"))
+        raise InputError(f"unknown environment {env_id!r} ({error}). Known: {', '.join(known)}") from error
+    except TypeError as error:
+        raise InputError(f"{env_id}: {error}") from error
+    if not isinstance(env, TextEnv):
+        raise InputError(f"{env_id}: expected a text environment (hgpo_envs.env.TextEnv), got {type(env).__name__}")
+    return World(env_id, env.shared, env.episode.settings, env.tasks)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What is to be collected; the same values give the same table.
+
+    Attributes:
+        tasks: How many groups.
+        group_size: G, rollouts of each task.
+        seed: Seeds the order of tasks and every rollout.
+        order: How tasks are ordered: a name of `hgpo_envs.sampling`.
+        iteration: Training iteration, written into every row.
+        skip: Tasks of the order to pass over.
+        most: With dynamic sampling, the most groups to play until `tasks` of them say something; None turns it off.
+    """
+
+    tasks: int
+    group_size: int = 1
+    seed: int = 0
+    order: str = "shuffled"
+    iteration: int = 0
+    skip: int = 0
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("tasks", 1), ("group_size", 1), ("iteration", 0), ("skip", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise InputError(f"{name}: expected at least {least}, got {value}")
+        if self.most is not None and self.most < self.tasks:
+            raise InputError(f"most: expected at least as many groups as are wanted ({self.tasks}), got {self.most}")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How the collection is run; changes how long it takes, never what it gives.
+
+    Attributes:
+        slots: Environments at once.
+        workers: Run each environment in a subprocess of its own.
+        worker_timeout_s: A command that takes longer ends its worker.
+        groups_together: Groups that make a shard.
+        failures_allowed: Rollouts that may break off one after the other before the run stops.
+    """
+
+    slots: int = 256
+    workers: bool = False
+    worker_timeout_s: float = 300.0
+    groups_together: int = 64
+    failures_allowed: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "groups_together", "failures_allowed"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected at least 1, got {getattr(self, name)}")
+
+
+def collect(
+    world: World,
+    policy: Policy,
+    writer: StepWriter,
+    what: Collection,
+    machine: Machine | None = None,
+    *,
+    progress: Callable[[Tally], None] = lambda _: None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Tally:
+    """Collects groups into a run; groups that the run already has are not played again.
+
+    Args:
+        world: What is played.
+        policy: What acts.
+        writer: The run.
+        what: What is to be collected.
+        machine: How it is run.
+        progress: Called now and then.
+        stopping: Asked now and then; when it says so, whole groups are committed and the rest is left for later.
+
+    Raises:
+        RolloutError: Rollouts break off one after the other; what was whole is committed.
+    """
+    machine = machine or Machine()
+
+    def commit(rows: list[Row]) -> None:
+        writer.add_group({"env_id": world.env_id, **row} for row in rows)
+        writer.commit()
+
+    groups = Groups(
+        plan(
+            world.tasks,
+            order=what.order,
+            seed=what.seed,
+            group_size=what.group_size,
+            iteration=what.iteration,
+            skip=what.skip,
+        ),
+        what.tasks,
+        commit,
+        most=what.most,
+        together=machine.groups_together,
+        done=committed(writer, informative=what.most is not None),
+        lookahead=8 * max(machine.slots, machine.groups_together),
+    )
+    count = min(machine.slots, (what.most or what.tasks) * what.group_size)
+    slots: Slots = (
+        WorkerSlots(world.shared, count, timeout_s=machine.worker_timeout_s)
+        if machine.workers
+        else LocalSlots(world.shared, count)
+    )
+    try:
+        return Collector(
+            world.shared,
+            world.settings,
+            slots,
+            policy,
+            groups,
+            seed=what.seed,
+            failures_allowed=machine.failures_allowed,
+            progress=progress,
+            stopping=stopping,
+        ).run()
+    finally:
+        slots.close()
+
+
+def committed(writer: StepWriter, *, informative: bool) -> Mapping[Key, bool]:
+    """The groups that a run has, and whether each said something (True for all unless that is asked for)."""
+    if not informative or not writer.committed:
+        return dict.fromkeys(writer.committed, True)
+    key = ["iteration", "task_id", "group"]
+    trajectories = (
+        scan_steps(writer.folder)
+        .group_by(*key, "trajectory")
+        .agg(pl.col("episode_return").first(), pl.col("aborted").any())
+        .group_by(key)
+        .agg(pl.col("episode_return").filter(~pl.col("aborted")).n_unique())
+        .collect()
+    )
+    return {(iteration, task, group): values > 1 for iteration, task, group, values in trajectories.iter_rows()}
+
+
+@dataclass
+class Interruption:
+    """Ctrl-C as a wish: the first one is noted, the second one interrupts."""
+
+    wished: bool = field(default=False)
+
+    def __call__(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self.wished
+
+
+@contextmanager
+def interruptible() -> Iterator[Interruption]:
+    """Within the block, the first Ctrl-C is noted only, so that what is whole can be committed."""
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+
+    def note(number: int, frame: object) -> None:
+        del number, frame
+        if interruption.wished:
+            raise KeyboardInterrupt
+        interruption.wished = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield interruption
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def run_config(
+    world: World, env_options: Mapping[str, Any], policy: str, policy_options: Mapping[str, Any], what: Collection
+) -> dict[str, Any]:
+    """What a run's rows depend on, kept with the run; `Machine` is not part of it, nor how many groups are wanted."""
+    return {
+        "env": {"id": world.env_id, **env_options},
+        "prompt_template": world.settings.template.fingerprint,
+        "policy": {"name": policy, **policy_options},
+        "group_size": what.group_size,
+        "seed": what.seed,
+        "order": what.order,
+        "dynamic": what.most is not None,
+    }

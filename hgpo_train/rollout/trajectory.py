@@ -1,0 +1,126 @@
+"""One rollout under way, and the rows that it leaves."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from hgpo_envs.hashing import text_hash
+
+if TYPE_CHECKING:
+    from hgpo_envs.engine import Task
+    from hgpo_envs.episode import Episode
+    from hgpo_train.policies.base import Failure, Reply
+    from hgpo_train.rollout.plan import Group
+
+Row = dict[str, Any]
+
+
+class Trajectory:
+    """A member of a group, playing in one slot.
+
+    Args:
+        group: The group.
+        member: Which of its rollouts.
+        seed: The member's seed.
+        episode: The slot's episode.
+        clocked: Whether rows hold timings.
+
+    Attributes:
+        rows: One row a finished step, without what is the same for the whole run.
+    """
+
+    def __init__(self, group: Group, member: int, seed: int, episode: Episode, *, clocked: bool) -> None:
+        self.group, self.member, self.seed, self.episode, self._clocked = group, member, seed, episode, clocked
+        self.rows: list[Row] = []
+        self._open: Row = {}
+        self._common: Row = {
+            "iteration": group.iteration,
+            "task_id": group.task_id,
+            "group": group.group,
+            "trajectory": group.trajectory(member),
+        }
+
+    def step_seed(self) -> int:
+        """The seed of the step that comes next."""
+        return text_hash(f"{self.seed}/{len(self.rows)}") % (1 << 63)
+
+    def asked(self, prompt: str) -> None:
+        """The episode shows a state, and the policy is asked: a row is opened."""
+        state = self.episode.state
+        if not self.rows:
+            self._common |= _told(self.episode.task)
+        self._open = {
+            **self._common,
+            "step": len(self.rows),
+            "state": state.text,
+            "prompt": prompt,
+            "admissible_actions": list(state.actions),
+        }
+
+    def answered(self, reply: Reply, command: str, seconds: float, version: int) -> None:
+        """The policy has answered, and a command was found in its response."""
+        self._open |= {
+            "policy_version": version,
+            "response": reply.response,
+            "action": command,
+            "prompt_token_ids": reply.prompt_token_ids,
+            "response_token_ids": reply.response_token_ids,
+            "response_logprobs": reply.response_logprobs,
+        }
+        if reply.prompt is not None:
+            self._open["prompt"] = reply.prompt
+        if self._clocked:
+            self._open["policy_s"] = seconds
+
+    def moved(self, seconds: float) -> None:
+        """The episode has taken the step: the row is closed."""
+        episode = self.episode
+        self._open |= {
+            "action_valid": episode.action_valid,
+            "terminated": episode.terminated,
+            "truncated": episode.truncated,
+            "won": episode.state.won,
+            "reward": episode.state.reward,
+            "score": episode.state.score,
+        }
+        if self._clocked:
+            self._open["environment_s"] = seconds
+        if episode.done:
+            self._open["next_state"] = episode.state.text
+        self._close()
+
+    def broke_off(self, failure: Failure) -> None:
+        """The rollout ends here for a reason outside the task: what is known is kept, marked as aborted."""
+        told = {"aborted": True, "error": str(failure)}
+        if not self._open and self.rows:  # between two steps
+            self.rows[-1] |= {**told, "next_state": self.episode.state.text}
+            return
+        if not self._open:  # it never began: there is no state to be kept
+            self._open = {**self._common, "step": 0, "state": ""}
+        self._open |= {**told, "reward": 0.0}
+        self._close()
+
+    def _close(self) -> None:
+        self.rows.append(self._open)
+        self._open = {}
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the rollout broke off."""
+        return bool(self.rows) and "aborted" in self.rows[-1]
+
+    @property
+    def total(self) -> float:
+        """The sum of rewards so far."""
+        return math.fsum(row["reward"] for row in self.rows)
+
+
+def _told(task: Task) -> Row:
+    return {
+        "task": task.instruction,
+        "task_type": task.task_type,
+        "split": task.split,
+        "env_version": json.dumps(dict(task.versions), sort_keys=True, ensure_ascii=False),
+    }
