@@ -1,0 +1,282 @@
+"""Downloads against a server on loopback that does what bad networks and servers do."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.fetch import download
+
+BODY = random.Random(5).randbytes(300_000)
+OTHER = random.Random(6).randbytes(280_000)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one file; `faults` are taken one a request."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.body, self.tag = BODY, '"one"'
+        self.ranges, self.validators = True, True
+        self.faults = []
+        self.requests = []
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}/games.zip"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments):
+        pass
+
+    def do_GET(self):
+        server = self.server
+        server.requests.append(dict(self.headers))
+        fault = server.faults.pop(0) if server.faults else ""
+        if isinstance(fault, int):
+            self.status(fault)
+        elif fault == "redirect":
+            self.status(302, {"Location": server.url})
+        else:
+            self.send_file(fault)
+
+    def start(self):
+        """The first byte that was asked for, if it may be."""
+        asked = self.headers.get("Range")
+        if not asked or not self.server.ranges or self.headers.get("If-Range") != self.server.tag:
+            return 0
+        return int(asked.removeprefix("bytes=").removesuffix("-"))
+
+    def send_file(self, fault):
+        body, start = self.server.body, self.start()
+        if start >= len(body):
+            return self.status(416, {"Content-Range": f"bytes */{len(body)}"})
+        self.send_response(206 if start else 200)
+        if start:
+            shift = 7 if fault == "wrong range" else 0
+            self.send_header("Content-Range", f"bytes {start + shift}-{len(body) - 1}/{len(body)}")
+        if self.server.validators:
+            self.send_header("ETag", self.server.tag)
+        return self.send_chunks(body) if fault == "chunked" else self.send_rest(body[start:], fault)
+
+    def send_chunks(self, body):
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for i in range(0, len(body), 50_000):
+            piece = body[i : i + 50_000]
+            self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def send_rest(self, rest, fault):
+        self.send_header("Content-Length", str(len(rest)))
+        self.end_headers()
+        kind, _, amount = fault.partition(" ")
+        self.wfile.write(rest[: int(amount)] if amount.isdigit() else rest)
+        self.wfile.flush()
+        if kind == "cut":
+            self.close_connection = True
+            self.connection.shutdown(2)
+        elif kind == "stall":
+            time.sleep(20)
+
+    def status(self, status, headers=()):
+        self.send_response(status)
+        for name, value in dict(headers).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def fetch(server, folder, **settings):
+    return download(server.url, folder / "games.zip", **{"pause": 0.01, "timeout": 0.5, **settings})
+
+
+def leftovers(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_whole_file(server, tmp_path):
+    seen = []
+    result = fetch(server, tmp_path, progress=lambda done, total: seen.append((done, total)))
+    assert result.path.read_bytes() == BODY
+    assert result.sha256 == hashlib.sha256(BODY).hexdigest()
+    assert (result.size, result.validator) == (len(BODY), '"one"')
+    assert seen[-1] == (len(BODY), len(BODY))
+    assert leftovers(tmp_path) == ["games.zip"]
+
+
+def test_connections_cut_again_and_again(server, tmp_path):
+    server.faults = ["cut 100000", "cut 0", "cut 1", 503, "cut 50000"]
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
+    ranges = [request.get("Range") for request in server.requests]
+    assert ranges == [None, *["bytes=100000-"] * 2, *["bytes=100001-"] * 2, "bytes=150001-"]
+    assert all(request["If-Range"] == '"one"' for request in server.requests[1:])
+
+
+def test_stalled_connection(server, tmp_path):
+    server.faults = ["stall 1000"]
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
+    assert server.requests[1]["Range"] == "bytes=1000-"
+
+
+def test_server_without_ranges_sends_all_anew(server, tmp_path):
+    server.ranges = False
+    server.faults = ["cut 200000", "cut 250000"]
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
+
+
+def test_file_changes_between_tries(server, tmp_path):
+    server.faults = ["cut 200000"]
+    with pytest.raises(InputError):
+        fetch(server, tmp_path, tries=1)
+    server.body, server.tag = OTHER, '"two"'
+    result = fetch(server, tmp_path)
+    assert result.path.read_bytes() == OTHER
+    assert result.validator == '"two"'
+
+
+def test_without_validator_nothing_is_resumed(server, tmp_path):
+    server.validators = False
+    server.faults = ["cut 200000"]
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
+    assert [request.get("Range") for request in server.requests] == [None, None]
+
+
+def test_range_that_was_not_asked_for(server, tmp_path):
+    server.faults = ["cut 200000", "wrong range"]
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
+    assert server.requests[-1].get("Range") is None
+
+
+def test_part_longer_than_the_file(server, tmp_path):
+    server.faults = ["cut 200000"]
+    with pytest.raises(InputError):
+        fetch(server, tmp_path, tries=1)
+    with (tmp_path / "games.zip.part").open("ab") as part:
+        part.write(b"x" * 200_000)
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
+
+
+def test_part_that_was_whole_already(server, tmp_path):
+    fetch(server, tmp_path)
+    (tmp_path / "games.zip").rename(tmp_path / "games.zip.part")
+    note = {"url": server.url, "validator": '"one"', "total": len(BODY)}
+    (tmp_path / "games.zip.part.json").write_text(json.dumps(note))
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", '{"url": 3}', '{"url": "http://elsewhere/"}'])
+def test_part_with_a_broken_note(server, tmp_path, note):
+    (tmp_path / "games.zip.part").write_bytes(b"x" * 1000)
+    (tmp_path / "games.zip.part.json").write_text(note)
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
+
+
+def test_length_not_told(server, tmp_path):
+    server.faults = ["chunked"]
+    seen = []
+    result = fetch(server, tmp_path, progress=lambda done, total: seen.append(total))
+    assert result.path.read_bytes() == BODY
+    assert set(seen) == {None}
+
+
+def test_redirects_are_followed(server, tmp_path):
+    server.faults = ["redirect"]
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
+
+
+def test_checksum(server, tmp_path):
+    assert fetch(server, tmp_path, sha256=hashlib.sha256(BODY).hexdigest().upper()).size == len(BODY)
+
+
+def test_wrong_checksum_leaves_nothing(server, tmp_path):
+    with pytest.raises(InputError, match=f"expected SHA-256 {'0' * 64}, got {hashlib.sha256(BODY).hexdigest()}"):
+        fetch(server, tmp_path, sha256="0" * 64)
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("status", [404, 403, 410])
+def test_what_is_not_there_is_not_tried_again(server, tmp_path, status):
+    server.faults = [status] * 3
+    with pytest.raises(InputError, match=f"the server answered {status} .*check the address"):
+        fetch(server, tmp_path)
+    assert len(server.requests) == 1
+
+
+def test_gives_up_and_goes_on_later(server, tmp_path):
+    server.faults = ["cut 123456", *[500] * 3]
+    with pytest.raises(InputError, match="the server answered 500; gave up after 3 tries"):
+        fetch(server, tmp_path, tries=3)
+    assert leftovers(tmp_path) == ["games.zip.part", "games.zip.part.json"]
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
+    assert server.requests[-1]["Range"] == "bytes=123456-"
+
+
+def test_existing_file_stays_until_the_new_one_is_whole(server, tmp_path):
+    (tmp_path / "games.zip").write_bytes(b"old")
+    server.faults = ["cut 1000"]
+    with pytest.raises(InputError):
+        fetch(server, tmp_path, tries=1)
+    assert (tmp_path / "games.zip").read_bytes() == b"old"
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
+
+
+def test_nobody_listens(tmp_path):
+    with pytest.raises(InputError, match="gave up after 2 tries"):
+        download("http://127.0.0.1:9/games.zip", tmp_path / "games.zip", tries=2, pause=0.01, timeout=0.5)
+
+
+@pytest.mark.parametrize("url", ["ftp://host/file", "file:///etc/passwd", "games.zip", "http://"])
+def test_no_web_address(tmp_path, url):
+    with pytest.raises(InputError):
+        download(url, tmp_path / "games.zip", tries=1, pause=0.01, timeout=0.5)
+
+
+def _download_slowly(url, folder):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    download(url, folder / "games.zip", pause=0.01, timeout=30)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_ctrl_c_then_resume(server, tmp_path):
+    server.faults = ["stall 150000"]
+    process = multiprocessing.get_context("spawn").Process(target=_download_slowly, args=(server.url, tmp_path))
+    process.start()
+    part = tmp_path / "games.zip.part"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (part.exists() and part.stat().st_size):
+        time.sleep(0.02)
+    time.sleep(0.2)
+    with pytest.raises(InputError, match="another process is downloading"):
+        fetch(server, tmp_path)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(30)
+    assert process.exitcode == 1
+    kept = part.stat().st_size
+    assert 0 < kept <= 150_000
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
+    assert server.requests[-1]["Range"] == f"bytes={kept}-"
