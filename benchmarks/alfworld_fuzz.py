@@ -178,7 +178,7 @@ def main() -> None:
         ids = source.ids("all")
         chosen = rng.sample(ids, min(arguments.games, len(ids)))
         for task in track(chosen, f"{data}", console=Console(stderr=True)):
-            file = source.file(task)
+            file = source.read(task)
             if rng.random() < arguments.put:
                 file = convert(file, "put")
             for step, row in enumerate(compare(file, native, original, arguments.steps, rng)):

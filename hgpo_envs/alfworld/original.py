@@ -9,17 +9,20 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hgpo_envs.alfworld.source import ALFWorldSource
-from hgpo_envs.engine import State
+from hgpo_envs.alfworld.grammar import recognise, split_task
+from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 
 class Files(Protocol):
     """Where the original gets its game files from."""
 
-    def file(self, task_id: str) -> Mapping[str, Any]:
+    def read(self, task_id: str) -> Mapping[str, Any]:
         """The JSON object of a game file."""
         ...
 
@@ -30,6 +33,39 @@ class OriginalSource(ALFWorldSource):
     def engine(self) -> OriginalEngine:  # type: ignore[override]  # plays the same, shares no code
         """A new engine over these games. Heavy: 70 to 150 MB, and seconds to begin a task."""
         return OriginalEngine(self)
+
+
+class OriginalSource:
+    """The tasks of one ALFWorld data set, played by the original (`hgpo_envs.engine.TaskSource`).
+
+    Args:
+        data: As `ALFWorldSource` takes it.
+        grammar: None, or the wording to convert every game to.
+    """
+
+    name = "ALFWorld"
+
+    def __init__(self, data: str | Path | None = None, *, grammar: str | None = None) -> None:
+        self._source = ALFWorldSource(data, grammar=grammar)
+
+    def ids(self, split: str) -> Sequence[str]:
+        """The split's task ids, sorted; `all` is every task."""
+        return self._source.ids(split)
+
+    def task(self, task_id: str) -> Task:
+        """What is known of a task; unlike the native engine's, its grammar may be one that nobody knows."""
+        file = self._source.read(task_id)
+        wording, task = split_task(file["grammar"])
+        try:
+            grammar = recognise(file["pddl_domain"], wording).name
+        except InputError:
+            grammar = "unknown"
+        split, folder, _ = task_id.split("/")
+        return Task(task_id, split, task, folder.split("-")[0], {"grammar": grammar, "backend": "original"})
+
+    def engine(self) -> OriginalEngine:
+        """A new engine over these games."""
+        return OriginalEngine(self._source)
 
 
 class OriginalEngine:
@@ -51,7 +87,7 @@ class OriginalEngine:
         """Begins a task of the source."""
         if self._files is None:
             raise RuntimeError("this engine has no source of games; use play(file)")
-        return self.play(self._files.file(task_id))
+        return self.play(self._files.read(task_id))
 
     def play(self, file: Mapping[str, Any]) -> State:
         """Begins a game, given as the JSON object of its file."""

@@ -7,9 +7,11 @@ import sys
 import typer
 
 from hgpo_envs.errors import InputError
+from hgpo_train.cli import data
 from hgpo_train.cli.rollout import rollout
 
 app = typer.Typer(name="hgpo", no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
+app.add_typer(data.app)
 
 
 @app.callback()
