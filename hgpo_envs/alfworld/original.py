@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hgpo_envs.alfworld.source import ALFWorldSource
 from hgpo_envs.alfworld.grammar import recognise, split_task
 from hgpo_envs.alfworld.source import ALFWorldSource
 from hgpo_envs.engine import State, Task
@@ -25,14 +24,6 @@ class Files(Protocol):
     def read(self, task_id: str) -> Mapping[str, Any]:
         """The JSON object of a game file."""
         ...
-
-
-class OriginalSource(ALFWorldSource):
-    """The same tasks as `ALFWorldSource`, played by the original program."""
-
-    def engine(self) -> OriginalEngine:  # type: ignore[override]  # plays the same, shares no code
-        """A new engine over these games. Heavy: 70 to 150 MB, and seconds to begin a task."""
-        return OriginalEngine(self)
 
 
 class OriginalSource:
@@ -64,7 +55,7 @@ class OriginalSource:
         return Task(task_id, split, task, folder.split("-")[0], {"grammar": grammar, "backend": "original"})
 
     def engine(self) -> OriginalEngine:
-        """A new engine over these games."""
+        """A new engine over these games. Heavy: about 100 MB, and seconds to begin a task."""
         return OriginalEngine(self._source)
 
 
