@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from hgpo_train.advantages.parameters import Mode
 
-_BLOCK: Final = 1 << 15  # rows a hash table is filled with at a time: it then stays in the cache
 _ODD: Final = np.int64(-7046029254386353131)  # 2⁶⁴/φ: spreads tasks over the 64 bits
 
 
@@ -38,7 +37,7 @@ class Groups:
         """Rows a group, int64 of shape (number,)."""
         return np.bincount(self.code, minlength=self.number)
 
-    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Groups:
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Groups:
         """The same groups for some of the rows, or for the rows in another order."""
         return Groups(self.code[rows], self.number)
 
@@ -65,29 +64,13 @@ def encode_pairs(outer: Groups, inner: NDArray[np.int64]) -> Groups:
     """
     with np.errstate(over="ignore"):
         key = inner + outer.code * _ODD
-    groups = _encode_in_blocks(key, outer.code)
+    groups = encode(key)
     owner = np.empty(groups.number, dtype=np.int64)
     owner[groups.code] = outer.code
     if not np.array_equal(owner[groups.code], outer.code):
         values = encode(inner)
         groups = encode(outer.code * values.number + values.code)
     return groups
-
-
-def _encode_in_blocks(key: NDArray[np.int64], outer: NDArray[np.int64]) -> Groups:
-    """`encode`, block by block where the rows are sorted by the outer group, cut where that group changes."""
-    rows = len(key)
-    if rows <= _BLOCK or not bool((outer[1:] >= outer[:-1]).all()):
-        return encode(key)
-    borders = np.flatnonzero(outer[1:] != outer[:-1]) + 1
-    cuts = np.unique(borders[np.searchsorted(borders, np.arange(_BLOCK, rows, _BLOCK)).clip(max=len(borders) - 1)])
-    code = np.empty(rows, dtype=np.int64)
-    number = 0
-    for part in np.split(np.arange(rows), cuts) if len(borders) else [np.arange(rows)]:
-        groups = encode(key[part])
-        code[part] = groups.code + number
-        number += groups.number
-    return Groups(code, number)
 
 
 def value_order(values: NDArray[np.float64]) -> NDArray[np.intp]:

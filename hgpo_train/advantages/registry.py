@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 import numpy as np
 import polars as pl
@@ -23,9 +23,13 @@ from hgpo_train.advantages.steps import CHAIN, arrange, group_keys, require
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from hgpo_train.advantages.steps import Steps
 
-ENTRY_POINTS = "hgpo.estimators"
+ENTRY_POINTS: Final = "hgpo.estimators"
+BLOCK: Final = 1 << 14
+"""About how many rows are computed at a time."""
 
 Columns = dict[str, np.ndarray[Any, Any]]
 """What an estimator returns: arrays of shape (height,) by name, `advantage` among them; masked arrays are null where
@@ -212,30 +216,41 @@ def estimate(frame: pl.DataFrame, jobs: Sequence[Job]) -> pl.DataFrame:
     if not frame.height:
         raise InputError("the step table has no rows")
     depths = [job.estimator.needs(job.parameters).depth for job in jobs]
-    steps = arrange(frame, depth=max((depth for depth in depths if depth is not None), default=0))
+    steps, rows = arrange(frame, depth=max((depth for depth in depths if depth is not None), default=0))
     columns = []
     for job in jobs:
-        made = job.estimator.estimate(steps, job.parameters, job.details)
+        made = _estimate(job, steps)
         for name, kind in job.schema.items():
             values = made["advantage" if name == job.column else name.removeprefix(f"{job.column}_")]
-            columns.append(_column(name, values, kind, steps, frame.height))
+            columns.append(_column(name, values, kind, rows, frame.height))
     return pl.DataFrame(columns)
 
 
-def _column(name: str, values: np.ndarray[Any, Any], kind: pl.DataType, steps: Steps, height: int) -> pl.Series:
-    """Values of the arranged rows, as a column of the frame that was given: null where there is none."""
-    data = np.ma.getdata(values)
-    mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-    if steps.height == height and mask is None:
-        placed = np.empty_like(data)
-        placed[steps.rows] = data
-        return pl.Series(name, placed).cast(kind)
-    placed = np.zeros(height, dtype=data.dtype)
+def _estimate(job: Job, steps: Steps) -> Columns:
+    """An estimator's columns: computed a few tasks at a time where groups are enough, so that arrays stay in cache."""
+    if job.estimator.scope == "batch":
+        return job.estimator.estimate(steps, job.parameters, job.details)
+    parts = [job.estimator.estimate(block, job.parameters, job.details) for block in steps.blocks(BLOCK)]
+    return {name: _joined([part[name] for part in parts]) for name in parts[0]} if parts else {}
+
+
+def _joined(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    data = np.concatenate([np.ma.getdata(part) for part in parts])
+    if not any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        return data
+    return np.ma.array(data, mask=np.concatenate([np.ma.getmaskarray(part) for part in parts]))
+
+
+def _column(
+    name: str, values: np.ndarray[Any, Any], kind: pl.DataType, rows: NDArray[np.int64], height: int
+) -> pl.Series:
+    """Values of some rows as a column of the whole table, null in the other rows and where they are masked."""
     present = np.zeros(height, dtype=np.bool_)
-    placed[steps.rows] = data
-    present[steps.rows] = True if mask is None else ~mask
-    both = pl.DataFrame({"value": placed, "present": present})
-    return both.select(pl.when("present").then("value").alias(name)).to_series().cast(kind)
+    present[rows] = ~np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else True
+    placed = np.zeros(height, dtype=values.dtype)
+    placed[rows] = np.ma.getdata(values)
+    column = pl.Series(name, placed).cast(kind)
+    return column if present.all() else column.set(pl.Series(~present), None)
 
 
 _registered: dict[str, Estimator[Any]] = {}

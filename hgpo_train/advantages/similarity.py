@@ -49,8 +49,8 @@ class Similar:
 
 def similar_groups(steps: Steps, threshold: float) -> Groups:
     """Steps of one task with similar states as groups; texts in order of trajectory (by name) and step."""
-    texts = steps.frame["state"].to_list()
-    return number_by_task(((task, row, texts[row]) for task, row in by_name(steps)), steps.height, threshold)
+    texts = steps.texts("state")
+    return number_by_task(((task, row, texts[row] or "") for task, row in by_name(steps)), steps.height, threshold)
 
 
 def number_by_task(texts: Iterable[tuple[int, int, str]], height: int, threshold: float) -> Groups:
@@ -66,7 +66,7 @@ def number_by_task(texts: Iterable[tuple[int, int, str]], height: int, threshold
 
 def by_name(steps: Steps) -> Iterable[tuple[int, int]]:
     """Task and row of each step, by trajectory (in order of name) and step."""
-    names = steps.frame["trajectory"].gather(steps.starts)
+    names = steps.columns.frame["trajectory"][steps.part].gather(steps.starts)
     for trajectory in names.arg_sort().to_list():
         start = int(steps.starts[trajectory])
         for row in range(start, start + int(steps.lengths[trajectory])):

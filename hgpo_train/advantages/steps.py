@@ -1,4 +1,4 @@
-"""A step table as arrays: rows sorted by trajectory and step, groups of rollouts and trajectories as codes.
+"""A step table as arrays: rows sorted by task, trajectory and step, groups of rollouts and trajectories as codes.
 
 This is what every estimator computes on. It is made from any frame that has the least columns, in any row order, and
 it is where a table that cannot be used is refused, with the row named.
@@ -6,19 +6,20 @@ it is where a table that cannot be used is refused, with the row named.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 import polars as pl
 
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.groups import Groups, encode
+from hgpo_train.advantages.groups import Groups, encode, encode_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from numpy.typing import NDArray
 
@@ -32,6 +33,8 @@ BATCH_KEYS: Final = ("run", "iteration")
 
 GROUP_KEYS: Final = ("run", "iteration", "env_id", "task_id", "group")
 """Rows that agree on those of these columns that are there are rollouts of one task, to be compared."""
+
+T = TypeVar("T")
 
 CHAIN: Final = {"states": "history_hash_", "states_actions": "context_hash_"}
 """The stored columns of each context, before their depth."""
@@ -60,35 +63,116 @@ def _listed(columns: Collection[str]) -> str:
     return ", ".join(columns) or "no columns"
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Rows sorted by trajectory and step, those of aborted trajectories left out.
+class Columns:
+    """The columns of a sorted table as arrays, each checked and converted once.
 
     Attributes:
-        frame: The columns that were asked for, `height` rows.
-        task: The groups of rollouts that are compared.
-        trajectory: The trajectories; codes ascend by 1 from the first row to the last.
-        rows: For each row, its place in the frame that this was made from; intp of shape (height,).
+        frame: The table.
+        first: Where a trajectory begins; bool of shape (rows,).
+    """
+
+    def __init__(self, frame: pl.DataFrame, first: NDArray[np.bool_]) -> None:
+        self.frame = frame
+        self.first = first
+        self._made: dict[tuple[str, ...], Any] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether a column was there and asked for."""
+        return name in self.frame.columns
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """A column as float64, refused where it is null, NaN or infinite."""
+        return self._once(("numbers", name), lambda: self._numbers(name))
+
+    def flags(self, name: str) -> NDArray[np.bool_]:
+        """A column of true and false (or 0 and 1), refused where it is null."""
+        return self._once(("flags", name), lambda: self._complete(name).cast(pl.Boolean).to_numpy())
+
+    def hashes(self, stored: str, text: str) -> NDArray[np.int64]:
+        """A stored column of hashes, or the hashes of a text column; refused where it is null."""
+        name = stored if self.has(stored) else text
+        return self._once(("hashes", name), lambda: _hashes(self._complete(name)))
+
+    def optional_hashes(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The same for a column with nulls: values, and where they are."""
+        return self._once(("optional", name), lambda: self._optional_hashes(name))
+
+    def texts(self, name: str) -> list[str | None]:
+        """A column of texts."""
+        return self._once(("texts", name), self.frame[name].to_list)
+
+    def chain(self, kind: Context, depth: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """All context hashes down to a depth, made from states (and actions); see `hashing.chain_columns`."""
+
+        def make() -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+            actions = self.hashes("action_hash", "action") if kind == "states_actions" else None
+            return hashing.chain_columns(self.hashes("state_hash", "state"), self.first, depth, actions)
+
+        return self._once(("chain", kind), make)
+
+    def where(self, row: int) -> str:
+        """A row's names, for messages."""
+        keys = [*(key for key in (*GROUP_KEYS, "task") if self.has(key)), "trajectory", "step"]
+        return ", ".join(f"{key}={self.frame[key][row]!r}" for key in keys)
+
+    def _once(self, key: tuple[str, ...], make: Callable[[], T]) -> T:
+        if key not in self._made:
+            self._made[key] = make()
+        return cast("T", self._made[key])
+
+    def _numbers(self, name: str) -> NDArray[np.float64]:
+        values = self.frame[name].cast(pl.Float64).to_numpy()  # null becomes NaN
+        finite = np.isfinite(values)
+        if not finite.all():
+            row = int(np.argmin(finite))
+            raise InputError(f"{name} must be a finite number, got {self.frame[name][row]} at {self.where(row)}")
+        return values
+
+    def _complete(self, name: str) -> pl.Series:
+        column = self.frame[name]
+        if column.null_count():
+            raise InputError(f"{name} must not be null, as it is at {self.where(int(column.is_null().arg_max() or 0))}")
+        return column
+
+    def _optional_hashes(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        column = self.frame[name]
+        there = column.is_not_null().to_numpy()
+        values = np.zeros(len(column), dtype=np.int64)
+        values[there] = _hashes(column.drop_nulls())
+        return values, there
+
+
+def _hashes(column: pl.Series) -> NDArray[np.int64]:
+    """A column of stored hashes as it is, a column of texts hashed, each distinct text once."""
+    if column.dtype == pl.Int64:
+        return column.to_numpy()
+    texts = column.cast(pl.String)
+    first, place = np.unique(_codes(texts.to_frame("text"), ["text"]), return_inverse=True)
+    return hashing.text_hashes(texts[first])[place]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Rows sorted by task, trajectory and step, those of aborted trajectories left out.
+
+    Attributes:
+        task: The groups of rollouts that are compared; codes never go down from row to row.
+        trajectory: The trajectories; codes go up by 0 or 1 from row to row.
+        columns: The columns that were asked for, of these rows or of a longer table.
+        part: Which rows of `columns` these are.
         depth: The deepest context that will be asked for.
     """
 
-    frame: pl.DataFrame
     task: Groups
     trajectory: Groups
-    rows: NDArray[np.intp]
+    columns: Columns
+    part: slice
     depth: int = 0
-    _chains: dict[Context, tuple[NDArray[np.int64], NDArray[np.bool_]]] = field(default_factory=dict, repr=False)
 
     @property
     def height(self) -> int:
         """How many rows there are."""
-        return self.frame.height
-
-    @cached_property
-    def batch(self) -> Groups:
-        """The rows of one run and iteration."""
-        keys = [key for key in BATCH_KEYS if self.has(key)]
-        return encode(_codes(self.frame, keys)) if keys else Groups(np.zeros(self.height, np.int64), 1)
+        return len(self.task.code)
 
     @cached_property
     def starts(self) -> NDArray[np.intp]:
@@ -103,38 +187,37 @@ class Steps:
     @cached_property
     def first(self) -> NDArray[np.bool_]:
         """Where a trajectory begins; bool of shape (height,)."""
-        return np.asarray(np.diff(self.trajectory.code, prepend=-1) != 0)
+        return _begins(self.trajectory.code)
 
     @cached_property
     def last(self) -> NDArray[np.bool_]:
         """Where a trajectory ends; bool of shape (height,)."""
-        return np.asarray(np.diff(self.trajectory.code, append=self.trajectory.number) != 0)
+        return np.roll(self.first, -1)
 
-    def has(self, name: str) -> bool:
-        """Whether a column was there and asked for."""
-        return name in self.frame.columns
+    @cached_property
+    def batch(self) -> Groups:
+        """The rows of one run and iteration."""
+        keys = [key for key in BATCH_KEYS if self.columns.has(key)]
+        if not keys:
+            return Groups(np.zeros(self.height, np.int64), 1)
+        return encode(_codes(self.columns.frame[self.part], keys))
+
+    @property
+    def states(self) -> NDArray[np.int64]:
+        """The hash of each step's state."""
+        return self.columns.hashes("state_hash", "state")[self.part]
 
     def numbers(self, name: str) -> NDArray[np.float64]:
-        """A column as float64, refused where it is null, NaN or infinite."""
-        values = self.frame[name].cast(pl.Float64).to_numpy()  # null becomes NaN
-        finite = np.isfinite(values)
-        if not finite.all():
-            row = int(np.argmin(finite))
-            raise InputError(f"{name} must be a finite number, got {self.frame[name][row]} at {self.where(row)}")
-        return values
+        """A column as float64; InputError where it is null, NaN or infinite."""
+        return self.columns.numbers(name)[self.part]
 
     def flags(self, name: str) -> NDArray[np.bool_]:
-        """A column of true and false (or 0 and 1), refused where it is null."""
-        column = self.frame[name]
-        if column.null_count():
-            row = int(column.is_null().arg_max() or 0)
-            raise InputError(f"{name} must be true or false, got null at {self.where(row)}")
-        return column.cast(pl.Boolean).to_numpy()
+        """A column of true and false; InputError where it is null."""
+        return self.columns.flags(name)[self.part]
 
-    def where(self, row: int) -> str:
-        """A row's names, for messages."""
-        keys = [*(key for key in (*GROUP_KEYS, "task") if self.has(key)), "trajectory", "step"]
-        return ", ".join(f"{key}={self.frame[key][row]!r}" for key in keys)
+    def texts(self, name: str) -> list[str | None]:
+        """A column of texts; Nones where it was not there."""
+        return self.columns.texts(name)[self.part] if self.columns.has(name) else [None] * self.height
 
     def context(self, depth: int, kind: Context) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The hash of each step's state and the `depth` states before it, and where it exists.
@@ -143,26 +226,12 @@ class Steps:
             Values, int64 of shape (height,), and where they are defined, bool of the same shape.
         """
         name = f"{CHAIN[kind]}{depth}"
-        if self.has(name):
-            stored = self.frame[name]
-            return stored.fill_null(0).to_numpy(), stored.is_not_null().to_numpy()
-        if depth >= self.lengths.max(initial=0):
-            return np.zeros(self.height, np.int64), np.zeros(self.height, np.bool_)
-        values, defined = self._chain(kind)
-        return values[depth], defined[depth]
-
-    def _chain(self, kind: Context) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The chain down to `depth`, from states (and actions) that are in the table; made once."""
-        if kind not in self._chains:
-            depth = int(min(self.depth, self.lengths.max(initial=1) - 1))
-            actions = self.hashes("action_hash", "action") if kind == "states_actions" else None
-            self._chains[kind] = hashing.chain_columns(self.states, self.first, depth, actions)
-        return self._chains[kind]
-
-    @cached_property
-    def states(self) -> NDArray[np.int64]:
-        """The hash of each step's state."""
-        return self.hashes("state_hash", "state")
+        if self.columns.has(name):
+            values, defined = self.columns.optional_hashes(name)
+        else:
+            chain, exists = self.columns.chain(kind, self.depth)
+            values, defined = chain[depth], exists[depth]
+        return values[self.part], defined[self.part]
 
     def next_states(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The hash of the state that each step led to, and where it is known.
@@ -174,65 +243,94 @@ class Steps:
         """
         after, known = np.roll(self.states, -1), ~self.last
         for name in ("next_state_hash", "next_state"):
-            if self.has(name):
-                column = self.frame[name]
-                given = column.is_not_null().to_numpy()
-                values = column.drop_nulls()
-                after[given] = text_hashes(values) if name == "next_state" else values.to_numpy()
-                known |= given
+            if self.columns.has(name):
+                values, given = self.columns.optional_hashes(name)
+                after = np.where(given[self.part], values[self.part], after)
+                known = known | given[self.part]
         return after, known
 
     def next_texts(self) -> list[str | None]:
         """The text of the state that each step led to, None where it is not known."""
-        own = pl.when(~pl.Series("last", self.last)).then(pl.col("state").shift(-1))
-        given = [pl.col("next_state")] if self.has("next_state") else []
-        texts: list[str | None] = self.frame.select(pl.coalesce(*given, own)).to_series().to_list()
-        return texts
+        following = [*self.texts("state")[1:], None]
+        for row in np.flatnonzero(self.last):
+            following[row] = None
+        return [given or own for given, own in zip(self.texts("next_state"), following, strict=True)]
 
-    def hashes(self, stored: str, text: str) -> NDArray[np.int64]:
-        """A stored column of hashes, or the hashes of a text column, each distinct text hashed once."""
-        name = stored if self.has(stored) else text
-        column = self.frame[name]
-        if column.null_count():
-            row = int(column.is_null().arg_max() or 0)
-            raise InputError(f"{name} must not be null, as it is at {self.where(row)}")
-        return column.to_numpy() if name == stored else text_hashes(column)
+    def blocks(self, rows: int) -> Iterator[Steps]:
+        """These steps, a few whole tasks at a time: about `rows` rows each."""
+        borders = np.flatnonzero(np.diff(self.task.code, append=self.task.number)) + 1
+        cuts = np.searchsorted(borders, np.arange(rows, self.height + rows, rows), side="right") - 1
+        ends = np.unique(np.append(borders[cuts[cuts >= 0]], borders[-1:]))
+        for start, end in pairwise([0, *ends.tolist()]):
+            part = slice(start, end)
+            yield Steps(
+                _renumbered(self.task.code[part]),
+                _renumbered(self.trajectory.code[part]),
+                self.columns,
+                slice(self.part.start + start, self.part.start + end),
+                self.depth,
+            )
 
 
-def arrange(frame: pl.DataFrame, depth: int = 0) -> Steps:
-    """Sorts a frame's rows by trajectory and step, numbers its groups and leaves aborted trajectories out.
+def arrange(frame: pl.DataFrame, depth: int = 0) -> tuple[Steps, NDArray[np.int64]]:
+    """Sorts a frame's rows by task, trajectory and step, and leaves aborted trajectories out.
+
+    Tasks come in the order of their first rows, and so do the trajectories of a task.
 
     Args:
         frame: The least columns (`identity`), and those that the estimator needs, in any row order.
         depth: The deepest context that will be asked for.
 
+    Returns:
+        The steps, and the place of each in the frame; int64 of shape (height,).
+
     Raises:
         InputError: for a step that is there twice, a trajectory in two tasks, a step that is no number.
     """
-    keys = group_keys(frame.columns)
-    run_begins = _changes(frame, [*keys, "trajectory"])
-    begins = np.flatnonzero(run_begins)
-    pieces = np.diff(begins, append=frame.height)
-    heads = frame[begins]
-    task = encode(_codes(heads, keys))
-    trajectory = encode(_codes(heads, [*keys, "trajectory"]))
-    _refuse_shared_trajectories(heads, trajectory)
+    task, trajectory = _names(frame)
     step = _step_numbers(frame)
     rows = np.arange(frame.height)
-    if len(begins) > trajectory.number or bool((np.diff(step) <= 0)[~run_begins[1:]].any()):
-        rows = np.lexsort((step, np.repeat(trajectory.code, pieces)))
-        _refuse_duplicates(frame, rows, np.repeat(trajectory.code, pieces)[rows], step[rows])
-    kept = _kept(frame, np.repeat(trajectory.code, pieces))
+    onward = _begins(trajectory)[1:] | (step[1:] > step[:-1])
+    if not (_ascends(task) and _ascends(trajectory) and onward.all()):
+        rows = np.lexsort((step, trajectory, task))
+        _refuse_duplicates(frame, rows, trajectory[rows], step[rows])
+    kept = _kept(frame, trajectory)
     if kept is not None:
         rows = rows[kept[rows]]
-    unchanged = len(rows) == frame.height and len(begins) == trajectory.number and _ascending(rows)
-    return Steps(
-        frame if unchanged else frame[rows],
-        Groups(np.repeat(task.code, pieces)[rows], task.number),
-        encode(np.repeat(trajectory.code, pieces)[rows]),
-        rows,
-        depth,
+    if len(rows) < frame.height or not _ascends(rows):
+        frame, task, trajectory = frame[rows], task[rows], trajectory[rows]
+    steps = Steps(
+        _renumbered(task), _renumbered(trajectory), Columns(frame, _begins(trajectory)), slice(0, len(rows)), depth
     )
+    return steps, rows
+
+
+def _names(frame: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The number of each row's task and of its trajectory, by first appearance; int64 of shape (rows,) each."""
+    keys = group_keys(frame.columns)
+    task_begins = _changes(frame, keys)
+    task = _spread(encode(_codes(frame.select(keys)[np.flatnonzero(task_begins)], keys)).code, task_begins)
+    begins = task_begins | _changes(frame, ["trajectory"])
+    heads = np.flatnonzero(begins)
+    names = frame.select("trajectory")[heads]
+    if names.to_series().n_unique() == len(heads):  # as in tables that are written in order
+        return task, np.cumsum(begins) - 1
+    trajectory = encode_pairs(Groups(task[heads], len(task)), _codes(names, ["trajectory"]))
+    _refuse_shared_trajectories(frame[heads], trajectory)
+    return task, _spread(trajectory.code, begins)
+
+
+def _spread(codes: NDArray[np.int64], begins: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Codes of runs of rows, on each row."""
+    spread: NDArray[np.int64] = codes[np.cumsum(begins) - 1]
+    return spread
+
+
+def _begins(codes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Where a code differs from that of the row before; true at the first row."""
+    begins = np.ones(len(codes), dtype=np.bool_)
+    np.not_equal(codes[1:], codes[:-1], out=begins[1:])
+    return begins
 
 
 def _changes(frame: pl.DataFrame, columns: list[str]) -> NDArray[np.bool_]:
@@ -249,8 +347,15 @@ def _codes(frame: pl.DataFrame, columns: list[str]) -> NDArray[np.int64]:
     return first.to_series().cast(pl.Int64).to_numpy()
 
 
-def _ascending(rows: NDArray[np.intp]) -> bool:
-    return bool((np.diff(rows) > 0).all())
+def _ascends(codes: NDArray[np.int64]) -> bool:
+    """Whether codes never go down."""
+    return bool((codes[1:] >= codes[:-1]).all())
+
+
+def _renumbered(codes: NDArray[np.int64]) -> Groups:
+    """Runs of equal codes, numbered from 0."""
+    code = np.cumsum(_begins(codes)) - 1
+    return Groups(code, int(code[-1]) + 1 if len(code) else 0)
 
 
 def _step_numbers(frame: pl.DataFrame) -> NDArray[np.int64]:
@@ -297,10 +402,3 @@ def _kept(frame: pl.DataFrame, trajectory: NDArray[np.int64]) -> NDArray[np.bool
     ended = np.zeros(int(trajectory.max()) + 1, dtype=np.bool_)
     ended[trajectory[aborted]] = True
     return ~ended[trajectory]
-
-
-def text_hashes(texts: pl.Series) -> NDArray[np.int64]:
-    """The hash of each text, each distinct text hashed once; int64 of shape (rows,)."""
-    texts = texts.cast(pl.String)
-    first, place = np.unique(_codes(texts.to_frame("text"), ["text"]), return_inverse=True)
-    return hashing.text_hashes(texts[first])[place]

@@ -154,13 +154,13 @@ def equal_nodes(steps: Steps, p: GraphGPO, task: NDArray[np.int64]) -> NDArray[n
 
 def similar_nodes(steps: Steps, p: GraphGPO) -> NDArray[np.int64]:
     """The same by similarity: each step's state, then its next state, by trajectory (in order of name) and step."""
-    states, after = steps.frame["state"].to_list(), steps.next_texts()
+    states, after = steps.texts("state"), steps.next_texts()
     for row in np.flatnonzero(succeeded(steps, p)):
         after[row] = p.goal_text
 
     def texts() -> Iterator[tuple[int, int, str]]:
         for task, row in by_name(steps):
-            yield task, row, states[row]
+            yield task, row, states[row] or ""
             following = after[row]
             if following is not None:
                 yield task, steps.height + row, following
