@@ -135,7 +135,8 @@ def _packed_attributes(path: Path, tell: Progress) -> dict[str, bytes]:
     known = {}
     for asin, entry in entries(path, _share(tell, "attributes", path)):
         try:
-            known[asin] = orjson.dumps(loader.attribute_entry(entry))
+            # copied, for what orjson returns holds on to far more memory than it fills
+            known[asin] = bytes(memoryview(orjson.dumps(loader.attribute_entry(entry))))
         except InputError as error:
             raise InputError(f"{path}, entry {asin!r}: {error}") from None
     return known
