@@ -67,6 +67,7 @@ def build(
     nouns: str | Path | None = None,
     num_products: int | None = None,
     skip_unusable: bool = False,
+    compress: bool = False,
     replace: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -81,6 +82,8 @@ def build(
         num_products: Cut after so many records, before anything is skipped, as the original does.
         skip_unusable: Pass over records at which the original stops (a price without `$`, a missing field) and count
             them, where otherwise the build stops with a line that names the first.
+        compress: Whether texts are compressed (zstd), for small catalogues: they cannot be mapped then, and every
+            process holds them in its own memory.
         replace: Whether a folder that is there already may be replaced.
         progress: Told how far it is.
 
@@ -94,7 +97,7 @@ def build(
     with whole_folder(out, replace=replace) as folder:
         known = _packed_attributes(attributes, tell)
         instructions = dict(entries(human, _share(tell, "human instructions", human)))
-        maker = _Maker(folder, known, instructions, finder(nouns))
+        maker = _Maker(folder, known, instructions, finder(nouns), "zstd" if compress else None)
         share = _share(tell, "products", items)
         for number, record in records(items, share):
             if number == num_products:
@@ -145,8 +148,16 @@ def _packed_attributes(path: Path, tell: Progress) -> dict[str, bytes]:
 class _Maker:
     """Takes records in order and writes what is observed of them, a batch at a time."""
 
-    def __init__(self, folder: Path, known: Mapping[str, bytes], human: Mapping[str, Any], nouns: Nouns) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        known: Mapping[str, bytes],
+        human: Mapping[str, Any],
+        nouns: Nouns,
+        compression: str | None,
+    ) -> None:
         self.folder, self.known, self.human, self.nouns = folder, known, human, nouns
+        self.arrow = pa.ipc.IpcWriteOptions(compression=compression)
         self.seen: dict[str, None] = {}
         self.skipped = {"nan or long asin": 0, "duplicate asin": 0, "unusable": 0}
         self.first_unusable: str | None = None
@@ -158,7 +169,7 @@ class _Maker:
         self.combinations: list[int] = []
         self.instructed: list[int] = []
         self.file = pa.OSFile(str(folder / "products.arrow"), "wb")
-        self.writer = pa.ipc.new_file(self.file, PRODUCTS)
+        self.writer = pa.ipc.new_file(self.file, PRODUCTS, options=self.arrow)
         self.index = IndexWriter(folder / "index")
 
     def unusable(self, line: str) -> None:
@@ -232,7 +243,10 @@ class _Maker:
             self.flush()
         self.writer.close()
         self.file.close()
-        with pa.OSFile(str(self.folder / "human.arrow"), "wb") as file, pa.ipc.new_file(file, HUMAN) as writer:
+        with (
+            pa.OSFile(str(self.folder / "human.arrow"), "wb") as file,
+            pa.ipc.new_file(file, HUMAN, options=self.arrow) as writer,
+        ):
             writer.write_table(pa.Table.from_pylist(self.people, schema=HUMAN))
         asins = np.array([asin.encode() for asin in self.seen], dtype=np.bytes_)
         order = np.argsort(asins, kind="stable").astype(np.int32)

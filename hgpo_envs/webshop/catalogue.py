@@ -64,7 +64,8 @@ class Catalogue:
         self._products = _arrow(folder / "products.arrow")
         self._human = _arrow(folder / "human.arrow")
         # neither cache refers to the catalogue: the files are unmapped as soon as the catalogue is let go
-        self._kept_products = lru_cache(KEPT_PRODUCTS)(partial(_product, self._products, np.array(manifest["batches"])))
+        batch = lru_cache(None)(self._products.get_batch)
+        self._kept_products = lru_cache(KEPT_PRODUCTS)(partial(_product, batch, np.array(manifest["batches"])))
         self._kept_searches = lru_cache(KEPT_SEARCHES)(partial(_search, self.index, self.order))
 
     def __reduce__(self) -> tuple[Callable[[Path], Catalogue], tuple[Path]]:
@@ -163,10 +164,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _product(file: Any, first: NDArray[np.int64], index: int) -> Product:  # noqa: ANN401 - pyarrow has no types
+def _product(batches: Callable[[int], Any], first: NDArray[np.int64], index: int) -> Product:
     """Decodes one row; `first` is the first product of each record batch."""
     batch = int(np.searchsorted(first, index, side="right")) - 1
-    row = file.get_batch(batch).slice(index - int(first[batch]), 1).to_pylist()[0]
+    row = batches(batch).slice(index - int(first[batch]), 1).to_pylist()[0]
     own = row["instruction_attributes"]
     return Product(
         index=index,

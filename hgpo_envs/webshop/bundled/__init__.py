@@ -1,0 +1,33 @@
+"""The catalogue that comes with the package: synthetic products with synthetic and human-style goals."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+PRODUCTS: Final = 1_200
+SEED: Final = 233
+HUMAN_INSTRUCTIONS: Final = 2.0
+"""Human-style instructions a product: enough for the published splits (test 500, eval 1,000, train the rest)."""
+
+
+def bundled_folder() -> Path:
+    """Where the catalogue lies."""
+    return Path(__file__).parent / "catalogue"
+
+
+def make(out: Path, *, replace: bool = False) -> dict[str, Any]:
+    """Makes the catalogue again: synthetic raw files, built.
+
+    Returns:
+        The manifest.
+    """
+    from hgpo_envs.webshop.build import build
+    from hgpo_envs.webshop.synthetic import FILES, write
+
+    with tempfile.TemporaryDirectory() as made:
+        raw = Path(made) / "raw"
+        write(raw, PRODUCTS, SEED, oddities=False, text=0.6, people=HUMAN_INSTRUCTIONS)
+        items, attributes, human = (raw / name for name in FILES)
+        return build(items, attributes, human, out, nouns="stand-in", compress=True, replace=replace)
