@@ -1,0 +1,123 @@
+"""Gets the official ALFWorld release: downloaded or from files that are there, unpacked, looked over, its source noted.
+
+The addresses are those that `alfworld-download` of alfworld 0.4 names. No checksum of them is published; the note that
+is left beside the games (`hgpo-source.json`) records what came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from hgpo_envs.alfworld.source import SPLITS, ALFWorldSource
+from hgpo_envs.errors import InputError
+from hgpo_envs.fetch import download
+from hgpo_envs.unpack import unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from hgpo_envs.fetch import Progress
+
+RELEASES: Final = "https://github.com/alfworld/alfworld/releases/download"
+GAMES: Final = f"{RELEASES}/0.4.0/json_2.1.2_tw-pddl.zip"
+"""The games: all that the native engine needs."""
+TRAJECTORIES: Final = f"{RELEASES}/0.2.2/json_2.1.1_json.zip"
+"""`traj_data.json` of every game (1.4 GB), which the original program wants beside it."""
+NOTE: Final = "hgpo-source.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One archive of a release.
+
+    Attributes:
+        url: Where it is, or was copied from.
+        sha256: What it must be; None where that is not known.
+    """
+
+    url: str
+    sha256: str | None = None
+
+
+def fetch_release(
+    out: Path,
+    assets: Sequence[Asset],
+    *,
+    downloading: Callable[[str], Progress] | None = None,
+    unpacking: Callable[[int], None] | None = None,
+    **settings: Any,
+) -> dict[str, int]:
+    """Downloads archives and unpacks them.
+
+    Args:
+        out: A new or empty folder. The archives wait beside it, in `<out>.downloads`, until all is well.
+        assets: What to download.
+        downloading: Makes, for the name of an archive, what is told how far its download is.
+        unpacking: Is told the number of files unpacked so far.
+        **settings: For `hgpo_envs.fetch.download`.
+
+    Returns:
+        The number of games in each split.
+    """
+    _refuse_taken(out)
+    waiting = out.with_name(f"{out.name}.downloads")
+    got = []
+    for asset in assets:
+        target = waiting / asset.url.rsplit("/", 1)[-1]
+        progress = downloading(target.name) if downloading else None
+        got.append(download(asset.url, target, sha256=asset.sha256, progress=progress, **settings))
+    sources = [{**asdict(one), "path": one.path.name} for one in got]
+    counts = install(out, [one.path for one in got], sources, unpacking=unpacking)
+    shutil.rmtree(waiting)
+    return counts
+
+
+def install_files(
+    out: Path, archives: Sequence[Path], unpacking: Callable[[int], None] | None = None
+) -> dict[str, int]:
+    """Unpacks archives that are there already; they stay.
+
+    Returns:
+        The number of games in each split.
+    """
+    _refuse_taken(out)
+    sources = []
+    for archive in archives:
+        if not archive.is_file():
+            raise InputError(f"no archive at {archive}; name a zip or tar file of ALFWorld games")
+        with archive.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        sources.append({"path": archive.name, "size": archive.stat().st_size, "sha256": digest})
+    return install(out, archives, sources, unpacking=unpacking)
+
+
+def install(
+    out: Path,
+    archives: Sequence[Path],
+    sources: Sequence[dict[str, Any]],
+    unpacking: Callable[[int], None] | None = None,
+) -> dict[str, int]:
+    """Unpacks archives into `out`, if there are games in them, and notes where they came from."""
+    staging = out.with_name(f"{out.name}.new")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        unpack(list(archives), staging, progress=unpacking)
+        games = ALFWorldSource(staging)
+        counts = {split: len(games.ids(split)) for split in SPLITS}
+        (staging / NOTE).write_text(json.dumps({"games": counts, "sources": list(sources)}, indent=2) + "\n")
+        if out.exists():
+            out.rmdir()
+        staging.rename(out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return counts
+
+
+def _refuse_taken(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is there already; name a new folder with --out, or remove it first")
