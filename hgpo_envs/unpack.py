@@ -65,6 +65,12 @@ class _Member:
     """None for a folder."""
 
 
+def require_free(folder: Path) -> None:
+    """Raises InputError unless a folder is new or empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is there already; name a new folder with --out, or remove it first")
+
+
 def unpack(
     archives: list[Path],
     folder: Path,
@@ -86,8 +92,7 @@ def unpack(
     Raises:
         InputError: The folder is taken, or an archive is broken or hostile.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} is there already; name a new folder, or remove it first")
+    require_free(folder)
     for archive in archives:
         if not archive.is_file():
             raise InputError(f"no archive at {archive}; fetch it first, or name where it is")

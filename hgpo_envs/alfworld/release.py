@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_envs.alfworld.source import SPLITS, ALFWorldSource
 from hgpo_envs.errors import InputError
 from hgpo_envs.fetch import download
-from hgpo_envs.unpack import unpack
+from hgpo_envs.unpack import require_free, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +44,20 @@ class Asset:
     sha256: str | None = None
 
 
+def assets(urls: Sequence[str] | None = None, sha256: str | None = None, *, trajectories: bool = False) -> list[Asset]:
+    """What to download: the official release, or archives at other addresses.
+
+    Args:
+        urls: Instead of the official addresses.
+        sha256: Of the one archive that there is.
+        trajectories: With `TRAJECTORIES`.
+    """
+    chosen = list(urls or [GAMES, *([TRAJECTORIES] if trajectories else [])])
+    if sha256 is not None and len(chosen) > 1:
+        raise InputError(f"a checksum is for one archive; got one checksum and {len(chosen)} archives")
+    return [Asset(url, sha256) for url in chosen]
+
+
 def fetch_release(
     out: Path,
     assets: Sequence[Asset],
@@ -64,7 +78,7 @@ def fetch_release(
     Returns:
         The number of games in each split.
     """
-    _refuse_taken(out)
+    require_free(out)
     waiting = out.with_name(f"{out.name}.downloads")
     got = []
     for asset in assets:
@@ -85,7 +99,7 @@ def install_files(
     Returns:
         The number of games in each split.
     """
-    _refuse_taken(out)
+    require_free(out)
     sources = []
     for archive in archives:
         if not archive.is_file():
@@ -116,8 +130,3 @@ def install(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return counts
-
-
-def _refuse_taken(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already; name a new folder with --out, or remove it first")

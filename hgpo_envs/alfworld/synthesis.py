@@ -1,70 +1,69 @@
-"""Makes whole data sets of generated games: drafted, written down, won by the expert, stored as official folders."""
+"""Data sets of generated games: drafted, written down, won by the expert; given out like any other store of games."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.expert import find_plan
 from hgpo_envs.alfworld.games import compile_game
-from hgpo_envs.alfworld.generator import draft
+from hgpo_envs.alfworld.generator import Draft, draft
 from hgpo_envs.alfworld.problem import game_data, traj_data
-from hgpo_envs.alfworld.source import GAME_FILE, SPLITS
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hgpo_envs.alfworld.generator import Draft
+    from collections.abc import Sequence
 
 LEAST: Final = 36
 """The smallest data set: every task type in each split."""
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """A generated game.
-
-    Attributes:
-        id: `<split>/<task folder>/<trial folder>`.
-        game: The content of `game.tw-pddl`, walkthrough included.
-        traj: The content of `traj_data.json`.
-    """
-
-    id: str
-    game: dict[str, Any]
-    traj: dict[str, Any]
+BUNDLED_GAMES: Final = 216
+BUNDLED_SEED: Final = 0
+"""The bundled pack is ``hgpo data synth alfworld --games 216 --seed 0``."""
 
 
 def split_sizes(games: int) -> dict[str, int]:
     """How many games each split gets: a sixth each for validation, the rest for training.
 
-    >>> split_sizes(192)
-    {'train': 128, 'valid_seen': 32, 'valid_unseen': 32}
+    >>> split_sizes(216)
+    {'train': 144, 'valid_seen': 36, 'valid_unseen': 36}
     """
     if games < LEAST:
         raise InputError(f"expected at least {LEAST} games, so that each split has every task type; got {games}")
     return {"train": games - 2 * (games // 6), "valid_seen": games // 6, "valid_unseen": games // 6}
 
 
-def generate(games: int, seed: int = 0) -> Iterator[Generated]:
-    """Generates a data set, split by split; the task types take turns.
+class GeneratedStore:
+    """Generated games (`hgpo_envs.alfworld.folder.Store`); each is made when it is read.
 
     Args:
-        games: How many, at least `LEAST`.
+        games: How many in all splits, at least `LEAST`; in each split the task types take turns.
         seed: Each gives other games; the same gives the same to the byte.
     """
-    for split, size in split_sizes(games).items():
-        for index in range(size):
-            yield finish(draft(split, index, seed))
 
+    def __init__(self, games: int, seed: int = 0) -> None:
+        self._seed = seed
+        self._numbers = {
+            draft(split, index, seed).id: (split, index)
+            for split, size in split_sizes(games).items()
+            for index in range(size)
+        }
 
-def finish(game: Draft) -> Generated:
-    """Writes a drafted game down, with the walkthrough by which the expert won it."""
-    return Generated(game.id, game_data(game, walkthrough(game)), traj_data(game))
+    def ids(self) -> Sequence[str]:
+        """All task ids, sorted."""
+        return sorted(self._numbers)
+
+    def read(self, task_id: str) -> dict[str, Any]:
+        """The content of `game.tw-pddl`, walkthrough included. Raises KeyError for an unknown id."""
+        game = self._draft(task_id)
+        return game_data(game, walkthrough(game))
+
+    def trajectory(self, task_id: str) -> dict[str, Any] | None:
+        """The content of `traj_data.json`."""
+        return traj_data(self._draft(task_id))
+
+    def _draft(self, task_id: str) -> Draft:
+        split, index = self._numbers[task_id]
+        return draft(split, index, self._seed)
 
 
 def walkthrough(game: Draft) -> list[str]:
@@ -78,27 +77,3 @@ def walkthrough(game: Draft) -> list[str]:
         state = engine.act(command)
     assert state.won, f"{game.id} is not won by {plan}"
     return plan
-
-
-def write_folder(games: Iterator[Generated], folder: Path) -> int:
-    """Writes games as official folders: `<folder>/<split>/<task>/<trial>/game.tw-pddl` and `traj_data.json`.
-
-    Args:
-        games: What `generate` gives.
-        folder: Must not exist, or be empty.
-
-    Returns:
-        How many games were written.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} is there already; name a new folder, or remove it first")
-    count = 0
-    for count, game in enumerate(games, start=1):  # noqa: B007 (the last number is the count)
-        place = folder / game.id
-        place.mkdir(parents=True)
-        (place / GAME_FILE).write_text(json.dumps(game.game), encoding="utf-8")
-        (place / "traj_data.json").write_text(json.dumps(game.traj), encoding="utf-8")
-    return count
-
-
-assert tuple(split_sizes(LEAST)) == SPLITS

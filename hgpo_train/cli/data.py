@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (Typer reads the annotations)
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,6 +32,57 @@ def build_alfworld(
     ids = track(source.ids("all"), "packing")
     count = write_pack(out, ((task_id, source.read(task_id), source.trajectory(task_id)) for task_id in ids))
     typer.echo(f'{count:,} games, {out.stat().st_size:,} bytes. Next: gym.make("HGPO/ALFWorld-v0", data="{out}")')
+
+
+@synth.command("alfworld")
+def synth_alfworld(
+    out: Annotated[Path, typer.Option(help="the pack to write, or a folder, which gets json_2.1.1")],
+    games: Annotated[int, typer.Option(help="how many: two thirds train, a sixth each valid_seen, valid_unseen")] = 216,
+    seed: Annotated[int, typer.Option(help="each seed gives other games, the same seed the same to the byte")] = 0,
+) -> None:
+    """Generates solvable ALFWorld games of all six task types; a name with an ending (.pack) makes a pack."""
+    from rich.progress import track
+
+    from hgpo_envs.alfworld.folder import write_folder
+    from hgpo_envs.alfworld.pack import write_pack
+    from hgpo_envs.alfworld.synthesis import GeneratedStore
+    from hgpo_envs.unpack import require_free
+
+    store = GeneratedStore(games, seed)
+    ids = track(store.ids(), "generating")
+    if out.suffix:
+        count = write_pack(out, ((task_id, store.read(task_id), store.trajectory(task_id)) for task_id in ids))
+    else:
+        require_free(out)
+        count = write_folder(store, ids, out)
+    typer.echo(f'{count:,} games in {out}. Next: gym.make("HGPO/ALFWorld-v0", data="{out}")')
+
+
+@fetch.command("alfworld")
+def fetch_alfworld(
+    out: Annotated[Path, typer.Option(help="a new folder for the games")] = Path("alfworld"),
+    from_: Annotated[
+        list[Path] | None,
+        typer.Option("--from", help="an archive that is there already, instead of a download; repeat"),
+    ] = None,
+    trajectories: Annotated[
+        bool, typer.Option("--trajectories", help="also traj_data.json (1.4 GB), which the original program wants")
+    ] = False,
+    url: Annotated[list[str] | None, typer.Option(help="another address of the archive; repeat")] = None,
+    sha256: Annotated[str | None, typer.Option(help="what the SHA-256 of the (single) archive must be")] = None,
+) -> None:
+    """Gets the official ALFWorld games. Interrupted, it goes on where it was when run again."""
+    from hgpo_envs.alfworld import release
+    from hgpo_train.cli.downloads import Transfers
+
+    with Transfers() as shown:
+        if from_:
+            counts = release.install_files(out, from_, shown.unpacking)
+        else:
+            assets = release.assets(url, sha256, trajectories=trajectories)
+            counts = release.fetch_release(out, assets, downloading=shown.downloading, unpacking=shown.unpacking)
+    games = ", ".join(f"{split} {count:,}" for split, count in counts.items())
+    typer.echo(f"{games} games in {out}. Next: hgpo data build alfworld {out} --out {out}.pack")
 
 
 @export.command("alfworld")

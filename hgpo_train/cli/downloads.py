@@ -1,0 +1,61 @@
+"""How downloads and unpacking are shown, and what Ctrl-C says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.progress import TaskID
+
+    from hgpo_envs import fetch
+
+
+class Transfers:
+    """Shows downloads as bars, and counts unpacked files. Ctrl-C ends the command with a line on how to go on."""
+
+    def __init__(self) -> None:
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._unpacked: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+        if kind is KeyboardInterrupt:
+            typer.echo("\ninterrupted; what has come is kept: run the same command to go on", err=True)
+            raise typer.Exit(130)
+
+    def downloading(self, name: str) -> fetch.Progress:
+        """A new bar for a download."""
+        bar = self._bars.add_task(name, total=None)
+        return lambda done, total: self._bars.update(bar, completed=done, total=total)
+
+    def unpacking(self, files: int) -> None:
+        """The number of files unpacked so far."""
+        if self._unpacked is None:
+            self._unpacked = self._bars.add_task("unpacking", total=None)
+        self._bars.update(self._unpacked, description=f"unpacked {files:,} files")
