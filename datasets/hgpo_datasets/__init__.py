@@ -2,6 +2,7 @@
 
 from hgpo_datasets.reader import StepTableWarning, scan_steps
 from hgpo_datasets.schema import columns
+from hgpo_datasets.verify import Problem, Report, verify
 from hgpo_datasets.writer import Group, StepWriter
 
-__all__ = ["Group", "StepTableWarning", "StepWriter", "columns", "scan_steps"]
+__all__ = ["Group", "Problem", "Report", "StepTableWarning", "StepWriter", "columns", "scan_steps", "verify"]

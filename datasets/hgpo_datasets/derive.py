@@ -17,6 +17,8 @@ from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 TRAJECTORY_KEY = (*GROUP_KEY, "trajectory")
@@ -40,10 +42,13 @@ def complete(frame: pl.DataFrame, depth: int) -> pl.DataFrame:
     last = np.append(first[1:], True)
     _check_steps(frame, first)
     _check_values(frame, last)
-    computed = {series.name: series for series in _derived(frame, first, last, depth)}
-    for name, series in computed.items():
-        _check_given(frame, frame[name], series)
-    return frame.with_columns(computed.values()).select(column.name for column in columns(depth))
+    _check_states(frame, last)
+    computed = list(derived(frame, first, last, depth))
+    for series in computed:
+        _check_given(frame, frame[series.name], series)
+    inner = pl.lit(pl.Series(~last))
+    next_state = pl.when(~inner).then(pl.col("next_state")).alias("next_state")
+    return frame.with_columns(*computed, next_state).select(column.name for column in columns(depth))
 
 
 def first_rows(frame: pl.DataFrame) -> NDArray[np.bool_]:
@@ -99,46 +104,54 @@ def _check_values(frame: pl.DataFrame, last: NDArray[np.bool_]) -> None:
             raise InputError(f"{row_name(frame, int(row or 0))}: {name}")
 
 
-def _derived(frame: pl.DataFrame, first: NDArray[np.bool_], last: NDArray[np.bool_], depth: int) -> list[pl.Series]:
+def derived(frame: pl.DataFrame, first: NDArray[np.bool_], last: NDArray[np.bool_], depth: int) -> Iterator[pl.Series]:
+    """Every derived column, computed from the others.
+
+    Args:
+        frame: Sorted rows of whole trajectories.
+        first: Where trajectories begin, bool of shape (rows,).
+        last: Where they end, bool of shape (rows,).
+        depth: The deepest hash.
+    """
     state = _text_hashes(frame, "state")
+    action = _text_hashes(frame, "action")
+    following = _text_hashes(frame, "next_state")
+    yield state
+    yield action
+    yield from _chains(state.to_numpy(), action, first, depth)
+    yield state.shift(-1).zip_with(pl.Series(~last), following).alias("next_state_hash")
+    yield from _episodes(frame["reward"].to_numpy(), first)
+
+
+def _check_states(frame: pl.DataFrame, last: NDArray[np.bool_]) -> None:
+    state, following = _text_hashes(frame, "state"), _text_hashes(frame, "next_state")
     if state.has_nulls():
         row = int(state.is_null().arg_true()[0])
         raise InputError(f"{row_name(frame, row)}: expected `state`, or `state_hash` where texts are not stored")
-    action = _text_hashes(frame, "action")
-    following = _text_hashes(frame, "next_state")
-    onward = state.shift(-1).zip_with(pl.Series(~last), following)
-    if (found := (following != onward).fill_null(value=False)).any():
-        row = int(found.arg_true()[0])
+    broken = (following != state.shift(-1)).fill_null(value=False) & pl.Series(~last)
+    if broken.any():
+        row = int(broken.arg_true()[0])
         raise InputError(f"{row_name(frame, row)}: next_state is not the state of the next step")
-    texts = pl.select(pl.when(pl.lit(pl.Series(last))).then(pl.lit(frame["next_state"]))).to_series()
-    returns, lengths = _episodes(frame["reward"].to_numpy(), first)
-    return [
-        texts.alias("next_state"),
-        returns.alias("episode_return"),
-        lengths.alias("episode_length"),
-        state.alias("state_hash"),
-        action.alias("action_hash"),
-        *_chains(state.to_numpy(), action, first, depth),
-        onward.alias("next_state_hash"),
-    ]
 
 
 def _text_hashes(frame: pl.DataFrame, name: str) -> pl.Series:
-    """The hashes of a text column, null where the text is; there, those that were given."""
-    distinct = frame[name].unique(maintain_order=True).drop_nulls()
-    table = pl.DataFrame({name: distinct, "hash": hashing.text_hashes(distinct)})
-    return (
-        frame.select(name)
-        .join(table, on=name, how="left", maintain_order="left")["hash"]
-        .zip_with(frame[name].is_not_null(), frame[f"{name}_hash"])
-    )
+    """The hashes of a text column; where there is no text, those that the rows hold."""
+    texts, given = frame[name], frame[f"{name}_hash"]
+    present = texts.is_not_null()
+    if not present.any():
+        return given
+    hashes = hashing.text_hashes(text or "" for text in texts.to_list())
+    return pl.Series(given.name, hashes).zip_with(present, given)
 
 
 def _episodes(reward: NDArray[np.float64], first: NDArray[np.bool_]) -> tuple[pl.Series, pl.Series]:
     starts = np.flatnonzero(first)
     lengths = np.diff(np.append(starts, len(first)))
     sums = [math.fsum(reward[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
-    return pl.Series(np.repeat(np.array(sums), lengths)), pl.Series(np.repeat(lengths, lengths), dtype=pl.Int32)
+    return (
+        pl.Series("episode_return", np.repeat(np.array(sums), lengths)),
+        pl.Series("episode_length", np.repeat(lengths, lengths), dtype=pl.Int32),
+    )
 
 
 def _chains(state: NDArray[np.int64], action: pl.Series, first: NDArray[np.bool_], depth: int) -> list[pl.Series]:
@@ -167,7 +180,7 @@ def _before(flags: NDArray[np.bool_], k: int) -> NDArray[np.bool_]:
 
 def _check_given(frame: pl.DataFrame, given: pl.Series, computed: pl.Series) -> None:
     """Raises for a derived value that came with the rows and is not what follows from them."""
-    if given.is_null().all() or given.name == "next_state":
+    if given.is_null().all():
         return
     differs = (given - computed).abs() > 1e-9 if given.dtype.is_float() else given != computed
     if differs.fill_null(value=False).any():
