@@ -96,7 +96,10 @@ def verify(source: str | os.PathLike[str]) -> Report:
     if path.is_dir():
         _verify_run(path, report)
     elif path.is_file():
-        listed = _manifest_of(path.parent)
+        try:
+            listed = _manifest_of(path.parent)
+        except InputError:
+            listed = None  # of the future; the file says so itself
         shard = next((one for one in listed.shards if one.file == path.name), None) if listed else None
         header = listed.header if listed and shard else None
         _verify_file(path, shard, header, report, _Seen())

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from groups import group, step
 from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
@@ -14,16 +15,6 @@ from polars.testing import assert_frame_equal
 from hgpo_datasets import Group, StepWriter, scan_steps, schema
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-
-
-def step(task: str, trajectory: str, t: int, **more: Any) -> dict[str, Any]:
-    row = {"task_id": task, "trajectory": trajectory, "step": t, "state": f"room {t}", "action": "look", "reward": 0.0}
-    return {**row, **more}
-
-
-def group(task: str, members: int = 2, length: int = 3, **more: Any) -> list[dict[str, Any]]:
-    return [step(task, f"{task}/{m}", t, **more) for m in range(members) for t in range(length)]
-
 
 texts = st.one_of(
     st.text(), st.sampled_from(["", "\x00", "a\x00b", "日本", "😀" * 3, "x" * 1_000_000, "\ufeff", "\r\n"])

@@ -1,0 +1,43 @@
+"""Runs to test with."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from groups import rich_group
+
+from hgpo_datasets import StepWriter, manifest, schema, shards
+
+
+@pytest.fixture
+def rich_run(tmp_path: Path) -> Path:
+    """A run of three shards."""
+    folder = tmp_path / "rich"
+    with StepWriter(folder, config={"seed": 7}) as writer:
+        for number in range(6):
+            writer.add_group(rich_group(f"task {number}", number))
+            if number % 2:
+                writer.commit()
+    return folder
+
+
+@pytest.fixture
+def raw_run(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a run of given frames, whose bytes are right whatever their rows are."""
+
+    def make(*frames: pl.DataFrame, depth: int = 8, run: str = "rich") -> Path:
+        folder = tmp_path / "raw"
+        folder.mkdir()
+        header = manifest.Header(run, depth, schema.VERSION, "test", {})
+        text, check = manifest.encode_line(header, "")
+        for number, frame in enumerate(frames):
+            name = shards.file_name(number)
+            data = shards.encode(frame, {shards.RUN_KEY: run, shards.CONFIG_KEY: "{}"})
+            (folder / name).write_bytes(data)
+            line, check = manifest.encode_line(shards.describe(name, data, frame), check)
+            text += line
+        (folder / manifest.NAME).write_bytes(text)
+        return folder
+
+    return make

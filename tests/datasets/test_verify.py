@@ -1,0 +1,225 @@
+"""verify finds what is wrong: every changed byte, every cut, and every broken rule of the rows."""
+
+import math
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+from groups import group, rich_group
+
+from hgpo_datasets import StepWriter, scan_steps, schema, shards, verify
+from hgpo_envs.errors import InputError
+
+POSITIONS = int(os.environ.get("HGPO_DAMAGES", "1000"))
+"""Damages tried by the slow test; HGPO_DAMAGES=20000 is the thorough one."""
+
+
+def corpus(folder: Path) -> list[Path]:
+    """Runs that hold between them every kind of column, page and file; small, so that positions are dense."""
+    runs = []
+    for name, options, groups in (
+        ("plain", {"depth": 0}, [group("t", 1, 1)]),
+        ("rich", {}, [rich_group(f"t{n}", n) for n in range(3)]),
+        ("bare", {"without": ["text", "tokens", "timings"]}, [rich_group("t", 5)]),
+        ("long", {"depth": 2}, [rich_group("t", 6, length=40)]),
+        (
+            "large",
+            {"depth": 1},
+            [group("t", 1, 2, state="x" * 1_000_000, prompt=str(random.Random(0).random()) * 9_000)],
+        ),
+        ("repeated", {"depth": 1}, [group(f"t{n}", 2, 50, prompt="the same text") for n in range(8)]),
+    ):
+        with StepWriter(folder / name, **options) as writer:
+            for rows in groups:
+                writer.add_group(rows)
+                writer.commit()
+        runs.append(folder / name)
+    return runs
+
+
+def damages(data: bytes, count: int, draw: random.Random) -> list[tuple[str, bytes]]:
+    made = []
+    for _ in range(count):
+        position = draw.randrange(len(data))
+        if draw.random() < 0.3:
+            made.append((f"cut at {position} of {len(data)}", data[:position]))
+        else:
+            changed = data[position] ^ draw.choice([1 << draw.randrange(8), draw.randrange(1, 256)])
+            made.append((f"byte {position} of {len(data)}", data[:position] + bytes([changed]) + data[position + 1 :]))
+    return made
+
+
+@pytest.mark.slow
+def test_every_damage_is_found(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    runs = corpus(tmp_path)
+    assert [verify(run).problems for run in runs] == [[]] * len(runs)
+    files = [file for run in runs for file in sorted(run.iterdir())]
+    missed = tried = 0
+    for file in files:
+        data = file.read_bytes()
+        for what, damaged in damages(data, math.ceil(POSITIONS / len(files)), draw):
+            file.write_bytes(damaged)
+            report = verify(file.parent)
+            missed += report.ok
+            assert not report.ok, f"{file.name}: {what}"
+            assert all("\n" not in problem.message for problem in report.problems)
+            tried += 1
+        file.write_bytes(data)
+    assert (missed, tried >= POSITIONS) == (0, True)
+
+
+@pytest.mark.slow
+def test_a_file_out_of_its_run_carries_its_own_digest(tmp_path: Path) -> None:
+    draw = random.Random(2)
+    files = [file for run in corpus(tmp_path) for file in sorted(run.glob("*.parquet"))]
+    for number, file in enumerate(files):
+        alone = tmp_path / f"alone{number}.parquet"
+        data = file.read_bytes()
+        alone.write_bytes(data)
+        assert verify(alone).ok
+        for what, damaged in damages(data, math.ceil(POSITIONS / len(files) / 2), draw):
+            alone.write_bytes(damaged)
+            assert not verify(alone).ok, f"{file}: {what}"
+
+
+def test_every_byte_of_a_small_run(tmp_path: Path) -> None:
+    with StepWriter(tmp_path / "run", depth=0, without=["text", "tokens", "timings"]) as writer:
+        writer.add_group(group("t", 1, 1))
+    manifest = tmp_path / "run/manifest.jsonl"
+    data = manifest.read_bytes()
+    for position in range(len(data)):
+        manifest.write_bytes(data[:position])
+        assert not verify(tmp_path / "run").ok, f"cut at {position}"
+        manifest.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+        assert not verify(tmp_path / "run").ok, f"byte {position}"
+
+
+def test_damage_is_located(rich_run: Path) -> None:
+    file = rich_run / "steps-000001.parquet"
+    chunk = pq.read_metadata(file).row_group(0).column(schema.polars_schema().names().index("response"))
+    data = bytearray(file.read_bytes())
+    start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    data[start + chunk.total_compressed_size - 1] ^= 1  # the last byte of its last page
+    file.write_bytes(data)
+    (problem,) = verify(rich_run).problems
+    assert (problem.kind, problem.file) == ("bytes", str(file))
+    assert "damaged: row group 0, column response, page" in problem.message
+    assert verify(file).problems == [problem]
+
+
+def kinds(folder: Path) -> set[str]:
+    return {problem.kind for problem in verify(folder).problems}
+
+
+def test_missing_foreign_and_uncommitted_files(rich_run: Path, tmp_path: Path) -> None:
+    shutil.copy(rich_run / "steps-000001.parquet", rich_run / "mine.parquet")
+    assert kinds(rich_run) == {"foreign"}
+    (rich_run / "mine.parquet").unlink()
+    (rich_run / "steps-000009.parquet.part").write_bytes(b"half")
+    report = verify(rich_run)
+    assert (report.ok, [note.kind for note in report.notes]) == (True, ["leftover"])
+    shutil.copytree(rich_run, tmp_path / "killed")
+    lines = (tmp_path / "killed/manifest.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "killed/manifest.jsonl").write_bytes(b"".join(lines[:-1]))
+    assert kinds(tmp_path / "killed") == {"uncommitted"}
+    (rich_run / "steps-000002.parquet").rename(tmp_path / "elsewhere.parquet")
+    assert kinds(rich_run) == {"missing"}
+
+
+def test_lines_of_the_manifest_cannot_change_places(rich_run: Path) -> None:
+    path = rich_run / "manifest.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for order in ([0, 2, 1, 3], [0, 1, 3], [0, 1, 1, 2, 3], [1, 2, 3]):
+        path.write_bytes(b"".join(lines[i] for i in order))
+        assert "manifest" in kinds(rich_run)
+
+
+def change(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    def changed(frame: pl.DataFrame) -> pl.DataFrame:
+        here = pl.int_range(pl.len()) == row
+        return frame.with_columns(
+            pl.when(here).then(pl.lit(value, frame.schema[name])).otherwise(pl.col(name)).alias(name)
+        )
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("alter", "kind", "message"),
+    [
+        (change("history_hash_3", 4, 1), "derived", "history_hash_3 is not what the rows give in 1 rows"),
+        (change("context_hash_8", 4, 1), "derived", "context_hash_8"),
+        (change("state", 3, "another"), "derived", "state_hash"),
+        (change("action", 3, "another"), "derived", "action_hash"),
+        (change("next_state_hash", 3, 0), "derived", "next_state_hash"),
+        (change("episode_return", 3, 5.0), "derived", "episode_return"),
+        (change("episode_length", 3, 9), "derived", "episode_length"),
+        (change("reward", 2, math.nan), "value", "reward is not finite"),
+        (change("score", 2, math.inf), "value", "score is not finite"),
+        (change("environment_s", 2, math.nan), "value", "environment_s is NaN"),
+        (change("response_logprobs", 2, [math.nan] * 3), "value", "NaN"),
+        (change("terminated", 2, True), "value", "terminated before the last row"),
+        (change("step", 2, 7), "steps", "not contiguous"),
+        (change("run", 2, "other"), "run", "another run"),
+        (change("task_id", 2, None), "null", "task_id is never null"),
+        (lambda frame: frame.reverse(), "order", "not sorted"),
+        (lambda frame: frame.filter(pl.col("step") != 2), "steps", "not contiguous"),
+        (lambda frame: pl.concat([frame, frame[:1]]).sort("task_id", "trajectory", "step"), "steps", "not contiguous"),
+        (lambda frame: frame.drop("reward"), "columns", "lacks reward"),
+        (lambda frame: frame.with_columns(pl.col("step").cast(pl.Int64)), "columns", "step is Int64, not Int32"),
+    ],
+)
+def test_broken_rules_of_rows(
+    rich_run: Path,
+    raw_run: Callable[..., Path],
+    alter: Callable[[pl.DataFrame], pl.DataFrame],
+    kind: str,
+    message: str,
+) -> None:
+    frame = pl.read_parquet(rich_run / "steps-000000.parquet")
+    problems = verify(raw_run(alter(frame))).problems
+    assert any(problem.kind == kind and message in problem.message for problem in problems), problems
+
+
+def test_a_split_group_and_a_trajectory_met_twice(rich_run: Path, raw_run: Callable[..., Path]) -> None:
+    frame = pl.read_parquet(rich_run / "steps-000000.parquet")
+    one = frame.filter(pl.col("trajectory") == "task 0/0")
+    folder = raw_run(frame.filter(pl.col("trajectory") != "task 0/0"), one, one)
+    assert kinds(folder) == {"group", "trajectory"}
+
+
+def test_a_file_of_the_future_is_named(rich_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hgpo_datasets.schema.VERSION", 0)
+    assert kinds(rich_run) == {"version"}
+    (problem,) = verify(rich_run / "steps-000000.parquet").problems
+    assert "version 1 is newer than this hgpo reads (up to 0); upgrade hgpo" in problem.message
+    with pytest.raises(InputError, match="upgrade hgpo"):
+        scan_steps(rich_run)
+    with pytest.raises(InputError, match="upgrade hgpo"):
+        scan_steps(rich_run / "steps-000000.parquet")
+
+
+def test_what_is_no_step_table(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such run or file"):
+        verify(tmp_path / "nothing")
+    with pytest.raises(InputError, match="not a run"):
+        verify(tmp_path)
+    pl.DataFrame({"a": [1]}).write_parquet(tmp_path / "other.parquet")
+    assert {p.kind for p in verify(tmp_path / "other.parquet").problems} == {"digest"}
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    assert {p.kind for p in verify(tmp_path / "empty.parquet").problems} == {"digest"}
+
+
+def test_the_digest_is_that_of_the_file_with_zeros_in_its_place(rich_run: Path) -> None:
+    import hashlib
+
+    data = (rich_run / "steps-000000.parquet").read_bytes()
+    stored = pl.read_parquet_metadata(rich_run / "steps-000000.parquet")[shards.DIGEST_KEY].encode()
+    assert data.count(stored) == 1
+    assert hashlib.sha256(data.replace(stored, b"0" * 64)).hexdigest().encode() == stored

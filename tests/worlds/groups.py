@@ -1,0 +1,62 @@
+"""Rows to test with: groups of rollouts as a collector would give them."""
+
+import random
+from typing import Any
+
+Rows = list[dict[str, Any]]
+
+
+def step(task_id: str, trajectory: str, t: int, **more: Any) -> dict[str, Any]:
+    row = {
+        "task_id": task_id,
+        "trajectory": trajectory,
+        "step": t,
+        "state": f"room {t}",
+        "action": "look",
+        "reward": 0.0,
+    }
+    return {**row, **more}
+
+
+def group(task: str, members: int = 2, length: int = 3, **more: Any) -> Rows:
+    return [step(task, f"{task}/{m}", t, **more) for m in range(members) for t in range(length)]
+
+
+def rich_group(task: str, seed: int, members: int = 3, length: int = 5, **more: Any) -> Rows:
+    """A group with a value in every column, nulls among them, unlike any other group's."""
+    draw = random.Random(seed)
+    rows = []
+    for m in range(members):
+        for t in range(length):
+            tokens = [draw.randrange(150_000) for _ in range(draw.randrange(12))]
+            last = t == length - 1
+            rows.append(
+                step(
+                    task,
+                    f"{task}/{m}",
+                    t,
+                    state=f"You are in room {draw.randrange(4)}. 日本 \x00 {draw.random() if t else ''}",
+                    action=draw.choice(["look", "go to shelf 1", "öffne 😀"]),
+                    reward=draw.random() if last else 0.0,
+                    score=draw.choice([None, draw.random()]),
+                    prompt=f"You see {draw.random()}" * draw.randrange(1, 5),
+                    response=draw.choice([None, f"<think>{draw.random()}</think>"]),
+                    admissible_actions=[f"go to {draw.randrange(9)}" for _ in range(draw.randrange(6))],
+                    action_valid=draw.random() < 0.8,
+                    terminated=last and m > 0,
+                    truncated=last and m == 0,
+                    won=last and m == 1,
+                    prompt_token_ids=tokens,
+                    response_token_ids=tokens[:3],
+                    response_logprobs=[-draw.random() for _ in tokens[:3]],
+                    next_state=f"the end {draw.random()}" if last else None,
+                    environment_s=draw.random(),
+                    policy_s=None,
+                    task=f"do {task}",
+                    task_type="pick",
+                    env_id="HGPO/ALFWorld-v0",
+                    split="train",
+                    **more,
+                )
+            )
+    return rows
