@@ -167,8 +167,8 @@ class StepWriter:
         data = shards.encode(frame, {shards.RUN_KEY: header.run, shards.CONFIG_KEY: config})
         path = self.folder / shards.file_name(len(self._manifest.shards))
         shard = shards.describe(path.name, data, frame)
-        durable.write_file(path, data)
         try:
+            durable.write_file(path, data)
             self._append(shard)
         except BaseException:
             path.unlink(missing_ok=True)

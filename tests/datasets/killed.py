@@ -1,0 +1,139 @@
+"""Kills writing processes at random moments and checks what they left; run by test_faults.py in a process of its own.
+
+    python killed.py FOLDER random KILLS SEED       at random moments
+    python killed.py FOLDER steps                   before and after each call that changes the disk
+
+The process imports Polars but never computes with it, so that it may fork: each writer and each check is a fork.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+from faults import Fault
+from groups import Rows, group
+
+GROUPS_A_RUN = int(os.environ.get("GROUPS_A_RUN", "40"))
+LONGEST_S = 0.3
+STEPS = 18
+
+
+def rows(number: int) -> Rows:
+    members = 1 + number % 4
+    return group(
+        f"task {number}", members, 5 + number % 50, prompt=f"prompt {number} " * (number % 100), terminated=False
+    )
+
+
+def write(folder: Path) -> None:
+    """Writes groups one shard each and notes every commit that has returned."""
+    from hgpo_datasets import Group, StepWriter
+
+    with StepWriter(folder, run="killed", config={"x": 1}) as writer:
+        for number in range(GROUPS_A_RUN):
+            if Group(0, f"task {number}", 0) in writer.committed:
+                continue
+            writer.add_group(rows(number))
+            writer.commit()
+            with (folder.parent / f"{folder.name}.noted").open("a") as file:
+                file.write(f"{number}\n")
+
+
+def check(folder: Path, resumed: bool) -> None:
+    """Everything noted is there, once and right; every file that is there can be read."""
+    import polars as pl
+
+    from hgpo_datasets import StepWriter, scan_steps, shards, verify
+    from hgpo_envs.errors import InputError
+
+    log = folder.parent / f"{folder.name}.noted"
+    noted = {int(line) for line in log.read_text().split()} if log.exists() else set()
+    if not (folder / "manifest.jsonl").exists():
+        assert not noted
+        assert not resumed
+        return
+    for file in folder.glob("*.parquet"):
+        assert shards.digest_problem(file.read_bytes()) is None, f"unreadable: {file}"
+        pl.read_parquet(file)
+    if resumed:
+        StepWriter(folder, run="killed").close()
+        report = verify(folder)
+        assert report.ok, report.problems
+        assert not report.notes, report.notes
+    try:
+        steps = scan_steps(folder).select("task_id", "trajectory", "step", "prompt").collect()
+    except InputError as error:
+        if noted:
+            raise AssertionError("what was committed cannot be read") from error
+        return
+    seen = Counter(steps["task_id"])
+    assert noted <= {int(task.split()[1]) for task in seen}, "a committed row is lost"
+    for task, count in seen.items():
+        assert count == len(rows(int(task.split()[1]))), f"lost or doubled rows: {task}"
+    assert not steps.select("trajectory", "step").is_duplicated().any(), "doubled rows"
+
+
+def forked(action: object, *arguments: object) -> int:
+    """The id of a child that runs the action and exits with 0, or with 1 when it raised."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        action(*arguments)  # type: ignore[operator]
+    except BaseException:  # noqa: BLE001 (a fork must end here, whatever it met)
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def waited(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def write_and_die(folder: Path, at: int, how: str) -> None:
+    Fault(at, how).install()
+    write(folder)
+
+
+def kill_at_random(folder: Path, kills: int, seed: int) -> dict[str, int]:
+    draw = random.Random(seed)
+    killed = bad = runs = 0
+    run = folder / "run0"
+    while killed < kills:
+        child = forked(write, run)
+        time.sleep(draw.uniform(0, LONGEST_S))
+        os.kill(child, signal.SIGKILL)
+        if waited(child) == 0:
+            bad += waited(forked(check, run, True)) != 0
+            runs += 1
+            run = folder / f"run{runs}"
+        else:
+            killed += 1
+            bad += waited(forked(check, run, draw.random() < 0.3)) != 0
+    return {"killed": killed, "bad": bad, "runs_finished": runs}
+
+
+def kill_at_steps(folder: Path) -> dict[str, int]:
+    killed = bad = 0
+    for how in ("kill before", "kill after"):
+        for at in range(1, STEPS + 1):
+            run = folder / f"{how.split()[1]}{at}"
+            killed += waited(forked(write_and_die, run, at, how)) == -signal.SIGKILL
+            bad += waited(forked(check, run, False)) != 0
+            bad += waited(forked(write, run)) != 0  # goes on where it was killed
+            bad += waited(forked(check, run, True)) != 0
+    return {"killed": killed, "bad": bad}
+
+
+if __name__ == "__main__":
+    import hgpo_datasets  # noqa: F401 (once, before the forks)
+
+    folder, mode, *numbers = sys.argv[1:]
+    result = kill_at_random(Path(folder), *map(int, numbers)) if mode == "random" else kill_at_steps(Path(folder))
+    print(json.dumps(result))

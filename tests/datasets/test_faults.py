@@ -1,0 +1,238 @@
+"""What a killed process, a full disk, a failing call and a second writer leave behind: whole shards, each once."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+from faults import Fault
+from groups import group
+
+from hgpo_datasets import StepWriter, scan_steps, verify
+from hgpo_envs.errors import InputError
+
+KILLS = int(os.environ.get("HGPO_KILLS", "100"))
+"""Writers killed by the slow test; HGPO_KILLS=1000 is the thorough one."""
+
+ROOT = Path(__file__).parents[2]
+
+
+def python(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(str(ROOT / part) for part in (".", "datasets", "tests/worlds"))
+    environment = {**os.environ, "PYTHONPATH": paths, "POLARS_MAX_THREADS": "1", **options.pop("env", {})}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, **options)
+
+
+def rows(folder: Path) -> int:
+    return scan_steps(folder).select(pl.len()).collect().item()
+
+
+@pytest.mark.slow
+def test_writers_killed_at_random_moments(tmp_path: Path) -> None:
+    done = python(Path(__file__).with_name("killed.py"), tmp_path, "random", KILLS, 1)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["killed"], result["bad"]) == (KILLS, 0), done.stderr
+
+
+@pytest.mark.slow
+def test_writers_killed_before_and_after_each_call(tmp_path: Path) -> None:
+    done = python(Path(__file__).with_name("killed.py"), tmp_path, "steps", env={"GROUPS_A_RUN": "2"})
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["bad"] == 0, done.stderr
+    assert result["killed"] >= 32
+
+
+def calls_of_a_commit(folder: Path, patch: pytest.MonkeyPatch) -> list[str]:
+    with StepWriter(folder) as writer:
+        writer.add_group(group("a"))
+        fault = Fault(-1, "error")
+        with patch.context() as here:
+            fault.install(here.setattr)
+            writer.commit()
+    return fault.calls
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_a_call_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    calls = calls_of_a_commit(tmp_path / "right", monkeypatch)
+    assert calls == ["fsync", "replace", "open", "fsync", "write", "fsync"]
+    with StepWriter(tmp_path / "run") as writer:
+        writer.add_group(group("before"))
+        writer.commit()
+        writer.add_group(group("now"))
+        with monkeypatch.context() as here:
+            Fault(at, "error").install(here.setattr)
+            with pytest.raises(OSError, match="injected"):
+                writer.commit()
+        assert rows(tmp_path / "run") == 6
+        report = verify(tmp_path / "run")
+        assert (report.problems, report.notes) == ([], [])
+        writer.commit()  # the disk is well again
+    assert rows(tmp_path / "run") == 12
+    assert verify(tmp_path / "run").ok
+
+
+def test_leaving_after_a_failure_keeps_what_was_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        with StepWriter(tmp_path) as writer:
+            writer.add_group(group("before"))
+            writer.commit()
+            writer.add_group(group("now"))
+            Fault(1, "error").install(monkeypatch.setattr)
+            writer.commit()
+
+    with pytest.raises(OSError, match="injected"):
+        full()
+    monkeypatch.undo()
+    assert verify(tmp_path).ok
+    with StepWriter(tmp_path) as writer:
+        assert [one.task_id for one in writer.committed] == ["before"]
+        writer.add_group(group("now"))
+    assert rows(tmp_path) == 12
+
+
+FILLS = """
+import resource, signal, sys
+from groups import group
+from hgpo_datasets import StepWriter
+if len(sys.argv) > 2:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+import random
+with StepWriter(sys.argv[1]) as writer:
+    for number in range(10_000):
+        writer.add_group(group(f"t{number}", prompt=random.Random(number).randbytes(30 * number).hex()))
+        writer.commit()
+        print(number, flush=True)
+"""
+
+
+def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
+    done = python("-c", FILLS, tmp_path / "run", 20_000)
+    assert done.returncode == 1
+    assert "File too large" in done.stderr.splitlines()[-1]
+    assert check_filled(tmp_path / "run", done.stdout) > 5
+
+
+def test_a_manifest_that_may_not_grow(tmp_path: Path) -> None:
+    """The limit is met within a line of the manifest; the shard that it would list is taken back."""
+    with StepWriter(tmp_path) as writer:
+        writer.add_group(group("a"))
+        writer.commit()
+        before = (tmp_path / "manifest.jsonl").stat().st_size
+    code = f"""
+import resource, signal
+from groups import group
+from hgpo_datasets import StepWriter
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with StepWriter({str(tmp_path)!r}) as writer:
+    writer.add_group(group("b"))
+    import hgpo_datasets.durable as durable
+    write_file = durable.write_file
+    def then_limit(path, data):
+        write_file(path, data)
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({before} + 40,) * 2)
+    durable.write_file = then_limit
+    writer.commit()
+"""
+    done = python("-c", code)
+    assert "File too large" in done.stderr.splitlines()[-1]
+    assert (tmp_path / "manifest.jsonl").stat().st_size == before
+    assert verify(tmp_path).ok
+    assert rows(tmp_path) == 6
+
+
+def test_a_disk_that_fills(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("may not mount a small disk here")
+    try:
+        done = python("-c", FILLS, folder / "run")
+        assert done.returncode == 1
+        assert "No space left on device" in done.stderr.splitlines()[-1]
+        assert check_filled(folder / "run", done.stdout) > 5
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def check_filled(folder: Path, noted: str) -> int:
+    """How many commits had returned; all of them are there and nothing else is."""
+    report = verify(folder)
+    assert (report.problems, report.notes) == ([], [])
+    count = len(noted.split())
+    assert rows(folder) == 6 * count
+    return count
+
+
+def test_two_writers_are_refused(tmp_path: Path) -> None:
+    with StepWriter(tmp_path) as writer:
+        with pytest.raises(InputError, match="being written by another writer"):
+            StepWriter(tmp_path)
+        other = python("-c", "import sys, hgpo_datasets; hgpo_datasets.StepWriter(sys.argv[1])", tmp_path)
+        assert "being written by another writer" in other.stderr.splitlines()[-1]
+        writer.add_group(group("a"))
+    assert rows(tmp_path) == 6
+    StepWriter(tmp_path).close()
+
+
+def test_opening_lists_a_whole_shard_and_sweeps_leftovers(tmp_path: Path) -> None:
+    with StepWriter(tmp_path) as writer:
+        for task in "ab":
+            writer.add_group(group(task))
+            writer.commit()
+    manifest = tmp_path / "manifest.jsonl"
+    lines = manifest.read_bytes().splitlines(keepends=True)
+    manifest.write_bytes(b"".join(lines[:2]) + lines[2][:30])  # killed while it wrote the last line
+    (tmp_path / "steps-000002.parquet.part").write_bytes(b"half a file")
+    with pytest.warns(match="not committed"):
+        assert rows(tmp_path) == 6
+    with StepWriter(tmp_path) as writer:
+        assert sorted(one.task_id for one in writer.committed) == ["a", "b"]
+    assert manifest.read_bytes() == b"".join(lines)
+    assert sorted(path.name for path in tmp_path.glob("*")) == [
+        "manifest.jsonl",
+        "steps-000000.parquet",
+        "steps-000001.parquet",
+    ]
+
+
+def test_opening_never_removes_or_overwrites_what_it_did_not_write(tmp_path: Path) -> None:
+    with StepWriter(tmp_path / "other") as writer:
+        writer.add_group(group("x"))
+    foreign = (tmp_path / "other/steps-000000.parquet").read_bytes()
+    with StepWriter(tmp_path / "run") as writer:
+        writer.add_group(group("a"))
+    for name, data, line in (
+        ("steps-000001.parquet", foreign, "belongs to another run"),
+        ("steps-000001.parquet", foreign[:-9], "damaged"),
+        ("steps-000007.parquet", foreign, "not of this run"),
+    ):
+        (tmp_path / "run" / name).write_bytes(data)
+        with pytest.raises(InputError, match=line):
+            StepWriter(tmp_path / "run")
+        assert (tmp_path / "run" / name).read_bytes() == data
+        (tmp_path / "run" / name).unlink()
+    StepWriter(tmp_path / "run").close()
+
+
+def test_a_damaged_run_is_not_gone_on_with(rich_run: Path) -> None:
+    file = rich_run / "steps-000001.parquet"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1])
+    with pytest.raises(InputError, match="damaged; `hgpo verify"):
+        StepWriter(rich_run)
+    file.unlink()
+    with pytest.raises(InputError, match="missing; `hgpo verify"):
+        StepWriter(rich_run)
+    file.write_bytes(data)
+    manifest = rich_run / "manifest.jsonl"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"seed":7', b'"seed":8'))
+    with pytest.raises(InputError, match=r"line 1 of manifest\\.jsonl is damaged"):
+        StepWriter(rich_run)
