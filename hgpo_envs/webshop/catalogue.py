@@ -14,6 +14,7 @@ A catalogue is a folder (`hgpo_envs.webshop.build`):
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 from functools import lru_cache, partial
@@ -88,6 +89,13 @@ class Catalogue:
                 was = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
                 raise InputError(f"{path} {was}; build the catalogue again (hgpo data build webshop)")
         return cls(folder, manifest)
+
+    def verify(self) -> None:
+        """Compares every file with its checksum. Raises InputError for the first that differs."""
+        for name, (_, expected) in self.manifest["files"].items():
+            with (self.folder / name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+                    raise InputError(f"{self.folder / name} is not what was built; build the catalogue again")
 
     @property
     def id(self) -> str:

@@ -130,6 +130,16 @@ def rare_word(rank: int) -> str:
     return (word if len(word) > 3 else word + word).capitalize()
 
 
+def _fate(seed: int, number: int) -> str | None:
+    """What is odd about a product's identifier, if anything."""
+    chance = random.Random(seed << 40 | number | 1 << 104).random()
+    if chance < 0.001:
+        return "nan"
+    if chance < 0.002:
+        return "long"
+    return "repeated" if chance < 0.006 and number else None
+
+
 class Product:
     """One synthetic product and what is asked about it."""
 
@@ -287,13 +297,18 @@ class Product:
         self._make_odd_identifier(seed, number)
 
     def _make_odd_identifier(self, seed: int, number: int) -> None:
-        if self.chance(0.001):
-            self.record["asin"], self.is_listed = "nan", False
-        elif self.chance(0.001):
-            self.record["asin"], self.is_listed = self.asin + "X", False
-        elif number and self.chance(0.004):
-            first = Product(seed, self.random.randrange(number), oddities=False, text=0.1)
-            self.record["asin"], self.is_listed = first.asin, False
+        """Gives a few records an identifier that the loader passes over; the attribute file does not name them."""
+        fate = _fate(seed, number)
+        if fate is None:
+            return
+        if fate in {"nan", "long"}:
+            self.record["asin"] = "nan" if fate == "nan" else self.asin + "X"
+        else:
+            earlier = self.random.randrange(number)
+            if _fate(seed, earlier) is not None:
+                return
+            self.record["asin"] = identifier(earlier)
+        self.is_listed = False
 
     def attribute_entry(self) -> dict[str, Any]:
         """The product's entry in the attribute file, with its synthetic instruction."""

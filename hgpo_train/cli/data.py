@@ -12,7 +12,8 @@ build = typer.Typer(name="build", no_args_is_help=True, help="Make what the envi
 fetch = typer.Typer(name="fetch", no_args_is_help=True, help="Get the official data.")
 synth = typer.Typer(name="synth", no_args_is_help=True, help="Generate data of one's own.")
 export = typer.Typer(name="export", no_args_is_help=True, help="Write built data out in the official form.")
-for group in (build, fetch, synth, export):
+show = typer.Typer(name="show", no_args_is_help=True, help="Look at data that is there.")
+for group in (build, fetch, synth, export, show):
     app.add_typer(group)
 
 
@@ -101,3 +102,91 @@ def export_alfworld(
     source = ALFWorldSource(pack, grammar=grammar)
     count = write_folder(source, track(source.ids(split), "writing"), out)
     typer.echo(f"{count:,} games in {out / ROOT}. Next: the original program with data_path {out / ROOT}/train")
+
+
+@build.command("webshop")
+def build_webshop(
+    items: Annotated[Path, typer.Option(help="items_shuffle.json or items_shuffle_1000.json; may be gzipped")],
+    attributes: Annotated[Path, typer.Option(help="items_ins_v2.json or items_ins_v2_1000.json")],
+    human: Annotated[Path, typer.Option(help="items_human_ins.json")],
+    out: Annotated[Path, typer.Option(help="the folder to make")],
+    nouns: Annotated[
+        str | None,
+        typer.Option(help="a JSON file of title: nouns, 'spacy', or 'stand-in'; by default spaCy if it is installed"),
+    ] = None,
+    num_products: Annotated[int | None, typer.Option(help="use the first N records only, as the original does")] = None,
+    skip_unusable: Annotated[bool, typer.Option(help="pass over records at which the original stops")] = False,
+    force: Annotated[bool, typer.Option(help="replace a folder that is there already")] = False,
+) -> None:
+    """Builds a WebShop catalogue, search index included, that opens in milliseconds and is shared by processes."""
+    from hgpo_envs.webshop.build import build
+    from hgpo_train.cli.progress import stages
+
+    with stages() as progress:
+        made = build(
+            items,
+            attributes,
+            human,
+            out,
+            nouns=nouns,
+            num_products=num_products,
+            skip_unusable=skip_unusable,
+            replace=force,
+            progress=progress,
+        )
+    skipped = ", ".join(f"{count:,} {reason}" for reason, count in made["skipped"].items() if count)
+    typer.echo(
+        f"{made['products']:,} products, {made['human_instructions']:,} human and {made['synthetic_instructions']:,} "
+        f"synthetic instructions; nouns: {made['nouns']}" + (f"; skipped: {skipped}" if skipped else "")
+    )
+    if made["first_unusable"]:
+        typer.echo(f"first unusable: {made['first_unusable']}")
+    typer.echo(f'Next: gym.make("HGPO/WebShop-v0", data="{out}")')
+
+
+@synth.command("webshop")
+def synth_webshop(
+    products: Annotated[int, typer.Option(help="how many products")],
+    out: Annotated[Path, typer.Option(help="the folder to make")],
+    seed: Annotated[int, typer.Option(help="the same seed gives the same bytes")] = 0,
+    oddities: Annotated[bool, typer.Option(help="plant the oddities of the official files")] = True,
+    text: Annotated[float, typer.Option(help="length of the texts, 1 being that of the official files")] = 1.0,
+    people: Annotated[float | None, typer.Option(help="human-style instructions a product")] = None,
+    force: Annotated[bool, typer.Option(help="replace a folder that is there already")] = False,
+) -> None:
+    """Generates WebShop products and instructions, as raw files of the official kind."""
+    from hgpo_envs.webshop.synthetic import FILES, write
+    from hgpo_train.cli.progress import stages
+
+    with stages() as progress:
+        write(
+            out,
+            products,
+            seed,
+            oddities=oddities,
+            text=text,
+            people=people,
+            replace=force,
+            progress=lambda done: progress("products", done, products),
+        )
+    items, attributes, human = (out / name for name in FILES)
+    typer.echo(f"Next: hgpo data build webshop --items {items} --attributes {attributes} --human {human} --out DIR")
+
+
+@show.command("webshop")
+def show_webshop(
+    data: Annotated[Path | None, typer.Argument(help="a built catalogue; the bundled one by default")] = None,
+    search: Annotated[str | None, typer.Option(help="show what this query finds")] = None,
+    verify: Annotated[bool, typer.Option(help="compare every file with its checksum")] = False,
+) -> None:
+    """Shows what a WebShop catalogue holds."""
+    from rich.console import Console
+
+    from hgpo_envs.webshop.bundled import bundled_folder
+    from hgpo_envs.webshop.catalogue import Catalogue
+    from hgpo_train.cli.webshop_tables import found, summary
+
+    catalogue = Catalogue.open(data or bundled_folder())
+    if verify:
+        catalogue.verify()
+    Console().print(found(catalogue, search) if search else summary(catalogue))
