@@ -24,7 +24,10 @@ EXPERTS: Final[dict[str, dict[str, str]]] = {
         "expert": "hgpo_envs.alfworld.expert:Expert",
         "explorer": "hgpo_envs.alfworld.explorer:Explorer",
     },
-    "WebShop": {},
+    "WebShop": {
+        "expert": "hgpo_envs.webshop.expert:Expert",
+        "explorer": "hgpo_envs.webshop.explorer:Explorer",
+    },
 }
 """Benchmark → expert → `module:class`, imported when asked for."""
 

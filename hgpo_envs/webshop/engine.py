@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -32,7 +31,6 @@ ObservationMode = Literal["text", "text_rich"]
 AfterDone = Literal["continue", "freeze"]
 RewardScale = Literal["score", "success"]
 
-_ACTION: Final = re.compile(r"(.+)\[(.+)\]")
 _ADDRESS: Final = "http://127.0.0.1:3000"
 _PAGE_NAMES: Final = ("search_results", "item_page", "item_sub_page", "done")
 _TABS: Final = {tab.lower(): tab for tab in pages.SUB_PAGES}
@@ -133,8 +131,7 @@ class WebShopEngine:
         session = self._started()
         if session.purchase and self.oddities.after_done == "freeze":
             return replace(self._state(valid=False), terminated=True)
-        match = _ACTION.match(command)
-        name, argument = (match[1], match[2].lower()) if match else (command, "")
+        name, argument = pages.parse_action(command)
         before, error, bought = session.page, None, False
         try:
             if name == "search" and argument:
@@ -154,13 +151,20 @@ class WebShopEngine:
     def _search(self, keywords: list[str], number: int) -> None:
         session = self._started()
         session.keywords, session.number, session.asin, session.options = keywords, number, None, {}
-        found = self._find(keywords)
+        found = self._found(keywords)
         size = pages.PAGE_SIZE
         products = [self.shop.product(row) for row in found[(number - 1) * size : number * size]]
         session.url = f"{_ADDRESS}/search_results/{session.goal.index}/{'+'.join(keywords)}/{number}"
         session.page = pages.results_page(session.goal.instruction, number, len(found), products)
 
-    def _find(self, keywords: list[str]) -> Sequence[int]:
+    def find(self, query: str) -> Sequence[int]:
+        """The products that `search[query]` would list, by their places in the catalogue; for experts.
+
+        Only to be asked for queries at which the original does not raise.
+        """
+        return self._found(query.split(" "))
+
+    def _found(self, keywords: list[str]) -> Sequence[int]:
         magic = keywords[0] if self.oddities.magic_queries else ""
         if magic == "<r>":
             return self._random_products()
@@ -260,10 +264,8 @@ class WebShopEngine:
             text = pages.plain(page.nodes)
             state = pages.quoted(text, self._task)
         else:
-            clicked, body = pages.rich(page.body, session.url, session.visited)
-            _, head = pages.rich(page.head, session.url, session.visited)
-            text = "".join(f"{line}\n" for line in clicked + head + body)
-            state = "".join(f"{line}\n" for line in clicked + body)
+            text = pages.rich(page.nodes, session.url, session.visited)
+            state = pages.unquoted(text, session.goal.instruction)
         names = list(self._clickables)
         info = {
             "page": text,
@@ -271,7 +273,7 @@ class WebShopEngine:
             "page_type": page.name,
             "url": session.url,
         }
-        actions = pages.action_list(page, names)
+        actions = pages.action_list(page.search_bar, names)
         self._view = State(state, actions, valid=True, terminated=False, won=False, reward=0.0, score=0.0, info=info)
 
     def _state(self, *, valid: bool, bought: bool = False, error: str | None = None) -> State:

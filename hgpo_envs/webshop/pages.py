@@ -11,6 +11,7 @@ Source: WebShop's `web_agent_site/templates/*.html` and `envs/web_agent_text_env
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -28,6 +29,8 @@ SUB_PAGES: Final = ("Description", "Features", "Reviews", "Attributes")
 PAGE_SIZE: Final = 10
 QUERY_ACTION: Final = "search[<your query>]"
 
+_ACTION: Final = re.compile(r"(.+)\[(.+)\]")
+_CLICKED: Final = "You have clicked "
 _BLANK: Final = " \t\n\f\r"  # what the parser takes for white space
 _ALL_ATTRIBUTES_TAB: Final = SUB_PAGES
 _NO_ATTRIBUTES_TAB: Final = SUB_PAGES[:3]
@@ -170,19 +173,16 @@ def plain(nodes: Iterable[Node]) -> str:
     return SEPARATOR.join([text.strip() for node in nodes if (text := shown(node.text))])
 
 
-def rich(nodes: Iterable[Node], url: str, visited: Collection[str]) -> tuple[list[str], list[str]]:
-    """The lines of the `text_rich` observation.
+def rich(nodes: Iterable[Node], url: str, visited: Collection[str]) -> str:
+    """The `text_rich` observation: one text a line, what can be clicked marked, what was clicked told first.
 
-    An option's value counts as chosen when it stands in double quotes anywhere in the URL: a value that JSON escapes
+    An option's value counts as clicked when it stands in double quotes anywhere in the URL: a value that JSON escapes
     never does, and a quoted word of the query may.
 
     Args:
         nodes: The page's nodes.
         url: The page's address.
         visited: The asins opened since the last start at the search page.
-
-    Returns:
-        The lines that stand before the page (`You have clicked …`), and the page's own lines.
     """
     clicked: list[str] = []
     lines: list[str] = []
@@ -198,11 +198,11 @@ def rich(nodes: Iterable[Node], url: str, visited: Collection[str]) -> tuple[lis
             mark = "clicked button" if text in visited else "button"
             lines.append(f"\n[{mark}] {text} [{mark}_]")
         elif f'"{text}"' in url:
-            clicked.insert(0, f"You have clicked {text}.")
+            clicked.insert(0, f"{_CLICKED}{text}.")
             lines.append(f"  [clicked button] {text} [clicked button_]")
         else:
             lines.append(f"  [button] {text} [button_]")
-    return clicked, lines
+    return "".join([f"{line}\n" for line in clicked + lines])
 
 
 def clickables(page: Page) -> dict[str, Node]:
@@ -225,9 +225,21 @@ def _collapsed(text: str) -> str:
     return "\n" if "\n" in text else " "
 
 
-def action_list(page: Page, names: Iterable[str]) -> list[str]:
+def parse_action(command: str) -> tuple[str, str]:
+    """A command's name and argument, the argument in lowercase; without an argument, the command and ''.
+
+    The name reaches as far as it can; what follows the last `]` is not looked at; a newline ends the match.
+
+    >>> parse_action("click[Buy Now] please"), parse_action("think[a] click[b]"), parse_action("buy")
+    (('click', 'buy now'), ('think[a] click', 'b'), ('buy', ''))
+    """
+    match = _ACTION.match(command)
+    return (match[1], match[2].lower()) if match else (command, "")
+
+
+def action_list(search_bar: bool, names: Iterable[str]) -> list[str]:
     """The available actions as a policy is shown them (verl-agent's `format_avail_actions`)."""
-    actions = [QUERY_ACTION] if page.search_bar else []
+    actions = [QUERY_ACTION] if search_bar else []
     return actions + [f"click[{name}]" for name in names]
 
 
@@ -243,6 +255,19 @@ def quoted(text: str, task: str) -> str:
     if task not in parts:
         return text
     return SEPARATOR.join([f"'{part}'" for part in parts[parts.index(task) + 1 :]])
+
+
+def unquoted(text: str, task: str) -> str:
+    r"""The state text of a `text_rich` page: what was clicked, and what follows the instruction.
+
+    >>> unquoted("You have clicked red.\nInstruction:\nbuy socks\n[button] Buy Now [button_]\n", "buy socks")
+    'You have clicked red.\n[button] Buy Now [button_]\n'
+    """
+    for heading in ("Instruction:\n", "Instruction: \n"):
+        before, found, after = text.partition(f"{heading}{shown(task)}\n")
+        if found:
+            return "".join(line for line in before.splitlines(keepends=True) if line.startswith(_CLICKED)) + after
+    return text
 
 
 def task_part(text: str) -> str:

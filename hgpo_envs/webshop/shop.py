@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
+from hgpo_envs.errors import UnknownTask
 from hgpo_envs.webshop import pages
 from hgpo_envs.webshop.goals import Goal, GoalKind, GoalSet
 
@@ -41,7 +42,7 @@ class Shop:
         self.products_where = lru_cache(KEPT_SELECTIONS)(self._products_where)
 
     def goal(self, task_id: str | int) -> Goal:
-        """The goal with this task id. Raises KeyError with one line if there is none."""
+        """The goal with this task id. Raises UnknownTask if there is none."""
         try:
             index = int(task_id) if not isinstance(task_id, bool) else -1
             if str(index) == str(task_id):
@@ -49,7 +50,7 @@ class Shop:
         except (TypeError, ValueError, IndexError):
             pass
         last = len(self.goals) - 1
-        raise KeyError(f"no task {task_id!r}: a WebShop task is a goal's index, '0' to '{last}'")
+        raise UnknownTask(f"no task {task_id!r:.40}: a WebShop task is a goal's index, '0' to '{last}'")
 
     def product(self, index: int) -> Product:
         """A product by its place in the catalogue."""
