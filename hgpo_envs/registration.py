@@ -64,6 +64,14 @@ def webshop_source(
     show_attributes: bool = False,
     price_seed: int = 0,
     shuffle_seed: int = 233,
+    option_colours: str = "original",
+    magic_queries: bool = True,
+    after_done: str = "continue",
+    reward_scale: str = "score",
+    checkout: str | None = None,
+    python: str | None = None,
+    num_products: int | None = None,
+    nouns: str | None = None,
     backend: str = "native",
 ) -> SharedSource:
     """WebShop's goals over a catalogue.
@@ -75,21 +83,43 @@ def webshop_source(
         show_attributes: Whether item pages have the attributes tab.
         price_seed: Seeds what the original leaves unseeded: ranged prices, then price bounds.
         shuffle_seed: Seeds the order of the goals.
+        option_colours: ``original`` or ``both``; this and the next three switch off oddities of the original that may
+            harm training, in the native backend: `hgpo_envs.webshop.engine.Oddities`.
+        magic_queries: Whether queries such as ``<r>`` are commands.
+        after_done: ``continue`` or ``freeze``.
+        reward_scale: ``score``, or ``success`` for verl-agent's 10 or 0.
+        checkout: The original's checkout; this and the next three are for the original backend:
+            `hgpo_envs.webshop.original.OriginalSource`.
+        python: The interpreter that the original is installed for.
+        num_products: Which of the original's indexes to search.
+        nouns: A file that stands in for spaCy.
         backend: ``native`` or ``original``.
 
     Raises:
-        InputError: An argument is unknown, or the data cannot be used.
+        InputError: An argument is unknown or for the other backend, or the data cannot be used.
     """
-    return _open(
-        "WebShop",
-        backend,
-        data=_path(data),
-        goals=goals,
-        observation_mode=observation_mode,
-        show_attributes=show_attributes,
-        price_seed=price_seed,
-        shuffle_seed=shuffle_seed,
-    )
+    common = {
+        "goals": goals,
+        "observation_mode": observation_mode,
+        "show_attributes": show_attributes,
+        "price_seed": price_seed,
+        "shuffle_seed": shuffle_seed,
+    }
+    special: dict[str, dict[str, Any]] = {
+        "native": {
+            "option_colours": option_colours,
+            "magic_queries": magic_queries,
+            "after_done": after_done,
+            "reward_scale": reward_scale,
+        },
+        "original": {"checkout": checkout, "python": python, "num_products": num_products, "nouns": nouns},
+    }
+    defaults = signature(webshop_source).parameters
+    for other in special.keys() - {backend}:
+        for name, value in special[other].items():
+            if backend in special and value != defaults[name].default:
+                raise InputError(f"{name} is for backend={other!r}; leave it out with backend={backend!r}")
+    return _open("WebShop", backend, data=_path(data), **common, **special.get(backend, {}))
 
 
 def make_alfworld(*, max_steps: int = 50, **arguments: Any) -> TextEnv:

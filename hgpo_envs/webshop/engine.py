@@ -14,18 +14,18 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import numpy as np
+
 from hgpo_envs.engine import State
 from hgpo_envs.webshop import pages
 from hgpo_envs.webshop.reward import reward
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hgpo_envs.webshop.goals import Goal
     from hgpo_envs.webshop.loader import Product
     from hgpo_envs.webshop.pages import Node, Page
     from hgpo_envs.webshop.reward import OptionColours, Reward
-    from hgpo_envs.webshop.shop import Shop
+    from hgpo_envs.webshop.shop import Selection, Shop
 
 ObservationMode = Literal["text", "text_rich"]
 AfterDone = Literal["continue", "freeze"]
@@ -153,18 +153,19 @@ class WebShopEngine:
         session.keywords, session.number, session.asin, session.options = keywords, number, None, {}
         found = self._found(keywords)
         size = pages.PAGE_SIZE
-        products = [self.shop.product(row) for row in found[(number - 1) * size : number * size]]
+        products = [self.shop.product(int(row)) for row in found[(number - 1) * size : number * size]]
         session.url = f"{_ADDRESS}/search_results/{session.goal.index}/{'+'.join(keywords)}/{number}"
         session.page = pages.results_page(session.goal.instruction, number, len(found), products)
 
-    def find(self, query: str) -> Sequence[int]:
-        """The products that `search[query]` would list, by their places in the catalogue; for experts.
+    def rank(self, product: int, query: str) -> int | None:
+        """Where `search[query]` lists a product, from 0; None if it does not. For experts.
 
         Only to be asked for queries at which the original does not raise.
         """
-        return self._found(query.split(" "))
+        places = np.flatnonzero(np.asarray(self._found(query.split(" "))) == product)
+        return int(places[0]) if len(places) else None
 
-    def _found(self, keywords: list[str]) -> Sequence[int]:
+    def _found(self, keywords: list[str]) -> Selection:
         magic = keywords[0] if self.oddities.magic_queries else ""
         if magic == "<r>":
             return self._random_products()
@@ -178,11 +179,11 @@ class WebShopEngine:
             return self.shop.products_where("query", " ".join(keywords[1:]).strip())
         return self.shop.search(" ".join(keywords))
 
-    def _random_products(self) -> list[int]:
+    def _random_products(self) -> Selection:
         session = self._started()
         session.chance = session.chance or random.Random(self.oddities.random_query_seed)
         try:
-            return session.chance.sample(range(len(self.shop.catalogue)), 50)
+            return tuple(session.chance.sample(range(len(self.shop.catalogue)), 50))
         except ValueError as error:
             raise _OriginalError(f"ValueError: {error}") from None
 

@@ -127,11 +127,11 @@ def _others(engine: WebShopEngine) -> Iterable[Product]:
     """Other products that may satisfy the goal: whatever is cheap to see speaks for them."""
     shop, goal = engine.shop, engine.goal
     small = len(shop.catalogue) <= EXAMINED
-    rows: Iterable[int] = range(len(shop.catalogue)) if small else shop.search(_clean(goal.instruction))
+    rows = range(len(shop.catalogue)) if small else shop.search(_clean(goal.instruction))
     for row in rows:
-        if row == goal.product.index or shop.price(row) > goal.price_upper:
+        if row == goal.product.index or shop.price(int(row)) > goal.price_upper:
             continue
-        product = shop.product(row)
+        product = shop.product(int(row))
         if type_match(product, goal.product)[0] == 1.0 and all(has_attribute(product, a) for a in goal.attributes):
             yield product
 
@@ -145,10 +145,9 @@ def _path(engine: WebShopEngine, product: Product) -> tuple[str, ...] | None:
         return None
     best: tuple[int, str] | None = None
     for query in _queries(engine, product):
-        found = engine.find(query)
-        page = found.index(product.index) // pages.PAGE_SIZE if product.index in found else None
-        if page is not None and (best is None or page < best[0]):
-            best = (page, query)
+        rank = engine.rank(product.index, query)
+        if rank is not None and (best is None or rank // pages.PAGE_SIZE < best[0]):
+            best = (rank // pages.PAGE_SIZE, query)
         if best and best[0] == 0:
             break
     if best is None:

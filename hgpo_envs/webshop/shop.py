@@ -6,21 +6,25 @@ Everything that is kept is bounded, so that memory does not grow with the number
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from hgpo_envs.errors import UnknownTask
 from hgpo_envs.webshop import pages
 from hgpo_envs.webshop.goals import Goal, GoalKind, GoalSet
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import numpy as np
+    from numpy.typing import NDArray
 
     from hgpo_envs.webshop.catalogue import Catalogue
     from hgpo_envs.webshop.loader import Product
     from hgpo_envs.webshop.pages import Node
 
+Selection: TypeAlias = "tuple[int, ...] | NDArray[np.int64]"
+"""Products by their places in the catalogue."""
+
 KEPT_ITEMS: Final = 512
-KEPT_SELECTIONS: Final = 32
+KEPT_SELECTIONS: Final = 4
 
 
 class Shop:
@@ -60,13 +64,13 @@ class Shop:
         """A product's price in this shop; one drawn within the range that its page shows."""
         return float(self.goals.prices[index])
 
-    def search(self, query: str) -> Sequence[int]:
+    def search(self, query: str) -> Selection:
         """The products that a query finds, best first."""
-        rows: Sequence[int] = cast("Any", self.catalogue).search(query)
-        return rows
+        return self.catalogue.search(query)
 
     def _item_nodes(self, index: int, show_attributes: bool) -> tuple[Node, ...]:
         return pages.item_nodes(self.product(index), show_attributes=show_attributes)
 
-    def _products_where(self, field: Literal["category", "query"], value: str) -> Sequence[int]:
-        return [product.index for product in self.catalogue if getattr(product, field) == value]
+    def _products_where(self, field: Literal["category", "query"], value: str) -> Selection:
+        text = value.encode("utf-8", "replace").decode()  # a lone surrogate, which is in no product, asks for none
+        return self.catalogue.in_category(text) if field == "category" else self.catalogue.with_query(text)

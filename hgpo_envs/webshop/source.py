@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args, overload
 
 from hgpo_envs.engine import Task
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.webshop.bundled import bundled_folder
 from hgpo_envs.webshop.catalogue import MANIFEST, Catalogue
 from hgpo_envs.webshop.engine import AfterDone, ObservationMode, Oddities, RewardScale, WebShopEngine
 from hgpo_envs.webshop.goals import split_ranges
@@ -125,9 +126,7 @@ def open_shop(
 ) -> Shop:
     """A catalogue with its goals; the same arguments share one, as long as the catalogue is the same."""
     if data is None:
-        from importlib import import_module
-
-        data = import_module("hgpo_envs.webshop.bundled").bundled_folder()
+        data = bundled_folder()
     folder = Path(data)
     manifest = folder / MANIFEST
     stamp = manifest.stat().st_mtime_ns if manifest.is_file() else 0
