@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hgpo_train.advantages.steps import Steps
 
 ENTRY_POINTS: Final = "hgpo.estimators"
-BLOCK: Final = 1 << 14
+BLOCK: Final = 1 << 15
 """About how many rows are computed at a time."""
 
 Columns = dict[str, np.ndarray[Any, Any]]
