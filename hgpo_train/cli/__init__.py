@@ -8,6 +8,7 @@ import typer
 
 from hgpo_envs.errors import InputError
 from hgpo_train.cli import data
+from hgpo_train.cli.advantages import advantages
 from hgpo_train.cli.rollout import rollout
 
 app = typer.Typer(name="hgpo", no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
@@ -20,6 +21,7 @@ def hgpo() -> None:
 
 
 app.command()(rollout)
+app.command()(advantages)
 
 
 def main() -> None:

@@ -1,0 +1,126 @@
+"""Advantage tables: what `hgpo advantages` puts beside a run, and how it is read back and joined.
+
+One Parquet file: the columns that name a row, then one column an estimator (and its optional ones), rows in the
+run's order. Its metadata holds every estimator's parameters, the run's fingerprint and the package's version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import polars as pl
+import pyarrow.parquet as pq
+
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages.chunks import ROWS, chunks
+from hgpo_train.advantages.registry import Job, estimate, identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+METADATA: Final = b"hgpo.advantages"
+KEY: Final = ("run", "trajectory", "step")
+"""Those of these columns that are there name a row."""
+
+
+def write_advantages(
+    steps: pl.LazyFrame,
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    fingerprint: str = "",
+    chunk_rows: int = ROWS,
+    progress: Callable[[int], object] = lambda _: None,
+) -> int:
+    """Computes several estimators in one pass, a chunk of whole groups at a time, into one Parquet file.
+
+    The file is there whole or not at all.
+
+    Args:
+        steps: The step table.
+        jobs: The estimators and the columns that they fill.
+        out: The file.
+        fingerprint: What the table was, kept in the metadata.
+        chunk_rows: About how many rows are in memory at a time.
+        progress: Told the rows of each chunk that is done.
+
+    Returns:
+        The number of rows.
+    """
+    available = steps.collect_schema().names()
+    names = [name for name in identity(available) if name != "aborted"]
+    columns = list(dict.fromkeys([*identity(available), *(name for job in jobs for name in job.columns(available))]))
+    whole = "batch" if any(job.estimator.scope == "batch" for job in jobs) else "group"
+    part = out.with_name(out.name + ".part")
+    writer: pq.ParquetWriter | None = None
+    rows = 0
+    try:
+        for chunk in chunks(steps, columns, chunk_rows, whole=whole):
+            table = pl.concat([chunk.select(names), estimate(chunk, jobs)], how="horizontal").to_arrow()
+            if writer is None:
+                out.parent.mkdir(parents=True, exist_ok=True)
+                metadata = {**(table.schema.metadata or {}), METADATA: _metadata(jobs, fingerprint)}
+                writer = pq.ParquetWriter(part, table.schema.with_metadata(metadata), compression="zstd")
+            writer.write_table(table, row_group_size=50_000)
+            rows += chunk.height
+            progress(chunk.height)
+        if writer is None:
+            raise InputError("the step table has no rows")
+        writer.close()
+        part.replace(out)
+    finally:
+        if writer is not None:
+            writer.close()
+        part.unlink(missing_ok=True)
+    return rows
+
+
+def _metadata(jobs: Sequence[Job], fingerprint: str) -> bytes:
+    columns = {job.column: {"estimator": job.estimator.name, "parameters": asdict(job.parameters)} for job in jobs}
+    version = importlib.metadata.version("hgpo") if _installed() else ""
+    return orjson.dumps({"run_fingerprint": fingerprint, "hgpo_version": version, "columns": columns})
+
+
+def _installed() -> bool:
+    return any(True for _ in importlib.metadata.distributions(name="hgpo"))
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """An advantage table's `columns` (estimator and parameters of each), `run_fingerprint` and `hgpo_version`."""
+    metadata: Mapping[bytes, bytes] = pq.read_schema(path).metadata or {}
+    if METADATA not in metadata:
+        raise InputError(f"{path} is no advantage table: its metadata has no {METADATA.decode()}")
+    return dict(orjson.loads(metadata[METADATA]))
+
+
+def join_advantages(steps: pl.LazyFrame, advantages: pl.LazyFrame) -> pl.LazyFrame:
+    """A step table with the columns of an advantage table; rows keep their order."""
+    shared = steps.collect_schema().names()
+    added = advantages.collect_schema().names()
+    keys = [key for key in KEY if key in shared and key in added]
+    new = [name for name in added if name not in shared]
+    return steps.join(advantages.select(*keys, *new), on=keys, how="left", maintain_order="left", nulls_equal=True)
+
+
+def fingerprint(source: Path) -> str:
+    """What a run or a Parquet file is: SHA-256 of a run's manifest, or of a file's size and footer.
+
+    The manifest holds the SHA-256 of every shard, the footer every column chunk's place and statistics.
+    """
+    manifest = source / "manifest.jsonl"
+    if source.is_dir() and manifest.exists():
+        return f"sha256:{hashlib.sha256(manifest.read_bytes()).hexdigest()}"
+    if not source.is_file():
+        raise InputError(f"{source} is neither a run with a manifest nor a Parquet file")
+    with source.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(size - 8, 0))
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(max(size - 8 - length, 0))
+        digest = hashlib.sha256(str(size).encode() + file.read())
+    return f"sha256:{digest.hexdigest()}"

@@ -1,0 +1,190 @@
+"""`hgpo advantages`: group advantages of a saved run, by any estimators, as a table beside it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hgpo_envs.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from hgpo_train.advantages import Job
+
+
+def advantages(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a Parquet file of steps. It is never changed.")],
+    estimator: Annotated[
+        list[str] | None, typer.Option("--estimator", "-e", help="Which estimator; may be repeated. Default: hgpo.")
+    ] = None,
+    history_length: Annotated[int | None, typer.Option(help="K, the deepest context (HGPO).")] = None,
+    gamma: Annotated[float | None, typer.Option(help="Discount of a step.")] = None,
+    mode: Annotated[str | None, typer.Option(help="mean_std_norm or mean_norm.")] = None,
+    context: Annotated[
+        str | None, typer.Option(help="states, or states_actions: what the prompt shows (HGPO).")
+    ] = None,
+    reward: Annotated[str | None, typer.Option(help="reward, success or score: the column rewards come from.")] = None,
+    reward_scale: Annotated[
+        float, typer.Option(help="What rewards are multiplied with; 10 as verl-agent trains.")
+    ] = 10.0,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Another parameter, name=value, or estimator.name=value for one; may be repeated."),
+    ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Add every level's advantage, group size, weight.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="The table; default: <run>.advantages/<estimators>.parquet.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a table that is there.")] = False,
+    chunk_rows: Annotated[int, typer.Option(help="About how many rows are in memory at a time.")] = 1_000_000,
+    listing: Annotated[bool, typer.Option("--list", help="List estimators and their parameters, and stop.")] = False,
+) -> None:
+    """Compute group advantages of a saved run and put them beside it."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if listing:
+        _list(console)
+        return
+    named = {"history_length": history_length, "gamma": gamma, "mode": mode, "context": context, "reward": reward}
+    given = {name: value for name, value in named.items() if value is not None} | {"reward_scale": reward_scale}
+    jobs = make_jobs(estimator or ["hgpo"], given, setting or [], details=details)
+    target = out or default_out(run, jobs)
+    if target.exists() and not overwrite:
+        raise InputError(f"{target} is there already; --overwrite replaces it, --out names another")
+    _write(console, run, jobs, target, chunk_rows)
+
+
+def make_jobs(estimators: Sequence[str], given: dict[str, Any], settings: Sequence[str], *, details: bool) -> list[Job]:
+    """The estimators with their parameters: each takes those that it has, and each must be taken by one.
+
+    >>> jobs = make_jobs(["hgpo", "grpo"], {"gamma": 0.9}, ["hgpo.alpha=2", "cross_steps=false"], details=False)
+    >>> [(job.column, job.parameters.gamma) for job in jobs]
+    [('advantage_hgpo', 0.9), ('advantage_grpo', 0.9)]
+    """
+    from hgpo_train.advantages import Job, get
+
+    found = [get(name) for name in estimators]
+    known = {each.name: {field.name for field in fields(each.parameters)} for each in found}
+    parameters: dict[str, dict[str, Any]] = {name: {} for name in known}
+    for name, value in [*given.items(), *(_setting(text) for text in settings)]:
+        owner, _, parameter = name.rpartition(".")
+        if owner and owner not in known:
+            raise InputError(unknown("estimator of this call", owner, known))
+        takers = [each for each in ([owner] if owner else known) if parameter in known[each]]
+        if not takers:
+            choice = sorted(set().union(*(known[each] for each in ([owner] if owner else known))))
+            raise InputError(unknown("parameter", parameter, choice, shown=99))
+        for each in takers:
+            parameters[each][parameter] = value
+    single = len(found) == 1
+    return [
+        Job(
+            each,
+            each.parameters.of(parameters[each.name]),
+            "advantage" if single else f"advantage_{each.name}",
+            details,
+        )
+        for each in found
+    ]
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise InputError(f"--set expects name=value, got {text!r}")
+    try:
+        return name, json.loads(value.lower() if value in {"True", "False"} else value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def default_out(run: Path, jobs: Sequence[Job]) -> Path:
+    """Beside the run, under the estimators' names."""
+    run = run.resolve()
+    stem = run.stem if run.suffix == ".parquet" else run.name
+    return run.parent / f"{stem}.advantages" / f"{'+'.join(job.estimator.name for job in jobs)}.parquet"
+
+
+def _write(console: Console, run: Path, jobs: Sequence[Job], target: Path, chunk_rows: int) -> None:
+    import time
+
+    import polars as pl
+    from rich.progress import Progress
+
+    from hgpo_datasets import scan_steps
+    from hgpo_train.advantages.tables import fingerprint, write_advantages
+
+    steps = scan_steps(run)
+    total = int(steps.select(pl.len()).collect().item())
+    began = time.perf_counter()
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("advantages", total=total)
+        rows = write_advantages(
+            steps,
+            jobs,
+            target,
+            fingerprint=fingerprint(run),
+            chunk_rows=chunk_rows,
+            progress=lambda done: progress.advance(bar, done),
+        )
+    _report(console, target, jobs, rows, time.perf_counter() - began)
+    where = f"hgpo stats {run}"
+    console.print(f"{rows:,} rows in [bold]{target}[/]. Next: [bold]{where}[/]", highlight=False, soft_wrap=True)
+
+
+def _report(console: Console, target: Path, jobs: Sequence[Job], rows: int, seconds: float) -> None:
+    import polars as pl
+    from rich.table import Table
+
+    table = Table(title=f"{rows:,} rows in {seconds:.2f} s", title_justify="left")
+    for head in ("column", "parameters", "mean", "std", "zero", "none"):
+        table.add_column(head, overflow="fold")
+    written = pl.scan_parquet(target)
+    for job in jobs:
+        column = pl.col(job.column)
+        mean, std, zero, none = (
+            written.select(
+                column.mean().alias("m"),
+                column.std().alias("s"),
+                (column == 0).mean().alias("z"),
+                column.is_null().mean().alias("n"),
+            )
+            .collect()
+            .row(0)
+        )
+        cells = (f"{value:.3f}" if value is not None else "–" for value in (mean, std))
+        table.add_row(job.column, _differences(job), *cells, f"{zero or 0:.1%}", f"{none:.1%}")
+    console.print(table)
+
+
+def _differences(job: Job) -> str:
+    """The parameters that are not at their default."""
+    default = job.estimator.parameters()
+    changed = [
+        f"{field.name}={getattr(job.parameters, field.name)}"
+        for field in fields(default)
+        if getattr(job.parameters, field.name) != getattr(default, field.name)
+    ]
+    return ", ".join(changed) or "as by default"
+
+
+def _list(console: Console) -> None:
+    from rich.table import Table
+
+    from hgpo_train.advantages import get, names
+
+    table = Table("estimator", "what it compares", "parameters and their defaults")
+    for name in names():
+        each = get(name)
+        defaults = each.parameters()
+        listed = ", ".join(f"{field.name}={getattr(defaults, field.name)}" for field in fields(defaults))
+        table.add_row(name, each.summary, listed)
+    console.print(table)
