@@ -157,8 +157,12 @@ class Collector:
 
     def _turn(self) -> None:
         """Takes in what has arrived from environments, then what has arrived from the policy."""
-        for slot, outcome, seconds in self._slots.collect(0 if self._asked else _WAIT_S):
-            self._arrived(slot, outcome, seconds)
+        wait = 0 if self._asked else _WAIT_S
+        while arrivals := self._slots.collect(wait):
+            for slot, outcome, seconds in arrivals:
+                self._arrived(slot, outcome, seconds)
+            self._fill()
+            wait = 0
         began = perf_counter()
         replies = self._exchange()
         self.tally.policy_s += perf_counter() - began

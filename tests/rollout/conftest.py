@@ -1,0 +1,44 @@
+"""Collections in the house of doors."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_envs.episode import settings_for
+from hgpo_envs.sources import Split, open_shared
+from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.rollout.run import Collection, Machine, World, collect
+
+CONTEXT = PolicyContext("Doors", "response")
+
+
+class Runs:
+    """Collects into new folders, and reads them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def world(self, factory: str = "doors:DoorsSource", max_steps: int = 20, **arguments: object) -> World:
+        shared = open_shared(factory, **{"count": 50, **arguments})
+        settings = settings_for("Doors", action_format="response", max_steps=max_steps)
+        return World("HGPO-Test/Doors-v0", shared, settings, Split(shared, "train"))
+
+    def collect(self, name: str, policy="random", world=None, *, what=None, machine=None, **others):
+        policy = make_policy(policy, CONTEXT) if isinstance(policy, str) else policy
+        what = what or Collection(tasks=12, group_size=4, seed=3)
+        with StepWriter(self.folder / name, run="a run", config={}) as writer:
+            return collect(world or self.world(), policy, writer, what, machine or Machine(slots=16), **others)
+
+    def steps(self, name: str):
+        return scan_steps(self.folder / name).collect()
+
+    def digests(self, name: str) -> list[tuple[str, str]]:
+        files = sorted((self.folder / name).iterdir())
+        return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)

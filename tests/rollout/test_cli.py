@@ -1,0 +1,137 @@
+"""`hgpo rollout` as a user has it: a process, its exit code, Ctrl-C, SIGKILL."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+import hgpo_envs
+from hgpo_datasets import scan_steps
+from hgpo_envs.errors import InputError
+from hgpo_train.cli import app
+from hgpo_train.cli.rollout import pairs
+
+ROOT = Path(hgpo_envs.__file__).parent.parent
+DOORS = ["rollout", "--env", "doors_env:HGPO-Test/Doors-v0", "--env-option", "count=400", "--max-steps", "20"]
+
+
+def hgpo(*arguments: str) -> subprocess.Popen[str]:
+    paths = [str(ROOT), str(ROOT / "datasets"), str(Path(__file__).parent.parent / "worlds")]
+    return subprocess.Popen(
+        [sys.executable, "-c", "from hgpo_train.cli import main; main()", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_run_and_going_on_with_it(tmp_path):
+    out = tmp_path / "run"
+    command = [*DOORS, "--group-size", "4", "--seed", "1", "--out", str(out)]
+    first = CliRunner().invoke(app, [*command, "--tasks", "10"])
+    assert first.exit_code == 0, first.output
+    assert "groups in the run  10" in first.output
+    assert f"Next: hgpo stats {out}" in first.output.replace("\n", "")
+    assert scan_steps(out).select("trajectory").collect()["trajectory"].n_unique() == 40
+    again = CliRunner().invoke(app, [*command, "--tasks", "15", "--slots", "3"])
+    assert "holds 10 groups already" in again.output
+    assert scan_steps(out).select("trajectory").collect()["trajectory"].n_unique() == 60
+    with pytest.raises(InputError, match="was written with seed = 1, not 2"):
+        CliRunner().invoke(app, [*command[:-3], "2", *command[-2:]], catch_exceptions=False)
+
+
+def test_columns_left_out(tmp_path):
+    out = tmp_path / "run"
+    command = [
+        *DOORS,
+        "--tasks",
+        "2",
+        "--group-size",
+        "1",
+        "--out",
+        str(out),
+        "--without",
+        "prompt, admissible_actions",
+    ]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    steps = scan_steps(out).collect()
+    assert steps["prompt"].null_count() == steps["admissible_actions"].null_count() == steps.height
+    assert steps["state"].null_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--env", "HGPO/ALFWrld-v0"], "unknown environment 'HGPO/ALFWrld-v0'"),
+        (["--env", "CartPole-v1"], "CartPole-v1: "),
+        ([*DOORS[1:], "--policy", "randm"], "unknown policy 'randm'; did you mean 'random'?"),
+        ([*DOORS[1:], "--env-option", "nonsense"], "--env-option: expected name=value, got 'nonsense'"),
+        ([*DOORS[1:], "--split", "valid"], "unknown split 'valid'"),
+        ([*DOORS[1:], "--history-length", "-1"], "history_length: expected an integer of at least 0, got -1"),
+        ([*DOORS[1:], "--tasks", "0"], "tasks: expected at least 1, got 0"),
+        ([*DOORS[1:], "--order", "sorted"], "unknown sampling 'sorted'"),
+        ([*DOORS[1:], "--dynamic", "3"], "most: expected at least as many groups as are wanted (16), got 3"),
+        ([*DOORS[1:], "--without", "promt"], "unknown column or family 'promt'"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, arguments, line):
+    out = tmp_path / "run"
+    with pytest.raises(InputError) as caught:
+        CliRunner().invoke(app, ["rollout", *arguments, "--out", str(out)], catch_exceptions=False)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_pairs():
+    assert pairs("--x", ["a=1", "b=true", "c=text", "d=[1, 2]", "e=x=y"]) == {
+        "a": 1,
+        "b": True,
+        "c": "text",
+        "d": [1, 2],
+        "e": "x=y",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_broken_off_and_gone_on_with(tmp_path, how):
+    out, straight = tmp_path / "run", tmp_path / "straight"
+    command = [*DOORS, "--tasks", "1500", "--group-size", "8", "--seed", "5", "--max-steps", "40"]
+    process = hgpo(*command, "--out", str(out))
+    until = time.monotonic() + 60
+    while not list(out.glob("*.parquet")) and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(how)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == (130 if how == signal.SIGINT else -9), told
+    done = scan_steps(out).select("task_id", "group").unique().collect().height
+    assert 0 < done < 1500
+    if how == signal.SIGINT:
+        assert "whole groups are committed" in told
+    second = hgpo(*command, "--out", str(out))
+    _, told = second.communicate(timeout=120)
+    assert second.returncode == 0, told
+    assert f"holds {done} groups already" in told
+    assert hgpo(*command, "--out", str(straight)).wait(120) == 0
+    order = ["trajectory", "step"]
+    one, other = (scan_steps(folder).sort(order).drop("run").collect() for folder in (out, straight))
+    assert one.equals(other)
+    assert one.group_by("task_id", "group").agg(pl.col("trajectory").n_unique())["trajectory"].unique().to_list() == [8]
+
+
+@pytest.mark.slow
+def test_bad_input_as_a_process():
+    process = hgpo("rollout", "--env", "HGPO/ALFWrld-v0", "--out", "nowhere")
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert error.startswith("error: unknown environment 'HGPO/ALFWrld-v0'")
+    assert error.count("\n") == 1
+    assert out == ""

@@ -1,0 +1,315 @@
+"""The collector: the same bytes however it runs, failures that cost one trajectory, resuming, refilling."""
+
+import asyncio
+import random
+import time
+
+import polars as pl
+import pytest
+
+from hgpo_datasets import StepWriter
+from hgpo_envs.errors import InputError
+from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply
+from hgpo_train.policies.random_choice import RandomPolicy
+from hgpo_train.rollout.collector import RolloutError
+from hgpo_train.rollout.run import Collection, Machine, collect
+
+
+class Slow(AsyncPolicy):
+    """Random play whose answers come after times of their own, in an order of their own."""
+
+    name = "slow random"
+
+    def __init__(self, concurrency: int = 64, *, reproducible: bool = True) -> None:
+        super().__init__(concurrency)
+        self.reproducible = reproducible
+        self._play = RandomPolicy("response")
+        self._chance = random.Random(5)
+        self.most_at_once = self._now = 0
+
+    async def reply(self, request):
+        self._now += 1
+        self.most_at_once = max(self.most_at_once, self._now)
+        await asyncio.sleep(self._chance.uniform(0, 0.004))
+        self._now -= 1
+        return self._play.respond([request])[0]
+
+
+class Faulty(BatchPolicy):
+    """Random play that fails where `fails(request)` says how."""
+
+    name, reproducible = "faulty", True
+
+    def __init__(self, fails) -> None:
+        super().__init__()
+        self._fails, self._play, self.sizes = fails, RandomPolicy("response"), []
+
+    def respond(self, requests):
+        self.sizes.append(len(requests))
+        for request in requests:
+            if self._fails(request) == "raise":
+                raise ConnectionError("no\nroute")
+        return [
+            Failure("PolicyFailed", "said so") if self._fails(request) == "fail" else self._play.respond([request])[0]
+            for request in requests
+        ]
+
+
+def test_the_same_bytes_from_one_environment_and_from_1024(runs):
+    what = Collection(tasks=70, group_size=8, seed=1)
+    for slots in (1, 13, 1024):
+        runs.collect(f"{slots}", what=what, machine=Machine(slots=slots, groups_together=32))
+    assert runs.digests("1") == runs.digests("13") == runs.digests("1024")
+    assert len(runs.digests("1")) == 1 + 3  # a manifest, shards of 32, 32 and 6 groups
+
+
+def test_the_same_bytes_whatever_order_answers_come_in(runs):
+    runs.collect("at once")
+    slow = Slow()
+    runs.collect("slow", slow)
+    slow.close()
+    assert runs.digests("slow") == runs.digests("at once")
+    assert slow.most_at_once > 8
+
+
+def test_rows_are_what_was_played(runs):
+    tally = runs.collect("run")
+    steps = runs.steps("run")
+    assert tally.steps == steps.height
+    assert tally.trajectories == steps["trajectory"].n_unique() == 48
+    assert tally.won == steps["won"].sum()
+    assert steps.group_by("task_id", "group").agg(pl.col("trajectory").n_unique())["trajectory"].to_list() == [4] * 12
+    last = steps.group_by("trajectory", maintain_order=True).last()
+    assert (last["terminated"] | last["truncated"]).all()
+    assert last["next_state"].null_count() == 0
+    assert last["won"].to_list() == (last["reward"] == 1.0).to_list()
+    world = runs.world()
+    for (trajectory,), rows in steps.group_by("trajectory"):
+        engine = world.shared.source.engine()
+        state = engine.start(rows["task_id"][0])
+        for row in rows.sort("step").iter_rows(named=True):
+            assert (row["state"], row["admissible_actions"]) == (state.text, list(state.actions)), trajectory
+            assert row["response"] == f"<think></think><action>{row['action']}</action>"
+            assert row["state"] in row["prompt"]
+            state = engine.act(row["action"])
+            assert (row["reward"], row["won"], row["score"]) == (state.reward, state.won, state.score)
+    first = steps.row(0, named=True)
+    assert (first["split"], first["env_version"], first["run"]) == ("train", '{"house": "1"}', "a run")
+    assert first["environment_s"] is None  # nothing of the clock in the table of a reproducible policy
+
+
+def test_members_of_a_group_differ_and_seeds_count(runs):
+    runs.collect("one", what=Collection(tasks=3, group_size=6, seed=1))
+    runs.collect("two", what=Collection(tasks=3, group_size=6, seed=2))
+    actions = runs.steps("one").group_by("trajectory").agg(pl.col("action").str.join("|"))["action"]
+    assert actions.n_unique() > 12
+    assert runs.digests("one") != runs.digests("two")
+
+
+def test_timings_and_tokens_of_a_policy_that_has_them(runs):
+    class Talking(Slow):
+        async def reply(self, request):
+            answer = await super().reply(request)
+            return Reply(
+                answer.response,
+                prompt="as it was read",
+                prompt_token_ids=[1, 2],
+                response_token_ids=[3, 4, 5],
+                response_logprobs=[-0.5, -0.25, -1.0],
+            )
+
+    policy = Talking(reproducible=False)
+    policy.version = 7
+    tally = runs.collect("run", policy)
+    policy.close()
+    steps = runs.steps("run")
+    assert tally.tokens == 3 * steps.height
+    assert steps["policy_s"].min() > 0
+    assert steps["environment_s"].null_count() == 0
+    assert steps["prompt"].unique().to_list() == ["as it was read"]
+    assert steps["response_logprobs"][0].to_list() == [-0.5, -0.25, -1.0]
+    assert steps["policy_version"].unique().to_list() == [7]
+
+
+@pytest.mark.parametrize("how", ["fail", "raise"])
+@pytest.mark.parametrize("slots", [1, 48])
+def test_a_failing_call_costs_its_own_trajectory(runs, how, slots):
+    def fails(request) -> str:
+        return how if request.seed % 11 == 0 else ""
+
+    runs.collect("sound", "random")
+    tally = runs.collect("faulty", Faulty(fails), machine=Machine(slots=slots))
+    sound, faulty = runs.steps("sound"), runs.steps("faulty")
+    broken = faulty.filter("aborted")
+    assert 3 < broken.height == tally.aborted < 40
+    assert broken["action"].null_count() == broken.height
+    assert broken["prompt"].null_count() == 0
+    line = "PolicyFailed: said so" if how == "fail" else "PolicyFailed: ConnectionError: no route"
+    assert broken["error"].unique().to_list() == [line]
+    whole = faulty.join(broken, on="trajectory", how="anti")
+    assert whole.equals(sound.join(broken, on="trajectory", how="anti"))
+    kept = faulty.join(broken, on="trajectory", how="semi").filter(~pl.col("aborted"))
+    there = sound.join(kept, on=["trajectory", "step"], how="semi")
+    assert kept.select("state", "prompt", "action").equals(there.select("state", "prompt", "action"))
+
+
+def test_a_policy_that_loses_itself_fails_what_it_holds(runs):
+    class Lost(Faulty):
+        calls = 0
+
+        def collect(self, timeout):
+            Lost.calls += 1
+            if Lost.calls == 4:
+                raise OSError("device lost")
+            return super().collect(timeout)
+
+    tally = runs.collect("run", Lost(lambda _: ""), machine=Machine(slots=8))
+    assert tally.aborted == 8
+    assert tally.trajectories == 48
+    assert len(runs.steps("run")) == tally.steps + 8
+    assert set(runs.steps("run").filter("aborted")["error"]) == {"PolicyFailed: OSError: device lost"}
+
+
+@pytest.mark.parametrize("answer", ["", "\0", "<action>", "\ud800<think></think><action>\udfff</action>", "x" * 99_999])
+def test_any_response_is_a_step(runs, answer):
+    class Saying(BatchPolicy):
+        name, reproducible = "saying", True
+
+        def respond(self, requests):
+            return [Reply(answer) for _ in requests]
+
+    tally = runs.collect("run", Saying(), runs.world(max_steps=3), what=Collection(tasks=2, group_size=2))
+    steps = runs.steps("run")
+    assert tally.aborted == 0
+    assert steps.height == 12
+    assert steps["response"].str.len_chars().unique().to_list() == [len(answer)]
+
+
+def test_a_failing_environment_costs_its_own_trajectory(runs):
+    plan = (("train-3", 1, "raise"), ("train-5", 0, "raise"))
+    what = Collection(tasks=50, group_size=2, seed=3)
+    runs.collect("sound", what=what)
+    tally = runs.collect("fragile", world=runs.world("fragile:FragileSource", plan=plan), what=what)
+    sound, fragile = runs.steps("sound"), runs.steps("fragile")
+    assert tally.aborted == 4
+    broken = fragile.filter("aborted").sort("task_id")
+    assert broken["task_id"].to_list() == ["train-3"] * 2 + ["train-5"] * 2
+    assert broken["step"].to_list() == [0, 0, 0, 0]
+    assert broken["error"][0] == "EnvironmentFailed: RuntimeError: the house burns (task train-3)"
+    assert broken["action"].is_null().to_list() == [False, False, True, True]
+    spared = ~pl.col("task_id").is_in(["train-3", "train-5"])
+    assert fragile.filter(spared).equals(sound.filter(spared))
+
+
+def test_the_run_stops_when_nothing_works_any_more(runs):
+    calls = iter(range(10_000))
+
+    def fails(_request) -> str:
+        return "fail" if next(calls) > 400 else ""
+
+    with pytest.raises(RolloutError, match="20 rollouts broke off one after the other, the last with PolicyFailed: sa"):
+        runs.collect(
+            "run",
+            Faulty(fails),
+            what=Collection(tasks=40, group_size=4, seed=3),
+            machine=Machine(slots=4, failures_allowed=20, groups_together=3),
+        )
+    steps = runs.steps("run")
+    assert steps["task_id"].n_unique() > 5  # what was whole is there
+    runs.collect("run", "random", what=Collection(tasks=40, group_size=4, seed=3))  # and is gone on from
+    assert runs.steps("run").select("task_id", "group").n_unique() == 40
+
+
+def test_stopping_commits_whole_groups_and_resuming_repeats_none(runs):
+    what = Collection(tasks=30, group_size=4, seed=3)
+    turns = iter(range(10_000))
+    machine = Machine(slots=8, groups_together=4)
+    tally = runs.collect("run", what=what, machine=machine, stopping=lambda: next(turns) > 60)
+    first = runs.steps("run")
+    groups = first.select("task_id", "group").n_unique()
+    assert 0 < groups < 30
+    assert tally.trajectories >= groups * 4
+    again = runs.collect("run", what=what, machine=machine)
+    assert again.trajectories == (30 - groups) * 4
+    runs.collect("straight", what=what, machine=machine)
+    order = ["trajectory", "step"]
+    assert runs.steps("run").sort(order).equals(runs.steps("straight").sort(order))
+    assert runs.collect("run", what=what, machine=machine).trajectories == 0
+
+
+def test_more_tasks_than_the_split_holds_come_again_as_other_groups(runs):
+    runs.collect("run", world=runs.world(count=5), what=Collection(tasks=12, group_size=2, seed=1))
+    steps = runs.steps("run")
+    assert steps["task_id"].n_unique() == 5
+    assert steps.select("task_id", "group").n_unique() == 12
+    assert steps["group"].max() == 2
+    per_group = steps.group_by("task_id", "group").agg(pl.col("action").sort_by("trajectory", "step"))
+    assert per_group["action"].n_unique() == 12  # the second group of a task plays by seeds of its own
+
+
+def test_iterations_go_on_in_the_order(runs):
+    policy = RandomPolicy("response")
+    world = runs.world()
+    with StepWriter(runs.folder / "run") as writer:
+        for iteration in range(3):
+            what = Collection(tasks=5, group_size=2, seed=9, iteration=iteration, skip=5 * iteration)
+            collect(world, policy, writer, what)
+    steps = runs.steps("run")
+    tasks = steps.group_by("iteration", maintain_order=True).agg(pl.col("task_id").unique())
+    assert tasks["iteration"].to_list() == [0, 1, 2]
+    assert steps["task_id"].n_unique() == 15
+
+
+def test_dynamic_sampling_refills_and_does_not_depend_on_the_order_of_ends(runs):
+    what = Collection(tasks=6, group_size=3, seed=2, most=100)
+    slow = Slow()
+    runs.collect("one", what=what, machine=Machine(slots=1))
+    runs.collect("many", what=what, machine=Machine(slots=40))
+    runs.collect("slow", slow, what=what)
+    slow.close()
+    assert runs.digests("one") == runs.digests("many") == runs.digests("slow")
+
+    def told(name: str) -> pl.DataFrame:
+        groups = runs.steps(name).group_by("task_id", "group")
+        return groups.agg(said=pl.col("episode_return").n_unique() > 1, at=pl.col("trajectory").min()).sort("at")
+
+    assert told("one")["said"].sum() == 6
+    assert told("one")["said"][-1]  # not one more than was needed
+    assert told("one").height > 6
+    turns = iter(range(10_000))
+    runs.collect("resumed", what=what, machine=Machine(slots=2), stopping=lambda: next(turns) > 30)
+    assert 0 < told("resumed").height < told("one").height
+    runs.collect("resumed", what=what)
+    assert told("resumed").equals(told("one"))
+    assert told("resumed")["said"].sum() == 6
+    bounded = Collection(tasks=6, group_size=3, seed=2, most=told("one").height - 1)
+    runs.collect("bounded", what=bounded)
+    assert told("bounded").height == bounded.most
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"tasks": 0}, "tasks: expected at least 1, got 0"),
+        ({"tasks": 2, "group_size": 0}, "group_size: expected at least 1, got 0"),
+        ({"tasks": 5, "most": 4}, "most: expected at least as many groups as are wanted (5), got 4"),
+    ],
+)
+def test_bad_collections(values, line):
+    with pytest.raises(InputError) as caught:
+        Collection(**values)
+    assert str(caught.value) == line
+
+
+def test_bad_machine_and_unknown_order(runs):
+    with pytest.raises(InputError, match="slots: expected at least 1, got 0"):
+        Machine(slots=0)
+    with pytest.raises(InputError, match="unknown sampling 'shufled'; did you mean 'shuffled'"):
+        runs.collect("run", what=Collection(tasks=1, order="shufled"))
+
+
+def test_an_async_policy_closes_while_it_works():
+    policy = Slow()
+    began = time.monotonic()
+    policy.close()
+    assert time.monotonic() - began < 5
