@@ -42,6 +42,7 @@ _FACTORIES: Final = {
     "expert": "hgpo_train.policies.registry:_expert",
     "explorer": "hgpo_train.policies.registry:_explorer",
     "mixture": "hgpo_train.policies.registry:_mixture",
+    "openai": "hgpo_train.policies.server:make",
 }
 """Name → ``module:factory``, imported when asked for; a factory takes the argument after the colon and the context."""
 
