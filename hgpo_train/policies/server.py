@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server as a policy: `openai:MODEL`, served by OpenAI, vLLM, SGLang, llama.cpp, a gateway …
+"""Any OpenAI-compatible server as a policy: `openai:MODEL`, served by OpenAI, vLLM, SGLang, llama.cpp, a gateway.
 
 The client library retries what is worth retrying (rate limits with their Retry-After, time-outs, broken connections,
 5xx) and gives up after `retries`; what then fails costs one trajectory. What no retry mends (no key, no such model, no
@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 LOCAL_URL: Final = "http://localhost:8000/v1"
 _LOCAL_HOSTS: Final = ("http://localhost", "http://127.0.0.1", "http://[::1]", "http://0.0.0.0")
-_TOO_LONG: Final = ("context length", "context_length", "maximum context", "too long", "max_model_len", "too many tokens")
+_TOO_LONG: Final = (
+    "context length",
+    "context_length",
+    "maximum context",
+    "too long",
+    "max_model_len",
+    "too many tokens",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,263 @@
+"""The policy behind a server, against a real HTTP server on loopback that answers, delays, refuses and dies."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from hgpo_envs.engine import State, Task
+from hgpo_envs.errors import InputError
+from hgpo_train.policies.base import Failure, Reply, Request
+from hgpo_train.policies.registry import PolicyContext, make_policy
+
+KEY = "sk-secret-of-the-test"
+
+
+class Api(ThreadingHTTPServer):
+    """An OpenAI-compatible server whose answers a test decides: `answer(body, attempt) -> (status, headers, body)`."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.bodies: list[dict] = []
+        self.headers: list[dict] = []
+        self.answer: Callable[[dict, int], tuple] = lambda body, attempt: completion("<action>look</action>")
+        self.models: tuple[int, dict] = (200, {"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Api
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.send(*self.server.models, {})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.bodies.append(body)
+        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
+        prompt = body["messages"][0]["content"]
+        attempt = sum(b["messages"][0]["content"] == prompt for b in self.server.bodies)
+        answer = self.server.answer(body, attempt)
+        if answer == "cut":
+            self.close_connection = True
+            self.connection.close()
+            return
+        self.send(*answer)
+
+    def send(self, status: int, body: dict, headers: dict | None = None) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(data)),
+            **(headers or {}),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def completion(text: str | None, finish: str = "stop", **more: object) -> tuple[int, dict]:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish, **more}
+    return 200, {"id": "1", "object": "chat.completion", "created": 0, "model": "tiny", "choices": [choice]}
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    server = Api()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def request(number: int, prompt: str = "look around", step: int = 0, shorter: Callable[[int], str] = str) -> Request:
+    task = Task("t", "train", "do it", "kind")
+    state = State("a room", ("look",), True, False, False, 0.0, 0.0, {})
+    return Request(number, prompt, 1 << 40 | number, 0, step, task, state, None, shorter)
+
+
+def ask(api: Api, requests: list[Request], **options: object) -> dict[int, Reply | Failure]:
+    given = {"base_url": api.url, "timeout_s": 5.0, **options}
+    policy = make_policy("openai:tiny", PolicyContext("ALFWorld", "response", given))
+    try:
+        policy.submit(requests)
+        answers: dict[int, Reply | Failure] = {}
+        while len(answers) < len(requests):
+            answers |= dict(policy.collect(20))
+        return answers
+    finally:
+        policy.close()
+
+
+def test_each_request_gets_its_own_answer_at_once(api: Api) -> None:
+    slowest = 40
+
+    def echo(body: dict, attempt: int) -> tuple:
+        prompt = body["messages"][0]["content"]
+        time.sleep(0.5 if prompt == str(slowest) else 0)
+        return completion(f"<action>{prompt}</action>")
+
+    api.answer = echo
+    policy = make_policy("openai:tiny", PolicyContext("ALFWorld", "response", {"base_url": api.url}))
+    policy.submit([request(i, str(i)) for i in range(60)])
+    order, answers = [], {}
+    while len(answers) < 60:
+        for number, reply in policy.collect(10):
+            order.append(number)
+            answers[number] = reply
+    policy.close()
+    assert {number: reply.response for number, reply in answers.items()} == {
+        i: f"<action>{i}</action>" for i in range(60)
+    }
+    assert order[-1] == slowest  # nobody waited for it
+
+
+def test_what_is_sent(api: Api) -> None:
+    ask(api, [request(3)], temperature=0.4, top_p=0.9, stop=["</action>"], extra={"top_k": 5}, logprobs=True)
+    (body,) = api.bodies
+    assert body == {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "look around"}],
+        "temperature": 0.4,
+        "top_p": 0.9,
+        "stop": ["</action>"],
+        "seed": 3,
+        "logprobs": True,
+        "max_completion_tokens": 512,
+        "top_k": 5,
+    }
+    assert api.headers[0]["authorization"] == f"Bearer {KEY}"
+
+
+def test_tokens_and_log_probabilities_are_read(api: Api) -> None:
+    told = {"content": [{"token": "a", "logprob": -0.5, "bytes": None, "top_logprobs": []}]}
+    status, body = completion("a", finish="length", logprobs=told, token_ids=[7])
+    api.answer = lambda *_: (status, {**body, "prompt_token_ids": [1, 2]})
+    (reply,) = ask(api, [request(0)], logprobs=True, token_ids=True).values()
+    assert reply.response_logprobs == [-0.5]
+    assert (reply.prompt_token_ids, reply.response_token_ids, reply.finish_reason) == ([1, 2], [7], "length")
+    assert api.bodies[0]["return_token_ids"] is True
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        (429, {"error": {"message": "slow down"}}, {"Retry-After": "0.05"}),
+        (503, {"error": {"message": "busy"}}, {}),
+        "cut",
+    ],
+    ids=["rate limit", "overload", "cut connection"],
+)
+def test_what_passes_is_tried_again(api: Api, trouble: object) -> None:
+    api.answer = lambda body, attempt: trouble if attempt < 3 else completion("ok")
+    (reply,) = ask(api, [request(0)]).values()
+    assert isinstance(reply, Reply)
+    assert reply.response == "ok"
+    assert len(api.bodies) == 3
+
+
+def test_a_timeout_is_tried_again_and_then_costs_one_request(api: Api) -> None:
+    def slow(body: dict, attempt: int) -> tuple:
+        if body["messages"][0]["content"] == "slow":
+            time.sleep(1.0)
+        return completion("ok")
+
+    api.answer = slow
+    answers = ask(api, [request(0, "slow"), request(1, "quick")], timeout_s=0.3, retries=1)
+    assert isinstance(answers[0], Failure)
+    assert "timed out" in answers[0].line.lower()
+    assert isinstance(answers[1], Reply)
+    assert sum(b["messages"][0]["content"] == "slow" for b in api.bodies) == 2
+
+
+def test_an_empty_response_is_no_failure(api: Api) -> None:
+    api.answer = lambda *_: completion(None)
+    (reply,) = ask(api, [request(0)]).values()
+    assert isinstance(reply, Reply)
+    assert reply.response == ""
+
+
+def test_a_reply_without_choices_is_a_failure(api: Api) -> None:
+    api.answer = lambda *_: (200, {**completion("")[1], "choices": []})
+    (reply,) = ask(api, [request(0)]).values()
+    assert isinstance(reply, Failure)
+    assert "no choice" in reply.line
+
+
+def too_long(limit: int) -> Callable[[dict, int], tuple]:
+    def answer(body: dict, attempt: int) -> tuple:
+        if len(body["messages"][0]["content"]) > limit:
+            return 400, {"error": {"message": f"This model's maximum context length is {limit}", "code": 400}}, {}
+        return completion("ok")
+
+    return answer
+
+
+def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api: Api) -> None:
+    api.answer = too_long(30)
+    long = request(0, "x" * 100, step=9, shorter=lambda pairs: "x" * (10 + 5 * min(pairs, 6)))
+    (reply,) = ask(api, [long]).values()
+    assert isinstance(reply, Reply)
+    assert (reply.prompt, reply.cut_pairs) == ("x" * 30, 5)
+
+
+def test_a_prompt_that_no_cut_makes_fit_is_a_failure(api: Api) -> None:
+    api.answer = too_long(5)
+    (reply,) = ask(api, [request(0, "x" * 100, step=3, shorter=lambda pairs: "x" * (50 + pairs))]).values()
+    assert isinstance(reply, Failure)
+    assert "maximum context length" in reply.line
+    (reply,) = ask(api, [request(0, "y" * 100, step=3)], overflow="error").values()
+    assert isinstance(reply, Failure)
+
+
+def test_the_key_is_in_no_failure(api: Api) -> None:
+    api.answer = lambda *_: (401, {"error": {"message": "Incorrect API key provided"}}, {})
+    (reply,) = ask(api, [request(0)]).values()
+    assert isinstance(reply, Failure)
+    assert KEY not in str(reply)
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "line"),
+    [
+        ("openai", {}, "expected a model"),
+        ("openai:tinny", {}, "did you mean 'tiny'"),
+        ("openai:tiny", {"temprature": 1.0}, "did you mean 'policy option temperature'"),
+        ("openai:tiny", {"top_p": 0.0}, "0 < top_p"),
+        ("openai:tiny", {"concurrency": 0}, "at least 1"),
+        (
+            "openai:tiny",
+            {"base_url": "http://127.0.0.1:9/v1"},
+            "no OpenAI-compatible server answers at http://127.0.0.1:9",
+        ),
+        ("openai:tiny", {"base_url": "https://api.example.com/v1", "api_key_env": "NOT_SET"}, "variable NOT_SET"),
+    ],
+)
+def test_what_cannot_work_is_said_before_the_first_rollout(api: Api, spec: str, options: dict, line: str) -> None:
+    with pytest.raises(InputError, match=line) as caught:
+        make_policy(spec, PolicyContext("ALFWorld", "response", {"base_url": api.url, **options}))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refused_key_and_a_server_without_a_list_of_models(api: Api) -> None:
+    context = PolicyContext("ALFWorld", "response", {"base_url": api.url})
+    api.models = (401, {"error": {"message": "no"}})
+    with pytest.raises(InputError, match="refuses the key in OPENAI_API_KEY"):
+        make_policy("openai:tiny", context)
+    api.models = (404, {"error": {"message": "no such page"}})
+    make_policy("openai:tiny", context).close()
