@@ -138,7 +138,7 @@ class ServerPolicy(AsyncPolicy):
             prompt_token_ids=getattr(completion, "prompt_token_ids", None),
             response_token_ids=getattr(choice, "token_ids", None),
             response_logprobs=None if told is None else [token.logprob for token in told],
-            finish_reason=choice.finish_reason or "stop",
+            finish_reason=choice.finish_reason,
             cut_pairs=cut,
         )
 
