@@ -72,7 +72,7 @@ def rollout(
     world = open_world(env, **options)
     acting = make_policy(policy, PolicyContext(world.shared.source.name, action_format, policy_options))
     left_out = [name.strip() for name in without.split(",") if name.strip()]
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     config = run_config(world, options, policy, policy_options, what)
     try:
         with (
@@ -81,13 +81,13 @@ def rollout(
         ):
             before = len(writer.committed)
             if before:
-                console.print(f"{out} holds {before} groups already: they are not played again")
+                console.print(f"{out} holds {before} groups already: they are not played again", soft_wrap=True)
             with shown(console, expected=(tasks - min(before, tasks)) * group_size) as progress:
                 tally = collect(world, acting, writer, what, machine, progress=progress, stopping=stopping)
             groups = len(writer.committed)
     except RolloutError as error:
-        console.print(f"[red]stopped:[/] {error}", highlight=False, soft_wrap=True)
-        console.print(f"What was whole is in {out}; the same command goes on from there.")
+        console.print(f"[red]stopped:[/] {error}", soft_wrap=True)
+        console.print(f"What was whole is in {out}; the same command goes on from there.", soft_wrap=True)
         raise typer.Exit(1) from error
     finally:
         acting.close()

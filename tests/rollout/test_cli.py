@@ -38,7 +38,7 @@ def test_a_run_and_going_on_with_it(tmp_path):
     first = CliRunner().invoke(app, [*command, "--tasks", "10"])
     assert first.exit_code == 0, first.output
     assert "groups in the run  10" in first.output
-    assert f"Next: hgpo stats {out}" in first.output.replace("\n", "")
+    assert f"Next: hgpo stats {out}" in first.output
     assert scan_steps(out).select("trajectory").collect()["trajectory"].n_unique() == 40
     again = CliRunner().invoke(app, [*command, "--tasks", "15", "--slots", "3"])
     assert "holds 10 groups already" in again.output
@@ -58,11 +58,11 @@ def test_columns_left_out(tmp_path):
         "--out",
         str(out),
         "--without",
-        "prompt, admissible_actions",
+        "prompt,timings",
     ]
     assert CliRunner().invoke(app, command).exit_code == 0
     steps = scan_steps(out).collect()
-    assert steps["prompt"].null_count() == steps["admissible_actions"].null_count() == steps.height
+    assert steps["prompt"].null_count() == steps["environment_s"].null_count() == steps.height
     assert steps["state"].null_count() == 0
 
 
@@ -104,7 +104,7 @@ def test_pairs():
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_broken_off_and_gone_on_with(tmp_path, how):
     out, straight = tmp_path / "run", tmp_path / "straight"
-    command = [*DOORS, "--tasks", "1500", "--group-size", "8", "--seed", "5", "--max-steps", "40"]
+    command = [*DOORS, "--tasks", "500", "--group-size", "8", "--seed", "5", "--max-steps", "40"]
     process = hgpo(*command, "--out", str(out))
     until = time.monotonic() + 60
     while not list(out.glob("*.parquet")) and time.monotonic() < until:
@@ -113,7 +113,7 @@ def test_broken_off_and_gone_on_with(tmp_path, how):
     _, told = process.communicate(timeout=60)
     assert process.returncode == (130 if how == signal.SIGINT else -9), told
     done = scan_steps(out).select("task_id", "group").unique().collect().height
-    assert 0 < done < 1500
+    assert 0 < done < 500
     if how == signal.SIGINT:
         assert "whole groups are committed" in told
     second = hgpo(*command, "--out", str(out))
