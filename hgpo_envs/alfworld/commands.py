@@ -1,39 +1,121 @@
-"""Which commands are admissible: the preconditions of the rules, and the texts that name them."""
+"""Which commands are admissible: the preconditions of the rules, and the texts that name them.
+
+Everything here belongs to one game and is shared by all engines that play it. Texts are made when they are first
+offered; the admissible commands of a scene (where one stands, what one holds, what is in front) are kept, for members
+of a group meet the same scenes.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import sys
+from typing import TYPE_CHECKING, Final
 
-from hgpo_envs.alfworld.games import KNIVES, STATIONS, Ability, Game
-from hgpo_envs.alfworld.world import NOTHING, World
+from hgpo_envs.alfworld.games import KNIVES, STATIONS, Ability
+from hgpo_envs.alfworld.world import NOTHING
 
-TREATMENTS: Final = {Ability.CLEANABLE: "clean", Ability.HEATABLE: "heat", Ability.COOLABLE: "cool"}
+if TYPE_CHECKING:
+    from hgpo_envs.alfworld.games import Game
+    from hgpo_envs.alfworld.world import World
+
+_TREATMENTS: Final = {Ability.CLEANABLE.value: "clean", Ability.HEATABLE.value: "heat", Ability.COOLABLE.value: "cool"}
+_PICKUPABLE: Final = Ability.PICKUPABLE.value  # plain integers: flags are slow to combine
+_TOGGLEABLE: Final = Ability.TOGGLEABLE.value
+_SLICEABLE: Final = Ability.SLICEABLE.value
+_KEPT_SCENES: Final = 1024
 
 
 class Commands:
-    """The commands of one game: each text is made once, when it is first offered, with what it means.
+    """The commands of one game.
 
     Attributes:
-        meaning: For each command that was offered: its verb and the indices that it speaks of.
+        meaning: For each command that was ever offered: its verb and the indices that it speaks of.
     """
 
     def __init__(self, game: Game) -> None:
-        self.game = game
         self.meaning: dict[str, tuple[str, int, int]] = {}
-        self._known: dict[tuple[str, int, int], str] = {}
-        self._anywhere: dict[int, list[str]] = {}
-        self._sliceable = tuple(o for o, ability in enumerate(game.abilities) if ability & Ability.SLICEABLE)
+        self._game = game
+        self._texts: dict[tuple[str, int, int], str] = {}
+        self._elsewhere: dict[int, tuple[str, ...]] = {}
+        self._scenes: dict[tuple[object, ...], tuple[str, ...]] = {}
+        receptacles = range(len(game.places))
+        self._inspect, self._open, self._close, self._go = (
+            [self._text(verb, r) for r in receptacles] for verb in ("inspect", "open", "close", "go")
+        )
+        self._anywhere = sorted(self._go[r] for r in receptacles if game.places[r] != NOTHING)
+        self._stations = [int(STATIONS.get(kind, 0)) for kind in game.receptacle_types]
+        self._sliceable = [o for o, ability in enumerate(game.abilities) if ability & _SLICEABLE]
+        self._knives = frozenset(o for o, kind in enumerate(game.object_types) if kind in KNIVES)
+        alone = ("inventory", "look") if game.grammar.help is None else ("help", "inventory", "look")
+        self._last = tuple(self._text(verb) for verb in alone)
 
-    def _say(self, verb: str, first: int = NOTHING, second: int = NOTHING) -> str:
-        key = (verb, first, second)
-        command = self._known.get(key)
-        if command is None:
-            command = self._known[key] = self._phrase(*key)
-            self.meaning[command] = key
-        return command
+    def offered(self, world: World) -> tuple[str, ...]:
+        """The admissible commands, sorted."""
+        if world.held in self._knives:  # what can be sliced is no part of a scene
+            return self._offered(world)
+        here = self._game.receptacles_at[world.location]
+        scene = (world.location, world.held, *[(world.contents[r], world.opened[r]) for r in here])
+        commands = self._scenes.get(scene)
+        if commands is None:
+            if len(self._scenes) >= _KEPT_SCENES:
+                self._scenes.clear()
+            commands = self._scenes[scene] = self._offered(world)
+        return commands
+
+    def _offered(self, world: World) -> tuple[str, ...]:
+        """Sorting brings clean, close, cool, examine first, then go, heat, help, inventory, look, then the rest."""
+        first: list[str] = []
+        heat: list[str] = []
+        rest: list[str] = []
+        for r in self._game.receptacles_at[world.location]:
+            first.append(self._inspect[r])
+            if self._game.openable[r]:
+                (first if world.opened[r] else rest).append((self._close if world.opened[r] else self._open)[r])
+            verb = self._treatment(r, world.held)
+            if verb:
+                (heat if verb == "heat" else first).append(self._text(verb, world.held, r))
+            rest += self._handling(world, r)
+        if world.held != NOTHING:
+            first.append(self._text("examine", world.held))
+        if world.held in self._knives:
+            rest += [self._text("slice", o, world.held) for o in self._sliceable if world.location in world.spots[o]]
+        return (*_unique(first), *self._going(world.location), *_unique(heat), *self._last, *_unique(rest))
+
+    def _handling(self, world: World, r: int) -> list[str]:
+        """What can be taken from a receptacle or put into it, which it must be open for, and used in it."""
+        game, held = self._game, world.held
+        offers = [self._text("use", o) for o in world.contents[r] if game.abilities[o] & _TOGGLEABLE]
+        if not game.openable[r] or world.opened[r]:
+            if held == NOTHING:
+                offers += [self._text("take", o, r) for o in world.contents[r] if game.abilities[o] & _PICKUPABLE]
+            elif game.object_types[held] in game.accepts[r]:
+                offers.append(self._text("put", held, r))
+        return offers
+
+    def _treatment(self, r: int, held: int) -> str | None:
+        """What the receptacle can do to the held object."""
+        ability = self._stations[r]
+        return _TREATMENTS[ability] if held != NOTHING and self._game.abilities[held] & ability else None
+
+    def _going(self, location: int) -> tuple[str, ...]:
+        going = self._elsewhere.get(location)
+        if going is None:
+            rest = self._anywhere.copy()
+            for r in self._game.receptacles_at[location]:
+                rest.remove(self._go[r])
+            going = self._elsewhere[location] = tuple(rest)
+        return going
+
+    def _text(self, verb: str, first: int = NOTHING, second: int = NOTHING) -> str:
+        meaning = (verb, first, second)
+        text = self._texts.get(meaning)
+        if text is None:
+            # interned: thousands of games have the same few thousand commands
+            text = self._texts[meaning] = sys.intern(self._phrase(*meaning))
+            self.meaning[text] = meaning
+        return text
 
     def _phrase(self, verb: str, first: int, second: int) -> str:
-        things, receptacles = self.game.object_names, self.game.receptacle_names
+        things, receptacles = self._game.object_names, self._game.receptacle_names
         match verb:
             case "look" | "inventory" | "help":
                 return verb
@@ -48,48 +130,12 @@ class Commands:
             case "take":
                 return f"take {things[first]} from {receptacles[second]}"
             case "put":
-                return self.game.grammar.put.format(object=things[first], receptacle=receptacles[second])
+                return self._game.grammar.put.format(object=things[first], receptacle=receptacles[second])
             case "slice":
                 return f"slice {things[first]} with {things[second]}"
             case _:  # clean, heat, cool
                 return f"{verb} {things[first]} with {receptacles[second]}"
 
-    def _always(self, location: int) -> list[str]:
-        """What is offered at a location whatever is there."""
-        offers = self._anywhere.get(location)
-        if offers is None:
-            offers = [self._say("look"), self._say("inventory")]
-            if self.game.grammar.help is not None:
-                offers.append(self._say("help"))
-            offers += [self._say("go", r) for r, p in enumerate(self.game.places) if p not in (NOTHING, location)]
-            offers += [self._say("inspect", r) for r in self.game.receptacles_at[location]]
-            self._anywhere[location] = offers
-        return offers
 
-    def offered(self, world: World) -> list[str]:
-        """The admissible commands, sorted."""
-        game, say, held = self.game, self._say, world.held
-        offers = self._always(world.location).copy()
-        for r in game.receptacles_at[world.location]:
-            accessible = True
-            if game.openable[r]:
-                accessible = world.opened[r]
-                offers.append(say("close" if accessible else "open", r))
-            if held == NOTHING:
-                offers += [
-                    say("take", o, r)
-                    for o in world.contents[r]
-                    if accessible and game.abilities[o] & Ability.PICKUPABLE
-                ]
-            else:
-                if accessible and game.object_types[held] in game.accepts[r]:
-                    offers.append(say("put", held, r))
-                ability = STATIONS.get(game.receptacle_types[r])
-                if ability and game.abilities[held] & ability:
-                    offers.append(say(TREATMENTS[ability], held, r))
-            offers += [say("use", o) for o in world.contents[r] if game.abilities[o] & Ability.TOGGLEABLE]
-        if held != NOTHING:
-            offers.append(say("examine", held))
-            if game.object_types[held] in KNIVES:
-                offers += [say("slice", o, held) for o in self._sliceable if world.location in world.spots[o]]
-        return sorted(set(offers))
+def _unique(commands: list[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(commands)) if len(commands) > 1 else commands)

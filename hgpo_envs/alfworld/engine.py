@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hgpo_envs.alfworld import coverage, rules, text
-from hgpo_envs.alfworld.commands import Commands
 from hgpo_envs.engine import State
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hgpo_envs.alfworld.commands import Commands
     from hgpo_envs.alfworld.games import Game
     from hgpo_envs.alfworld.world import World
+
+
+_NO_INFO: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Games(Protocol):
@@ -38,10 +44,11 @@ class ALFWorldEngine:
 
     game: Game
     world: World
+    _commands: Commands
+    _deciding: frozenset[str]
 
     def __init__(self, games: Games | None = None, *, count: bool = False) -> None:
         self._games = games
-        self._commands: Commands | None = None
         self._state: State | None = None
         self.fired: Counter[str] | None = Counter() if count else None
 
@@ -53,42 +60,35 @@ class ALFWorldEngine:
 
     def play(self, game: Game) -> State:
         """Begins a game that need not come from a source."""
-        if self._commands is None or self._commands.game is not game:
-            self._commands = Commands(game)
         self.game, self.world = game, game.start.copy()
-        return self._show(text.welcome(game), valid=True)
+        self._commands, self._deciding = game.commands, rules.deciding(game)
+        won = rules.won(game, self.world)
+        return self._show(text.welcome(game), self._commands.offered(self.world), valid=True, won=won, ended=False)
 
     def act(self, command: str) -> State:
         """Carries out a command. What is not admissible changes nothing; after the end nothing changes."""
         state = self._state
-        if state is None or self._commands is None:
+        if state is None:
             raise RuntimeError("act before start")
         if state.terminated:
             return replace(state, valid=False, reward=0.0)
         command = command.strip()
         if command not in state.actions:
             self._count("nothing happens")
-            return self._show(text.NOTHING_HAPPENS, valid=False)
+            return self._show(text.NOTHING_HAPPENS, state.actions, valid=False, won=state.won, ended=state.won)
         verb, first, second = self._commands.meaning[command]
         if self.fired is not None:
             self._count(*coverage.cases(self.game, self.world, verb, first, second))
-        return self._show(rules.RULES[verb](self.game, self.world, first, second), valid=True)
+        observation = rules.RULES[verb](self.game, self.world, first, second)
+        actions = state.actions if verb in rules.SEEING else self._commands.offered(self.world)
+        won = rules.won(self.game, self.world) if state.won or verb in self._deciding else False
+        return self._show(observation, actions, valid=True, won=won, ended=won)
 
-    def _show(self, observation: str, *, valid: bool) -> State:
-        assert self._commands is not None
-        won = rules.won(self.game, self.world)
-        if won:
+    def _show(self, observation: str, actions: Sequence[str], *, valid: bool, won: bool, ended: bool) -> State:
+        if ended:
             self._count(f"won: {self.game.goal.task_type}")
-        self._state = State(
-            text=observation,
-            actions=self._commands.offered(self.world),
-            valid=valid,
-            terminated=won,
-            won=won,
-            reward=float(won),
-            score=float(won),
-            info={},
-        )
+        score = 1.0 if won else 0.0
+        self._state = State(observation, actions, valid, ended, won, score if ended else 0.0, score, _NO_INFO)
         return self._state
 
     def _count(self, *cases: str) -> None:

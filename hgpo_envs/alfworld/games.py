@@ -8,9 +8,11 @@ which is the order in which the environment lists them.
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from enum import IntFlag
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -22,6 +24,8 @@ from hgpo_envs.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
+
+    from hgpo_envs.alfworld.commands import Commands
 
 TASK_TYPES: Final = (
     "pick_and_place_simple",
@@ -94,7 +98,10 @@ class Game:
         accepts: For each receptacle, the types of objects that it can hold.
         receptacles_at: The receptacles at each location.
         start: The world at the start.
-        goal: What wins.
+        goal: What wins, and with the indices that it speaks of:
+        wanted: the objects that are of its kind and can become what it asks,
+        targets: the receptacles of its kind,
+        lamps: the lamps of its kind.
         task: What follows "Your task is to: " on the screen.
         grammar: The wording.
         walkthrough: Commands that win, where the file has them.
@@ -116,9 +123,19 @@ class Game:
     receptacles_at: tuple[tuple[int, ...], ...]
     start: World
     goal: Goal
+    wanted: frozenset[int]
+    targets: tuple[int, ...]
+    lamps: frozenset[int]
     task: str
     grammar: Grammar
     walkthrough: tuple[str, ...] | None = None
+
+    @cached_property
+    def commands(self) -> Commands:
+        """The game's commands, shared by all engines that play it."""
+        from hgpo_envs.alfworld.commands import Commands
+
+        return Commands(self)
 
 
 def read_game(path: Path) -> Game:
@@ -166,7 +183,7 @@ def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iter
     try:
         _, rest = text.split("(:objects", 1)
         objects, rest = rest.split("(:init", 1)
-        initial, goal = rest.split("(:goal", 1)
+        initial, wish = rest.split("(:goal", 1)
     except ValueError:
         raise InputError("the problem lacks one of :objects, :init, :goal, in this order") from None
     facts = _facts(initial)
@@ -186,11 +203,13 @@ def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iter
     nested = defaultdict(list)
     for inner, outer in sorted(set(facts["inreceptacleobject"])):
         nested[object_index[outer]].append(object_index[inner])
+    abilities = _abilities(facts, object_index)
+    goal = parse_goal(wish)
     return Game(
         object_ids=entities["object"],
         object_names=tuple(names[name] for name in entities["object"]),
         object_types=object_types,
-        abilities=_abilities(facts, object_index),
+        abilities=abilities,
         nested={outer: tuple(inner) for outer, inner in nested.items()},
         receptacle_ids=entities["receptacle"],
         receptacle_names=tuple(names[name] for name in entities["receptacle"]),
@@ -205,7 +224,10 @@ def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iter
             for location in range(len(entities["location"]))
         ),
         start=_start(facts, object_index, receptacle_index, location_index),
-        goal=parse_goal(goal),
+        goal=goal,
+        wanted=_matching(object_types, goal.object_type, abilities, goal.ability),
+        targets=tuple(r for r, kind in enumerate(receptacle_types) if kind == goal.receptacle_type),
+        lamps=_matching(object_types, goal.lamp_type, abilities, Ability.TOGGLEABLE),
         task=task,
         grammar=grammar,
         walkthrough=None if walkthrough is None else tuple(walkthrough),
@@ -225,7 +247,7 @@ def display_names(ids: Iterable[str]) -> dict[str, str]:
     left = Counter(kinds.values())
     names = {}
     for identifier, kind in kinds.items():
-        names[identifier] = f"{kind} {left[kind]}" if kind else f"{identifier} "
+        names[identifier] = sys.intern(f"{kind} {left[kind]}" if kind else f"{identifier} ")
         left[kind] -= 1
     return names
 
@@ -293,7 +315,7 @@ def _types(rows: list[tuple[str, ...]], names: tuple[str, ...]) -> tuple[str, ..
     for name, kind in rows:
         if types.setdefault(name, kind) != kind:
             raise InputError(f"{name} is of two types, which the engine does not know")
-    return tuple(types.get(name, "").removesuffix("type") for name in names)
+    return tuple(sys.intern(types.get(name, "").removesuffix("type")) for name in names)
 
 
 _ABILITY_FACTS: Final = {
@@ -353,6 +375,10 @@ def _start(
         traits=_flags(facts, _TRAIT_FACTS, objects),
         emptied=set(),
     )
+
+
+def _matching(types: tuple[str, ...], kind: str, abilities: tuple[int, ...], ability: int) -> frozenset[int]:
+    return frozenset(o for o, found in enumerate(types) if found == kind and abilities[o] & ability == ability)
 
 
 _PLACE = r"\(and \(exists \(\?r - receptacle\) \(exists \(\?o - object\) \(and "

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.alfworld import text
-from hgpo_envs.alfworld.games import Ability
 from hgpo_envs.alfworld.world import NOTHING, Trait, World
 
 if TYPE_CHECKING:
@@ -17,6 +16,9 @@ if TYPE_CHECKING:
     from hgpo_envs.alfworld.games import Game
 
     Rule = Callable[[Game, World, int, int], str]
+
+# plain integers: flags are slow to combine
+_CLEAN, _HOT, _COOL, _SLICED, _TOGGLED = (trait.value for trait in Trait)
 
 
 def _look(game: Game, world: World, _first: int, _second: int) -> str:
@@ -73,27 +75,27 @@ def _put(game: Game, world: World, o: int, r: int) -> str:
 
 
 def _clean(game: Game, world: World, o: int, r: int) -> str:
-    world.traits[o] |= Trait.CLEAN
+    world.traits[o] |= _CLEAN
     return f"You clean the {game.object_names[o]} using the {game.receptacle_names[r]}."
 
 
 def _heat(game: Game, world: World, o: int, r: int) -> str:
-    world.traits[o] = world.traits[o] & ~Trait.COOL | Trait.HOT
+    world.traits[o] = world.traits[o] & ~_COOL | _HOT
     return f"You heat the {game.object_names[o]} using the {game.receptacle_names[r]}."
 
 
 def _cool(game: Game, world: World, o: int, r: int) -> str:
-    world.traits[o] = world.traits[o] & ~Trait.HOT | Trait.COOL
+    world.traits[o] = world.traits[o] & ~_HOT | _COOL
     return f"You cool the {game.object_names[o]} using the {game.receptacle_names[r]}."
 
 
 def _use(game: Game, world: World, o: int, _second: int) -> str:
-    world.traits[o] |= Trait.TOGGLED  # never off again
+    world.traits[o] |= _TOGGLED  # never off again
     return f"You turn on the {game.object_names[o]}."
 
 
 def _slice(game: Game, world: World, o: int, knife: int) -> str:
-    world.traits[o] |= Trait.SLICED
+    world.traits[o] |= _SLICED
     return f"You sliced the {game.object_names[o]} with the {game.object_names[knife]}."
 
 
@@ -117,34 +119,28 @@ RULES: Final[dict[str, Rule]] = {
 """Every rule by its verb. `inspect` is the command `examine` for a receptacle."""
 
 
+SEEING: Final = frozenset({"look", "inventory", "help", "inspect", "examine"})
+"""Verbs that change nothing."""
+_DECIDES_PLACE: Final = frozenset({"put", "clean", "heat", "cool"})
+_DECIDES_LIGHT: Final = frozenset({"go", "take", "use"})
+
+
+def deciding(game: Game) -> frozenset[str]:
+    """The verbs after which the goal may newly hold."""
+    return _DECIDES_LIGHT if game.goal.lamp_type else _DECIDES_PLACE
+
+
 def won(game: Game, world: World) -> bool:
     """Whether the goal holds."""
-    goal = game.goal
+    goal, traits = game.goal, world.traits
     if goal.lamp_type:
-        return (
-            world.held != NOTHING
-            and game.object_types[world.held] == goal.object_type
-            and any(_lit(game, world, o) for r in game.receptacles_at[world.location] for o in world.contents[r])
+        return world.held in game.wanted and any(
+            o in game.lamps and traits[o] & _TOGGLED
+            for r in game.receptacles_at[world.location]
+            for o in world.contents[r]
         )
-    return any(
-        sum(_wanted(game, world, o) for o in world.contents[r]) >= goal.count
-        for r, kind in enumerate(game.receptacle_types)
-        if kind == goal.receptacle_type
-    )
-
-
-def _lit(game: Game, world: World, o: int) -> bool:
-    return (
-        game.object_types[o] == game.goal.lamp_type
-        and game.abilities[o] & Ability.TOGGLEABLE != 0
-        and world.traits[o] & Trait.TOGGLED != 0
-    )
-
-
-def _wanted(game: Game, world: World, o: int) -> bool:
-    goal = game.goal
-    return (
-        game.object_types[o] == goal.object_type
-        and game.abilities[o] & goal.ability == goal.ability
-        and world.traits[o] & goal.trait == goal.trait
-    )
+    for r in game.targets:
+        ready = [o for o in world.contents[r] if o in game.wanted and traits[o] & goal.trait == goal.trait]
+        if len(ready) >= goal.count:
+            return True
+    return False

@@ -46,9 +46,9 @@ def look(game: Game, world: World) -> str:
     here = game.receptacles_at[world.location]
     if not here:
         return _MIDDLE.format("nothing")
-    moved = [o for o, r in sorted(world.emptied) if r in here and world.location in world.spots[o]]
+    moved = sorted((o, r) for o, r in world.emptied if r in here and world.location in world.spots[o])
     facing = enumeration([game.receptacle_names[r] for r in here])
-    return f"You are facing the {facing}. Next to it, you see {listing(game.object_names[o] for o in moved)}."
+    return f"You are facing the {facing}. Next to it, you see {listing(game.object_names[o] for o, _ in moved)}."
 
 
 def receptacle(game: Game, world: World, index: int) -> str:
