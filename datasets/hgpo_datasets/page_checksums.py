@@ -17,6 +17,7 @@ from hgpo_datasets import thrift
 from hgpo_datasets.thrift import Field, Structure
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Iterator
 
 _MAGIC: Final = b"PAR1"
@@ -94,6 +95,22 @@ def damaged_pages(parquet: bytes) -> list[Page]:
         ]
     except (KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"its footer lacks what every column chunk has ({type(error).__name__}: {error})") from error
+
+
+def column_bytes(parquet: bytes | mmap.mmap) -> dict[str, int]:
+    """The stored bytes of each top-level column, pages and their headers; only the footer is read.
+
+    Raises:
+        ValueError: The file's structure is damaged.
+    """
+    sizes: dict[str, int] = {}
+    with memoryview(parquet) as data:
+        for group in _footer(data)[_FILE_ROW_GROUPS].value.values:
+            for chunk in group[_GROUP_COLUMNS].value.values:
+                column = chunk[_CHUNK_METADATA].value
+                name = column[_COLUMN_PATH].value.values[0].decode()
+                sizes[name] = sizes.get(name, 0) + column[_COLUMN_COMPRESSED_SIZE].value
+    return sizes
 
 
 def _crc(stored: memoryview) -> int:

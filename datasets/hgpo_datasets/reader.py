@@ -64,6 +64,15 @@ def scan_steps(
     return _scan([files for files in found if files], options)
 
 
+def step_files(source: Source) -> list[str]:
+    """The local files that `scan_steps` reads.
+
+    Raises:
+        InputError: There are none, or one is damaged.
+    """
+    return [file for one in _expand(os.fspath(source)) for file in _files(one, "refuse", "skip", {})]
+
+
 def _expand(source: str) -> list[str]:
     """The files and folders that a pattern names."""
     if "://" in source or Path(source).exists() or not glob.has_magic(source):

@@ -1,4 +1,4 @@
-"""`hgpo data`: gets, builds, makes and shows the environments' data. The work is in `hgpo_envs`."""
+"""`hgpo data`: gets, builds, makes and shows data. The work is in `hgpo_envs` and `hgpo_datasets`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(name="data", no_args_is_help=True, help="Fetch, build, generate and look at the environments' data.")
+from hgpo_train.cli.groups import RunUnlessNamed
+
+app = typer.Typer(name="data", no_args_is_help=True, help="Fetch, build, generate and look at data.")
 build = typer.Typer(name="build", no_args_is_help=True, help="Make what the environments open, from official files.")
 fetch = typer.Typer(name="fetch", no_args_is_help=True, help="Get the official data.")
 synth = typer.Typer(name="synth", no_args_is_help=True, help="Generate data of one's own.")
 export = typer.Typer(name="export", no_args_is_help=True, help="Write built data out in the official form.")
-show = typer.Typer(name="show", no_args_is_help=True, help="Look at data that is there.")
+show = typer.Typer(
+    name="show",
+    cls=RunUnlessNamed,
+    no_args_is_help=True,
+    help="Look at data that is there: `hgpo data show RUN`, or a command for the environments' data.",
+)
 for group in (build, fetch, synth, export, show):
     app.add_typer(group)
 
@@ -190,3 +197,22 @@ def show_webshop(
     if verify:
         catalogue.verify()
     Console().print(found(catalogue, search) if search else summary(catalogue))
+
+
+@show.command("run")
+def show_run(
+    run: Annotated[Path, typer.Argument(help="a run's folder, a Parquet file, or a quoted pattern of them")],
+    as_json: Annotated[bool, typer.Option("--json", help="print it as JSON")] = False,
+) -> None:
+    """Shows a run at a glance: tasks, episodes, success by kind of task, lengths, validity, sizes; `run` may be left out."""
+    import orjson
+
+    from hgpo_datasets.overview import overview
+    from hgpo_train.cli.shown import print_overview
+
+    seen = overview(run)
+    if as_json:
+        typer.echo(orjson.dumps(seen.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
+    else:
+        print_overview(seen)
+        typer.echo(f"Next: hgpo verify {run}")

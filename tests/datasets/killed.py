@@ -20,7 +20,7 @@ from faults import Fault
 from groups import Rows, group
 
 GROUPS_A_RUN = int(os.environ.get("GROUPS_A_RUN", "40"))
-LONGEST_S = 0.3
+LONGEST_S = 0.15
 STEPS = 18
 
 
@@ -31,11 +31,13 @@ def rows(number: int) -> Rows:
     )
 
 
-def write(folder: Path) -> None:
-    """Writes groups one shard each and notes every commit that has returned."""
+def write(folder: Path, opened: int | None = None) -> None:
+    """Writes groups one shard each and notes every commit that has returned; says on a pipe when the run is open."""
     from hgpo_datasets import Group, StepWriter
 
     with StepWriter(folder, run="killed", config={"x": 1}) as writer:
+        if opened is not None:
+            os.write(opened, b"!")
         for number in range(GROUPS_A_RUN):
             if Group(0, f"task {number}", 0) in writer.committed:
                 continue
@@ -106,9 +108,14 @@ def kill_at_random(folder: Path, kills: int, seed: int) -> dict[str, int]:
     killed = bad = runs = 0
     run = folder / "run0"
     while killed < kills:
-        child = forked(write, run)
+        listening, speaking = os.pipe()
+        child = forked(write, run, speaking)
+        os.close(speaking)
+        if draw.random() < 0.8:  # else it may be killed while it opens the run, too
+            os.read(listening, 1)
         time.sleep(draw.uniform(0, LONGEST_S))
         os.kill(child, signal.SIGKILL)
+        os.close(listening)
         if waited(child) == 0:
             bad += waited(forked(check, run, True)) != 0
             runs += 1

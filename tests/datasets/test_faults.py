@@ -234,5 +234,5 @@ def test_a_damaged_run_is_not_gone_on_with(rich_run: Path) -> None:
     file.write_bytes(data)
     manifest = rich_run / "manifest.jsonl"
     manifest.write_bytes(manifest.read_bytes().replace(b'"seed":7', b'"seed":8'))
-    with pytest.raises(InputError, match=r"line 1 of manifest\\.jsonl is damaged"):
+    with pytest.raises(InputError, match=r"line 1 of manifest\.jsonl is damaged"):
         StepWriter(rich_run)
