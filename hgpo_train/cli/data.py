@@ -204,7 +204,7 @@ def show_run(
     run: Annotated[Path, typer.Argument(help="a run's folder, a Parquet file, or a quoted pattern of them")],
     as_json: Annotated[bool, typer.Option("--json", help="print it as JSON")] = False,
 ) -> None:
-    """Shows a run at a glance: tasks, episodes, success by kind of task, lengths, validity, sizes; `run` may be left out."""
+    """Shows a run at a glance: tasks, episodes, success by kind of task, lengths, validity, sizes."""
     import orjson
 
     from hgpo_datasets.overview import overview

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from typer.core import TyperGroup
-
-if TYPE_CHECKING:
-    import click
 
 
 class RunUnlessNamed(TyperGroup):
     """A group whose command `run` may be left out: `show RUN` is `show run RUN`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (click's, or Typer's own copy)
         """Puts `run` before arguments that name no command of the group."""
         if args and args[0] not in self.commands and args[0] != "--help":
             args = ["run", *args]

@@ -31,13 +31,15 @@ def rows(number: int) -> Rows:
     )
 
 
-def write(folder: Path, opened: int | None = None) -> None:
-    """Writes groups one shard each and notes every commit that has returned; says on a pipe when the run is open."""
-    from hgpo_datasets import Group, StepWriter
+def write(folder: Path, warm: int | None = None) -> None:
+    """Writes groups one shard each and notes every commit that has returned; says on a pipe when it is warm."""
+    from hgpo_datasets import Group, StepWriter, derive, shards
+    from hgpo_datasets import rows as frames
 
+    shards.encode(derive.complete(frames.frame(rows(0), 8, {"run": "warm"}), 8), {})
+    if warm is not None:
+        os.write(warm, b"!")
     with StepWriter(folder, run="killed", config={"x": 1}) as writer:
-        if opened is not None:
-            os.write(opened, b"!")
         for number in range(GROUPS_A_RUN):
             if Group(0, f"task {number}", 0) in writer.committed:
                 continue
@@ -111,8 +113,7 @@ def kill_at_random(folder: Path, kills: int, seed: int) -> dict[str, int]:
         listening, speaking = os.pipe()
         child = forked(write, run, speaking)
         os.close(speaking)
-        if draw.random() < 0.8:  # else it may be killed while it opens the run, too
-            os.read(listening, 1)
+        os.read(listening, 1)
         time.sleep(draw.uniform(0, LONGEST_S))
         os.kill(child, signal.SIGKILL)
         os.close(listening)
