@@ -49,16 +49,21 @@ class Expert:
 
 
 def find_plan(game: Game, world: World) -> list[str] | None:
-    """The commands that win from here; None if the expert knows no way."""
+    """The commands that win from here; None if there is no way (what nothing takes is in the hand)."""
     plans = _light_plans(game, world) if game.goal.lamp_type else _place_plans(game, world)
     return min(plans, key=lambda plan: (len(plan), plan), default=None)
 
 
 class _Plan:
-    """Commands under way: where the agent would be, what it would hold and have opened."""
+    """Commands under way: where the agent would be, what it would hold and have opened.
+
+    Attributes:
+        stuck: What is held cannot be put down anywhere: nothing in the room takes such things.
+    """
 
     def __init__(self, game: Game, world: World) -> None:
         self.game = game
+        self.stuck = False
         self.commands: list[str] = []
         self.location = world.location
         self.held = world.held
@@ -107,9 +112,11 @@ class _Plan:
             closed = self.game.openable[r] and r not in self.opened
             return (self.game.places[r] != self.location) + closed, r
 
-        takers = [r for r in _receptacles(self.game) if kind in self.game.accepts[r]]
-        if takers:
-            self.put(min(takers, key=cost))
+        taker = min((r for r in _receptacles(self.game) if kind in self.game.accepts[r]), key=cost, default=None)
+        if taker is None:
+            self.stuck = True
+        else:
+            self.put(taker)
 
 
 def _receptacles(game: Game, kind: str | None = None) -> Iterator[int]:
@@ -150,23 +157,23 @@ def _place_plans(game: Game, world: World) -> Iterator[list[str]]:
             for station in stations or [NOTHING]:
                 if verb and station == NOTHING and not all(_treated(game, world, o) for o, _ in chosen):
                     continue
-                yield _fetch(game, world, chosen, target, verb, station)
+                plan = _fetch(game, world, chosen, target, verb, station)
+                if not plan.stuck:
+                    yield plan.commands
 
 
 def _treated(game: Game, world: World, o: int) -> bool:
     return world.traits[o] & game.goal.trait == game.goal.trait
 
 
-def _fetch(
-    game: Game, world: World, chosen: Iterable[tuple[int, int]], target: int, verb: str, station: int
-) -> list[str]:
+def _fetch(game: Game, world: World, chosen: Iterable[tuple[int, int]], target: int, verb: str, station: int) -> _Plan:
     plan = _Plan(game, world)
     for o, r in chosen:
         plan.take(o, r)
         if verb and not _treated(game, world, o):
             plan.treat(verb, station)
         plan.put(target)
-    return plan.commands
+    return plan
 
 
 def _light_plans(game: Game, world: World) -> Iterator[list[str]]:
@@ -182,4 +189,5 @@ def _light_plans(game: Game, world: World) -> Iterator[list[str]]:
             plan = _Plan(game, world)
             plan.take(o, r)
             plan.use(lamp, stand, on=bool(world.traits[lamp] & Trait.TOGGLED))
-            yield plan.commands
+            if not plan.stuck:
+                yield plan.commands

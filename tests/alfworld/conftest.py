@@ -1,0 +1,31 @@
+"""The games that tests play: bundled ones always, recorded and official ones where they are."""
+
+import pytest
+
+from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.unpack import unpack
+
+
+@pytest.fixture(scope="session")
+def bundled():
+    """The bundled games."""
+    return ALFWorldSource(keep=1000)
+
+
+@pytest.fixture(scope="session")
+def golden_games(shared, tmp_path_factory):
+    """The folder of 30 recorded games, made from the alfworld package's own layouts and rules."""
+    folder = tmp_path_factory.mktemp("golden") / "games"
+    unpack([shared / "golden/alfworld/generated-games.tar.xz"], folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def official(shared, tmp_path_factory):
+    """The folder of all official games."""
+    archive = shared / "data/alfworld/official-games.tar.xz"
+    if not archive.exists():
+        pytest.skip("no official games")
+    folder = tmp_path_factory.mktemp("official") / "games"
+    unpack([archive], folder)
+    return folder

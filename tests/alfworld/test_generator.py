@@ -1,0 +1,298 @@
+"""Generated games: solvable, reproducible, disjoint, and of the form that the official ones have."""
+
+import json
+import re
+import subprocess
+import zlib
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.alfworld.engine import ALFWorldEngine
+from hgpo_envs.alfworld.folder import SPLITS, write_folder
+from hgpo_envs.alfworld.games import TASK_TYPES, compile_game
+from hgpo_envs.alfworld.generator import TaskKind, draft, possible_tasks
+from hgpo_envs.alfworld.pack import PackStore, write_pack
+from hgpo_envs.alfworld.problem import game_data, problem_text
+from hgpo_envs.alfworld.rooms import OFFICIAL_UNSEEN, UNSEEN, load_rooms, room_kind
+from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.alfworld.survey import survey
+from hgpo_envs.alfworld.synthesis import BUNDLED_GAMES, BUNDLED_SEED, GeneratedStore, split_sizes, walkthrough
+from hgpo_envs.errors import InputError
+
+drafts = st.builds(draft, st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(-(2**80), 2**80))
+
+
+@given(game=drafts)
+def test_any_seed_gives_a_game_that_its_walkthrough_wins(game):
+    commands = walkthrough(game)
+    assert 0 < len(commands) <= 50
+    data = game_data(game, commands)
+    compiled = compile_game(data)
+    engine = ALFWorldEngine()
+    state = engine.play(compiled)
+    assert not state.terminated
+    for i, command in enumerate(commands):
+        assert command in state.actions
+        state = engine.act(command)
+        assert state.won == (i == len(commands) - 1)
+    assert compiled.goal.task_type == game.task.task_type
+    assert compiled.task == game.sentence
+    assert data["solvable"] is True
+
+
+@given(game=drafts)
+def test_identifiers_are_unique_and_everything_is_declared(game):
+    text = problem_text(game)
+    objects, rest = text.split("(:objects", 1)[1].split("(:init", 1)
+    declared = [line.split(" - ")[0].lower() for line in objects.splitlines() if " - " in line]
+    assert len(set(declared)) == len(declared)
+    used = set(re.findall(r"[ (]([a-z]\w*_bar_\w+|\w+type)\b", rest.lower()))
+    assert used <= {*declared, "objecttype", "receptacletype"}
+
+
+@given(game=drafts)
+def test_a_room_is_furnished_as_it_always_is(game):
+    room = load_rooms().rooms[game.task.scene]
+    assert {thing.kind for thing in game.things} == set(room.objects)
+    assert game.start not in {receptacle.location for receptacle in room.receptacles}
+    holds, where = load_rooms().holds, load_rooms().where[room_kind(room.scene)]
+    for thing in game.things:
+        kinds = {room.receptacles[i].kind for i in thing.lies_on}
+        assert not kinds or any(thing.kind in holds.get(kind, ()) or kind in where[thing.kind] for kind in kinds)
+
+
+@given(game=drafts, other=drafts)
+def test_ids_tell_games_apart(game, other):
+    assert game.id.split("/")[0] == game.task.split
+    assert (game.id == other.id) == (problem_text(game) == problem_text(other))
+
+
+def test_splits_share_no_task_and_unseen_rooms_are_unseen():
+    tasks = {split: {task for kind in TASK_TYPES for task in possible_tasks(split, kind)} for split in SPLITS}
+    assert all(tasks.values())
+    assert not tasks["train"] & tasks["valid_seen"]
+    assert {task.scene for task in tasks["valid_unseen"]} <= UNSEEN
+    assert not {task.scene for task in tasks["train"] | tasks["valid_seen"]} & UNSEEN
+    assert OFFICIAL_UNSEEN < UNSEEN
+    for task_type in TASK_TYPES:
+        assert all(possible_tasks(split, task_type) for split in SPLITS)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not():
+    games = [[json.dumps(game_data(draft("train", i, seed))) for i in range(12)] for seed in (1, 1, 2)]
+    assert games[0] == games[1]
+    assert not set(games[0]) & set(games[2])
+
+
+def test_random_stream_is_the_documented_one():
+    """Python documents that the stream of random() for a seed never changes; the choices are plain arithmetic on it."""
+    import random
+
+    from hgpo_envs.alfworld.generator import _Draws
+
+    stream, draws = random.Random("seed"), _Draws("seed")
+    assert draws.number(3, 9) == 3 + int(stream.random() * 7)
+    assert draws.choice("abcde") == "abcde"[int(stream.random() * 5)]
+    assert draws.chance(0.5) == (stream.random() < 0.5)
+    weights = {"a": 2, "b": 0, "c": 5}
+    assert draws.weighted(weights) == "aaccccc"[int(stream.random() * 7)]
+
+
+@given(weights=st.dictionaries(st.text(max_size=3), st.integers(0, 5), min_size=1).filter(lambda w: sum(w.values())))
+def test_weights_of_zero_are_never_drawn(weights):
+    from hgpo_envs.alfworld.generator import _Draws
+
+    draws = _Draws(str(weights))
+    assert all(weights[draws.weighted(weights)] > 0 for _ in range(20))
+
+
+@pytest.mark.parametrize("games", [-1, 0, 35])
+def test_too_few_games(games):
+    with pytest.raises(InputError, match=f"at least 36 games.*got {games}"):
+        split_sizes(games)
+
+
+def test_unknown_split():
+    with pytest.raises(InputError, match="unknown split 'valid_seen2'; did you mean 'valid_seen'"):
+        draft("valid_seen2", 0, 0)
+
+
+# the bundled games
+
+
+def test_bundled_set(bundled):
+    sizes = {split: bundled.ids(split) for split in SPLITS}
+    assert sum(map(len, sizes.values())) >= 60
+    scenes, tasks = {}, {}
+    for split, ids in sizes.items():
+        assert {bundled.task(task_id).task_type for task_id in ids} == set(TASK_TYPES)
+        assert all(bundled.task(task_id).split == split for task_id in ids)
+        folders = [task_id.split("/")[1] for task_id in ids]
+        scenes[split] = {int(folder.rsplit("-", 1)[1]) for folder in folders}
+        tasks[split] = set(folders)
+    assert not tasks["train"] & tasks["valid_seen"]
+    assert not scenes["valid_unseen"] & (scenes["train"] | scenes["valid_seen"])
+    assert bundled.store.path.stat().st_size < 1_000_000
+
+
+def test_bundled_walkthroughs_win(bundled):
+    engine = bundled.engine()
+    for task_id in bundled.ids("all"):
+        state = engine.start(task_id)
+        for command in bundled.read(task_id)["walkthrough"]:
+            assert not state.won
+            state = engine.act(command)
+        assert state.won, task_id
+
+
+def test_bundled_pack_is_rebuilt_byte_for_byte(bundled, tmp_path):
+    store = GeneratedStore(BUNDLED_GAMES, BUNDLED_SEED)
+    rebuilt = tmp_path / "games.pack"
+    write_pack(rebuilt, ((i, store.read(i), store.trajectory(i)) for i in store.ids()))
+    if "ng" in zlib.ZLIB_RUNTIME_VERSION:  # packs the same games into other bytes
+        ours, theirs = PackStore(rebuilt), bundled.store
+        assert ours.ids() == theirs.ids()
+        assert all(ours.read(i) == theirs.read(i) and ours.trajectory(i) == theirs.trajectory(i) for i in ours.ids())
+    else:
+        assert rebuilt.read_bytes() == bundled.store.path.read_bytes()
+
+
+# against the originals' own games
+
+
+def shape(goal):
+    return " ".join(re.sub(r"\b[a-z]+type\b(?=\))", "T", goal.lower()).replace(")", " ) ").replace("(", " ( ").split())
+
+
+def goal_of(data):
+    return data["pddl_problem"].split("(:goal", 1)[1]
+
+
+def kept_tail(goal):
+    return goal.rstrip(" )")
+
+
+def test_goals_are_those_of_the_originals_goal_library(golden_games):
+    golden = ALFWorldSource(golden_games)
+    expected = {golden.task(i).task_type: kept_tail(shape(goal_of(golden.read(i)))) for i in golden.ids("all")}
+    assert set(expected) == set(TASK_TYPES)
+    for index, task_type in enumerate(TASK_TYPES):
+        data = game_data(draft("train", index, 3))
+        assert kept_tail(shape(goal_of(data))) == expected[task_type]
+
+
+def test_texts_beside_the_problem_are_the_originals(golden_games):
+    golden = ALFWorldSource(golden_games)
+    theirs = golden.read(golden.ids("all")[0])
+    ours = game_data(draft("train", 0, 0))
+    assert ours["pddl_domain"] == theirs["pddl_domain"]
+    task = re.compile(r"Your task is to: [^\"]*")
+    assert task.sub("", ours["grammar"]) == task.sub("", theirs["grammar"])
+
+
+def test_rooms_agree_with_games_made_from_the_layouts_alone(golden_games):
+    golden = ALFWorldSource(golden_games)
+    for task_id in golden.ids("all"):
+        room = load_rooms().rooms[int(task_id.split("/")[1].rsplit("-", 1)[1])]
+        openable = {receptacle.name.lower(): receptacle.openable for receptacle in room.receptacles}
+        game = golden.game(task_id)
+        for name, opens in zip(game.receptacle_ids, game.openable, strict=True):
+            plain = name
+            for code, sign in (("_bar_", "|"), ("_plus_", "+"), ("_minus_", "-"), ("_dot_", ".")):
+                plain = plain.replace(code, sign)
+            assert openable[plain] == opens
+
+
+@pytest.mark.slow
+def test_rooms_and_frequencies_are_as_surveyed(official, original_python):
+    """The bundled rooms come out of the layouts and the official games again, byte for byte."""
+    import gzip
+    from importlib.resources import files
+    from pathlib import Path
+
+    command = "import alfworld.gen, os; print(os.path.dirname(alfworld.gen.__file__))"
+    found = subprocess.run([original_python, "-c", command], capture_output=True, text=True, check=True)
+    layouts = Path(found.stdout.splitlines()[-1]) / "layouts"
+    packed = files("hgpo_envs.alfworld").joinpath("bundled", "rooms.json.gz").read_bytes()
+    assert survey(layouts, official / "json_2.1.1") == gzip.decompress(packed).decode()
+
+
+@pytest.mark.slow
+def test_generated_rooms_are_as_full_as_official_ones(official):
+    """Things in a room and things in view of each kind of room: means of 600 generated games within 10% of official."""
+    source = ALFWorldSource(official, keep=1)
+    means = {}
+    for name, games in (
+        ("official", ((i, source.game(i)) for i in source.ids("all")[::6])),
+        ("generated", ((d.id, compile_game(game_data(d))) for d in (draft("train", i, 1) for i in range(600)))),
+    ):
+        things, seen, rooms = Counter(), Counter(), Counter()
+        for task_id, game in games:
+            kind = room_kind(int(task_id.split("/")[1].rsplit("-", 1)[1]))
+            rooms[kind] += 1
+            things[kind] += sum(1 for ability in game.abilities if ability & 1)
+            seen[kind] += len({o for inside in game.start.contents for o in inside if game.abilities[o] & 1})
+        means[name] = {
+            (kind, what): count[kind] / rooms[kind]
+            for kind in rooms
+            for what, count in (("things", things), ("seen", seen))
+        }
+    for key, mean in means["official"].items():
+        assert means["generated"][key] == pytest.approx(mean, rel=0.1), key
+
+
+PLAY = """
+import json, sys
+from alfworld.agents.environment.alfred_tw_env import AlfredTWEnv
+root, wanted = sys.argv[1], json.loads(sys.argv[2])
+config = {
+    "env": {"goal_desc_human_anns_prob": 0, "task_types": [1, 2, 3, 4, 5, 6], "domain_randomization": False,
+            "expert_type": "handcoded"},
+    "dataset": {"data_path": root, "num_train_games": 0},
+    "general": {"training_method": "dqn"},
+    "rl": {"training": {"max_nb_steps_per_episode": 60}},
+}
+env = AlfredTWEnv(config, train_eval="train")
+found = sorted(env.game_files)
+print(json.dumps(len(found)))
+for path in wanted:
+    env.game_files = [root + "/" + path]
+    play = env.init_env(batch_size=1)
+    observation, info = play.reset()
+    lines = [[observation[0], sorted(info["admissible_commands"][0]), bool(info["won"][0])]]
+    for command in json.load(open(root + "/" + path))["walkthrough"]:
+        observation, _, done, info = play.step([command])
+        lines.append([observation[0], sorted(info["admissible_commands"][0]), bool(info["won"][0])])
+    print(json.dumps(lines))
+    play.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.original
+def test_the_original_plays_bundled_games(bundled, original_python, tmp_path):
+    """alfworld's own environment finds every game and shows what the native engine shows; the walkthroughs win."""
+    ids = bundled.ids("all")
+    write_folder(bundled, ids, tmp_path)
+    chosen = ids[:: len(ids) // 4][:4]
+    paths = [f"{task_id}/game.tw-pddl" for task_id in chosen]
+    root = str(tmp_path / "json_2.1.1")
+    played = subprocess.run(
+        [original_python, "-c", PLAY, root, json.dumps(paths)], capture_output=True, text=True, check=True
+    )
+    answers = [json.loads(line) for line in played.stdout.splitlines() if line[:1] in "[0123456789"]
+    assert answers[0] == len(ids)
+    for task_id, lines in zip(chosen, answers[1:], strict=True):
+        engine = bundled.engine()
+        states = [engine.start(task_id)]
+        states += [engine.act(command) for command in bundled.read(task_id)["walkthrough"]]
+        assert [[state.text, list(state.actions), state.won] for state in states] == lines
+        assert lines[-1][-1] is True
+
+
+def test_task_folder_is_the_official_one():
+    task = TaskKind("pick_heat_then_place_in_recep", "Mug", "Cabinet", 12)
+    assert task.folder == "pick_heat_then_place_in_recep-Mug-None-Cabinet-12"
