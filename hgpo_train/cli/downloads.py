@@ -14,11 +14,10 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.status import Status
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from rich.progress import TaskID
 
     from hgpo_envs import fetch
 
@@ -27,15 +26,18 @@ class Transfers:
     """Shows downloads as bars, and counts unpacked files. Ctrl-C ends the command with a line on how to go on."""
 
     def __init__(self) -> None:
+        console = Console(stderr=True)
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console,
+            disable=not console.is_terminal,
         )
-        self._unpacked: TaskID | None = None
+        self._files = Status("", console=console)
+        self._shows_files = console.is_terminal
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -45,6 +47,7 @@ class Transfers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bars.stop()
+        self._files.stop()
         if kind is KeyboardInterrupt:
             typer.echo("\ninterrupted; what has come is kept: run the same command to go on", err=True)
             raise typer.Exit(130)
@@ -56,6 +59,7 @@ class Transfers:
 
     def unpacking(self, files: int) -> None:
         """The number of files unpacked so far."""
-        if self._unpacked is None:
-            self._unpacked = self._bars.add_task("unpacking", total=None)
-        self._bars.update(self._unpacked, description=f"unpacked {files:,} files")
+        if self._shows_files:
+            self._bars.stop()
+            self._files.update(f"unpacked {files:,} files")
+            self._files.start()

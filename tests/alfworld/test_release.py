@@ -1,0 +1,177 @@
+"""The official release: `hgpo data fetch alfworld` and `hgpo data synth alfworld`, as a user types them."""
+
+import hashlib
+import json
+import sys
+import threading
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from hgpo_envs.alfworld import release
+from hgpo_envs.alfworld.folder import write_folder
+from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.errors import InputError
+from hgpo_train import cli
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A folder that a server on loopback shows, and its address."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield folder, f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def archive(bundled, tmp_path):
+    """A zip of six games per split in the official layout."""
+    chosen = [i for split in ("train", "valid_seen", "valid_unseen") for i in bundled.ids(split)[:6]]
+    write_folder(bundled, chosen, tmp_path / "packing")
+    path = tmp_path / "json_2.1.2_tw-pddl.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for file in sorted((tmp_path / "packing").rglob("*.*")):
+            packed.write(file, file.relative_to(tmp_path / "packing"))
+    return path
+
+
+def hgpo(*arguments, monkeypatch, capsys):
+    """Runs a command line; returns the exit code and both outputs."""
+    monkeypatch.setattr(sys, "argv", ["hgpo", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    shown = capsys.readouterr()
+    return end.value.code or 0, shown.out, shown.err
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    return partial(hgpo, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_fetch_from_a_server(run, site, archive, tmp_path):
+    folder, address = site
+    archive.rename(folder / archive.name)
+    digest = hashlib.sha256((folder / archive.name).read_bytes()).hexdigest()
+    out = tmp_path / "alfworld"
+    code, shown, _ = run(
+        "data", "fetch", "alfworld", "--out", out, "--url", f"{address}/{archive.name}", "--sha256", digest
+    )
+    assert code == 0
+    assert "train 6, valid_seen 6, valid_unseen 6 games" in shown
+    assert "Next: hgpo data build alfworld" in shown
+    source = ALFWorldSource(out)
+    assert len(source.ids("all")) == 18
+    note = json.loads((out / release.NOTE).read_text())
+    assert note["sources"][0]["sha256"] == digest
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith((".", "alfworld"))) == ["alfworld"]
+
+
+def test_fetch_from_a_file(run, archive, tmp_path):
+    out = tmp_path / "alfworld"
+    code, _, _ = run("data", "fetch", "alfworld", "--from", archive, "--out", out)
+    assert code == 0
+    assert len(ALFWorldSource(out).ids("train")) == 6
+    assert archive.exists()
+
+
+def refused(run, tmp_path, match, *arguments):
+    """One line on stderr, exit 2, nothing left behind."""
+    out = tmp_path / "alfworld"
+    code, _, err = run("data", "fetch", "alfworld", "--out", out, *arguments)
+    assert code == 2
+    assert err.strip().count("\n") == 0
+    assert match in err
+    assert not out.exists()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".alfworld", "alfworld.new"))]
+
+
+def test_fetch_of_what_is_not_there(run, site, tmp_path):
+    refused(run, tmp_path, "answered 404", "--url", f"{site[1]}/absent.zip")
+    refused(run, tmp_path, "no archive at", "--from", tmp_path / "absent.zip")
+
+
+def test_fetch_with_a_wrong_checksum(run, site, archive, tmp_path):
+    archive.rename(site[0] / "games.zip")
+    refused(run, tmp_path, "expected SHA-256 0000", "--url", f"{site[1]}/games.zip", "--sha256", "0" * 64)
+
+
+def test_fetch_of_a_hostile_archive(run, tmp_path):
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as packed:
+        packed.writestr("json_2.1.1/../../../outside", "x")
+    refused(run, tmp_path, "leads out of the folder", "--from", tmp_path / "bad.zip")
+
+
+def test_fetch_of_an_archive_without_games(run, tmp_path):
+    with zipfile.ZipFile(tmp_path / "empty.zip", "w") as packed:
+        packed.writestr("json_2.1.1/README", "nothing here")
+    refused(run, tmp_path, "no playable game", "--from", tmp_path / "empty.zip")
+
+
+def test_fetch_into_a_folder_that_is_taken(run, archive, tmp_path):
+    out = tmp_path / "alfworld"
+    out.mkdir()
+    (out / "mine").write_text("keep me")
+    code, _, err = run("data", "fetch", "alfworld", "--from", archive, "--out", out)
+    assert code == 2
+    assert "is there already" in err
+    assert (out / "mine").read_text() == "keep me"
+
+
+def test_ctrl_c_says_how_to_go_on(run, site, archive, tmp_path, monkeypatch):
+    archive.rename(site[0] / "games.zip")
+
+    def interrupted(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(release, "download", interrupted)
+    code, _, err = run("data", "fetch", "alfworld", "--out", tmp_path / "alfworld", "--url", f"{site[1]}/games.zip")
+    assert code == 130
+    assert "run the same command to go on" in err
+
+
+def test_assets():
+    assert [asset.url for asset in release.assets()] == [release.GAMES]
+    assert [asset.url for asset in release.assets(trajectories=True)] == [release.GAMES, release.TRAJECTORIES]
+    assert release.assets(["http://x/y.zip"], "ab") == [release.Asset("http://x/y.zip", "ab")]
+    with pytest.raises(InputError, match="one checksum and 2 archives"):
+        release.assets(["http://x/y.zip", "http://x/z.zip"], "ab")
+
+
+def test_addresses_are_those_of_the_originals_own_downloader(original_python):
+    from pathlib import Path
+
+    script = Path(original_python).parent / "alfworld-download"
+    if not script.exists():
+        pytest.skip("no alfworld-download beside the original's Python")
+    text = script.read_text()
+    assert f'TW_PDDL_FILES_URL = "{release.GAMES}"' in text
+    assert f'JSON_FILES_URL = "{release.TRAJECTORIES}"' in text
+
+
+def test_synth_a_pack_and_a_folder(run, tmp_path):
+    code, shown, _ = run("data", "synth", "alfworld", "--games", 36, "--seed", 7, "--out", tmp_path / "mine.pack")
+    assert code == 0
+    assert "36 games" in shown
+    code, _, _ = run("data", "synth", "alfworld", "--games", 36, "--seed", 7, "--out", tmp_path / "mine")
+    assert code == 0
+    pack, folder = ALFWorldSource(tmp_path / "mine.pack"), ALFWorldSource(tmp_path / "mine")
+    assert pack.ids("all") == folder.ids("all")
+    assert all(pack.read(i) == folder.read(i) for i in pack.ids("all"))
+    code, _, err = run("data", "synth", "alfworld", "--games", 36, "--out", tmp_path / "mine")
+    assert code == 2
+    assert "is there already" in err
+    code, _, err = run("data", "synth", "alfworld", "--games", 3, "--out", tmp_path / "few.pack")
+    assert code == 2
+    assert "at least 36 games" in err
