@@ -130,7 +130,4 @@ def _report(console: Console, out: Path, tally: Tally, groups: int, *, interrupt
     console.print(table)
     if interrupted:
         console.print("Interrupted: whole groups are committed; the same command goes on from there.")
-    console.print(
-        f"Steps are in [bold]{out}[/]. Next: [bold]hgpo stats {out}[/] or [bold]hgpo advantages {out}[/]",
-        highlight=False,
-    )
+    console.print(f"Steps are in [bold]{out}[/]. Next: hgpo stats {out}, or hgpo advantages {out}", soft_wrap=True)
