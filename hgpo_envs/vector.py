@@ -89,9 +89,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
             raise InputError(f"num_envs: expected at least 1, got {num_envs!r}")
         if group_size < 1 or num_envs % group_size:
             raise InputError(f"group_size: expected a divisor of num_envs ({num_envs}), got {group_size!r}")
-        self._shared = share(source)
+        self.shared = share(source)
         settings = settings_for(
-            self._shared.source.name,
+            self.shared.source.name,
             prompt_template=prompt_template,
             history_length=history_length,
             history_depth=history_depth,
@@ -99,11 +99,11 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
             max_steps=max_steps,
         )
         check_sampling(sampling)
-        self._split = Split(self._shared, split)
+        self._split = Split(self.shared, split)
         self._draws: list[Draws] = []
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.num_envs, self.group_size = num_envs, group_size
-        self.episodes = [Episode(self._shared, settings) for _ in range(num_envs)]
+        self.episodes = [Episode(self.shared, settings) for _ in range(num_envs)]
         self._hashes = np.full((num_envs, history_depth + 1), hashing.UNDEFINED, dtype=np.int64)
         self._prompts = [""] * num_envs
         self.single_observation_space = observation_space(history_depth)
@@ -167,6 +167,13 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         """Every slot's last command and state text (``render_mode="ansi"``)."""
         return tuple(map(rendered, self.episodes)) if self.render_mode == "ansi" else None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_prompts"}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        self.__dict__.update(kept)
+        self._prompts = [episode.prompt() if episode.started else "" for episode in self.episodes]
+
     def _state_hashes(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         return hashing.text_hashes(self.episodes[slot].state.text for slot in slots)
 
@@ -214,7 +221,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         known: dict[Any, str] = {}
         for task, wanted in zip(given, mask, strict=True):
             if wanted and task is not None and task not in known:
-                known[task] = checked_task(self._shared, self.split, task)
+                known[task] = checked_task(self.shared, self.split, task)
         return [known[task] if wanted and task is not None else None for task, wanted in zip(given, mask, strict=True)]
 
     def _seed(self, seed: int | Sequence[int | None] | None) -> None:

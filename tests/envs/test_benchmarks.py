@@ -1,0 +1,127 @@
+"""ALFWorld and WebShop through the Gymnasium shell, on their bundled data."""
+
+import copy
+import pickle
+import random
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AsyncVectorEnv
+
+import hgpo_envs  # noqa: F401 - registers the ids
+from hgpo_envs.errors import InputError
+
+IDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
+KEYS = {"task", "task_id", "task_type", "split", "versions", "admissible_actions", "action_valid", "won", "score"}
+
+
+@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("arguments", [{}, {"action_format": "response", "split": "all", "history_length": 0}])
+def test_check_env_without_a_single_warning(env_id, arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = gymnasium.make(env_id, **arguments)
+        check_env(env.unwrapped)
+        assert set(env.reset(seed=1)[1]) >= KEYS
+        again = gymnasium.make(type(env.spec).from_json(env.spec.to_json()))
+        assert again.reset(seed=1)[1]["task_id"] == env.reset(seed=1)[1]["task_id"]
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_many_are_the_same_as_one_and_copies_go_on_alone(env_id):
+    chance = random.Random(3)
+    envs = gymnasium.make_vec(env_id, num_envs=12, split="all", max_steps=12).unwrapped
+    singles = [gymnasium.make(env_id, split="all", max_steps=12).unwrapped for _ in range(12)]
+    assert len({id(single.shared) for single in singles} | {id(envs.shared)}) == 1
+    _, infos = envs.reset(seed=5)
+    for slot, single in enumerate(singles):
+        assert single.reset(seed=5 + slot)[1]["task_id"] == infos["task_id"][slot]
+    for _ in range(11):
+        if any(single.episode.done for single in singles):
+            break
+        actions = [
+            chance.choice([*single.episode.state.actions, "no such thing"]).replace("<your query>", "red shoe")
+            for single in singles
+        ]
+        twins = [copy.deepcopy(singles[0]), pickle.loads(pickle.dumps(singles[0]))]
+        obs, rewards, terminated, truncated, infos = envs.step(actions)
+        for slot, single in enumerate(singles):
+            its = single.step(actions[slot])
+            assert its[0]["prompt"] == obs["prompt"][slot]
+            assert (its[0]["history_hash"] == obs["history_hash"][slot]).all()
+            assert its[1:4] == (rewards[slot], terminated[slot], truncated[slot])
+            assert {key: infos[key][slot] for key in its[4]} == its[4]
+            for twin in twins if slot == 0 else ():
+                assert twin.step(actions[0])[0]["prompt"] == its[0]["prompt"]
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_a_thousand_share_one_source(env_id):
+    envs = gymnasium.make_vec(env_id, num_envs=1000, group_size=8).unwrapped
+    obs, infos = envs.reset(seed=1)
+    assert (infos["task_id"].reshape(125, 8) == infos["task_id"][::8, None]).all()
+    assert (obs["history_hash"][:, 0].reshape(125, 8) == obs["history_hash"][::8, :1]).all()
+    obs, _, terminated, truncated, _ = envs.step(["look"] * 1000)
+    assert obs["history_hash"].shape == (1000, 9)
+    assert not (terminated | truncated).any()
+    assert len(pickle.dumps(envs)) < 2_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", IDS)
+def test_in_processes_of_gymnasium(env_id):
+    envs = AsyncVectorEnv([lambda: gymnasium.make(env_id)] * 2, shared_memory=False)
+    here = gymnasium.make_vec(env_id, num_envs=2)
+    assert envs.reset(seed=1)[0]["prompt"] == here.reset(seed=1)[0]["prompt"]
+    there, expected = envs.step(("look", "search[žluť]")), here.step(("look", "search[žluť]"))
+    assert there[0]["state"] == expected[0]["state"]
+    assert (there[0]["history_hash"] == expected[0]["history_hash"]).all()
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "arguments", "line"),
+    [
+        (IDS[0], {"splt": "train"}, "unknown argument 'splt'; did you mean 'split'?"),
+        (IDS[0], {"goals": "human"}, "unknown argument 'goals'"),
+        (IDS[0], {"split": "valid_sen"}, "unknown split 'valid_sen'; did you mean 'valid_seen'?"),
+        (IDS[0], {"data": "/no/such/place"}, "/no/such/place"),
+        (IDS[0], {"grammar": "pot"}, "unknown grammar 'pot'; did you mean 'put'?"),
+        (IDS[1], {"goals": "humans"}, "unknown kind of goals 'humans'; did you mean 'human'?"),
+        (IDS[1], {"observation_mode": "html"}, "unknown observation_mode 'html'"),
+        (IDS[1], {"split": "valid_seen"}, "unknown split 'valid_seen'"),
+        (IDS[1], {"data": "/no/such/place"}, "/no/such/place"),
+    ],
+)
+@pytest.mark.parametrize("make", [gymnasium.make, gymnasium.make_vec])
+def test_bad_arguments(env_id, arguments, line, make):
+    with pytest.raises(InputError) as caught:
+        make(env_id, **arguments)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "split", "task", "line"),
+    [
+        (IDS[0], "train", "train/nowhere/trial", "unknown"),
+        (IDS[1], "train", "x17", "x17"),
+        (IDS[1], "train", "99999999", "99999999"),
+        (IDS[1], "train", 3, "task '3' is in split 'test', not in 'train'"),
+    ],
+)
+def test_bad_tasks(env_id, split, task, line):
+    env = gymnasium.make(env_id, split=split)
+    with pytest.raises(InputError) as caught:
+        env.reset(options={"task": task})
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_webshop_takes_an_integer_for_a_task():
+    env = gymnasium.make(IDS[1], split="all")
+    assert env.reset(options={"task": 17})[1]["task_id"] == "17"
+    assert env.reset(options={"task": np.int64(17)})[1]["task_id"] == "17"
