@@ -207,6 +207,11 @@ class Steps:
         """The hash of each step's state."""
         return self.columns.hashes("state_hash", "state")[self.part]
 
+    @property
+    def actions(self) -> NDArray[np.int64]:
+        """The hash of each step's action."""
+        return self.columns.hashes("action_hash", "action")[self.part]
+
     def numbers(self, name: str) -> NDArray[np.float64]:
         """A column as float64; InputError where it is null, NaN or infinite."""
         return self.columns.numbers(name)[self.part]

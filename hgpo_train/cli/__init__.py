@@ -10,6 +10,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.cli import data
 from hgpo_train.cli.advantages import advantages
 from hgpo_train.cli.rollout import rollout
+from hgpo_train.cli.stats import stats
 from hgpo_train.cli.verify import verify
 
 app = typer.Typer(name="hgpo", no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
@@ -23,6 +24,7 @@ def hgpo() -> None:
 
 app.command()(rollout)
 app.command()(advantages)
+app.command()(stats)
 app.command()(verify)
 
 

@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
+from hgpo_train.advantages.contexts import levels
 from hgpo_train.advantages.estimators.grpo import episode_advantages
-from hgpo_train.advantages.groups import Groups, encode_pairs, normalise, value_order
+from hgpo_train.advantages.groups import normalise, value_order
 from hgpo_train.advantages.parameters import Context, Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, Needs, register
 from hgpo_train.advantages.returns import step_returns
@@ -78,26 +79,17 @@ def estimate(steps: Steps, p: HGPO, details: bool) -> Columns:
     """
     returns = step_returns(steps, p)
     by_value = value_order(returns)
-    levels = Levels(steps.height, p, details)
+    mean = WeightedMean(steps.height, p, details)
     if p.base_group:
         every = np.arange(steps.height)
-        levels.add("episode", 1.0, every, episode_advantages(steps, p, mode=p.mode))
-    shared = np.ones(steps.height, dtype=np.bool_)  # steps with company one level up: contexts only get narrower
-    for k in range(p.history_length + 1):
-        context, defined = steps.context(k, p.context)
-        candidates = np.flatnonzero(shared & defined)
-        groups = encode_pairs(steps.task.take(candidates), context[candidates])
-        size, code = np.ones(steps.height, dtype=np.int64), np.zeros(steps.height, dtype=np.int64)
-        size[candidates], code[candidates] = groups.size()[groups.code], groups.code
-        shared = size > 1
-        rows = by_value[shared[by_value]]
-        members = Groups(code[rows], groups.number)
-        levels.add(
-            f"k{k}", factor(k, p), rows, normalise(returns[rows], members, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon)
-        )
+        mean.add("episode", 1.0, every, episode_advantages(steps, p, mode=p.mode))
+    for level in levels(steps, p.history_length, p.context):
+        rows = by_value[level.shared[by_value]]
+        advantages = normalise(returns[rows], level.groups.take(rows), mode=p.mode, ddof=p.ddof, epsilon=p.epsilon)
+        mean.add(f"k{level.k}", factor(level.k, p), rows, advantages)
         if details:
-            levels.columns[f"size_k{k}"] = np.ma.array(size, mask=~defined)
-    return levels.finish()
+            mean.columns[f"size_k{level.k}"] = np.ma.array(level.size, mask=~level.defined)
+    return mean.finish()
 
 
 def factor(k: int, p: HGPO) -> float:
@@ -106,8 +98,8 @@ def factor(k: int, p: HGPO) -> float:
     return float((k + first) ** p.alpha)
 
 
-class Levels:
-    """Adds up each step's levels: Σ w_k A_k / (Σ w_k + ε) over those that count."""
+class WeightedMean:
+    """The weighted mean of each step's levels: Σ w_k A_k / (Σ w_k + ε) over those that count."""
 
     def __init__(self, height: int, p: HGPO, details: bool) -> None:
         self.p, self.details = p, details
