@@ -51,6 +51,7 @@ class Explorer:
         self._bound = float("inf")
         self._wanted: Counter[str] = Counter()
         self._offers: list[_Offer] = []
+        self._opened: set[str] = set()
         self._pages = 0
         self._choices: list[str] | None = None
 
@@ -61,7 +62,7 @@ class Explorer:
         self._bound = float(bound[1]) if bound else float("inf")
         self._instruction = _BOUND.sub("", task.instruction).lower()
         self._wanted = Counter(_words(self._instruction))
-        self._offers, self._pages, self._choices = [], 0, None
+        self._offers, self._opened, self._pages, self._choices = [], set(), 0, None
 
     def act(self, state: State) -> str:
         """The next action."""
@@ -75,7 +76,7 @@ class Explorer:
         return f"click[{clicks[0]}]" if clicks else f"click[{pages.BACK.lower()}]"
 
     def _on_results(self, state: State, clicks: Sequence[str]) -> str:
-        here = list(_offers(_parts(state.text), set(clicks) - _BUTTONS))
+        here = list(_offers(_parts(state.text), set(clicks) - _BUTTONS - self._opened))
         self._offers += here
         self._pages += 1
         affordable = [offer for offer in here if offer.price <= self._bound]
@@ -84,6 +85,7 @@ class Explorer:
         if not here:
             return f"click[{pages.BACK.lower()}]"
         best = max(affordable or here, key=lambda offer: self._worth(offer.title))
+        self._opened.add(best.asin.lower())  # a product that does not open is not tried again
         return f"click[{best.asin.lower()}]"
 
     def _worth(self, title: str) -> float:

@@ -143,7 +143,10 @@ class GoalSet:
         return np.repeat(np.array(means), counts)[self._order]
 
     def draw(self, seed: int) -> int:
-        """The goal that the original draws, by weight, for `random.seed(seed)` and a reset without a session."""
+        """The goal that the original draws, by weight, for `random.seed(seed)` and a reset without a session.
+
+        It takes the goal after the one that the drawn weight falls on.
+        """
         generator = random.Random(seed)
         generator.choices("abcdefghijklmnopqrstuvwxyz", k=10)  # the session's name
         ends = [0.0, *np.cumsum(self.weights).tolist()]

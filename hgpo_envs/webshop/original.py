@@ -195,14 +195,21 @@ class OriginalProcess:
                 encoding="utf-8",
             )
         except OSError as error:
+            self._complaints.close()
             raise InputError(
                 f"cannot run {python}: {error.strerror}; name the original's interpreter with python=…"
             ) from None
         self.close = weakref.finalize(self, _end, self._process, self._complaints)
-        self.answer: Final = self.ask(settings)
+        self.answer: Final = self._first_answer(settings)
         if "failed" in self.answer:
             self.close()
             raise InputError(_mended(str(self.answer["failed"])))
+
+    def _first_answer(self, settings: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self.ask(settings)
+        except RuntimeError as error:
+            return {"failed": str(error)}
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Sends a request and waits for its answer. Raises RuntimeError if the original has died."""

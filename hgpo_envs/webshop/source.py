@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args, overload
@@ -93,7 +94,8 @@ class WebShopSource:
             "pages": observation_mode + (" with attributes" if show_attributes else ""),
         }
         if self.oddities != Oddities():
-            self._versions["oddities"] = ", ".join(f"{name}={value}" for name, value in sorted(oddities.items()))
+            changed = asdict(self.oddities).items() - asdict(Oddities()).items()
+            self._versions["oddities"] = ", ".join(f"{name}={value}" for name, value in sorted(changed))
 
     def ids(self, split: str) -> Sequence[str]:
         """The task ids of `train`, `eval`, `test`, or of `all`, in the goals' order.

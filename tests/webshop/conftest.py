@@ -1,0 +1,113 @@
+"""Catalogues to shop in: the recordings' own, and a small one with everything awkward in it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hgpo_envs.webshop.build import build
+
+AWKWARD = [
+    # title, description, bullets, price, options, attributes, query, product category
+    (
+        "Red Wide Leg Pants",
+        "Soft.",
+        ["Machine wash", ""],
+        "$20.00",
+        {"Color": ["Red", "Dark Blue"], "Size": ["S", "8/10"]},
+        ["wide leg"],
+    ),
+    (
+        'Sofa <b>Sale</b> & "More"',
+        "\n",
+        [" ", "two\nlines"],
+        "$10.0 - $30.0",
+        {"size": ["large", "buy now"], "fit": ["large", "search"]},
+        [],
+    ),
+    (
+        "crème brûlée 日本 🎁",
+        "",
+        "one text",
+        None,
+        {"style": ["it's", 'the "q"', "日本", "[x] y", "reviews", ""]},
+        ["100%"],
+    ),
+    ("", " ", [], "$985.00", {}, ["DUMMY"]),
+    ("pants pants pants", "pants", ["pants"], "$5 ($1 / Ounce)", {"pattern": ["wired", "standard"]}, ["pants"]),
+    (
+        "search_results [SEP] pants",
+        "x [SEP] y",
+        ["[SEP]"],
+        "$995",
+        {"a": ["next >", "< prev", "back to search"]},
+        ["pants"],
+    ),
+]
+
+
+def awkward_records() -> tuple[list[dict], dict, dict]:
+    """The awkward products in the official raw formats: items, attributes, human instructions."""
+    items, attributes, human = [], {}, {}
+    for number, (title, description, bullets, price, options, own) in enumerate(AWKWARD * 12):
+        asin = f"B0{number:08d}" if number % 17 else f"b0low{number:05d}"
+        choices = {name: [{"value": value} for value in values] for name, values in options.items()}
+        items.append(
+            {
+                "asin": asin,
+                "name": f"{title} {number}" if number >= len(AWKWARD) else title,
+                "full_description": description,
+                "small_description": bullets,
+                "pricing": price,
+                "customization_options": choices,
+                "category": ("fashion", "garden")[number % 2],
+                "query": " Pants " if number % 3 else "sofas",
+                "product_category": "Clothing › Men › Pants" if number % 3 else "Home › Sofas",
+                "images": ["x.jpg"],
+            }
+        )
+        attributes[asin] = {
+            "attributes": own,
+            "instruction": f"Find me pants number {number}",
+            "instruction_attributes": ["wide leg", "pants"][: 1 + number % 2],
+        }
+        human[asin] = [
+            {
+                "instruction": "i want pants.",
+                "instruction_attributes": ["pants"][: number % 4],
+                "instruction_options": ["red", "8 | 10"][: number % 3],
+            }
+        ]
+    return items, attributes, human
+
+
+def build_from(records: tuple[list[dict], dict, dict], folder: Path) -> Path:
+    """A catalogue of raw records, with the stand-in's nouns."""
+    paths = [folder / name for name in ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")]
+    for path, content in zip(paths, records, strict=True):
+        path.write_text(json.dumps(content))
+    build(*paths, folder / "catalogue", nouns="stand-in")
+    return folder / "catalogue"
+
+
+@pytest.fixture(scope="session")
+def awkward(tmp_path_factory) -> Path:
+    """A catalogue of 72 awkward products."""
+    return build_from(awkward_records(), tmp_path_factory.mktemp("awkward"))
+
+
+@pytest.fixture(scope="session")
+def awkward_few(tmp_path_factory) -> Path:
+    """A catalogue of the first 20 of them."""
+    items, attributes, human = awkward_records()
+    return build_from((items[:20], attributes, human), tmp_path_factory.mktemp("few"))
+
+
+@pytest.fixture(scope="session")
+def recorded(shared, tmp_path_factory) -> Path:
+    """The catalogue that the original was recorded on, with the recorded nouns."""
+    raw = shared / "golden" / "webshop" / "catalogue"
+    out = tmp_path_factory.mktemp("recorded") / "catalogue"
+    files = (raw / f"{name}.json.gz" for name in ("items_shuffle", "items_ins_v2", "items_human_ins"))
+    build(*files, out, nouns=raw / "nouns.json.gz")
+    return out

@@ -1,0 +1,129 @@
+"""Goals and their order: explicit seeds, no global state, splits that never overlap."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.errors import InputError, UnknownTask
+from hgpo_envs.webshop.catalogue import Catalogue
+from hgpo_envs.webshop.goals import GoalSet, combination, split_ranges
+from hgpo_envs.webshop.source import WebShopSource
+
+
+@given(st.integers(0, 20_000))
+def test_splits_are_disjoint_and_complete(goals):
+    parts = split_ranges(goals)
+    assert list(parts) == ["test", "eval", "train"]
+    assert list(itertools.chain(*parts.values())) == list(range(goals))
+    if goals >= 10:
+        assert all(parts.values())
+
+
+def test_published_splits():
+    assert split_ranges(6910) == {"test": range(500), "eval": range(500, 1500), "train": range(1500, 6910)}
+
+
+@given(
+    st.dictionaries(
+        st.text("abc", max_size=2), st.lists(st.text("xyz", max_size=2), min_size=1, max_size=3), max_size=3
+    )
+)
+def test_combinations_are_itertools_products(options):
+    names = sorted(options)
+    product = [dict(zip(names, values, strict=True)) for values in itertools.product(*(options[n] for n in names))]
+    assert [combination(options, number) for number in range(len(product))] == product
+
+
+def test_the_original_draws_reproduced_with_the_global_generator(awkward):
+    """Written as the original does it: one seeded stream for prices, then bounds; another for the order."""
+    catalogue = Catalogue.open(awkward)
+    products = list(catalogue)
+    random.seed(11)
+    prices = [random.uniform(*p.prices) if len(p.prices) == 2 else p.prices[0] for p in products]
+    bounds = []
+    for product, price in zip(products, prices, strict=True):
+        near = [10.0 * i for i in range(1, 100) if 10.0 * i > price][:4]
+        bound = sorted(random.sample(near, 2))[1] if len(near) >= 2 else 1_000_000
+        names = sorted(product.options)
+        for values in itertools.product(*(product.options[name] for name in names)):
+            bounds.append((product.asin, dict(zip(names, values, strict=True)), bound))
+    random.seed(5)
+    random.shuffle(bounds)
+    before = random.getstate()
+    goals = GoalSet(catalogue, "synthetic", price_seed=11, shuffle_seed=5)
+    assert random.getstate() == before
+    assert goals.prices.tolist() == prices
+    found = [goals.goal(index) for index in range(len(goals))]
+    assert [(goal.product.asin, goal.options, goal.price_upper) for goal in found] == bounds
+    assert ("lower than" in found[0].instruction) == (found[0].price_upper < 1_000_000)
+    assert {goal.price_upper for goal in found} & {1_000_000}
+
+
+def test_weighted_draws_reproduced_with_the_global_generator(awkward):
+    """The original takes the goal after the one that the drawn weight falls on, and the last for the last."""
+    goals = GoalSet(Catalogue.open(awkward))
+    ends = [0.0, *np.cumsum(goals.weights).tolist()]
+    for seed in range(20):
+        random.seed(seed)
+        random.choices("abcdefghijklmnopqrstuvwxyz", k=10)
+        at, drawn = random.uniform(0, ends[-1]), goals.draw(seed)
+        assert ends[drawn - 1] <= at
+        assert at < ends[drawn] or drawn == len(goals) - 1
+
+
+def test_seeds_decide(awkward):
+    catalogue = Catalogue.open(awkward)
+
+    def instructions(**seeds):
+        goals = GoalSet(catalogue, **seeds)
+        return [goals.goal(index).instruction for index in range(len(goals))]
+
+    assert instructions() == instructions()
+    assert instructions(price_seed=1) != instructions()
+    assert sorted(instructions(shuffle_seed=1)) == sorted(instructions()) != instructions(shuffle_seed=1)
+
+
+@pytest.mark.parametrize("task_id", ["-1", "01", "1.0", "x", "", " 1", "9999999", -1, True, None, "１", "1\n"])
+def test_unknown_tasks(awkward, task_id):
+    source = WebShopSource(awkward)
+    with pytest.raises(UnknownTask, match="a WebShop task is a goal's index"):
+        source.task(task_id)
+    with pytest.raises(UnknownTask):
+        source.engine().start(task_id)
+
+
+def test_task_ids(awkward):
+    source = WebShopSource(awkward)
+    ids = source.ids("all")
+    assert list(ids) == [str(number) for number in range(len(ids))]
+    assert sorted(map(int, [i for split in ("train", "eval", "test") for i in source.ids(split)])) == list(
+        range(len(ids))
+    )
+    assert ids[3] == "3"
+    assert list(ids[3:5]) == ["3", "4"]
+    for split in ("train", "eval", "test"):
+        assert {source.task(task_id).split for task_id in source.ids(split)} == {split}
+    assert source.task(3) == source.task("3")
+    with pytest.raises(InputError, match="unknown split 'valid'"):
+        source.ids("valid")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"goals": "humans"}, "unknown kind of goals 'humans'; did you mean 'human'?"),
+        ({"observation_mode": "html"}, "unknown observation_mode 'html'"),
+        ({"option_colors": "both"}, "unknown WebShop argument 'option_colors'; did you mean 'option_colours'?"),
+        ({"after_done": "stop"}, "unknown after_done 'stop'. Known: continue, freeze"),
+        ({"random_query_seed": "7"}, "random_query_seed: expected an integer, got '7'"),
+    ],
+)
+def test_bad_arguments(awkward, arguments, line):
+    with pytest.raises(InputError) as caught:
+        WebShopSource(awkward, **arguments)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)

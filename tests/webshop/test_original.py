@@ -1,0 +1,134 @@
+"""The original as a backend: what is missing is said in one line; where a checkout is named, both play alike.
+
+`HGPO_WEBSHOP_CHECKOUT` names a checkout with data and index, `HGPO_WEBSHOP_PYTHON` the interpreter it is installed
+for, `HGPO_WEBSHOP_NOUNS` a file of nouns where there is no spaCy model.
+"""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from hgpo_envs.errors import InputError, UnknownTask
+from hgpo_envs.webshop.build import build
+from hgpo_envs.webshop.original import OriginalSource
+from hgpo_envs.webshop.source import WebShopSource
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout with every file in its place and a program of one line, which a test writes."""
+    for name in ("data/items_shuffle_1000.json", "search_engine/indexes/segments_1", "web_agent_site/__init__.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    program = tmp_path / "web_agent_site" / "envs" / "web_agent_text_env.py"
+    program.parent.mkdir()
+    program.touch()
+    (program.parent / "__init__.py").touch()
+    return program
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        ("import no_such_package", "No module named 'no_such_package'; install the packages of its requirements.txt"),
+        ("raise OSError(\"[E050] Can't find model 'en_core_web_sm'\")", "install the spaCy model"),
+        ("raise ValueError('JVM path\\nnot found')", "JVM path not found; install Java 11"),
+        ("open('/x/data/items_human_ins.json')", "fetch its data"),
+        ("raise SystemExit(3)", "SystemExit: 3; see whether the checkout runs by itself"),
+    ],
+)
+def test_what_fails_is_said_with_its_mend(checkout, program, line):
+    checkout.write_text(program)
+    with pytest.raises(InputError) as caught:
+        OriginalSource(checkout.parents[2])
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_process_that_dies_is_reported(checkout):
+    checkout.write_text("import os, sys; sys.stderr.write('out of luck'); sys.stderr.flush(); os._exit(4)")
+    with pytest.raises(InputError, match="out of luck"):
+        OriginalSource(checkout.parents[2])
+
+
+@pytest.mark.parametrize(
+    ("missing", "line"),
+    [
+        ("web_agent_site/envs/web_agent_text_env.py", "no WebShop checkout in"),
+        ("data/items_shuffle_1000.json", "has no items_shuffle"),
+        ("search_engine/indexes/segments_1", "no search index in"),
+    ],
+)
+def test_missing_files(checkout, missing, line):
+    (checkout.parents[2] / missing).unlink()
+    with pytest.raises(InputError, match=line):
+        OriginalSource(checkout=checkout.parents[2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"checkout": None}, "needs a checkout"),
+        ({"shuffle_seed": 7}, "always shuffles with 233"),
+        ({"num_products": 500}, "unknown num_products 500"),
+        ({"python": "/no/python"}, "cannot run /no/python: No such file or directory"),
+        ({"goals": "any"}, "unknown kind of goals 'any'"),
+    ],
+)
+def test_bad_arguments(checkout, arguments, line):
+    with pytest.raises(InputError, match=line):
+        OriginalSource(**{"checkout": checkout.parents[2], **arguments})
+
+
+QUERIES = ["hair", "red shoes", "the", "<r>", "<c> beauty", "<c>", "<a> x", "<q> sofas", "search_results hair", "日本"]
+
+
+@pytest.mark.original
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"goals": "human"},
+        {"goals": "synthetic", "price_seed": 3},
+        {"goals": "human", "observation_mode": "text_rich", "show_attributes": True},
+    ],
+    ids=["human", "synthetic", "rich"],
+)
+def test_both_play_alike(tmp_path, arguments):
+    """Random walks, oddities included: the same texts, actions, rewards, parts and errors."""
+    folder = os.environ.get("HGPO_WEBSHOP_CHECKOUT")
+    if not folder:
+        pytest.skip("needs a checkout of the original (HGPO_WEBSHOP_CHECKOUT)")
+    nouns = os.environ.get("HGPO_WEBSHOP_NOUNS")
+    data = Path(folder) / "data"
+    build(
+        next(data.glob("items_shuffle*.json")),
+        next(data.glob("items_ins_v2*.json")),
+        data / "items_human_ins.json",
+        tmp_path / "catalogue",
+        nouns=nouns or "spacy",
+    )
+    native = WebShopSource(tmp_path / "catalogue", **arguments)
+    python = os.environ.get("HGPO_WEBSHOP_PYTHON", sys.executable)
+    original = OriginalSource(folder, **arguments, python=python, nouns=nouns)
+    assert len(native.ids("all")) == len(original.ids("all"))
+    with pytest.raises(UnknownTask):
+        original.task(len(original.ids("all")))
+    choose = random.Random(1)
+    engines = native.engine(), original.engine()
+    for task_id in choose.sample(list(native.ids("all")), 25):
+        assert native.task(task_id).instruction == original.task(task_id).instruction
+        states = [engine.start(task_id) for engine in engines]
+        for _ in range(12):
+            ours, theirs = states
+            assert {**ours.info, **theirs.info} == dict(ours.info)
+            for name in ("text", "actions", "valid", "terminated", "won", "reward", "score"):
+                assert getattr(ours, name) == getattr(theirs, name)
+            offered = [action for action in ours.actions if action.startswith("click[")]
+            search = f"search[{choose.choice(QUERIES)}]"
+            command = choose.choice([*offered, *offered, search, "click[buy now]", "noop"])
+            states = [engine.act(command) for engine in engines]
+    original.process.close()

@@ -1,0 +1,81 @@
+"""Pages by rule: what is shown, what can be clicked, in both observation modes."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.webshop import pages
+from hgpo_envs.webshop.pages import Node
+
+
+def test_blank_texts():
+    """One space is an empty part; a newline among blanks hides the text; other blanks are text."""
+    nodes = [Node("a "), Node(" "), Node("\t"), Node(" \n"), Node(""), Node("\u00a0"), Node("b")]
+    assert pages.plain(nodes) == "a [SEP]  [SEP]  [SEP]  [SEP] b"
+    assert pages.rich(nodes, "", ()) == "a \n \n \n\u00a0\nb\n"
+
+
+def test_rich_marks():
+    nodes = [
+        Node("Buy", "button"),
+        Node("B01", "product"),
+        Node("B02", "product"),
+        Node("red", "option", "c"),
+        Node("blue", "option", "c"),
+        Node("日本", "option", "c"),
+    ]
+    url = "http://x/" + json.dumps({"c": "blue", "d": "日本", "e": "red"})
+    assert pages.rich(nodes, url, {"B02"}) == (
+        "You have clicked blue.\nYou have clicked red.\n"  # the last one first
+        "[button] Buy [button_]\n"
+        "\n[button] B01 [button_]\n"
+        "\n[clicked button] B02 [clicked button_]\n"
+        "  [clicked button] red [clicked button_]\n"
+        "  [clicked button] blue [clicked button_]\n"
+        "  [button] 日本 [button_]\n"
+    )
+
+
+def test_clickables_keep_their_first_place_and_lead_to_the_last_node():
+    body = (Node("large", "option", "size"), Node("buy now", "option", "fit"), Node("large", "option", "fit"))
+    page = pages.Page("item", (), (*body, Node("Buy Now", "button")))
+    found = pages.clickables(page)
+    assert list(found) == ["buy now", "large"]
+    assert found["large"].option == "fit"
+    assert found["buy now"].kind == "option"
+
+
+@pytest.mark.parametrize(
+    ("command", "parsed"),
+    [
+        ("search[Red SHOES]", ("search", "red shoes")),
+        ("click[ a ]", ("click", " a ")),
+        ("click[a]b]", ("click", "a]b")),
+        ("click[a[b]", ("click[a", "b")),
+        ("search[a\nb]", ("search[a\nb]", "")),
+        ("search[]", ("search[]", "")),
+        ("Search[x]", ("Search", "x")),
+        ("click[buy now] ", ("click", "buy now")),
+        ("", ("", "")),
+    ],
+)
+def test_actions(command, parsed):
+    assert pages.parse_action(command) == parsed
+
+
+def test_done_page():
+    text = pages.plain(pages.done_page("B01", {"size": "5'", "color": "é"}, 2 / 3).nodes)
+    assert r'options [SEP] {"color": "\u00e9", "size": "5\u0027"} [SEP] attrs [SEP] None' in text
+    assert text.endswith("Your score (min 0.0, max 1.0) [SEP] 0.6666666666666666 [SEP] Reward Details [SEP] None")
+
+
+@given(st.lists(st.text(alphabet="a b[SEP]\n", max_size=8), min_size=3, max_size=6))
+def test_quoting_loses_nothing_after_the_task(texts):
+    """Every part after the task's first occurrence is there, in order, in quotes."""
+    text = pages.SEPARATOR.join(texts)
+    task = pages.task_part(text)
+    parts = text.split(pages.SEPARATOR)
+    assert pages.quoted(text, task) == pages.SEPARATOR.join(f"'{part}'" for part in parts[parts.index(task) + 1 :])
+    assert pages.quoted(text, "not there") == text

@@ -1,0 +1,103 @@
+"""Every line of the original's recordings: pages, available actions, rewards and their parts, goals and prices."""
+
+import gzip
+import json
+
+import pytest
+
+from hgpo_envs.webshop import pages
+from hgpo_envs.webshop.source import WebShopSource
+
+RECORDINGS = {
+    "text_human": {"goals": "human"},
+    "text_synth": {"goals": "synthetic"},
+    "rich_human_attrs": {"goals": "human", "observation_mode": "text_rich", "show_attributes": True},
+    "edge_scripted": {"goals": "human"},
+}
+
+
+def lines_of(shared, name):
+    with gzip.open(shared / "golden" / "webshop" / f"{name}.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def differences(line, state, task_id):
+    """Where a state is not what was recorded."""
+    session = line.get("session", task_id)
+    expected = {
+        "page": line["observation"] if not line.get("error") else state.info["page"],
+        "available_actions": line["available_actions"],
+        "reward": line.get("reward", 0.0),
+        "done": line.get("done", False),
+        "error": line.get("error"),
+        "url": line["url"].replace(f"/{session}", f"/{task_id}"),
+        **((line.get("verbose_info") or {}) if line.get("done") else {}),
+    }
+    found = {**state.info, "reward": state.reward, "done": state.terminated}
+    return {name: (found.get(name), value) for name, value in expected.items() if found.get(name) != value}
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_every_recorded_line(shared, recorded, name):
+    source = WebShopSource(recorded, **RECORDINGS[name])
+    engine, task_id, purchases = source.engine(), "", 0
+    for number, line in enumerate(lines_of(shared, name)):
+        if line["step"] == 0:
+            drawn = line["goal_idx"] is None  # the original drew the goal by weight
+            task_id = source.weighted_id(line["seed"]) if drawn else str(line["goal_idx"])
+            state = engine.start(task_id)
+            if "instruction_text" in line:
+                assert line["instruction_text"] == f"Instruction: {source.task(task_id).instruction}"
+        else:
+            state = engine.act(line["action"])
+        assert not differences(line, state, task_id), f"line {number}: {line['action']!r}"
+        purchases += bool(line.get("verbose_info"))
+    assert purchases or name == "edge_scripted"
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDINGS if name != "edge_scripted"])
+def test_goals_prices_and_weights_in_order(shared, recorded, name):
+    with gzip.open(shared / "golden" / "webshop" / f"{name}.goals.json.gz", "rt") as file:
+        expected = json.load(file)
+    seed = expected["config"]["python_random_seed_before_init"]
+    shop = WebShopSource(recorded, goals=RECORDINGS[name]["goals"], price_seed=seed).shop
+    goals, catalogue = shop.goals, shop.catalogue
+    found = [
+        {
+            "asin": goal.product.asin,
+            "category": goal.product.category,
+            "query": goal.product.query,
+            "name": goal.product.title,
+            "product_category": goal.product.product_category,
+            "instruction_text": goal.instruction,
+            "attributes": list(goal.attributes),
+            "price_upper": goal.price_upper,
+            "goal_options": list(goal.options) if isinstance(goal.options, tuple) else dict(goal.options),
+            "weight": weight,
+        }
+        for goal, weight in zip(map(goals.goal, range(len(goals))), goals.weights.tolist(), strict=True)
+    ]
+    assert found == expected["goals"]
+    assert {p.asin: shop.price(p.index) for p in catalogue} == expected["product_prices"]
+    assert goals.weights.cumsum()[-1] == expected["cum_weights_last"]
+
+
+def test_state_texts_are_verl_agents_anchors(shared, recorded):
+    """By its own steps, written out: split at the separator, find the task, quote the rest."""
+    engine = WebShopSource(recorded, goals="human").engine()
+    for line in lines_of(shared, "text_human"):
+        if line["goal_idx"] is None and line["step"] == 0:
+            state = None
+        elif line["step"] == 0:
+            state = engine.start(line["goal_idx"])
+            task = line["observation"].split(" [SEP] ")[2]
+        elif state:
+            state = engine.act(line["action"])
+        if state:
+            parts = line["observation"].split(" [SEP] ")
+            rest = parts[parts.index(task) + 1 :] if task in parts else None
+            anchor = line["observation"] if rest is None else " [SEP] ".join(f"'{part}'" for part in rest)
+            assert state.text == anchor
+            listed = [f"click[{name}]" for name in line["available_actions"]["clickables"]]
+            bar = [pages.QUERY_ACTION] if line["available_actions"]["has_search_bar"] else []
+            assert list(state.actions) == bar + listed
