@@ -225,7 +225,7 @@ def _hashes(depth: int) -> tuple[Column, ...]:
             f"{kind}_hash_{k}",
             "hashes",
             pl.Int64(),
-            meaning.format(k=k),
+            meaning.format(k=k) if k else "Key of the state alone.",
             (f"step < {k}" + rest) if k else "",
             "64-bit chain as int64",
             derived=True,
@@ -238,9 +238,7 @@ def _hashes(depth: int) -> tuple[Column, ...]:
     )
     return (
         Column("state_hash", "hashes", pl.Int64(), "Hash of `state`.", "", bits, derived=True),
-        Column(
-            "action_hash", "hashes", pl.Int64(), "Hash of `action`.", "`action` was never known", bits, derived=True
-        ),
+        Column("action_hash", "hashes", pl.Int64(), "Hash of `action`.", "no action was made", bits, derived=True),
         *keys,
         Column(
             "next_state_hash",

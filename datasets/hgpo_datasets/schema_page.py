@@ -1,0 +1,77 @@
+"""The tables of docs/step_table.md, written from the schema.
+
+python -m hgpo_datasets.schema_page docs/step_table.md     rewrites them in place
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from hgpo_datasets.schema import FAMILIES, VERSION, Column, columns
+
+BEGIN: Final = "<!-- columns: written by python -m hgpo_datasets.schema_page -->"
+END: Final = "<!-- end of columns -->"
+
+_HEAD: Final = "| column | type | meaning | unit or form | null when | if left out |"
+_RULE: Final = "|---|---|---|---|---|---|"
+_TYPES: Final = {
+    pl.String(): "text",
+    pl.List(pl.String()): "list of text",
+    pl.Int32(): "int32",
+    pl.Int64(): "int64",
+    pl.Float64(): "float64",
+    pl.Boolean(): "bool",
+    pl.List(pl.Int32()): "list of int32",
+    pl.List(pl.Float32()): "list of float32",
+}
+
+
+def tables() -> str:
+    """One table a family of columns, as Markdown."""
+    every = [column for column in columns() if not _repeats(column)]
+    parts = [f"Schema version {VERSION}."]
+    for family in FAMILIES:
+        parts.append(
+            f"### {family.capitalize()}\n\n| column | type | meaning | unit or form | null when | if left out |"
+        )
+        parts[-1] += "\n|---|---|---|---|---|---|\n"
+        parts[-1] += "\n".join(_line(column) for column in every if column.family == family)
+    return "\n\n".join(parts)
+
+
+def rewrite(page: str) -> str:
+    """The page with its tables written anew."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{after}"
+
+
+def _repeats(column: Column) -> bool:
+    """Whether it is a deeper one of a chain of hashes; the first two stand for the others."""
+    depth = column.name.rpartition("_")[2]
+    return depth.isdigit() and int(depth) > 1
+
+
+def _line(column: Column) -> str:
+    name, meaning, null = f"`{column.name}`", column.meaning, column.null or "never"
+    if column.name.endswith("_hash_1"):
+        name, meaning = f"`{column.name[:-1]}k`, k = 1 … depth", meaning.replace("1 states", "k states")
+        null = null.replace("step < 1", "step < k")
+    if column.derived:
+        missing = "computed"
+    elif column.name == "run":
+        missing = "the writer's"
+    elif column.required:
+        missing = "required"
+    else:
+        missing = "null" if column.default is None else str(column.default).lower()
+    return f"| {name} | {_TYPES[column.type]} | {meaning} | {column.unit} | {null} | {missing} |"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.write_text(rewrite(target.read_text("utf-8")), "utf-8")

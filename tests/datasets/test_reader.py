@@ -1,0 +1,184 @@
+"""scan_steps over files, runs, patterns, depths, versions, damage, and an object store."""
+
+import functools
+import http.server
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import polars as pl
+import pytest
+from groups import group
+from polars.testing import assert_frame_equal
+
+from hgpo_datasets import StepTableWarning, StepWriter, scan_steps, schema
+from hgpo_envs.errors import InputError
+
+
+def count(steps: pl.LazyFrame) -> int:
+    return steps.select(pl.len()).collect().item()
+
+
+def test_a_file_a_run_several_and_patterns(tmp_path: Path, rich_run: Path) -> None:
+    with StepWriter(tmp_path / "second") as writer:
+        writer.add_group(group("t"))
+    files = sorted(rich_run.glob("*.parquet"))
+    whole = pl.concat(pl.read_parquet(file) for file in files)
+    assert_frame_equal(scan_steps(rich_run).collect(), whole)
+    assert_frame_equal(scan_steps(str(rich_run)).collect(), whole)
+    assert_frame_equal(scan_steps(files).collect(), whole)
+    assert_frame_equal(scan_steps(rich_run / "*.parquet").collect(), whole)
+    assert_frame_equal(scan_steps(rich_run.as_uri()).collect(), whole)
+    assert_frame_equal(scan_steps(files[1]).collect(), pl.read_parquet(files[1]))
+    for several in ([rich_run, tmp_path / "second"], f"{tmp_path}/*", [f"{tmp_path}/ri*", tmp_path / "second"]):
+        both = scan_steps(several).collect()
+        assert sorted(both["run"].unique()) == ["rich", "second"]
+        assert len(both) == len(whole) + 6
+
+
+def test_only_the_columns_asked_for_are_read(rich_run: Path) -> None:
+    """A column whose bytes are destroyed does no harm to a query that does not ask for it."""
+    file = rich_run / "steps-000000.parquet"
+    import pyarrow.parquet as pq
+
+    chunk = pq.read_metadata(file).row_group(0).column(schema.polars_schema().names().index("prompt"))
+    data = bytearray(file.read_bytes())
+    start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    data[start : start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+    file.write_bytes(data)
+    assert scan_steps(rich_run).select("reward", "history_hash_2").collect().height > 0
+    with pytest.raises(pl.exceptions.PolarsError):
+        scan_steps(rich_run).select("prompt").collect()
+
+
+def test_runs_of_other_depths_share_their_hashes(tmp_path: Path) -> None:
+    for name, depth in (("shallow", 1), ("deep", 4)):
+        with StepWriter(tmp_path / name, depth=depth) as writer:
+            writer.add_group(group(name, length=6))
+    for order in (["shallow", "deep"], ["deep", "shallow"]):
+        both = scan_steps([tmp_path / name for name in order]).collect()
+        assert both.schema == schema.polars_schema(1)
+        assert both["history_hash_1"].null_count() == 4
+    only = scan_steps([tmp_path / "deep", tmp_path / "shallow"]).filter(pl.col("run") == "deep").collect()
+    wanted = scan_steps(tmp_path / "deep").select(only.columns).collect()
+    assert_frame_equal(only, wanted)
+
+
+def test_a_column_that_came_later_is_null_in_older_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with StepWriter(tmp_path / "old") as writer:
+        writer.add_group(group("a"))
+    later = schema.Column("mood", "text", schema.TEXT, "How it felt.", "unknown", since=2)
+    original = schema.columns
+    monkeypatch.setattr(schema, "VERSION", 2)
+    for module in ("schema", "rows", "derive"):
+        monkeypatch.setattr(f"hgpo_datasets.{module}.columns", lambda depth=8: (*original(depth), later))
+    with StepWriter(tmp_path / "new") as writer:
+        writer.add_group(group("b", mood="calm"))
+    assert "mood" not in scan_steps(tmp_path / "old").collect_schema()
+    both = scan_steps([tmp_path / "old", tmp_path / "new"]).select("task_id", "mood").unique().sort("task_id").collect()
+    assert both.rows() == [("a", None), ("b", "calm")]
+    with pytest.raises(InputError, match="schema version 1"):
+        StepWriter(tmp_path / "old")
+
+
+def test_damaged_and_missing_files_are_named(rich_run: Path) -> None:
+    first, second, _ = sorted(rich_run.glob("*.parquet"))
+    rows = count(scan_steps(rich_run))
+    first.write_bytes(first.read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"steps-000000\.parquet is damaged: \d+ bytes, \d+ were committed"):
+        scan_steps(rich_run)
+    second.unlink()
+    with pytest.warns(StepTableWarning) as told:
+        left = count(scan_steps(rich_run, damaged="skip"))
+    assert left == rows / 3
+    assert [str(one.message).split()[0].rsplit("/")[-1] for one in told] == [first.name, second.name]
+    with pytest.raises(InputError, match="damaged"):
+        scan_steps(rich_run)
+
+
+def test_what_is_not_committed_is_left_out_or_refused(rich_run: Path) -> None:
+    manifest = rich_run / "manifest.jsonl"
+    lines = manifest.read_bytes().splitlines(keepends=True)
+    rows = count(scan_steps(rich_run))
+    manifest.write_bytes(b"".join(lines[:-1]))
+    (rich_run / "steps-000003.parquet.part").write_bytes(b"half")
+    with pytest.warns(StepTableWarning, match=r"steps-000002\.parquet is not committed; it is left out"):
+        assert count(scan_steps(rich_run)) == rows * 2 / 3
+    with pytest.raises(InputError, match="is not committed"):
+        scan_steps(rich_run, uncommitted="refuse")
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda path: None, "no such file or run"),
+        (lambda path: path.mkdir(), "not a run"),
+        (lambda path: path.write_bytes(b"not Parquet"), "cannot be read"),
+        (lambda path: pl.DataFrame({"a": [1]}).write_parquet(path), "names no hgpo.schema_version"),
+        (lambda path: StepWriter(path).close(), "no committed rows"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, make: object, line: str) -> None:
+    make(tmp_path / "thing")  # type: ignore[operator]
+    with pytest.raises(InputError, match=line) as error:
+        scan_steps(tmp_path / "thing")
+    assert "\n" not in str(error.value)
+
+
+class RangeHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves parts of files, as object stores do."""
+
+    asked: ClassVar[list[tuple[str, int]]] = []
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            self.send_error(404)
+            return
+        data = path.read_bytes()
+        begin, end = 0, len(data)
+        if (wanted := self.headers.get("Range")) is not None:
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            begin = int(first) if first else max(0, len(data) - int(last))
+            end = min(len(data), int(last) + 1) if first and last else len(data)
+        self.asked.append((path.name, end - begin))
+        self.send_response(206 if wanted else 200)
+        self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
+        self.send_header("Content-Length", str(end - begin))
+        self.send_header("ETag", '"x"')
+        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        self.end_headers()
+        self.wfile.write(data[begin:end])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    handler = functools.partial(RangeHandler, directory=str(tmp_path))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_run_over_http(tmp_path: Path, rich_run: Path, served: str) -> None:
+    here = scan_steps(rich_run).collect()
+    assert_frame_equal(scan_steps(f"{served}/rich").collect(), here)
+    assert_frame_equal(
+        scan_steps(f"{served}/rich/steps-000001.parquet").collect(),
+        here.filter(pl.col("task_id").is_in(["task 2", "task 3"])),
+    )
+    with StepWriter(tmp_path / "big", depth=0) as writer:
+        for seed in range(30):
+            writer.add_group(group(f"t{seed}", response=random.Random(seed).randbytes(300_000).hex()))
+    size = sum(file.stat().st_size for file in (tmp_path / "big").iterdir())
+    RangeHandler.asked.clear()
+    assert scan_steps(f"{served}/big").select(pl.len(), pl.col("reward").sum()).collect().row(0) == (180, 0.0)
+    assert sum(count for _, count in RangeHandler.asked) < size / 2, "only the columns asked for travel"
+    with pytest.raises(InputError, match="cannot be read"):
+        scan_steps(f"{served}/nothing")

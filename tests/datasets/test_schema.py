@@ -1,0 +1,46 @@
+"""One place for the columns: the page, the Arrow schema and what is written agree with it."""
+
+from pathlib import Path
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from hgpo_datasets import schema, schema_page, shards
+
+PAGE = Path(__file__).parents[2] / "docs/step_table.md"
+
+
+def test_the_page_is_the_schema() -> None:
+    page = PAGE.read_text("utf-8")
+    assert schema_page.rewrite(page) == page, "run: python -m hgpo_datasets.schema_page docs/step_table.md"
+    for column in schema.columns(depth=1):
+        assert f"`{column.name.replace('_hash_1', '_hash_k')}`" in page
+
+
+@pytest.mark.parametrize("depth", [0, 1, 8])
+def test_pyarrow_reads_the_arrow_schema(rich_run: Path, depth: int) -> None:
+    written = pq.read_schema(rich_run / "steps-000000.parquet").remove_metadata()
+    arrow = schema.arrow_schema()
+    assert written.names == arrow.names
+    assert [str(kind).replace("element", "item") for kind in written.types] == [str(kind) for kind in arrow.types]
+    names = schema.polars_schema(depth).names()
+    assert [name for name in names if name.startswith("history")] == [f"history_hash_{k}" for k in range(depth + 1)]
+    assert schema.stored_depth(names) == depth
+
+
+def test_every_column_says_what_it_is() -> None:
+    names = [column.name for column in schema.columns()]
+    assert len(set(names)) == len(names)
+    for column in schema.columns():
+        assert column.family in schema.FAMILIES
+        assert column.meaning.endswith(".")
+        assert column.since <= schema.VERSION
+        assert not (column.derived and column.default is not None)
+
+
+def test_files_name_their_version(rich_run: Path) -> None:
+    metadata = pl.read_parquet_metadata(rich_run / "steps-000000.parquet")
+    assert metadata[shards.VERSION_KEY] == str(schema.VERSION)
+    assert metadata[shards.CONFIG_KEY] == '{"seed":7}'
+    assert metadata[shards.RUN_KEY] == "rich"
