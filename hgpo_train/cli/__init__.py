@@ -9,6 +9,7 @@ import typer
 from hgpo_envs.errors import InputError
 from hgpo_train.cli import data
 from hgpo_train.cli.advantages import advantages
+from hgpo_train.cli.eval import evaluate
 from hgpo_train.cli.rollout import rollout
 from hgpo_train.cli.stats import stats
 from hgpo_train.cli.verify import verify
@@ -23,6 +24,7 @@ def hgpo() -> None:
 
 
 app.command()(rollout)
+app.command("eval")(evaluate)
 app.command()(advantages)
 app.command()(stats)
 app.command()(verify)

@@ -43,6 +43,7 @@ _FACTORIES: Final = {
     "explorer": "hgpo_train.policies.registry:_explorer",
     "mixture": "hgpo_train.policies.registry:_mixture",
     "openai": "hgpo_train.policies.server:make",
+    "vllm": "hgpo_train.policies.vllm:make",
 }
 """Name → ``module:factory``, imported when asked for; a factory takes the argument after the colon and the context."""
 

@@ -1,0 +1,172 @@
+"""vLLM in process as a policy: `vllm:MODEL`. Requests join the running batch as they come, nothing waits for a batch.
+
+New weights come by a folder that vLLM loads (`reload_weights`), which works on every device, and the prefix cache is
+emptied afterwards: it holds keys and values of the old weights.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hgpo_envs.errors import InputError
+from hgpo_train.policies.base import Failure, Reply
+from hgpo_train.policies.generation import Fitted, GenerationOptions, fit_prompts
+from hgpo_train.settings import build
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hgpo_train.hf import Model
+    from hgpo_train.policies.base import Request
+    from hgpo_train.policies.registry import PolicyContext
+
+
+class VLLMPolicy:
+    """Answers by vLLM's engine, stepped in the caller's thread (`hgpo_train.policies.base.Policy`).
+
+    Log-probabilities are those of the distribution that was sampled from (temperature and top-p taken in), as the
+    ratio of a policy update needs them.
+
+    Args:
+        model: A folder or a Hugging Face name.
+        options: How prompts are read and responses drawn; may be replaced between calls.
+        engine: Further arguments of `vllm.LLM` (tensor_parallel_size, gpu_memory_utilization, enforce_eager, …).
+    """
+
+    name = "vllm"
+    reproducible = False  # batches differ with timing, and rounding with batches
+    version = 0
+
+    def __init__(self, model: str, options: GenerationOptions, engine: Mapping[str, Any] | None = None) -> None:
+        try:
+            from vllm import LLM
+        except ImportError as error:
+            raise InputError("policy vllm needs vLLM 0.32 or newer: pip install 'hgpo[vllm]'") from error
+        self.options = options
+        given = {
+            "max_model_len": options.max_prompt_tokens + options.max_response_tokens,
+            "logprobs_mode": "processed_logprobs",
+            **_for_this_device(),
+            **(engine or {}),
+        }
+        self._llm = LLM(model, **given)
+        self._engine: Any = self._llm.llm_engine
+        self._tokenizer = self._llm.get_tokenizer()
+        self._running: dict[str, tuple[int, Fitted]] = {}
+        self._refused: list[tuple[int, Failure]] = []
+        self._weights = tempfile.TemporaryDirectory(prefix="hgpo-weights-")
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """See `Policy`."""
+        from vllm import SamplingParams
+
+        options = self.options
+        for request, fitted in zip(requests, fit_prompts(self._tokenizer, requests, options), strict=True):
+            if isinstance(fitted, Failure):
+                self._refused.append((request.id, fitted))
+                continue
+            params = SamplingParams(
+                temperature=options.temperature,
+                top_p=options.top_p,
+                max_tokens=options.max_response_tokens,
+                stop=list(options.stop) or None,
+                include_stop_str_in_output=True,
+                seed=request.seed,
+                logprobs=0,
+            )
+            try:
+                self._engine.add_request(str(request.id), {"prompt_token_ids": fitted.tokens}, params)
+            except ValueError as error:
+                self._refused.append((request.id, Failure.of("PolicyFailed", error)))
+                continue
+            self._running[str(request.id)] = (request.id, fitted)
+
+    def collect(self, timeout: float | None) -> Sequence[tuple[int, Reply | Failure]]:
+        """See `Policy`: steps the engine until a response is finished."""
+        answers: list[tuple[int, Reply | Failure]] = list(self._refused)
+        self._refused.clear()
+        while self._running and not answers:
+            try:
+                outputs = self._engine.step()
+            except Exception as error:  # noqa: BLE001 - a dead engine costs what it was answering
+                failure = Failure.of("PolicyFailed", error)
+                answers = [(number, failure) for number, _ in self._running.values()]
+                self._running.clear()
+                break
+            answers = [self._read(output) for output in outputs if output.finished]
+            if timeout == 0:
+                break
+        return answers
+
+    def publish(self, model: Model, version: int) -> None:
+        """Takes the weights as they are now, adapters merged in, and forgets what was cached under the old ones.
+
+        Args:
+            model: The model that is trained: the same shapes as the one that is served.
+            version: Written into the rows from here on.
+        """
+        if version != self.version:
+            folder = Path(self._weights.name) / f"{version:06d}"
+            merged(model).save_pretrained(folder)
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            for file in folder.iterdir():
+                file.unlink()
+            folder.rmdir()
+        self._llm.reset_prefix_cache()
+        self.version = version
+
+    def close(self) -> None:
+        """Drops what is running and frees the engine."""
+        self._engine.abort_request(list(self._running))
+        self._running.clear()
+        self._engine.engine_core.shutdown()
+        self._weights.cleanup()
+
+    def _read(self, output: Any) -> tuple[int, Reply]:  # noqa: ANN401 - vLLM has no types to be followed
+        number, fitted = self._running.pop(output.request_id)
+        (told,) = output.outputs
+        tokens = list(told.token_ids)
+        return number, Reply(
+            response=told.text,
+            prompt=fitted.prompt,
+            prompt_token_ids=fitted.tokens,
+            response_token_ids=tokens,
+            response_logprobs=[at[token].logprob for at, token in zip(told.logprobs or [], tokens, strict=True)],
+            finish_reason=told.finish_reason or "stop",
+            cut_pairs=fitted.cut_pairs,
+        )
+
+
+def _for_this_device() -> dict[str, Any]:
+    """On a CPU, vLLM 0.32 dies when a request with a seed is prefilled in chunks: it is prefilled whole there."""
+    from vllm.platforms import current_platform
+
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": 16_384} if current_platform.is_cpu() else {}
+
+
+def merged(model: Model) -> Model:
+    """The model with its adapters folded into its weights, in a copy; a model without adapters as it is."""
+    if not hasattr(model, "merge_and_unload"):
+        return model
+    import copy
+
+    return copy.deepcopy(model).merge_and_unload()
+
+
+def make(argument: str, context: PolicyContext) -> VLLMPolicy:
+    """`vllm:MODEL`; the option `engine` holds further arguments of `vllm.LLM`.
+
+    Raises:
+        InputError: No model is named, an option is unknown, or vLLM is not installed.
+    """
+    if not argument:
+        raise InputError("policy vllm: expected a model, as in vllm:Qwen/Qwen2.5-1.5B-Instruct")
+    given = dict(context.options)
+    engine = given.pop("engine", {})
+    if not isinstance(engine, dict):
+        raise InputError(
+            f'policy option engine: expected a table such as {{"tensor_parallel_size": 2}}, got {engine!r}'
+        )
+    return VLLMPolicy(argument, build(GenerationOptions, given, "policy option "), engine)

@@ -1,0 +1,221 @@
+"""vLLM itself, in process and as a server, with a tiny model made here; skipped where vLLM is not installed."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed (extra `vllm`)")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+import torch
+
+from hgpo_envs.errors import InputError
+from hgpo_train.policies.base import Failure, Reply, Request
+from hgpo_train.policies.generation import GenerationOptions
+from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.policies.vllm import VLLMPolicy
+from hgpo_train.rollout.run import World, open_world
+from hgpo_train.tiny import TinyShape, make_model, train_tokenizer
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+ENGINE = {"dtype": "bfloat16", "enforce_eager": True, "disable_log_stats": True}
+OPTIONS = GenerationOptions(max_prompt_tokens=900, max_response_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return open_world("HGPO/ALFWorld-v0", action_format="response")
+
+
+@pytest.fixture(scope="module")
+def requests(world: World) -> list[Request]:
+    from hgpo_envs.episode import Episode
+
+    made = []
+    for number, task_id in enumerate(world.tasks[:24]):
+        episode = Episode(world.shared, world.settings)
+        episode.start(task_id)
+        task, state = episode.task, episode.state
+        made.append(Request(number, episode.prompt(), 99 + number, number, 0, task, state, None, lambda _: "short"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory, requests: list[Request]) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = train_tokenizer([request.prompt for request in requests], 1024)
+    shape = TinyShape(vocabulary=1024, layers=2, positions=1024)
+    make_model(tokenizer, shape, seed=1).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def policy(model_folder: Path) -> Iterator[VLLMPolicy]:
+    policy = VLLMPolicy(str(model_folder), OPTIONS, ENGINE)
+    yield policy
+    policy.close()
+
+
+def answers(policy: VLLMPolicy, requests: list[Request]) -> dict[int, Reply | Failure]:
+    policy.submit(requests)
+    got: dict[int, Reply | Failure] = {}
+    while len(got) < len(requests):
+        got |= dict(policy.collect(None))
+    return got
+
+
+def gap(model: torch.nn.Module, replies: dict[int, Reply]) -> float:
+    """The largest difference between the engine's log-probabilities and Transformers' for the same tokens."""
+    widest = 0.0
+    for reply in replies.values():
+        tokens = torch.tensor([[*reply.prompt_token_ids, *reply.response_token_ids]])
+        with torch.no_grad():
+            logits = model(tokens).logits[0, len(reply.prompt_token_ids) - 1 : -1].float()
+        own = torch.log_softmax(logits, -1).gather(-1, tokens[0, len(reply.prompt_token_ids) :, None]).squeeze(-1)
+        widest = max(widest, (own - torch.tensor(reply.response_logprobs)).abs().max().item())
+    return widest
+
+
+def loaded(folder: Path) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+
+
+def test_log_probabilities_agree_with_transformers(
+    policy: VLLMPolicy, requests: list[Request], model_folder: Path
+) -> None:
+    replies = answers(policy, requests)
+    assert all(isinstance(reply, Reply) for reply in replies.values())
+    assert all(len(r.response_logprobs) == len(r.response_token_ids) > 0 for r in replies.values())
+    assert gap(loaded(model_folder), replies) < 0.01
+
+
+def test_seeds_decide_and_the_limit_is_told(policy: VLLMPolicy, requests: list[Request]) -> None:
+    first, second = answers(policy, requests[:4]), answers(policy, requests[:4])
+    assert [r.response for r in first.values()] == [r.response for r in second.values()]
+    assert {r.finish_reason for r in first.values()} <= {"stop", "length"}
+    assert all(len(r.response_token_ids) <= OPTIONS.max_response_tokens for r in first.values())
+
+
+def test_new_weights_change_answers_and_no_cache_is_stale(
+    policy: VLLMPolicy, requests: list[Request], model_folder: Path
+) -> None:
+    before = answers(policy, requests[:6])
+    model = loaded(model_folder)
+    old = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with torch.no_grad():
+        torch.manual_seed(3)
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    policy.publish(model, version=1)
+    after = answers(policy, requests[:6])  # the same prompts: a stale prefix cache would be used now
+    assert gap(model, after) < 0.01
+    assert [r.response for r in after.values()] != [r.response for r in before.values()]
+    assert policy.version == 1
+    model.load_state_dict(old)
+    policy.publish(model, version=2)
+    again = answers(policy, requests[:6])
+    assert [r.response_token_ids for r in again.values()] == [r.response_token_ids for r in before.values()]
+
+
+def test_too_long_prompts_are_cut_as_asked(policy: VLLMPolicy, requests: list[Request]) -> None:
+    long = requests[0]
+    try:
+        policy.options = GenerationOptions(max_prompt_tokens=40, max_response_tokens=4)
+        (reply,) = answers(policy, [long]).values()
+        assert len(reply.prompt_token_ids) == 40
+        policy.options = GenerationOptions(max_prompt_tokens=40, max_response_tokens=4, overflow="error")
+        (refused,) = answers(policy, [long]).values()
+        assert isinstance(refused, Failure)
+        assert refused.kind == "PromptTooLong"
+    finally:
+        policy.options = OPTIONS
+
+
+def test_a_collection_by_vllm_becomes_a_step_table(policy: VLLMPolicy, world: World, tmp_path: Path) -> None:
+    import polars as pl
+
+    from hgpo_datasets import StepWriter, scan_steps
+    from hgpo_train.rollout.run import Collection, Machine, collect
+
+    policy.options = GenerationOptions(max_prompt_tokens=900, max_response_tokens=6)
+    short = World(world.env_id, world.shared, world.settings, world.tasks)
+    object.__setattr__(short.settings, "max_steps", 3)
+    with StepWriter(tmp_path / "run", config={}) as writer:
+        tally = collect(short, policy, writer, Collection(tasks=2, group_size=3), Machine(slots=6))
+    steps = scan_steps(tmp_path / "run").collect()
+    policy.options = OPTIONS
+    assert (tally.steps, tally.aborted, len(steps)) == (18, 0, 18)
+    lengths = steps.select(
+        pl.col("response_token_ids").list.len().alias("ids"), pl.col("response_logprobs").list.len().alias("logprobs")
+    )
+    assert lengths["ids"].to_list() == lengths["logprobs"].to_list()
+    assert lengths["ids"].min() >= 1
+
+
+@pytest.fixture(scope="module")
+def server(model_folder: Path, policy: VLLMPolicy) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model_folder)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--dtype", "bfloat16"]
+    command += ["--enforce-eager", "--max-model-len", "1000", "--logprobs-mode", "processed_logprobs"]
+    command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096"]
+    log = (model_folder / "server.log").open("w")
+    process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
+                break
+            except (urllib.error.URLError, OSError):
+                if process.poll() is not None:
+                    pytest.fail((model_folder / "server.log").read_text()[-3000:])
+                time.sleep(1)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_the_server_answers_like_transformers(server: str, requests: list[Request], model_folder: Path) -> None:
+    options = {"base_url": server, "max_response_tokens": 12, "logprobs": True, "token_ids": True}
+    policy = make_policy("openai:tiny", PolicyContext("ALFWorld", "response", options))
+    policy.submit(requests[:8])
+    replies: dict = {}
+    while len(replies) < 8:
+        replies |= dict(policy.collect(60))
+    policy.close()
+    assert all(isinstance(reply, Reply) for reply in replies.values()), replies
+    assert gap(loaded(model_folder), replies) < 0.01
+
+
+def test_the_server_says_that_a_prompt_is_too_long(server: str, requests: list[Request]) -> None:
+    from dataclasses import replace
+
+    long = replace(requests[0], prompt=requests[0].prompt * 12, step=4)
+    context = PolicyContext("ALFWorld", "response", {"base_url": server, "max_response_tokens": 8})
+    policy = make_policy("openai:tiny", context)
+    policy.submit([long])
+    ((_, reply),) = policy.collect(60)
+    policy.close()
+    assert isinstance(reply, Reply), reply
+    assert reply.prompt == "short"
+
+
+def test_the_server_knows_no_other_model(server: str) -> None:
+    with pytest.raises(InputError, match="did you mean 'tiny'"):
+        make_policy("openai:tinny", PolicyContext("ALFWorld", "response", {"base_url": server}))
