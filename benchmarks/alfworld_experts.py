@@ -60,7 +60,12 @@ def summary(name: str, store: Store) -> dict[str, dict[str, float]]:
     for task_type in (*TASK_TYPES, "all"):
         lengths = [steps for won, steps in rows[task_type] if won]
         mean = round(sum(lengths) / len(lengths), 2) if lengths else float("nan")
-        table[task_type] = {"games": len(rows[task_type]), "won": len(lengths), "mean": mean, "most": max(lengths)}
+        table[task_type] = {
+            "games": len(rows[task_type]),
+            "won": len(lengths),
+            "mean": mean,
+            "most": max(lengths, default=0),
+        }
     return table
 
 

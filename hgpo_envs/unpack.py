@@ -43,6 +43,10 @@ BROKEN: Final = (
 """What an archive that is cut or damaged raises."""
 
 
+class CannotWrite(InputError):  # noqa: N818 (named for what it says)
+    """The archive may be good, but there is no room or no right to unpack it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What an archive may hold.
@@ -176,7 +180,7 @@ def _members(archive: Path) -> Iterator[Iterator[_Member]]:
     except BROKEN as error:
         raise InputError(f"{archive} is broken: {_one_line(error)}; fetch it again") from None
     except OSError as error:
-        raise InputError(f"cannot unpack {archive}: {_one_line(error)}") from None
+        raise CannotWrite(f"cannot unpack {archive}: {_one_line(error)}") from None
 
 
 def _one_line(error: Exception) -> str:

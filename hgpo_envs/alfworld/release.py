@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.alfworld.source import SPLITS, ALFWorldSource
 from hgpo_envs.errors import InputError
-from hgpo_envs.fetch import download
-from hgpo_envs.unpack import require_free, unpack
+from hgpo_envs.fetch import Downloaded, download
+from hgpo_envs.unpack import CannotWrite, require_free, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,12 +83,37 @@ def fetch_release(
     got = []
     for asset in assets:
         target = waiting / asset.url.rsplit("/", 1)[-1]
-        progress = downloading(target.name) if downloading else None
-        got.append(download(asset.url, target, sha256=asset.sha256, progress=progress, **settings))
+        one = _kept(target, asset)
+        if one is None:
+            progress = downloading(target.name) if downloading else None
+            one = download(asset.url, target, sha256=asset.sha256, progress=progress, **settings)
+            _note(target).write_text(json.dumps({**asdict(one), "path": target.name}))
+        got.append(one)
     sources = [{**asdict(one), "path": one.path.name} for one in got]
-    counts = install(out, [one.path for one in got], sources, unpacking=unpacking)
+    try:
+        counts = install(out, [one.path for one in got], sources, unpacking=unpacking)
+    except CannotWrite:
+        raise
+    except InputError:
+        shutil.rmtree(waiting)  # what came is no good: the next try shall get it anew
+        raise
     shutil.rmtree(waiting)
     return counts
+
+
+def _note(archive: Path) -> Path:
+    return archive.with_name(f"{archive.name}.json")
+
+
+def _kept(archive: Path, asset: Asset) -> Downloaded | None:
+    """An archive that an earlier, interrupted call has downloaded whole."""
+    try:
+        note = json.loads(_note(archive).read_text())
+        one = Downloaded(**{**note, "path": archive})
+        whole = archive.stat().st_size == one.size
+    except (OSError, ValueError, TypeError):
+        return None
+    return one if whole and one.url == asset.url and asset.sha256 in (None, one.sha256) else None
 
 
 def install_files(

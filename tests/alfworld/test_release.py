@@ -141,6 +141,30 @@ def test_ctrl_c_says_how_to_go_on(run, site, archive, tmp_path, monkeypatch):
     assert "run the same command to go on" in err
 
 
+def test_interrupted_while_unpacking_the_archive_is_not_fetched_again(site, archive, tmp_path):
+    archive.rename(site[0] / "games.zip")
+    out, asset = tmp_path / "alfworld", release.Asset(f"{site[1]}/games.zip")
+
+    def interrupt(files):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        release.fetch_release(out, [asset], unpacking=interrupt)
+    assert not out.exists()
+    (site[0] / "games.zip").unlink()
+    assert release.fetch_release(out, [asset]) == {"train": 6, "valid_seen": 6, "valid_unseen": 6}
+    assert not (tmp_path / "alfworld.downloads").exists()
+
+
+def test_an_archive_that_is_no_good_is_fetched_anew(site, archive, tmp_path):
+    (site[0] / "games.zip").write_bytes(archive.read_bytes()[:-500])
+    out, asset = tmp_path / "alfworld", release.Asset(f"{site[1]}/games.zip")
+    with pytest.raises(InputError, match=r"cut off|broken"):
+        release.fetch_release(out, [asset])
+    archive.replace(site[0] / "games.zip")
+    assert release.fetch_release(out, [asset])["train"] == 6
+
+
 def test_assets():
     assert [asset.url for asset in release.assets()] == [release.GAMES]
     assert [asset.url for asset in release.assets(trajectories=True)] == [release.GAMES, release.TRAJECTORIES]
