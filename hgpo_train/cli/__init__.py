@@ -10,12 +10,12 @@ from hgpo_envs.errors import InputError
 from hgpo_train.cli import data
 from hgpo_train.cli.advantages import advantages
 from hgpo_train.cli.eval import evaluate
+from hgpo_train.cli.quickstart import quickstart
 from hgpo_train.cli.rollout import rollout
 from hgpo_train.cli.stats import stats
 from hgpo_train.cli.verify import verify
 
 app = typer.Typer(name="hgpo", no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
-app.add_typer(data.app)
 
 
 @app.callback()
@@ -23,6 +23,8 @@ def hgpo() -> None:
     """Roll out LLM agents on ALFWorld and WebShop, keep every step, and compute group advantages from any saved run."""
 
 
+app.command()(quickstart)
+app.add_typer(data.app)
 app.command()(rollout)
 app.command("eval")(evaluate)
 app.command()(advantages)
