@@ -100,12 +100,16 @@ def words(text: str) -> list[str]:
 def _cut_words(text: str) -> Iterator[str]:
     """Words where some may be too long: the grammar sees 255 UTF-16 units at a time from where a word begins."""
     at = 0
-    while start := _ANY.search(text, at):
+    while at < len(text):
+        start = _ANY.search(text, at, at + 2 * LONGEST_WORD)
+        if start is None or start.start() >= at + LONGEST_WORD:  # what begins there may not be seen whole
+            at += LONGEST_WORD
+            continue
         end = start.start() + LONGEST_WORD
         while len(text[start.start() : end].encode("utf-16-le", "surrogatepass")) > 2 * LONGEST_WORD:
             end -= 1
         word = _ANY.match(text, start.start(), end)
-        if word is None:  # a mark or sign that needs what lies beyond
+        if word is None:  # a sign that needs what lies beyond
             at = start.start() + 1
             continue
         yield word.group()

@@ -219,7 +219,10 @@ class _Maker:
         }
 
     def _people(self, asin: str) -> Iterator[dict[str, Any]]:
-        for entry in self.human.get(asin, ()):
+        told = self.human.get(asin, [])
+        if not isinstance(told, list):
+            raise InputError(f"its human instructions are no list but {told!r:.40}")
+        for entry in told:
             try:
                 yield {
                     "instruction": loader.text(entry, "instruction"),

@@ -46,9 +46,10 @@ def whole_folder(out: Path, *, replace: bool = False) -> Iterator[Path]:
             _settle(temporary)
             _exchange(temporary, out)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise InputError(f"no space left on the disk of {out.parent}; nothing was left there, free some") from None
-        raise
+        # NumPy's short writes carry no number, only a sentence
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} or "requested and" in str(error)
+        why = "no space left for it on the disk" if full else error.strerror or str(error)
+        raise InputError(f"cannot make {out}: {why}; nothing was left behind") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -1,0 +1,460 @@
+"""Building and opening catalogues: the original's loader, bad input, full disks, kills."""
+
+import gzip
+import json
+import os
+import pickle
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.webshop import catalogue as catalogues
+from hgpo_envs.webshop import synthetic
+from hgpo_envs.webshop.build import build
+from hgpo_envs.webshop.catalogue import Catalogue
+from hgpo_envs.webshop.loader import indexed_text
+
+NAMES = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
+
+
+def record(asin="B000000001", **changes):
+    fields = {
+        "asin": asin,
+        "name": "Red Shoes",
+        "full_description": "Good shoes.",
+        "small_description": ["light", "soft"],
+        "pricing": "$10.50",
+        "customization_options": {"Size": [{"value": "5"}, {"value": "6"}]},
+        "category": "fashion",
+        "query": "Shoes ",
+        "product_category": "Clothing › Shoes",
+        "images": ["x.jpg"],
+    }
+    return {name: value for name, value in (fields | changes).items() if value is not ...}
+
+
+def made(tmp_path, records, attributes=None, human=None, **options):
+    """A catalogue of these records."""
+    paths = write(tmp_path / "raw", json.dumps(records), json.dumps(attributes or {}), json.dumps(human or {}))
+    build(*paths, tmp_path / "out", nouns="stand-in", **options)
+    return Catalogue.open(tmp_path / "out")
+
+
+def write(folder, *texts):
+    folder.mkdir(exist_ok=True)
+    paths = [folder / name for name in NAMES]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return paths
+
+
+def left_behind(tmp_path):
+    return sorted(path.name for path in tmp_path.iterdir() if path.name != "raw")
+
+
+def test_recorded_products(shared, tmp_path):
+    raw = shared / "golden/webshop/catalogue"
+    files = (raw / f"{name}.json.gz" for name in ("items_shuffle", "items_ins_v2", "items_human_ins"))
+    manifest = build(*files, tmp_path / "out", nouns=raw / "nouns.json.gz")
+    catalogue = Catalogue.open(tmp_path / "out")
+    nouns = json.loads(gzip.decompress((raw / "nouns.json.gz").read_bytes()))
+    documents = [json.loads(line) for line in gzip.open(raw / "documents_1000.jsonl.gz")]
+    assert len(documents) == len(catalogue) == manifest["products"]
+    assert manifest["skipped"]["duplicate asin"] == 1000 - len(documents)
+    instructions = {}
+    for human in catalogue.human_instructions():
+        instructions.setdefault(human.product, []).append(
+            (human.instruction, list(human.attributes), list(human.options))
+        )
+    for document, product in zip(documents, catalogue, strict=True):
+        original = document["product"]
+        assert document["contents"] == indexed_text(
+            product.title, product.description, product.bullet_points, product.options
+        )
+        assert {
+            "asin": product.asin,
+            "Title": product.title,
+            "Description": product.description,
+            "BulletPoints": list(product.bullet_points),
+            "Price": product.price_text,
+            "pricing": list(product.prices),
+            "options": {name: list(values) for name, values in product.options.items()},
+            "Attributes": list(product.attributes),
+            "category": product.category,
+            "query": product.query,
+            "product_category": product.product_category,
+        }.items() <= original.items()
+        assert list(product.options) == list(original["options"])
+        assert list(product.nouns) == nouns[product.title]
+        assert catalogue.index_of(product.asin) == product.index
+        assert instructions.get(product.index, []) == [
+            (human["instruction"], human["instruction_attributes"], human["instruction_options"])
+            for human in original.get("instructions", [])
+        ]
+        assert catalogue.combinations[product.index] == np.prod([len(v) for v in original["options"].values()])
+        np.testing.assert_array_equal(
+            catalogue.prices[product.index], [*original["pricing"], np.nan][:2] if original["pricing"] else []
+        )
+
+
+def test_what_the_loader_passes_over(tmp_path):
+    records = [
+        record("nan"), record("B0000000012"), record("B1", name="first"), record("B1", name="second"),
+        record("é1"), record("B2"),
+    ]  # fmt: skip
+    catalogue = made(tmp_path, records)
+    assert [product.asin for product in catalogue] == ["B1", "é1", "B2"]
+    assert catalogue.product(0).title == "first"
+    assert [catalogue.index_of(asin) for asin in ("B1", "é1", "B2")] == [0, 1, 2]
+    assert catalogue.manifest["skipped"] == {"nan or long asin": 2, "duplicate asin": 1, "unusable": 0}
+    for unknown in ("", "B", "B11", "zz", "\ud800"):
+        with pytest.raises(KeyError):
+            catalogue.index_of(unknown)
+    with pytest.raises(IndexError):
+        catalogue.product(3)
+
+
+def test_num_products_cuts_before_anything_is_passed_over(tmp_path):
+    records = [record("nan"), record("B1"), record("B1"), record("B2")]
+    assert [product.asin for product in made(tmp_path, records, num_products=3)] == ["B1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"pricing": None}, {"prices": (100.0,), "price_text": "$100.0"}),
+        ({"pricing": ...}, {"prices": (100.0,), "price_text": "$100.0"}),
+        ({"pricing": "$1,234.50"}, {"prices": (1234.5,), "price_text": "$1234.5"}),
+        ({"pricing": "$5 - $7 - $9"}, {"prices": (5.0, 7.0), "price_text": "$5.0 to $7.0"}),
+        ({"pricing": "$15 ($1 / Ounce)"}, {"prices": (15.0, 1.0), "price_text": "$15.0 to $1.0"}),
+        ({"pricing": "about $9"}, {"prices": (9.0,)}),
+        ({"small_description": "one"}, {"bullet_points": ("one",)}),
+        ({"small_description": []}, {"bullet_points": ()}),
+        ({"customization_options": None}, {"options": {}}),
+        ({"customization_options": {"A": None, "B": []}}, {"options": {"b": ()}}),
+        (
+            {"customization_options": {"Size": [{"value": " A/B "}], "Color": [{"value": "X"}], "SIZE": [{"value": "C"}]}},
+            {"options": {"size": ("c",), "color": ("x",)}},
+        ),
+        ({"query": "  Women's Shoes\n"}, {"query": "women's shoes"}),
+        ({"name": "<b>A</b> & \x00\x07 \u2028"}, {"title": "<b>A</b> & \x00\x07 \u2028"}),
+        ({"name": "A\ud800B"}, {"title": "A\ufffdB"}),
+        ({"images": ..., "full_description": ""}, {"description": ""}),
+    ],
+)
+def test_oddities_of_records(tmp_path, changes, expected):
+    product = made(tmp_path, [record(**changes)]).product(0)
+    assert {name: getattr(product, name) for name in expected} == expected
+
+
+def test_attributes_and_instructions(tmp_path):
+    attributes = {
+        "B1": {"attributes": ["a", "b"], "instruction": "Find me", "instruction_attributes": ["a"]},
+        "B2": {"instruction": None},
+        "gone": {"attributes": []},
+    }
+    human = {
+        "B3": [{"instruction": "i want", "instruction_attributes": [], "instruction_options": ["x"], "attributes": []}],
+        "gone": [{"instruction": "?", "instruction_attributes": [], "instruction_options": []}],
+    }
+    catalogue = made(tmp_path, [record("B1"), record("B2"), record("B3")], attributes, human)
+    first, second, third = catalogue
+    assert (first.attributes, first.instruction, first.instruction_attributes) == (("a", "b"), "Find me", ("a",))
+    assert (second.attributes, second.instruction, second.listed) == (("DUMMY_ATTR",), None, True)
+    assert (third.attributes, third.listed) == (("DUMMY_ATTR",), False)
+    assert catalogue.instructed.tolist() == [0]
+    assert [(h.product, h.instruction, h.attributes, h.options) for h in catalogue.human_instructions()] == [
+        (2, "i want", (), ("x",))
+    ]
+
+
+def test_magic_searches(tmp_path):
+    catalogue = made(tmp_path, [record("B1"), record("B2", category="garden"), record("B3", query="Boots")])
+    assert catalogue.in_category("fashion").tolist() == [0, 2]
+    assert catalogue.with_query("shoes").tolist() == [0, 1]
+    assert catalogue.with_query("Shoes").tolist() == catalogue.in_category("").tolist() == []
+
+
+def test_an_empty_catalogue_can_be_opened(tmp_path):
+    catalogue = made(tmp_path, [])
+    assert (len(catalogue), list(catalogue), catalogue.search("shoes")) == (0, [], ())
+
+
+BAD = [
+    (b"", "expected '[', found the end of the file"),
+    (b"{}", "expected '[', found '{'"),
+    (b"[", "Expecting value"),
+    (b"[1]", "record 0"),
+    (b'[{"asin": "B1"', "record 0"),
+    (json.dumps([record("B1"), record("B2")])[:-40].encode(), "record 1"),
+    (json.dumps([record("B1")]).encode() + b"x", "expected the end of the file"),
+    (b'[{"asin": "B1",}]', "record 0"),
+    (b'[{"asin": 5}]', "field 'asin' is no text but 5"),
+    (b"[{}]", "record 0 (without asin): field 'asin' is missing"),
+    (json.dumps([record("B1", name=...)]).encode(), "record 0 (B1): field 'name' is missing"),
+    (json.dumps([record("B1"), record("B2", pricing="9.99")]).encode(), "record 1 (B2): the price '9.99' has no '$'"),
+    (json.dumps([record("B1", pricing="$")]).encode(), "has no number after a '$'"),
+    (json.dumps([record("B1", pricing=9.99)]).encode(), "the price 9.99 has no '$'"),
+    (json.dumps([record("B1", small_description=None)]).encode(), "'small_description' is no list of texts"),
+    (json.dumps([record("B1", full_description=None)]).encode(), "'full_description' is no text but None"),
+    (json.dumps([record("B1", customization_options={"A": ["x"]})]).encode(), "option 'A' holds no list of objects"),
+    (json.dumps([record("B1", customization_options={"A": [{"v": "x"}]})]).encode(), "field 'value' is missing"),
+    (json.dumps([record("B1", customization_options=["x"])]).encode(), "'customization_options' is no object"),
+    (b"\xff\xfe[]", "not UTF-8"),
+    (b'[{"asin": "\xff"}]', "not UTF-8"),
+    (b'[{"a": ' + b"[" * 100_000, "record 0"),
+    (b'[{"a": ' + b"9" * 5_000 + b"}]", "record 0"),
+    (gzip.compress(json.dumps([record("B1")]).encode())[:-12], "cannot be read to its end"),
+    (gzip.compress(b"[]")[:-3], "cannot be read to its end"),
+]
+
+
+@pytest.mark.parametrize(("items", "line"), BAD, ids=range(len(BAD)))
+def test_bad_items_are_one_line_and_leave_nothing(tmp_path, items, line):
+    paths = write(tmp_path / "raw", items, "{}", "{}")
+    with pytest.raises(InputError) as error:
+        build(*paths, tmp_path / "out")
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+    assert str(paths[0]) in str(error.value)
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("attributes", "human", "line"),
+    [
+        ('{"B1": 5}', "{}", "entry 'B1': expected an object, found 5"),
+        ('{"B1": {"attributes": "x"}}', "{}", "entry 'B1': field 'attributes' is no list of texts"),
+        ('{"B1": {"attributes": []}', "{}", "expected ',' or '}', found the end of the file"),
+        ("[]", "{}", "expected '{', found '['"),
+        ("{}", '{"B1": [{"instruction": "x"}]}', "(B1): its human instruction cannot be used"),
+        ("{}", '{"B1": 5}', "(B1): its human instructions are no list"),
+        ("{}", "{,}", "Expecting value"),
+    ],
+)
+def test_bad_attributes_and_instructions(tmp_path, attributes, human, line):
+    paths = write(tmp_path / "raw", json.dumps([record("B1")]), attributes, human)
+    with pytest.raises(InputError) as error:
+        build(*paths, tmp_path / "out")
+    assert line in str(error.value)
+    assert left_behind(tmp_path) == []
+
+
+def test_unusable_records_can_be_passed_over(tmp_path):
+    records = [record("B1", pricing="9"), record("B2"), record("B3", name=5), record("B1")]
+    catalogue = made(tmp_path, records, skip_unusable=True)
+    assert [product.asin for product in catalogue] == ["B2", "B1"]
+    assert catalogue.manifest["skipped"]["unusable"] == 2
+    assert "record 0 (B1): the price '9' has no '$'" in catalogue.manifest["first_unusable"]
+
+
+def test_every_truncation_is_seen(tmp_path):
+    whole = json.dumps([record("B1"), record("B2", name="é👟", pricing=None)]).encode()
+    for end in range(0, len(whole), 7):
+        paths = write(tmp_path / "raw", whole[:end], "{}", "{}")
+        with pytest.raises(InputError):
+            build(*paths, tmp_path / "out")
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 64, 1 << 22])
+def test_files_read_the_same_in_any_pieces(tmp_path, monkeypatch, piece):
+    from hgpo_envs.webshop import raw
+
+    monkeypatch.setattr(raw, "PIECE", piece)
+    records = [record("B1", name="日本 \u20ac 👟", extra=[1.5e3, -7, True, None, {"x": 12}]), record("B2")]
+    text = json.dumps(records, ensure_ascii=False, indent=1)
+    (tmp_path / "a.json").write_text(f" \n{text}\n ", "utf-8")
+    assert list(raw.records(tmp_path / "a.json")) == list(enumerate(records))
+    (tmp_path / "b.json").write_text(json.dumps({"a": 1, "b\"c": [], "d": "x" * 300}), "utf-8")
+    assert list(raw.entries(tmp_path / "b.json")) == [("a", 1), ("b\"c", []), ("d", "x" * 300)]
+    (tmp_path / "c.json").write_text("[ ]", "utf-8")
+    assert list(raw.records(tmp_path / "c.json")) == []
+
+
+def test_ten_megabyte_description(tmp_path):
+    text = "".join(f"word{n} " for n in range(1_000_000))
+    catalogue = made(tmp_path, [record("B1", full_description=text), record("B2"), record("B3", full_description="é" * 10**7)])
+    assert catalogue.product(0).description == text
+    assert catalogue.search("word999999") == (0,)
+    assert catalogue.product(2).description == "é" * 10**7
+
+
+def test_opening_says_what_is_wrong(tmp_path):
+    folder = made(tmp_path, [record("B1")]).folder
+
+    def refusal():
+        with pytest.raises(InputError) as error:
+            Catalogue.open(folder)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    manifest = folder / catalogues.MANIFEST
+    kept = manifest.read_bytes()
+    manifest.write_bytes(kept.replace(b'"format": 1', b'"format": 99'))
+    assert "format 99, this version reads 1" in refusal()
+    manifest.write_bytes(kept[: len(kept) // 2])
+    assert "is damaged" in refusal()
+    manifest.write_bytes(kept)
+    (folder / "products.arrow").write_bytes((folder / "products.arrow").read_bytes()[:-1])
+    assert "bytes instead of" in refusal()
+    (folder / "products.arrow").unlink()
+    assert "is missing" in refusal()
+    shutil.rmtree(folder)
+    assert "no WebShop catalogue in" in refusal()
+
+
+def test_verify_finds_a_flipped_bit(tmp_path):
+    catalogue = made(tmp_path, [record("B1")])
+    catalogue.verify()
+    path = catalogue.folder / "index/documents.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="documents.npy is not what was built"):
+        Catalogue.open(catalogue.folder).verify()
+
+
+def test_a_catalogue_deleted_while_open_goes_on(tmp_path):
+    records = [record(f"B{n}", name=f"Shoes word{n}x") for n in range(3_000)]
+    catalogue = made(tmp_path, records)
+    shutil.rmtree(catalogue.folder)
+    assert catalogue.product(2_999).title == "Shoes word2999x"
+    assert catalogue.search("word1234x") == (1234,)
+    assert list(catalogue.human_instructions()) == []
+    assert catalogue.in_category("fashion").tolist() == list(range(3_000))
+
+
+def test_nothing_stays_open(tmp_path):
+    folder = made(tmp_path, [record("B1", full_description="x" * 5_000)]).folder
+
+    def held():
+        files = len(os.listdir("/proc/self/fd"))
+        return files, sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    before = held()
+    for _ in range(20):
+        catalogue = Catalogue.open(folder)
+        catalogue.search("shoes"), catalogue.product(0)
+        copy = pickle.loads(pickle.dumps(catalogue))
+        assert copy.product(0) == catalogue.product(0)
+        del catalogue, copy
+    assert held() == before
+
+
+def test_an_existing_folder_stays_unless_it_may_go(tmp_path):
+    folder = made(tmp_path, [record("B1")]).folder
+    paths = [tmp_path / "raw" / name for name in NAMES]
+    with pytest.raises(InputError, match="is there already"):
+        build(*paths, folder)
+    assert len(Catalogue.open(folder)) == 1
+    paths[0].write_text(json.dumps([record("B1"), record("B2")]))
+    build(*paths, folder, nouns="stand-in", replace=True)
+    assert len(Catalogue.open(folder)) == 2
+    paths[0].write_text("[")
+    with pytest.raises(InputError):
+        build(*paths, folder, replace=True)
+    assert len(Catalogue.open(folder)) == 2
+    assert left_behind(tmp_path) == ["out"]
+
+
+def test_the_same_files_give_the_same_catalogue(tmp_path):
+    paths = write(tmp_path / "raw", json.dumps([record("B1"), record("B2")]), "{}", "{}")
+    first, second = (build(*paths, tmp_path / name, nouns="stand-in") for name in ("one", "two"))
+    assert first == second
+    third = build(*paths, tmp_path / "three", nouns="stand-in", num_products=1)
+    assert third["id"] != first["id"]
+
+
+def test_nouns_are_recorded(tmp_path):
+    paths = write(tmp_path / "raw", json.dumps([record("B1")]), "{}", "{}")
+    (tmp_path / "raw/nouns.json").write_text('{"Red Shoes": ["shoes", "shoes"]}')
+    build(*paths, tmp_path / "out", nouns=tmp_path / "raw/nouns.json")
+    catalogue = Catalogue.open(tmp_path / "out")
+    assert catalogue.product(0).nouns == ("shoes", "shoes")
+    assert catalogue.nouns.startswith("file sha256:")
+    assert made(tmp_path, [record("B1")], replace=True).nouns == "stand-in 1"
+    (tmp_path / "raw/nouns.json").write_text("{}")
+    with pytest.raises(InputError, match="no list of nouns for the title 'Red Shoes'"):
+        build(*paths, tmp_path / "other", nouns=tmp_path / "raw/nouns.json")
+    with pytest.raises(InputError, match="cannot read the nouns"):
+        build(*paths, tmp_path / "other", nouns=tmp_path / "raw/none.json")
+
+
+BUILD = """
+import resource, signal, sys
+from pathlib import Path
+from hgpo_envs.errors import InputError
+from hgpo_envs.webshop.build import build
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+raw, out, limit = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+def tell(stage, done, total):
+    print(stage, flush=True)
+try:
+    build(*(raw / name for name in sys.argv[4:]), out, nouns="stand-in", progress=tell)
+except InputError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("raw") / "raw"
+    synthetic.write(folder, 4_000, 5)
+    return folder
+
+
+def process(raw, out, limit=0):
+    command = [sys.executable, "-c", BUILD, str(raw), str(out), str(limit), *NAMES]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [1 << 12, 1 << 20, 4 << 20])
+def test_a_full_disk_is_one_line_and_leaves_nothing(raw, tmp_path, limit):
+    _, line = process(raw, tmp_path / "out", limit).communicate(timeout=120)
+    assert "no space left for it on the disk; nothing was left behind" in line
+    assert line.count("\n") == 1
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_what_a_kill_leaves_is_swept_by_the_next_build(raw, tmp_path):
+    killed = process(raw, tmp_path / "out")
+    for line in killed.stdout:
+        if line.startswith("products"):
+            break
+    time.sleep(0.2)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert [name for name in left_behind(tmp_path) if name.startswith(".out.building-")]
+    going = process(raw, tmp_path / "other")  # another folder's building is left alone
+    _, errors = process(raw, tmp_path / "out").communicate(timeout=120)
+    assert not errors
+    assert not going.communicate(timeout=120)[1]
+    assert left_behind(tmp_path) == ["other", "out"]
+    assert len(Catalogue.open(tmp_path / "out")) > 3_900
+
+
+def test_one_build_does_not_sweep_anothers(raw, tmp_path):
+    from hgpo_envs.webshop.folder import whole_folder
+
+    with whole_folder(tmp_path / "out") as first:
+        with whole_folder(tmp_path / "out") as second:
+            assert first.exists()
+            (second / "file").write_text("second")
+        (first / "file").write_text("first")
+        assert (tmp_path / "out/file").read_text() == "second"
+        shutil.rmtree(tmp_path / "out")
+    assert (tmp_path / "out/file").read_text() == "first"
+    assert resource.getpagesize()  # the module is used on systems that have it

@@ -1,0 +1,145 @@
+"""Search: the recorded Lucene rankings, and a scalar BM25 written from its definition."""
+
+import gzip
+import json
+import math
+import struct
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.webshop import bm25, search
+from hgpo_envs.webshop.analysis import terms
+from hgpo_envs.webshop.build import build
+from hgpo_envs.webshop.catalogue import Catalogue
+from hgpo_envs.webshop.index import IndexWriter
+
+
+@pytest.fixture(scope="module")
+def golden(shared, tmp_path_factory):
+    raw = shared / "golden/webshop/catalogue"
+    out = tmp_path_factory.mktemp("golden") / "catalogue"
+    files = (raw / f"{name}.json.gz" for name in ("items_shuffle", "items_ins_v2", "items_human_ins"))
+    build(*files, out, nouns=raw / "nouns.json.gz")
+    return Catalogue.open(out)
+
+
+def test_recorded_rankings(golden, shared):
+    lines = gzip.open(shared / "golden/webshop/search.jsonl.gz").readlines()
+    assert lines
+    for line in map(json.loads, lines):
+        documents, scores = golden.index.search(line["query"])
+        assert [golden.asins[document].decode() for document in documents] == [asin for asin, _ in line["hits"]]
+        np.testing.assert_allclose(scores, [score for _, score in line["hits"]], atol=1e-3, rtol=0)
+        assert [golden.product(index).asin for index in golden.search(line["query"])] == [a for a, _ in line["hits"]]
+
+
+def single(x: float) -> float:
+    """Rounded to float32."""
+    return struct.unpack("f", struct.pack("f", x))[0]
+
+
+def kept_length(length: int) -> int:
+    """A length after Lucene's one byte: exact below 40, else the three bits after the leading one, from 24 on."""
+    if length < 24 + 16:
+        return length
+    rest = length - 24
+    shift = rest.bit_length() - 4
+    return 24 + (rest >> shift << shift)
+
+
+def ranking(documents: list[str], query: str, results: int) -> list[tuple[int, float]]:
+    """BM25 as Lucene 8 computes it, one document at a time, float32 after every operation."""
+    counted = [Counter(terms(text)) for text in documents]
+    lengths = [sum(count.values()) for count in counted]
+    filled = sum(length > 0 for length in lengths)
+    if not filled:
+        return []
+    average = single(sum(lengths) / filled)
+    k1, b = single(0.9), single(0.4)
+    found = []
+    for number, (count, length) in enumerate(zip(counted, lengths, strict=True)):
+        share = single(single(b * kept_length(length)) / average)
+        inverse = single(1 / single(k1 * single(single(1 - b) + share)))
+        total, hit = 0.0, False
+        for term, often in Counter(terms(query)).items():
+            holding = sum(term in other for other in counted)
+            if count[term]:
+                hit = True
+                weight = single(often * single(math.log(1 + (filled - holding + 0.5) / (holding + 0.5))))
+                total += single(weight - single(weight / single(1 + single(count[term] * inverse))))
+        if hit:
+            found.append((number, single(total)))
+    return sorted(found, key=lambda pair: (-pair[1], pair[0]))[:results]
+
+
+def write_index(folder, documents: list[str], ranks=None) -> search.Index:
+    writer = IndexWriter(folder)
+    for text in documents:
+        writer.add(text)
+    writer.finish(np.arange(len(documents), dtype=np.int32) if ranks is None else ranks, lambda *_: None)
+    return search.Index(folder)
+
+
+WORDS = st.sampled_from(["shoe", "shoes", "red", "women's", "size", "x", "100%", "blue", "the", "日本", "™", "u.s.a."])
+TEXTS = st.lists(WORDS, max_size=60).map(" ".join)
+
+
+@given(st.lists(TEXTS, max_size=30), TEXTS, st.integers(1, 6), st.integers(1, 8))
+def test_search_is_bm25(tmp_path_factory, documents, query, results, promising):
+    index = write_index(tmp_path_factory.mktemp("index") / "index", documents)
+    kept = search._PROMISING
+    search._PROMISING = promising  # few, so that thresholds and cuts are at work on few documents
+    try:
+        found, scores = index.search(query, results)
+    finally:
+        search._PROMISING = kept
+    assert list(zip(found.tolist(), scores.tolist(), strict=True)) == ranking(documents, query, results)
+
+
+def exhaustive(index: search.Index, query: str, count: int) -> tuple[list[int], list[float]]:
+    """Every posting of every term summed up."""
+    totals = np.zeros(count)
+    for postings in index._lists(query):
+        totals[postings.documents] += postings.table[postings.codes]
+    scores = totals.astype(np.float32)
+    order = sorted(np.flatnonzero(scores).tolist(), key=lambda document: (-scores[document], document))
+    return order[:50], scores[order[:50]].tolist()
+
+
+def test_nothing_is_missed_by_stopping_early(tmp_path):
+    random = np.random.default_rng(3)
+    vocabulary = np.array([f"w{n}x" for n in range(300)])
+    chances = 1 / np.arange(1, 301)
+    documents = [
+        " ".join(random.choice(vocabulary, random.integers(1, 80), p=chances / chances.sum())) for _ in range(8_000)
+    ]
+    index = write_index(tmp_path / "index", documents, random.permutation(8_000).astype(np.int32))
+    for _ in range(300):
+        query = " ".join(random.choice(vocabulary, random.integers(1, 9), p=chances / chances.sum()))
+        found, scores = index.search(query)
+        assert (found.tolist(), scores.tolist()) == exhaustive(index, query, 8_000), query
+
+
+def test_runs_merge_to_the_same_index(tmp_path, monkeypatch):
+    documents = [f"a{n % 7}b c{n % 3}d word word e{n}f" for n in range(500)]
+    write_index(tmp_path / "whole", documents)
+    monkeypatch.setattr("hgpo_envs.webshop.index.TOKENS_AT_ONCE", 64)
+    write_index(tmp_path / "runs", documents)
+    for path in sorted((tmp_path / "whole").iterdir()):
+        assert path.read_bytes() == (tmp_path / "runs" / path.name).read_bytes(), path.name
+
+
+def test_lengths_round_as_in_a_byte():
+    assert [bm25.byte_length(bm25.length_byte(n)) for n in range(5_000)] == [kept_length(n) for n in range(5_000)]
+    assert bm25.length_byte(2**31 - 1) == 255
+
+
+def test_odd_queries_find_what_they_can(golden):
+    for query in ("", " ", "the of and", "zzzzunknown", "\x00", "\ud800", "a" * 100_000, "red " * 5_000, "👍🏽", "[]()*~^\""):
+        documents, scores = golden.index.search(query)
+        assert len(documents) == len(scores) <= 50
+    assert golden.index.search("red " * 5_000)[0].tolist() == golden.index.search("red")[0].tolist()

@@ -1,0 +1,103 @@
+"""Synthetic catalogues, and the bundled one made of them."""
+
+import json
+
+import pytest
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.webshop import bundled, synthetic
+from hgpo_envs.webshop.build import build
+from hgpo_envs.webshop.catalogue import Catalogue
+
+PUBLISHED_TRAIN = 1_500
+"""Goals before this one are for test and evaluation."""
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path):
+    for name, seed in (("one", 3), ("two", 3), ("three", 4)):
+        synthetic.write(tmp_path / name, 300, seed)
+    one, two, three = (
+        [(tmp_path / name / file).read_bytes() for file in synthetic.FILES] for name in ("one", "two", "three")
+    )
+    assert one == two
+    assert all(a != b for a, b in zip(one, three, strict=True))
+
+
+def test_a_smaller_catalogue_is_the_beginning_of_a_larger_one(tmp_path):
+    synthetic.write(tmp_path / "small", 50, 3)
+    synthetic.write(tmp_path / "large", 200, 3)
+    small, large = (json.loads((tmp_path / name / "items_shuffle.json").read_bytes()) for name in ("small", "large"))
+    assert large[:50] == small
+
+
+def test_oddities_are_there_and_can_be_built(tmp_path):
+    synthetic.write(tmp_path / "raw", 5_000, 1)
+    items = json.loads((tmp_path / "raw/items_shuffle.json").read_bytes())
+    pricing = [item["pricing"] for item in items]
+    assert None in pricing
+    assert "" in pricing
+    assert any(" - " in (price or "") for price in pricing)
+    assert any("/ Ounce" in (price or "") for price in pricing)
+    assert any(isinstance(item["small_description"], str) for item in items)
+    assert any(item["customization_options"] is None for item in items)
+    assert any(None in (item["customization_options"] or {}).values() for item in items)
+    assert any("<b>" in item["name"] for item in items)
+    assert any("\x07" in item["name"] for item in items)
+    assert any(item["asin"] == "nan" for item in items)
+    assert any(len(item["asin"]) > 10 for item in items)
+    manifest = build(*(tmp_path / "raw" / name for name in synthetic.FILES), tmp_path / "out", nouns="stand-in")
+    assert manifest["skipped"]["nan or long asin"]
+    assert manifest["skipped"]["duplicate asin"]
+    catalogue = Catalogue.open(tmp_path / "out")
+    assert all(product.listed and product.instruction for product in catalogue)
+
+
+def test_without_oddities_every_record_is_a_product(tmp_path):
+    synthetic.write(tmp_path / "raw", 500, 1, oddities=False, text=0.2)
+    manifest = build(*(tmp_path / "raw" / name for name in synthetic.FILES), tmp_path / "out", nouns="stand-in")
+    assert manifest["products"] == 500
+
+
+@pytest.mark.parametrize("products", [0, -1, 36**8])
+def test_counts_out_of_range(tmp_path, products):
+    with pytest.raises(InputError, match="products must be"):
+        synthetic.write(tmp_path / "raw", products, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def shop():
+    return Catalogue.open(bundled.bundled_folder())
+
+
+def test_the_bundled_catalogue_is_small_and_has_goals_for_every_split(shop):
+    assert len(shop) >= 1_000
+    assert sum(path.stat().st_size for path in shop.folder.rglob("*") if path.is_file()) < 2_000_000
+    assert sum(bool(human.attributes) for human in shop.human_instructions()) > PUBLISHED_TRAIN
+    assert shop.combinations[shop.instructed].sum() > PUBLISHED_TRAIN
+    shop.verify()
+
+
+def test_the_bundled_catalogue_is_what_its_seed_gives(shop, tmp_path):
+    bundled.make(tmp_path / "again")
+    again = Catalogue.open(tmp_path / "again")
+    assert list(again) == list(shop)
+    assert list(again.human_instructions()) == list(shop.human_instructions())
+    for path in sorted((shop.folder / "index").iterdir()):
+        assert path.read_bytes() == (again.folder / "index" / path.name).read_bytes()
+
+
+def test_bundled_instructions_can_be_followed(shop):
+    """What a goal asks for is said of its product, and the product is found by its own words."""
+    for human in shop.human_instructions():
+        product = shop.product(human.product)
+        assert set(human.attributes) <= set(product.attributes)
+        assert set(human.options) <= {value for values in product.options.values() for value in values}
+    found = 0
+    for product in shop:
+        text = " ".join((product.title, product.description, *product.bullet_points)).lower()
+        assert all(attribute in text for attribute in product.attributes)
+        assert product.instruction_attributes
+        assert set(product.instruction_attributes) <= set(product.attributes)
+        found += product.index in shop.search(product.title)[:10]
+    assert found > 0.99 * len(shop)
