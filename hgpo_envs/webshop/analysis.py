@@ -101,19 +101,24 @@ def _cut_words(text: str) -> Iterator[str]:
     """Words where some may be too long: the grammar sees 255 UTF-16 units at a time from where a word begins."""
     at = 0
     while at < len(text):
-        start = _ANY.search(text, at, at + 2 * LONGEST_WORD)
-        if start is None or start.start() >= at + LONGEST_WORD:  # what begins there may not be seen whole
-            at += LONGEST_WORD
-            continue
-        end = start.start() + LONGEST_WORD
-        while len(text[start.start() : end].encode("utf-16-le", "surrogatepass")) > 2 * LONGEST_WORD:
-            end -= 1
-        word = _ANY.match(text, start.start(), end)
-        if word is None:  # a sign that needs what lies beyond
-            at = start.start() + 1
-            continue
-        yield word.group()
-        at = word.end()
+        word = _ANY.search(text, at, _seen_from(text, at))
+        if word is None:
+            at += LONGEST_WORD // 4  # the rest may have begun something that was not seen whole
+        elif word.start() > at:
+            at = word.start()
+        else:
+            yield word.group()
+            at = word.end()
+
+
+def _seen_from(text: str, at: int) -> int:
+    """Where 255 UTF-16 units end; a character beyond the basic plane takes two."""
+    units = 0
+    for place, letter in enumerate(text[at : at + LONGEST_WORD]):
+        units += 2 if letter > "\uffff" else 1
+        if units > LONGEST_WORD:
+            return at + place
+    return at + LONGEST_WORD
 
 
 def term(word: str) -> str | None:

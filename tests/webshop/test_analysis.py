@@ -11,12 +11,12 @@ from hgpo_envs.webshop.porter import stem
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("The quick (\"brown\") fox can't jump 32.3 feet, right?", "The quick brown fox can't jump 32.3 feet right"),
+        ('The quick ("brown") fox can\'t jump 32.3 feet, right?', "The quick brown fox can't jump 32.3 feet right"),
         ("u.s.a. wi-fi e.g. a_b __ 3,5 1;2 a:b a,b 1.a o'neil's", "u.s.a wi fi e.g a_b 3,5 1;2 a:b a b 1 a o'neil's"),
         ("½ cup ﬁne größe naïve Ελληνικά", "cup ﬁne größe naïve Ελληνικά"),
         ("日本製 ひらがな カタカナ 한국어 ภาษาไทย", "日 本 製 ひ ら が な カタカナ 한국어 ภาษาไทย"),
         ("tm™ © 2 1️⃣ #️⃣ 👨‍👩‍👧 👍🏽x 🇺🇸🇬🇧", "tm ™ © 2 1️⃣ #️⃣ 👨‍👩‍👧 👍🏽 x 🇺🇸 🇬🇧"),
-        ('צה"ל א\' שלום', 'צה"ל א\' שלום'),
+        ("צה\"ל א' שלום", "צה\"ל א' שלום"),
         ("soft\u00adhyphen e\u0301cole", "soft\u00adhyphen e\u0301cole"),
     ],
 )
@@ -25,7 +25,7 @@ def test_words(text, expected):
 
 
 def test_porters_own_examples():
-    pairs = """
+    examples = """
     caresses caress ponies poni ties ti caress caress cats cat feed feed agreed agre plastered plaster bled bled
     motoring motor sing sing conflated conflat troubled troubl sized size hopping hop tanned tan falling fall hissing
     hiss fizzed fizz failing fail filing file happy happi sky sky relational relat conditional condit rational ration
@@ -37,7 +37,8 @@ def test_porters_own_examples():
     adjustment adjust dependent depend adoption adopt homologou homolog communism commun activate activ angulariti
     angular homologous homolog effective effect bowdlerize bowdler probate probat rate rate cease ceas controll control
     roll roll
-    """.split()
+    """
+    pairs = examples.split()
     for word, expected in zip(pairs[::2], pairs[1::2], strict=True):
         assert stem(word) == expected, word
 

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import pickle
 import resource
 import shutil
@@ -66,7 +65,7 @@ def test_recorded_products(shared, tmp_path):
     manifest = build(*files, tmp_path / "out", nouns=raw / "nouns.json.gz")
     catalogue = Catalogue.open(tmp_path / "out")
     nouns = json.loads(gzip.decompress((raw / "nouns.json.gz").read_bytes()))
-    documents = [json.loads(line) for line in gzip.open(raw / "documents_1000.jsonl.gz")]
+    documents = list(map(json.loads, gzip.decompress((raw / "documents_1000.jsonl.gz").read_bytes()).splitlines()))
     assert len(documents) == len(catalogue) == manifest["products"]
     assert manifest["skipped"]["duplicate asin"] == 1000 - len(documents)
     instructions = {}
@@ -141,7 +140,13 @@ def test_num_products_cuts_before_anything_is_passed_over(tmp_path):
         ({"customization_options": None}, {"options": {}}),
         ({"customization_options": {"A": None, "B": []}}, {"options": {"b": ()}}),
         (
-            {"customization_options": {"Size": [{"value": " A/B "}], "Color": [{"value": "X"}], "SIZE": [{"value": "C"}]}},
+            {
+                "customization_options": {
+                    "Size": [{"value": " A/B "}],
+                    "Color": [{"value": "X"}],
+                    "SIZE": [{"value": "C"}],
+                }
+            },
             {"options": {"size": ("c",), "color": ("x",)}},
         ),
         ({"query": "  Women's Shoes\n"}, {"query": "women's shoes"}),
@@ -274,18 +279,21 @@ def test_files_read_the_same_in_any_pieces(tmp_path, monkeypatch, piece):
     text = json.dumps(records, ensure_ascii=False, indent=1)
     (tmp_path / "a.json").write_text(f" \n{text}\n ", "utf-8")
     assert list(raw.records(tmp_path / "a.json")) == list(enumerate(records))
-    (tmp_path / "b.json").write_text(json.dumps({"a": 1, "b\"c": [], "d": "x" * 300}), "utf-8")
-    assert list(raw.entries(tmp_path / "b.json")) == [("a", 1), ("b\"c", []), ("d", "x" * 300)]
+    (tmp_path / "b.json").write_text(json.dumps({"a": 1, 'b"c': [], "d": "x" * 300}), "utf-8")
+    assert list(raw.entries(tmp_path / "b.json")) == [("a", 1), ('b"c', []), ("d", "x" * 300)]
     (tmp_path / "c.json").write_text("[ ]", "utf-8")
     assert list(raw.records(tmp_path / "c.json")) == []
 
 
 def test_ten_megabyte_description(tmp_path):
-    text = "".join(f"word{n} " for n in range(1_000_000))
-    catalogue = made(tmp_path, [record("B1", full_description=text), record("B2"), record("B3", full_description="é" * 10**7)])
+    text = "".join(f"word{n % 50_000} " for n in range(10**6))
+    letters = "é" * 10**6
+    catalogue = made(
+        tmp_path, [record("B1", full_description=text), record("B2"), record("B3", full_description=letters)]
+    )
     assert catalogue.product(0).description == text
-    assert catalogue.search("word999999") == (0,)
-    assert catalogue.product(2).description == "é" * 10**7
+    assert catalogue.search("word49999") == (0,)
+    assert catalogue.product(2).description == letters
 
 
 def test_opening_says_what_is_wrong(tmp_path):
@@ -319,7 +327,7 @@ def test_verify_finds_a_flipped_bit(tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(InputError, match="documents.npy is not what was built"):
+    with pytest.raises(InputError, match=r"documents\.npy is not what was built"):
         Catalogue.open(catalogue.folder).verify()
 
 
@@ -337,7 +345,7 @@ def test_nothing_stays_open(tmp_path):
     folder = made(tmp_path, [record("B1", full_description="x" * 5_000)]).folder
 
     def held():
-        files = len(os.listdir("/proc/self/fd"))
+        files = len(list(Path("/proc/self/fd").iterdir()))
         return files, sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
 
     before = held()
