@@ -1,0 +1,337 @@
+"""What the collector costs, and what it saves against a lockstep loop.
+
+    python benchmarks/rollouts.py                # everything, some minutes
+    python benchmarks/rollouts.py --only tail    # one part: identity, overhead, environments, tail, memory
+
+identity      the same table from 1 environment and from 1,024, byte for byte
+overhead      CPU a step that is neither policy nor environment, with and without writing
+environments  CPU a step of engine, environment and vector environment
+tail          a policy whose response times are log-normal: collector against lockstep over the same work
+memory        resident memory after 1,000 and after 10,000 episodes
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import hashlib
+import math
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from record import keep
+from rich.console import Console
+from rich.table import Table
+
+from hgpo_datasets import StepWriter
+from hgpo_envs.hashing import text_hash
+from hgpo_envs.vector import TextVectorEnv
+from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Reply, Request
+from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.rollout import collector, slots
+from hgpo_train.rollout.plan import plan
+from hgpo_train.rollout.run import Collection, Machine, World, collect, open_world
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hgpo_envs.engine import State
+    from hgpo_train.rollout.trajectory import Row
+
+ALFWORLD, WEBSHOP = "HGPO/ALFWorld-v0", "HGPO/WebShop-v0"
+CONSOLE = Console()
+
+
+def world(env_id: str = ALFWORLD, **options: Any) -> World:
+    return open_world(env_id, action_format="response", **options)
+
+
+def policy_for(here: World, spec: str) -> BatchPolicy:
+    made = make_policy(spec, PolicyContext(here.shared.source.name, "response"))
+    assert isinstance(made, BatchPolicy)
+    return made
+
+
+def identity() -> dict[str, Any]:
+    digests, seconds = {}, {}
+    for env_id in (ALFWORLD, WEBSHOP):
+        here = world(env_id)
+        for count in (1, 1024):
+            with tempfile.TemporaryDirectory() as folder:
+                began = time.process_time()
+                with StepWriter(folder, run="benchmark", config={}) as writer:
+                    what = Collection(tasks=160, group_size=8, seed=1)
+                    tally = collect(here, policy_for(here, "random"), writer, what, Machine(slots=count))
+                seconds[env_id, count] = time.process_time() - began
+                files = sorted(Path(folder).iterdir())
+                digests[env_id, count] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+        CONSOLE.print(f"{env_id}: {tally.steps:,} steps, the same bytes: {same(digests, env_id)}")
+    return {
+        env_id: {"same": same(digests, env_id), "cpu_s": {str(n): round(seconds[env_id, n], 2) for n in (1, 1024)}}
+        for env_id in (ALFWORLD, WEBSHOP)
+    }
+
+
+def same(digests: dict[tuple[str, int], str], env_id: str) -> bool:
+    return digests[env_id, 1] == digests[env_id, 1024]
+
+
+class Nowhere:
+    """A writer that writes nothing."""
+
+    committed: frozenset[Any] = frozenset()
+
+    def add_group(self, rows: Iterable[Row]) -> None:
+        """Takes rows and drops them."""
+
+    def commit(self) -> None:
+        """Does nothing."""
+
+
+def overhead() -> dict[str, Any]:
+    """CPU time: this thread's clock is put in place of the wall clock, so that a busy machine does not count."""
+    before = collector.perf_counter, slots.perf_counter
+    collector.perf_counter = slots.perf_counter = time.thread_time
+    figures: dict[str, Any] = {}
+    table = Table("CPU a step, µs", "policy", "environment", "everything else", "with writing", title="Overhead")
+    try:
+        for env_id in (ALFWORLD, WEBSHOP):
+            here = world(env_id)
+            what = Collection(tasks=60, group_size=8, seed=1)
+            collect(here, policy_for(here, "random"), Nowhere(), what)  # warm
+            began = time.process_time()
+            bare = collect(here, policy_for(here, "random"), Nowhere(), what)
+            bare_s = time.process_time() - began
+            with tempfile.TemporaryDirectory() as folder, StepWriter(folder) as writer:
+                began = time.process_time()
+                full = collect(here, policy_for(here, "random"), writer, what)
+                full_s = time.process_time() - began
+            row = {
+                "policy": per_step(bare, bare.policy_s),
+                "environment": per_step(bare, bare.environment_s),
+                "else": per_step(bare, bare_s - bare.policy_s - bare.environment_s),
+                "else_with_writing": per_step(full, full_s - full.policy_s - full.environment_s),
+            }
+            figures[env_id] = row
+            table.add_row(env_id, *(f"{value:.1f}" for value in row.values()))
+    finally:
+        collector.perf_counter, slots.perf_counter = before
+    CONSOLE.print(table)
+    return figures
+
+
+def per_step(tally: collector.Tally, seconds: float) -> float:
+    return round(seconds / tally.steps * 1e6, 2)
+
+
+def environments(count: int = 1000, steps: int = 10) -> dict[str, Any]:
+    """Random play of the same tasks by the engine alone, one environment, and many in one."""
+    figures: dict[str, Any] = {}
+    table = Table(
+        "CPU a step, µs", "engine", "environment", f"vector of {count:,}", "prompt alone", title="Environments"
+    )
+    for env_id in (ALFWORLD, WEBSHOP):
+        env = gymnasium.make(env_id).unwrapped
+        envs = gymnasium.make_vec(env_id, num_envs=count).unwrapped
+        assert isinstance(envs, TextVectorEnv)
+        env.reset(seed=1)
+        tasks = [str(task) for task in envs.reset(seed=1)[1]["task_id"]]
+        engines = [env.shared.source.engine() for _ in tasks]
+        states: list[State] = [engine.start(task) for engine, task in zip(engines, tasks, strict=True)]
+        taken = {"engine": 0.0, "environment": 0.0, "vector": 0.0, "prompt": 0.0}
+        number = 0
+        singles = [gymnasium.make(env_id).unwrapped for _ in range(100)]
+        for single, task in zip(singles, tasks, strict=False):
+            single.reset(options={"task": task})
+        for step in range(steps):
+            actions = [chosen(state, step, n) for n, state in enumerate(states)]
+            began = time.process_time()
+            states = [engine.act(action) for engine, action in zip(engines, actions, strict=True)]
+            taken["engine"] += time.process_time() - began
+            began = time.process_time()
+            for single, action in zip(singles, actions, strict=False):
+                single.step(action)
+            taken["environment"] += (time.process_time() - began) * len(tasks) / len(singles)
+            began = time.process_time()
+            envs.step(actions)
+            taken["vector"] += time.process_time() - began
+            began = time.process_time()
+            for episode in envs.episodes:
+                episode.prompt()
+            taken["prompt"] += time.process_time() - began
+            number += len(tasks)
+        figures[env_id] = {name: round(seconds / number * 1e6, 2) for name, seconds in taken.items()}
+        table.add_row(env_id, *(f"{figures[env_id][name]:.1f}" for name in taken))
+    CONSOLE.print(table)
+    return figures
+
+
+def chosen(state: State, step: int, number: int) -> str:
+    """A random action that ends nothing, so that all stay in play."""
+    actions = [action for action in state.actions if action != "click[buy now]"] or ["look"]
+    action = actions[text_hash(f"{step}/{number}") % len(actions)]
+    return action.replace("<your query>", "red shoe")
+
+
+class Thinking(AsyncPolicy):
+    """A scripted policy with log-normal response times, drawn from each request's seed: a server of `concurrency`."""
+
+    name, reproducible = "thinking", True
+
+    def __init__(self, player: BatchPolicy, concurrency: int, mean_s: float, sigma: float) -> None:
+        super().__init__(concurrency)
+        self._player, self._mean_s, self._sigma = player, mean_s, sigma
+        self.busy_s = 0.0
+
+    async def reply(self, request: Request) -> Reply:
+        began = time.perf_counter()
+        await asyncio.sleep(self.seconds(request.seed))
+        self.busy_s += time.perf_counter() - began
+        answer = self._player.respond([request])[0]
+        assert isinstance(answer, Reply)
+        return answer
+
+    def seconds(self, seed: int) -> float:
+        """Log-normal with the given mean: Box and Muller's normal number from two hashes of the seed."""
+        u, v = (((text_hash(f"{seed}/{name}") % (1 << 64)) + 0.5) / (1 << 64) for name in ("u", "v"))
+        normal = math.sqrt(-2 * math.log(u)) * math.cos(2 * math.pi * v)
+        return self._mean_s * math.exp(self._sigma * normal - self._sigma**2 / 2)
+
+
+def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
+    """The same rollouts with the same response times, by the collector and by a lockstep loop.
+
+    The lockstep loop is the usual one: a batch of `count` rollouts is reset together, each step waits for the last
+    response, the batch is done when its last rollout is. Nothing else is counted for it than the waiting.
+    """
+    here = world(max_steps=20)
+    figures: dict[str, Any] = {}
+    table = Table(
+        "sigma", "steps", "collector s", "lockstep s", "ratio", "idle", "idle until the last begin", title="Tail"
+    )
+    for sigma, tasks in ((0.6, 320), (1.0, 160)):
+        what = Collection(tasks=tasks, group_size=8, seed=1)
+        thinking = Thinking(policy_for(here, "mixture:expert=0.8,random=0.2"), count, mean_s, sigma)
+        kept: list[Row] = []
+        began = time.perf_counter()
+        last_begin = [0.0, 0.0]
+
+        def note(
+            tally: collector.Tally,
+            thinking: Thinking = thinking,
+            last_begin: list[float] = last_begin,
+            rollouts: int = tasks * 8,
+        ) -> None:
+            if rollouts - tally.trajectories >= count:
+                last_begin[:] = [tally.seconds, thinking.busy_s]
+
+        tally = collect(here, thinking, Keeping(kept), what, Machine(slots=count), progress=note)
+        seconds = time.perf_counter() - began
+        thinking.close()
+        waited = lockstep_s(kept, thinking, count, what)
+        idle = 1 - thinking.busy_s / (count * seconds)
+        full = 1 - min(1.0, last_begin[1] / (count * last_begin[0]))
+        figures[str(sigma)] = {
+            "steps": tally.steps,
+            "collector_s": round(seconds, 2),
+            "lockstep_s": round(waited, 2),
+            "ratio": round(waited / seconds, 2),
+            "idle_share": round(idle, 4),
+            "idle_share_until_the_last_begin": round(full, 4),
+        }
+        row = figures[str(sigma)]
+        table.add_row(str(sigma), *(str(value) for value in row.values()))
+    CONSOLE.print(table)
+    return figures
+
+
+class Keeping(Nowhere):
+    """A writer that keeps rows in memory."""
+
+    def __init__(self, kept: list[Row]) -> None:
+        self._kept = kept
+
+    def add_group(self, rows: Iterable[Row]) -> None:
+        """Keeps what tells a step's seed."""
+        self._kept += [{name: row[name] for name in ("trajectory", "step")} for row in rows]
+
+
+def lockstep_s(rows: list[Row], thinking: Thinking, count: int, what: Collection) -> float:
+    """What a lockstep loop over the same rollouts waits for, really waited through in one process.
+
+    Every step of a batch is one wait for its slowest response.
+    """
+    lengths: dict[str, int] = {}
+    for row in rows:
+        lengths[row["trajectory"]] = max(lengths.get(row["trajectory"], 0), row["step"] + 1)
+    seeds = {}
+    groups = plan(world(max_steps=20).tasks, order=what.order, seed=what.seed, group_size=what.group_size)
+    for group in islice(groups, what.tasks):
+        for member in range(group.size):
+            seeds[group.trajectory(member)] = group.seed(what.seed, member)
+    names = sorted(lengths)
+    began = time.perf_counter()
+    for first in range(0, len(names), count):
+        batch = names[first : first + count]
+        for step in range(max(lengths[name] for name in batch)):
+            playing = [name for name in batch if lengths[name] > step]
+            time.sleep(max(thinking.seconds(text_hash(f"{seeds[name]}/{step}") % (1 << 63)) for name in playing))
+    return time.perf_counter() - began
+
+
+def memory() -> dict[str, Any]:
+    """Resident memory as episodes go by, rows written to disk."""
+    import resource
+
+    here = world(max_steps=15)
+    resident: dict[int, float] = {}
+    marks = [1000, 2500, 5000, 7500, 10_000]
+
+    def note(tally: collector.Tally) -> None:
+        if marks and tally.trajectories >= marks[0]:
+            gc.collect()
+            resident[marks.pop(0)] = resident_mb()
+
+    with tempfile.TemporaryDirectory() as folder, StepWriter(folder) as writer:
+        what = Collection(tasks=1250, group_size=8, seed=1)
+        collect(here, policy_for(here, "random"), writer, what, Machine(slots=256), progress=note)
+        gc.collect()
+        resident[10_000] = resident_mb()
+    growth = resident[10_000] / resident[2500] - 1
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    table = Table("episodes", *(f"{mark:,}" for mark in resident), title="Memory")
+    table.add_row("resident MB", *(f"{value:.0f}" for value in resident.values()))
+    CONSOLE.print(table, f"growth from 2,500 to 10,000 episodes: {growth:.1%}; peak {peak:.0f} MB")
+    return {"resident_mb": {str(n): round(mb, 1) for n, mb in resident.items()}, "growth": round(growth, 4)}
+
+
+def resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+PARTS = {
+    "identity": identity,
+    "overhead": overhead,
+    "environments": environments,
+    "tail": tail,
+    "memory": memory,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, action="append")
+    chosen_parts = parser.parse_args().only or list(PARTS)
+    for part in chosen_parts:
+        path = keep(f"rollouts_{part}", PARTS[part]())
+        CONSOLE.print(f"kept in {path}\n")
+
+
+if __name__ == "__main__":
+    main()
