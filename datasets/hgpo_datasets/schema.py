@@ -208,6 +208,22 @@ _TOKENS: Final = (
         f"unknown, or {_UNSTORED}",
         "nats",
     ),
+    Column(
+        "finish_reason",
+        "tokens",
+        TEXT,
+        "Why the response ends: the policy stopped, or a limit cut it.",
+        "unknown",
+        "`stop` or `length`",
+    ),
+    Column(
+        "cut_pairs",
+        "tokens",
+        pl.Int32(),
+        "Past pairs of observation and action left out of the prompt to keep its budget of tokens.",
+        "there was no budget, or unknown",
+        "count",
+    ),
 )
 
 _TIMINGS: Final = (

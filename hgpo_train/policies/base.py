@@ -65,7 +65,7 @@ class Reply:
         response_token_ids: The response in the policy's tokens.
         response_logprobs: Log-probability of each response token, in nats.
         finish_reason: Why the response ends: ``stop``, or ``length`` when the limit cut it.
-        cut_pairs: How many past pairs were left out of the prompt to keep the budget.
+        cut_pairs: How many past pairs were left out of the prompt to keep its budget; None when it has none.
     """
 
     response: str
@@ -74,7 +74,7 @@ class Reply:
     response_token_ids: Sequence[int] | None = None
     response_logprobs: Sequence[float] | None = None
     finish_reason: str = "stop"
-    cut_pairs: int = 0
+    cut_pairs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

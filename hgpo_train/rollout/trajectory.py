@@ -68,6 +68,8 @@ class Trajectory:
             "prompt_token_ids": reply.prompt_token_ids,
             "response_token_ids": reply.response_token_ids,
             "response_logprobs": reply.response_logprobs,
+            "finish_reason": reply.finish_reason,
+            "cut_pairs": reply.cut_pairs,
         }
         if reply.prompt is not None:
             self._open["prompt"] = reply.prompt

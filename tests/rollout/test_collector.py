@@ -116,6 +116,8 @@ def test_timings_and_tokens_of_a_policy_that_has_them(runs):
                 prompt_token_ids=[1, 2],
                 response_token_ids=[3, 4, 5],
                 response_logprobs=[-0.5, -0.25, -1.0],
+                finish_reason="length",
+                cut_pairs=2,
             )
 
     policy = Talking(reproducible=False)
@@ -128,6 +130,7 @@ def test_timings_and_tokens_of_a_policy_that_has_them(runs):
     assert steps["environment_s"].null_count() == 0
     assert steps["prompt"].unique().to_list() == ["as it was read"]
     assert steps["response_logprobs"][0].to_list() == [-0.5, -0.25, -1.0]
+    assert steps.select("finish_reason", "cut_pairs").unique().rows() == [("length", 2)]
     assert steps["policy_version"].unique().to_list() == [7]
 
 
