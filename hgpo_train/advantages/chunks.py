@@ -37,7 +37,7 @@ def chunks(
     for batch in steps.select(columns).collect_batches(chunk_size=rows, maintain_order=True):
         table = batch if waiting is None else pl.concat([waiting, batch])
         end = _last_border(table, keys) if keys else 0
-        if end >= rows // 2:
+        if end and end >= rows // 2:
             seen = _unseen(table[:end], keys, seen)
             yield table[:end]
             table = table[end:]

@@ -33,8 +33,8 @@ class Parameters:
             back to earlier steps and is part of the score of all rows.
         epsilon: Added to standard deviations (and to HGPO's sum of weights).
         precision: ``mixed`` rounds returns and scores to float32, as the originals do, and computes in float64 from
-            there: the originals' numbers without their float32 noise. ``float64`` rounds nothing. ``float32``
-            computes as the originals do, noise included; see docs/estimators.md.
+            there: the originals' numbers without their float32 noise. ``float64`` rounds nothing. ``float32`` rounds
+            the result as well: the originals' numbers, but for rows where theirs are noise (docs/estimators.md).
     """
 
     reward: Literal["reward", "success", "score"] = "reward"

@@ -204,7 +204,7 @@ def carry_out(steps: pl.LazyFrame | pl.DataFrame, jobs: Sequence[Job]) -> pl.Laz
             added[name] = kind
     needed = list(dict.fromkeys(name for job in jobs for name in job.columns(available)))
 
-    def run(series: Sequence[pl.Series]) -> pl.Series:
+    def run(series: Sequence[pl.Series], return_dtype: object = None) -> pl.Series:  # noqa: ARG001 (Polars gives it)
         return estimate(pl.DataFrame(list(series)), jobs).to_struct()
 
     expression = pl.map_batches([pl.col(name) for name in needed], run, return_dtype=pl.Struct(added))
@@ -219,7 +219,12 @@ def estimate(frame: pl.DataFrame, jobs: Sequence[Job]) -> pl.DataFrame:
     steps, rows = arrange(frame, depth=max((depth for depth in depths if depth is not None), default=0))
     columns = []
     for job in jobs:
+        if not steps.height:
+            columns += [pl.Series(name, [None] * frame.height, kind) for name, kind in job.schema.items()]
+            continue
         made = _estimate(job, steps)
+        if job.parameters.precision == "float32":
+            made["advantage"] = made["advantage"].astype(np.float32)
         for name, kind in job.schema.items():
             values = made["advantage" if name == job.column else name.removeprefix(f"{job.column}_")]
             columns.append(_column(name, values, kind, rows, frame.height))
@@ -231,7 +236,7 @@ def _estimate(job: Job, steps: Steps) -> Columns:
     if job.estimator.scope == "batch":
         return job.estimator.estimate(steps, job.parameters, job.details)
     parts = [job.estimator.estimate(block, job.parameters, job.details) for block in steps.blocks(BLOCK)]
-    return {name: _joined([part[name] for part in parts]) for name in parts[0]} if parts else {}
+    return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
 
 def _joined(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:

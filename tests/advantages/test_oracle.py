@@ -1,0 +1,384 @@
+"""Each estimator against a plain-Python one, written from the formulas: slow, obvious, in exact fractions."""
+
+import itertools
+import math
+from collections import defaultdict
+from fractions import Fraction
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hgpo_train.advantages import compute
+
+EPSILON = 1e-6
+
+
+def f32(x):
+    return float(np.float32(x))
+
+
+# ---------------------------------------------------------------------------------------------------- the formulas
+
+
+def trajectories(rows):
+    """The rows of each trajectory, by step; a row's index is its key everywhere below."""
+    found = defaultdict(list)
+    for i, row in enumerate(rows):
+        found[row["trajectory"]].append(i)
+    for members in found.values():
+        members.sort(key=lambda i: rows[i]["step"])
+    return found.values()
+
+
+def invalid(rows, i, penalty):
+    return 0.0 if rows[i]["action_valid"] else penalty
+
+
+def discounted(rows, gamma, penalty, penalty_at="return", returns="per_step"):
+    result = {}
+    for members in trajectories(rows):
+        reward = {i: f32(rows[i]["reward"]) for i in members}
+        if penalty_at == "reward":
+            reward = {i: reward[i] - f32(invalid(rows, i, penalty)) for i in members}
+        if returns == "from_end":
+            total = sum(reward[i] for i in members)
+            reward = {i: total if i == members[-1] else 0.0 for i in members}
+        running = 0.0
+        for i in reversed(members):
+            running = reward[i] + gamma * running
+            result[i] = f32(running)
+            if penalty_at == "return":
+                result[i] = f32(result[i] - f32(invalid(rows, i, penalty)))
+    return result
+
+
+def episode_reward(rows):
+    result = {}
+    for members in trajectories(rows):
+        total = sum(f32(rows[i]["reward"]) for i in members)
+        result |= dict.fromkeys(members, total)
+    return result
+
+
+def scores(rows, penalty):
+    return {i: f32(f32(x) - f32(invalid(rows, i, penalty))) for i, x in episode_reward(rows).items()}
+
+
+def by_task(rows):
+    tasks = defaultdict(list)
+    for i, row in enumerate(rows):
+        tasks[row["task"]].append(i)
+    return tasks.values()
+
+
+def mean(values):
+    return sum(map(Fraction, values)) / len(values)
+
+
+def normalised(values, x, mode, ddof):
+    """One value against a sample, in fractions up to the root."""
+    centred = Fraction(x) - mean(values)
+    if mode == "mean_norm":
+        return float(centred)
+    variance = sum((Fraction(v) - mean(values)) ** 2 for v in values) / (len(values) - ddof)
+    return float(centred) / (math.sqrt(variance) + EPSILON)
+
+
+def first_rows(rows, members):
+    return [
+        i
+        for i in members
+        if all(rows[j]["step"] >= rows[i]["step"] for j in members if rows[j]["trajectory"] == rows[i]["trajectory"])
+    ]
+
+
+def episode(rows, mode, cross_steps=True, penalty=0.1, lone_scale=None):
+    score, result = scores(rows, penalty), {}
+    for members in by_task(rows):
+        sample = members if cross_steps else first_rows(rows, members)
+        for i in members:
+            if len(sample) > 1:
+                result[i] = normalised([score[j] for j in sample], score[i], mode, 1)
+            else:
+                result[i] = score[i] / (1.0 if mode == "mean_norm" else lone_scale or f32(1 + EPSILON))
+    return result
+
+
+def within(groups, value, mode, ddof):
+    """Values normalised within groups; 0 for a lone one."""
+    result = {}
+    for members in groups.values():
+        for i in members:
+            alone = len(members) == 1
+            result[i] = 0.0 if alone else normalised([value[j] for j in members], value[i], mode, ddof)
+    return result
+
+
+def histories(rows, k, actions):
+    """The steps of each context of depth k."""
+    groups = defaultdict(list)
+    for members in trajectories(rows):
+        for t, i in enumerate(members):
+            if t >= k:
+                past = members[t - k : t + 1]
+                context = [rows[j]["state"] for j in past]
+                if actions:
+                    context += [rows[j]["action"] for j in past[:-1]]
+                groups[rows[i]["task"], tuple(context)].append(i)
+    return groups
+
+
+def hgpo(rows, history_length=2, alpha=1.0, mode="mean_std_norm", base_group=False, context="states", weights="code",
+         skip_zero_advantages=True, gamma=0.95, penalty=0.1, **how):  # fmt: skip
+    value, items = discounted(rows, gamma, penalty, **how), defaultdict(list)
+    if base_group:
+        for i, a in episode(rows, mode, penalty=penalty).items():
+            items[i].append((1.0, a))
+    first = 1 if weights == "paper" and not base_group else 2
+    for k in range(history_length + 1):
+        groups = {c: m for c, m in histories(rows, k, context == "states_actions").items() if len(m) > 1}
+        for i, a in within(groups, value, mode, 0).items():
+            items[i].append(((k + first) ** alpha, a))
+    result = {}
+    for i in range(len(rows)):
+        counted = [(w, a) for w, a in items[i] if a != 0 or not skip_zero_advantages]
+        total = sum(w for w, _ in counted)
+        result[i] = sum(w * a for w, a in counted) / (total + EPSILON) if counted else 0.0
+    return result
+
+
+def grpo(rows, mode="mean_std_norm", cross_steps=True):
+    return episode(rows, mode, cross_steps)
+
+
+def rloo(rows, cross_steps=True):
+    score, result = scores(rows, 0.1), {}
+    for members in by_task(rows):
+        sample = members if cross_steps else first_rows(rows, members)
+        n = len(sample)
+        for i in members:
+            centred = Fraction(score[i]) - mean([score[j] for j in sample])
+            result[i] = float(centred * n / (n - 1)) if n > 1 else score[i]
+    return result
+
+
+def reinforce_pp(rows, baseline=False):
+    score, epsilon = scores(rows, 0.1), 1e-8
+    if baseline:
+        for members in by_task(rows):
+            if len(members) > 1:
+                task_mean = mean([score[i] for i in members])
+                score |= {i: float(Fraction(score[i]) - task_mean) for i in members}
+    n = len(rows)
+    centre = math.fsum(score.values()) / (n + epsilon)
+    variance = math.fsum((x - centre) ** 2 for x in score.values()) / (n + epsilon) * n / max(n - 1, 1)
+    return {i: (x - centre) / math.sqrt(variance + epsilon) for i, x in score.items()}
+
+
+def same_state(rows):
+    return histories(rows, 0, actions=False)
+
+
+def gigpo(rows, mode="mean_std_norm", step_weight=1.0, episode_weight=1.0):
+    steps = within(same_state(rows), discounted(rows, 0.95, 0.1), mode, 1)
+    whole = episode(rows, mode)
+    return {i: episode_weight * whole[i] + step_weight * steps[i] for i in steps}
+
+
+def g2po(rows, mode="mean_std_norm", step_weight=1.0):
+    reward, worth, value, after = episode_reward(rows), {}, {}, {}
+    for members in trajectories(rows):
+        for t, i in enumerate(members):
+            worth[i] = f32(f32(0.95 ** (len(members) - t)) * reward[i])
+    for members in same_state(rows).values():
+        node = sum(map(Fraction, (worth[i] for i in members))) / len(members)
+        value |= dict.fromkeys(members, float(node))
+    for members in trajectories(rows):
+        for i, following in itertools.pairwise(members):
+            after[i] = value[following]
+        after[members[-1]] = 10.0 if reward[members[-1]] == 10.0 else 0.0
+    nodes = within(same_state(rows), {i: after[i] - invalid(rows, i, 0.1) for i in after}, mode, 1)
+    tasks = dict(enumerate(by_task(rows)))
+    edges = within(tasks, {i: after[i] - value[i] for i in after}, mode, 1)
+    whole = episode(rows, mode)
+    return {i: whole[i] + step_weight * (nodes[i] + edges[i]) for i in after}
+
+
+def graphgpo(rows, mode="mean_std_norm", gamma=0.1, normalize_distance=False):
+    reward, edge, value = episode_reward(rows), {}, {}
+    for members in trajectories(rows):
+        for i, following in itertools.pairwise(members):
+            edge[i] = rows[following]["state"]
+        edge[members[-1]] = "success" if reward[members[-1]] > 0 else None
+    for members in by_task(rows):
+        distance = {"success": 0}
+        for _ in members:  # Bellman–Ford, as often as there are edges
+            for i in members:
+                if edge[i] in distance:
+                    state = rows[i]["state"]
+                    distance[state] = min(distance.get(state, math.inf), distance[edge[i]] + 1)
+        far = max(distance.values()) + 1
+        for i in members:
+            to_go = distance.get(edge[i], far)
+            if normalize_distance:
+                to_go += 1 - distance.get(rows[i]["state"], far)
+            value[i] = f32(f32(10 * gamma**to_go) - f32(invalid(rows, i, 0.1)))
+    steps = within(same_state(rows), value, mode, 1)
+    whole = episode(rows, mode, lone_scale=1 + EPSILON)
+    return {i: whole[i] + steps[i] for i in steps}
+
+
+# ---------------------------------------------------------------------------------------------------------- tables
+
+
+STATES = ["", "hall", "kitchen", "ñ", "ñ", " hall", "鍵 🗝", "success"]
+
+
+@st.composite
+def tables(draw):
+    """Small tables with loops, lone tasks, gaps in step numbers, shuffled rows, rewards of one magnitude."""
+    scale = draw(st.sampled_from([1.0, 1.0, 1.0, 1e8, 1e-8]))
+    rewards = st.sampled_from([0.0, 0.0, 0.0, 10.0, 1.0, -0.5, 3.25])
+    states = st.sampled_from(STATES[: draw(st.integers(1, len(STATES)))])
+    rows = []
+    for task in range(draw(st.integers(1, 3))):
+        for rollout in range(draw(st.integers(1, 4))):
+            step = 0
+            for _ in range(draw(st.integers(1, 6))):
+                step += draw(st.sampled_from([1, 1, 1, 3]))
+                rows.append(
+                    {
+                        "task": f"tâche {task}",
+                        "trajectory": f"{task}/{rollout}",
+                        "step": step,
+                        "state": draw(states),
+                        "action": draw(st.sampled_from(["look", "go"])),
+                        "reward": draw(rewards) * scale,
+                        "action_valid": draw(st.sampled_from([True, True, False])),
+                    }
+                )
+    return draw(st.permutations(rows))
+
+
+def agree(rows, name, want, **parameters):
+    """Equal to 1e-9, of the value or of the rewards that it is a difference of."""
+    got = compute(pl.DataFrame(rows), name, **parameters).collect()["advantage"]
+    size = max(1.0, *(abs(row["reward"]) for row in rows))
+    for i, value in enumerate(got):
+        assert value == pytest.approx(want[i], rel=1e-9, abs=1e-9 * size), (i, rows[i])
+
+
+MODES = st.sampled_from(["mean_std_norm", "mean_norm"])
+
+
+@given(tables(), st.integers(0, 7), st.sampled_from([0.0, 0.5, 1.0, 2.0]), MODES, st.booleans(),
+       st.sampled_from(["states", "states_actions"]), st.sampled_from(["code", "paper"]), st.booleans())  # fmt: skip
+def test_hgpo(rows, depth, alpha, mode, base_group, context, weights, skip):
+    p = {"history_length": depth, "alpha": alpha, "mode": mode, "base_group": base_group, "context": context,
+         "weights": weights, "skip_zero_advantages": skip}  # fmt: skip
+    agree(rows, "hgpo", hgpo(rows, **p), **p)
+
+
+@given(tables(), st.sampled_from(["return", "reward"]), st.sampled_from(["per_step", "from_end"]),
+       st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.1, 2.0]))  # fmt: skip
+def test_returns(rows, penalty_at, returns, gamma, penalty):
+    want = hgpo(rows, mode="mean_norm", gamma=gamma, penalty=penalty, penalty_at=penalty_at, returns=returns)
+    p = {"penalty_at": penalty_at, "returns": returns, "gamma": gamma, "invalid_action_penalty": penalty}
+    agree(rows, "hgpo", want, mode="mean_norm", **p)
+
+
+@given(tables(), MODES, st.booleans())
+def test_grpo(rows, mode, cross_steps):
+    agree(rows, "grpo", grpo(rows, mode, cross_steps), mode=mode, cross_steps=cross_steps)
+
+
+@given(tables(), st.booleans())
+def test_rloo(rows, cross_steps):
+    agree(rows, "rloo", rloo(rows, cross_steps), cross_steps=cross_steps)
+
+
+@given(tables(), st.booleans())
+def test_reinforce_pp(rows, baseline):
+    agree(rows, "reinforce_pp", reinforce_pp(rows, baseline), baseline=baseline)
+
+
+@given(tables(), MODES, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 1.0]))
+def test_gigpo(rows, mode, step_weight, episode_weight):
+    p = {"mode": mode, "step_weight": step_weight, "episode_weight": episode_weight}
+    agree(rows, "gigpo", gigpo(rows, **p), **p)
+
+
+@given(tables(), MODES, st.sampled_from([0.8, 1.0]))
+def test_g2po(rows, mode, step_weight):
+    agree(rows, "g2po", g2po(rows, mode, step_weight), mode=mode, step_weight=step_weight)
+
+
+@given(tables(), MODES, st.sampled_from([0.1, 0.2, 0.95]), st.booleans())
+def test_graphgpo(rows, mode, gamma, normalize_distance):
+    p = {"mode": mode, "gamma": gamma, "normalize_distance": normalize_distance}
+    agree(rows, "graphgpo", graphgpo(rows, **p), **p)
+
+
+# ------------------------------------------------------------------------------------------- what must not matter
+
+
+ALL = ["hgpo", "gigpo", "grpo", "g2po", "graphgpo", "rloo", "reinforce_pp"]
+
+
+@settings(max_examples=30)
+@given(tables(), st.randoms(use_true_random=False), st.sampled_from(ALL))
+def test_row_order_and_names_change_no_bit(rows, random, name):
+    def bits(table):
+        return compute(pl.DataFrame(table), name).collect()["advantage"].to_numpy().view(np.int64).tolist()
+
+    want = bits(rows)
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    assert bits([rows[i] for i in order]) == [want[i] for i in order]
+    tasks, tracks = ({row[key] for row in rows} for key in ("task", "trajectory"))
+    names = dict(zip(sorted(tasks), random.sample("zyx", len(tasks)), strict=True))
+    tracks = dict(zip(sorted(tracks), random.sample("abcdefghijkl", len(tracks)), strict=True))
+    renamed = [row | {"task": names[row["task"]], "trajectory": tracks[row["trajectory"]]} for row in rows]
+    assert bits(renamed) == want
+
+
+@settings(max_examples=30)
+@given(tables(), st.integers(0, 4), st.sampled_from(["states", "states_actions"]))
+def test_stored_hashes_and_texts_agree(rows, depth, context):
+    from hgpo_envs.hashing import chain_columns, text_hashes
+
+    table = pl.DataFrame(rows).sort("task", "trajectory", "step")
+    first = (table["trajectory"] != table["trajectory"].shift(1)).fill_null(value=True).to_numpy()
+    actions = text_hashes(table["action"]) if context == "states_actions" else None
+    values, defined = chain_columns(text_hashes(table["state"]), first, depth, actions)
+    prefix = "history_hash_" if context == "states" else "context_hash_"
+    stored = table.drop("state", "action").with_columns(
+        pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"{prefix}{k}") for k in range(depth + 1)
+    )
+    p = {"history_length": depth, "context": context}
+    assert (
+        compute(stored, "hgpo", **p).collect()["advantage"].equals(compute(table, "hgpo", **p).collect()["advantage"])
+    )
+
+
+@settings(max_examples=30)
+@given(tables(), st.data())
+def test_similar_states(rows, data):
+    """Groups of similar texts, opened in order of trajectory and step; threshold just below 1 is equality."""
+    from difflib import SequenceMatcher
+
+    threshold = data.draw(st.sampled_from([0.5, 0.75, 0.999]))
+    groups = defaultdict(list)
+    for members in by_task(rows):
+        openers = []
+        for i in sorted(members, key=lambda i: (rows[i]["trajectory"], rows[i]["step"])):
+            text = rows[i]["state"]
+            found = next((o for o in openers if SequenceMatcher(None, text, o).ratio() >= threshold), None)
+            if found is None:
+                openers.append(found := text)
+            groups[rows[i]["task"], found].append(i)
+    steps = within(groups, discounted(rows, 0.95, 0.1), "mean_norm", 1)
+    agree(rows, "gigpo", steps, mode="mean_norm", episode_weight=0.0, similarity=True, similarity_threshold=threshold)

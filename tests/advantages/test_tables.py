@@ -1,0 +1,310 @@
+"""Step tables around the estimators: bad input, row order and columns, engines, threads, chunks, aborted rollouts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.hashing import chain_columns, text_hashes
+from hgpo_train.advantages import Job, carry_out, compute, get, names, register
+from hgpo_train.advantages.filters import informative
+from hgpo_train.advantages.groups import Groups, encode_pairs
+from hgpo_train.advantages.tables import fingerprint, join_advantages, read_metadata, write_advantages
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def walks(tasks: int = 12, rollouts: int = 6, seed: int = 0) -> pl.DataFrame:
+    """Rollouts that wander between few states, in the step table's form: hashes, no text."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 20, tasks * rollouts)
+    trajectory = np.repeat(np.arange(tasks * rollouts), lengths)
+    step = np.arange(len(trajectory)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    last = np.append(trajectory[1:] != trajectory[:-1], True)
+    states = text_hashes([f"room {n}" for n in rng.integers(0, 5, len(trajectory))])
+    values, defined = chain_columns(states, step == 0, 4)
+    return pl.DataFrame(
+        {
+            "run": "walks",
+            "iteration": trajectory // (rollouts * 4),
+            "task_id": [f"task {n // rollouts}" for n in trajectory],
+            "group": 0,
+            "trajectory": [f"walk {n}" for n in trajectory],
+            "step": step,
+            "reward": np.where(last & (rng.random(len(last)) < 0.5), 1.0, 0.0),
+            "action_valid": rng.random(len(last)) < 0.9,
+            "state_hash": states,
+        }
+    ).with_columns(
+        pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}") for k in range(5)
+    )
+
+
+def bits(frame: pl.DataFrame, column: str = "advantage") -> list[int]:
+    return frame[column].to_numpy().view(np.int64).tolist()
+
+
+SMALL = pl.DataFrame(
+    {
+        "task": ["a", "a", "a", "a"],
+        "trajectory": ["x", "x", "y", "y"],
+        "step": [0, 1, 0, 1],
+        "state": ["s", "t", "s", "u"],
+        "reward": [0.0, 10.0, 0.0, 0.0],
+        "action_valid": [True, True, True, False],
+    }
+)
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), None])
+@pytest.mark.parametrize("name", names())
+def test_rewards_that_are_no_numbers(name: str, value: float | None) -> None:
+    table = SMALL.with_columns(reward=pl.Series([0.0, 1.0, value, 0.0]))
+    with pytest.raises(
+        InputError, match=r"^reward must be a finite number, got .* at task='a', trajectory='y', step=0$"
+    ):
+        compute(table, name).collect()
+
+
+@pytest.mark.parametrize("column", ["task", "trajectory", "step", "state", "reward", "action_valid"])
+def test_missing_columns(column: str) -> None:
+    with pytest.raises(InputError, match=f"`?{column}`?"):
+        compute(SMALL.drop(column), "hgpo")
+
+
+def test_no_penalty_needs_no_flags() -> None:
+    assert compute(SMALL.drop("action_valid"), "hgpo", invalid_action_penalty=0.0).collect().height == 4
+
+
+def test_unknown_names_tell_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean 'graphgpo'"):
+        compute(SMALL, "graphpo")
+    with pytest.raises(InputError, match="did you mean 'history_length'"):
+        compute(SMALL, "hgpo", history_lenght=2)
+    with pytest.raises(InputError, match="did you mean 'mean_std_norm'"):
+        compute(SMALL, "hgpo", mode="mean_std")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("hgpo", {"gamma": 1.5}),
+        ("hgpo", {"gamma": float("nan")}),
+        ("hgpo", {"history_length": -1}),
+        ("hgpo", {"history_length": True}),
+        ("hgpo", {"base_group": "yes"}),
+        ("hgpo", {"epsilon": -1.0}),
+        ("gigpo", {"similarity": True, "similarity_threshold": 1.0}),
+        ("graphgpo", {"normalize_distance": True, "gamma": 0.0}),
+    ],
+)
+def test_parameters_out_of_range(name: str, parameters: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        compute(SMALL, name, **parameters).collect()
+
+
+def test_deeper_than_stored() -> None:
+    table = walks()
+    with pytest.raises(
+        InputError, match=r"history_hash_0 … history_hash_6: the table has them to depth 4, and neither"
+    ):
+        compute(table.drop("state_hash"), "hgpo", history_length=6)
+    deep = compute(table, "hgpo", history_length=6).collect()
+    stored = compute(table.select(pl.exclude("^history_hash.*$")), "hgpo", history_length=6).collect()
+    assert bits(deep) == bits(stored)
+
+
+def test_a_step_that_is_there_twice() -> None:
+    with pytest.raises(InputError, match="trajectory 'y' of task 'a' has step 1 twice"):
+        compute(pl.concat([SMALL, SMALL.tail(1)]), "hgpo").collect()
+
+
+def test_a_trajectory_in_two_tasks() -> None:
+    table = SMALL.with_columns(task=pl.Series(["a", "a", "a", "b"]))
+    with pytest.raises(InputError, match=r"trajectory 'y' is in .*a.* and in .*b"):
+        compute(table, "hgpo").collect()
+
+
+def test_one_name_in_two_runs_is_two_trajectories() -> None:
+    runs = [SMALL.with_columns(run=pl.lit(run)) for run in ("one", "two")]
+    both = compute(pl.concat(runs), "hgpo").collect()
+    assert both["advantage"].to_list() == compute(SMALL, "hgpo").collect()["advantage"].to_list() * 2
+
+
+def test_an_empty_table() -> None:
+    with pytest.raises(InputError, match="the step table has no rows"):
+        compute(SMALL.clear(), "hgpo").collect()
+
+
+def test_a_column_is_never_overwritten() -> None:
+    with pytest.raises(InputError, match="already has a column 'advantage'"):
+        compute(compute(SMALL, "hgpo"), "gigpo")
+
+
+def test_steps_that_are_no_numbers() -> None:
+    with pytest.raises(InputError, match="step must be a whole number"):
+        compute(SMALL.with_columns(pl.col("step").cast(pl.Float64)), "hgpo").collect()
+
+
+# ------------------------------------------------------------------------------------------- what does not change
+
+
+@pytest.mark.parametrize("name", names())
+def test_rows_and_columns_stay(name: str) -> None:
+    table = walks().with_columns(note=pl.lit("kept")).sample(fraction=1.0, shuffle=True, seed=3)
+    result = compute(table, name, details=True).collect()
+    assert result.select(table.columns).equals(table)
+    assert result.columns[table.width] == "advantage"
+    assert bits(result) == bits(compute(table, name).collect())
+
+
+@pytest.mark.parametrize("name", names())
+def test_engines_give_the_same_bytes(name: str) -> None:
+    table = compute(walks().lazy(), name)
+    assert bits(table.collect(engine="streaming")) == bits(table.collect(engine="in-memory"))
+
+
+def test_threads_give_the_same_bytes(tmp_path: Path) -> None:
+    walks(tasks=40).write_parquet(tmp_path / "steps.parquet", row_group_size=100)
+    code = (
+        "import polars as pl, sys; from hgpo_train.advantages import compute, names\n"
+        "steps = pl.scan_parquet(sys.argv[1])\n"
+        "for name in names(): steps = compute(steps, name, column=name)\n"
+        "frame = steps.select(names()).collect(engine=sys.argv[2])\n"
+        "print(pl.thread_pool_size(), frame.hash_rows().to_list())"
+    )
+    said = {}
+    for threads, engine in (("1", "streaming"), ("4", "streaming"), ("4", "in-memory")):
+        environment = os.environ | {"POLARS_MAX_THREADS": threads, "PYTHONPATH": f"{ROOT}:{ROOT}/datasets"}
+        command = [sys.executable, "-c", code, str(tmp_path / "steps.parquet"), engine]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        used, _, said[threads, engine] = ran.stdout.partition(" ")
+        assert used == threads
+    assert len(set(said.values())) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 37, 100, 10_000])
+def test_chunks_give_the_same_bytes(tmp_path: Path, rows: int) -> None:
+    table = walks(tasks=40)
+    jobs = [Job(get(name), get(name).parameters(), name) for name in names()]
+    out = tmp_path / "advantages.parquet"
+    assert write_advantages(table.lazy(), jobs, out, chunk_rows=rows) == table.height
+    chunked, whole = pl.read_parquet(out), carry_out(table, jobs).collect()
+    for name in names():
+        assert bits(chunked, name) == bits(whole, name), name
+
+
+def test_only_needed_columns_are_read() -> None:
+    plan = compute(walks().lazy().with_columns(prompt=pl.lit("long")), "hgpo").select("advantage").explain()
+    assert "prompt" not in plan
+    assert "history_hash_3" not in plan
+
+
+# ------------------------------------------------------------------------------------------------ aborted rollouts
+
+
+@pytest.mark.parametrize("name", names())
+def test_aborted_rollouts_are_left_out(name: str) -> None:
+    table = walks()
+    broken = table["trajectory"].unique(maintain_order=True)[3]
+    last = (pl.col("trajectory") == broken) & (pl.col("step") == pl.col("step").max().over("trajectory"))
+    flagged = table.with_columns(
+        aborted=last, reward=pl.when(last).then(float("nan")).otherwise("reward")
+    )  # what broke off may hold anything
+    result = compute(flagged, name).collect()
+    assert result.filter(trajectory=broken)["advantage"].null_count() == table.filter(trajectory=broken).height
+    others = compute(table.filter(pl.col("trajectory") != broken), name).collect()
+    assert bits(result.filter(pl.col("trajectory") != broken)) == bits(others)
+
+
+def test_all_aborted() -> None:
+    result = compute(SMALL.with_columns(aborted=pl.lit(value=True)), "hgpo", details=True).collect()
+    assert result["advantage"].null_count() == 4
+
+
+# --------------------------------------------------------------------------------------------------- many columns
+
+
+def test_details_add_up() -> None:
+    table = compute(walks(), "hgpo", history_length=2, base_group=True, details=True).collect()
+    parts = [
+        pl.col(f"advantage_{n}").fill_null(0) * pl.col(f"advantage_weight_{n}") for n in ("episode", "k0", "k1", "k2")
+    ]
+    assert table.select((pl.sum_horizontal(parts) - pl.col("advantage")).abs().max()).item() < 1e-12
+    assert (table["advantage_size_k1"].is_null() == (table["step"] < 1)).all()
+    sizes = table.with_columns(n=pl.len().over("task_id", "history_hash_0"))
+    assert (sizes["n"] == sizes["advantage_size_k0"]).all()
+    assert (
+        table.filter(pl.col("advantage_size_k0") == 1)["advantage_k0"].null_count()
+        == table.filter(pl.col("advantage_size_k0") == 1).height
+    )
+
+
+def test_float32_results_are_float32() -> None:
+    exact = compute(walks(), "hgpo").collect()["advantage"]
+    rounded = compute(walks(), "hgpo", precision="float32").collect()["advantage"]
+    assert rounded.equals(exact.cast(pl.Float32).cast(pl.Float64))
+
+
+def test_a_table_beside_the_run(tmp_path: Path) -> None:
+    steps, out = tmp_path / "steps.parquet", tmp_path / "advantages.parquet"
+    walks().write_parquet(steps)
+    before = steps.read_bytes()
+    jobs = [Job(get("hgpo"), get("hgpo").parameters(history_length=1), "advantage", details=True)]
+    write_advantages(pl.scan_parquet(steps), jobs, out, fingerprint=fingerprint(steps))
+    assert steps.read_bytes() == before
+    told = read_metadata(out)
+    assert told["columns"]["advantage"]["parameters"]["history_length"] == 1
+    assert told["run_fingerprint"] == fingerprint(steps)
+    joined = join_advantages(pl.scan_parquet(steps), pl.scan_parquet(out)).collect()
+    assert bits(joined) == bits(compute(walks(), "hgpo", history_length=1).collect())
+    walks(seed=1).write_parquet(steps)
+    assert told["run_fingerprint"] != fingerprint(steps)
+
+
+def test_nothing_half_written(tmp_path: Path) -> None:
+    table = walks().with_columns(
+        reward=pl.when(pl.int_range(pl.len()) < pl.len() - 1).then("reward").otherwise(float("nan"))
+    )
+    with pytest.raises(InputError, match="finite"):
+        write_advantages(table.lazy(), [Job(get("hgpo"), get("hgpo").parameters())], tmp_path / "a", chunk_rows=50)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_groups_in_two_places_are_refused_in_chunks(tmp_path: Path) -> None:
+    table = pl.concat([walks(), walks().with_columns(pl.col("trajectory") + "b")])
+    with pytest.raises(InputError, match="comes in two places"):
+        write_advantages(table.lazy(), [Job(get("hgpo"), get("hgpo").parameters())], tmp_path / "a", chunk_rows=100)
+
+
+# --------------------------------------------------------------------------------------------------- small things
+
+
+def test_keys_that_collide_stay_apart() -> None:
+    """Two pairs whose mixed 64-bit keys are equal, by design."""
+    odd = np.int64(-7046029254386353131)
+    with np.errstate(over="ignore"):
+        inner = np.array([odd, np.int64(0), odd], dtype=np.int64)
+    outer = Groups(np.array([0, 1, 0]), 2)
+    assert encode_pairs(outer, inner).code.tolist() == [0, 1, 0]
+
+
+def test_the_group_filter() -> None:
+    table = SMALL.with_columns(episode_return=pl.Series([10.0, 10.0, 0.0, 0.0]))
+    assert table.filter(informative(table.columns)).height == 4
+    assert table.with_columns(episode_return=1.0).filter(informative(table.columns)).height == 0
+
+
+def test_names_are_taken_once() -> None:
+    from dataclasses import replace
+
+    with pytest.raises(InputError, match="registered already"):
+        register(replace(get("hgpo")))
