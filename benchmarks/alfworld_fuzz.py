@@ -1,8 +1,8 @@
 """Differential fuzzing: the native ALFWorld engine and the original play the same seeded walks and must agree.
 
-    python benchmarks/alfworld_fuzz.py DATA [DATA …] --games 200 --steps 60 --seed 1
+    python benchmarks/alfworld_fuzz.py [DATA …] --games 200 --steps 60 --seed 1
 
-DATA is a folder of official games or a pack. Walks are drawn to reach rare rules, and hold commands that are not
+DATA is a folder of official games or a pack; the bundled games if there is none. Walks are drawn to reach rare rules, and hold commands that are not
 admissible. Needs the extra `alfworld` (Python 3.11 or 3.12). Prints how often each rule fired, and every difference.
 """
 
@@ -28,7 +28,7 @@ from hgpo_envs.alfworld.grammar import convert
 from hgpo_envs.alfworld.memoise import memoise_textworld
 from hgpo_envs.alfworld.original import OriginalEngine
 from hgpo_envs.alfworld.source import ALFWorldSource
-from hgpo_envs.alfworld.world import NOTHING
+from hgpo_envs.alfworld.world import NOTHING, Trait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,6 +53,9 @@ def walk(engine: ALFWorldEngine, state: State, steps: int, rng: random.Random) -
 
 
 def _likely(engine: ALFWorldEngine, state: State, rng: random.Random) -> str:
+    urgent = [command for command in _urgent(engine) if command in state.actions]
+    if urgent and rng.random() < 0.5:
+        return rng.choice(urgent)
     by_verb: dict[str, list[str]] = {}
     for command in state.actions:
         by_verb.setdefault(command.split(" ", 1)[0], []).append(command)
@@ -63,6 +66,27 @@ def _likely(engine: ALFWorldEngine, state: State, rng: random.Random) -> str:
     if wanted and rng.random() < 0.6:
         choice = rng.choice(sorted({c for c in by_verb[verb] if c in wanted}) or [choice])
     return choice + rng.choice(["", "", "", "", " ", "\n"])
+
+
+def _urgent(engine: ALFWorldEngine) -> Iterator[str]:
+    """The one step that is left to a rare case: beside where it lay, a look at what lies beside, a sliced thing."""
+    game, world, held = engine.game, engine.world, engine.world.held
+    here = game.receptacles_at[world.location]
+    if any(r in here and world.location in world.spots[o] for o, r in world.emptied):
+        yield "look"
+    if held != NOTHING and any((held, r) in world.emptied for r in here):
+        for r in here:
+            if (held, r) not in world.emptied:
+                yield game.grammar.put.format(object=game.object_names[held], receptacle=game.receptacle_names[r])
+    if held != NOTHING and world.traits[held]:
+        yield f"examine {game.object_names[held]}"
+    for r in here:
+        for o in world.contents[r]:
+            if world.traits[o] & Trait.SLICED:
+                yield f"take {game.object_names[o]} from {game.receptacle_names[r]}"
+                if held != NOTHING:
+                    put = {"object": game.object_names[held], "receptacle": game.receptacle_names[r]}
+                    yield game.grammar.put.format(**put)
 
 
 def _wanted(engine: ALFWorldEngine, verb: str) -> set[str]:
@@ -158,7 +182,7 @@ def _row(action: str | None, shown: State, state: State) -> dict[str, Any]:
 def main() -> None:
     """Fuzzes and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="+", type=Path)
+    parser.add_argument("data", nargs="*", type=Path, help="default: the bundled games")
     parser.add_argument("--games", type=int, default=200, help="games drawn from each DATA")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
@@ -172,12 +196,13 @@ def main() -> None:
     differences: list[dict[str, Any]] = []
     record = gzip.open(arguments.record, "at", encoding="utf-8") if arguments.record else None  # noqa: SIM115 (closed below)
     began = time.process_time()
-    for data in arguments.data:
+    for data in arguments.data or [None]:
         source = ALFWorldSource(data)
-        rng = random.Random(f"{arguments.seed} {data.name}")
+        label = data.name if data else "bundled"
+        rng = random.Random(f"{arguments.seed} {label}")
         ids = source.ids("all")
         chosen = rng.sample(ids, min(arguments.games, len(ids)))
-        for task in track(chosen, f"{data}", console=Console(stderr=True)):
+        for task in track(chosen, label, console=Console(stderr=True)):
             file = source.read(task)
             if rng.random() < arguments.put:
                 file = convert(file, "put")
@@ -189,10 +214,10 @@ def main() -> None:
                     kept = {k: v for k, v in row.items() if k not in ("agrees", "native")}
                     grammar = native.game.grammar.name
                     record.write(
-                        json.dumps({"data": data.name, "task": task, "grammar": grammar, "step": step, **kept}) + "\n"
+                        json.dumps({"data": label, "task": task, "grammar": grammar, "step": step, **kept}) + "\n"
                     )
             tally["games"] += 1
-            tally[f"games from {data.name}"] += 1
+            tally[f"games from {label}"] += 1
             tally[f"games worded {native.game.grammar.name}"] += 1
     if record:
         record.close()

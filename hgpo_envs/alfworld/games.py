@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
-from enum import IntFlag
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from hgpo_envs.alfworld.goals import TASK_TYPES, Goal, parse_goal
 from hgpo_envs.alfworld.grammar import Grammar, recognise, split_task
-from hgpo_envs.alfworld.world import NOTHING, Trait, World
+from hgpo_envs.alfworld.world import NOTHING, Ability, Trait, World
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,30 +27,26 @@ if TYPE_CHECKING:
 
     from hgpo_envs.alfworld.commands import Commands
 
-TASK_TYPES: Final = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
-"""The benchmark's six task types, in its own order."""
+    Facts = Mapping[str, list[tuple[str, ...]]]
+    """The arguments of the initial facts, by predicate."""
 
+__all__ = [
+    "KNIVES",
+    "STATIONS",
+    "TASK_TYPES",
+    "TEXTS",
+    "Ability",
+    "Game",
+    "Goal",
+    "compile_game",
+    "compile_problem",
+    "display_names",
+    "read_file",
+    "read_game",
+]
 
-class Ability(IntFlag):
-    """What can be done with an object."""
-
-    PICKUPABLE = 1
-    CLEANABLE = 2
-    HEATABLE = 4
-    COOLABLE = 8
-    TOGGLEABLE = 16
-    SLICEABLE = 32
-    CONTAINER = 64
-    """It can hold others: a box, a plate."""
-
-
+TEXTS: Final = ("pddl_domain", "grammar", "pddl_problem")
+"""What every game file holds."""
 STATIONS: Final = {
     "sinkbasin": Ability.CLEANABLE,
     "microwave": Ability.HEATABLE,
@@ -58,29 +54,6 @@ STATIONS: Final = {
 }
 """What each kind of receptacle does to the objects that can have it done."""
 KNIVES: Final = frozenset({"knife", "butterknife"})
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What wins a game.
-
-    Attributes:
-        task_type: One of `TASK_TYPES`.
-        object_type: The kind of object to bring (or to hold, under a lamp).
-        receptacle_type: The kind of receptacle to bring it to; empty under a lamp.
-        lamp_type: The kind of lamp; empty elsewhere.
-        trait: What the object must have become: clean, hot, cool; 0 for none.
-        ability: What the object must be able to become.
-        count: How many must be in one receptacle.
-    """
-
-    task_type: str
-    object_type: str
-    receptacle_type: str = ""
-    lamp_type: str = ""
-    trait: int = 0
-    ability: int = 0
-    count: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +71,10 @@ class Game:
         accepts: For each receptacle, the types of objects that it can hold.
         receptacles_at: The receptacles at each location.
         start: The world at the start.
-        goal: What wins, and with the indices that it speaks of:
-        wanted: the objects that are of its kind and can become what it asks,
-        targets: the receptacles of its kind,
-        lamps: the lamps of its kind.
+        goal: What wins.
+        wanted: The objects that the goal is about: of its kind, and able to become what it asks.
+        targets: The receptacles of the goal's kind.
+        lamps: The lamps of the goal's kind.
         task: What follows "Your task is to: " on the screen.
         grammar: The wording.
         walkthrough: Commands that win, where the file has them.
@@ -154,9 +127,6 @@ def read_file(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or not all(isinstance(data.get(key), str) for key in TEXTS):
         raise InputError(f"{path} is no game: expected the texts {', '.join(TEXTS)}")
     return data
-
-
-TEXTS: Final = ("pddl_domain", "grammar", "pddl_problem")
 
 
 def compile_game(data: Mapping[str, Any], where: str = "the game") -> Game:
@@ -264,7 +234,7 @@ _KNOWN: Final = {
 """The facts that a problem may begin with, and their number of arguments."""
 
 
-def _facts(initial: str) -> dict[str, list[tuple[str, ...]]]:
+def _facts(initial: str) -> Facts:
     """The initial facts by predicate."""
     if "(not" in initial or "(=" in initial:
         raise InputError("the problem's :init holds a negation or a number, which no ALFWorld game has")
@@ -278,7 +248,7 @@ def _facts(initial: str) -> dict[str, list[tuple[str, ...]]]:
     return facts
 
 
-def _entities(objects: str, facts: Mapping[str, list[tuple[str, ...]]]) -> dict[str, tuple[str, ...]]:
+def _entities(objects: str, facts: Facts) -> dict[str, tuple[str, ...]]:
     """What the initial facts speak of, sorted, by declared type. What is declared only does not exist."""
     kinds: dict[str, str] = {}
     waiting: list[str] = []
@@ -300,9 +270,7 @@ def _entities(objects: str, facts: Mapping[str, list[tuple[str, ...]]]) -> dict[
     return {kind: tuple(names) for kind, names in found.items()}
 
 
-def _places(
-    facts: Mapping[str, list[tuple[str, ...]]], receptacles: tuple[str, ...], locations: Mapping[str, int]
-) -> tuple[int, ...]:
+def _places(facts: Facts, receptacles: tuple[str, ...], locations: Mapping[str, int]) -> tuple[int, ...]:
     places: dict[str, str] = {}
     for receptacle, location in facts["receptacleatlocation"]:
         if places.setdefault(receptacle, location) != location:
@@ -336,9 +304,7 @@ _TRAIT_FACTS: Final = {
 }
 
 
-def _flags(
-    facts: Mapping[str, list[tuple[str, ...]]], flags: Mapping[str, IntFlag], objects: Mapping[str, int]
-) -> list[int]:
+def _flags(facts: Facts, flags: Mapping[str, Ability] | Mapping[str, Trait], objects: Mapping[str, int]) -> list[int]:
     values = [0] * len(objects)
     for predicate, flag in flags.items():
         for (name,) in facts.get(predicate, ()):
@@ -346,12 +312,12 @@ def _flags(
     return values
 
 
-def _abilities(facts: Mapping[str, list[tuple[str, ...]]], objects: Mapping[str, int]) -> tuple[int, ...]:
+def _abilities(facts: Facts, objects: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(_flags(facts, _ABILITY_FACTS, objects))
 
 
 def _start(
-    facts: Mapping[str, list[tuple[str, ...]]],
+    facts: Facts,
     objects: Mapping[str, int],
     receptacles: Mapping[str, int],
     locations: Mapping[str, int],
@@ -379,71 +345,3 @@ def _start(
 
 def _matching(types: tuple[str, ...], kind: str, abilities: tuple[int, ...], ability: int) -> frozenset[int]:
     return frozenset(o for o, found in enumerate(types) if found == kind and abilities[o] & ability == ability)
-
-
-_PLACE = r"\(and \(exists \(\?r - receptacle\) \(exists \(\?o - object\) \(and "
-_OBJECT = r"\(objecttype \?o (?P<object>\w+)type\)"
-_RECEPTACLE = r"\(receptacletype \?r (?P<receptacle>\w+)type\)"
-_END = r"\)\)\)\)\)\)"
-
-
-def _treated(ability: str, trait: str) -> str:
-    parts = rf"\({ability} \?o\) {_OBJECT} {_RECEPTACLE} \({trait} \?o\) \(inreceptacle \?o \?r\)"
-    return _PLACE + parts + _END
-
-
-_GOALS: Final = (
-    (
-        re.compile(_PLACE + rf"\(inreceptacle \?o \?r\) {_OBJECT} {_RECEPTACLE}" + _END),
-        Goal("pick_and_place_simple", ""),
-    ),
-    (
-        re.compile(
-            r"\(and \(exists \(\?ot - object \?r - receptacle \?a - agent \?l - location\) \(and "
-            r"\(objecttype \?ot (?P<lamp>\w+)type\) \(toggleable \?ot\) \(istoggled \?ot\) "
-            r"\(receptacleatlocation \?r \?l\) \(atlocation \?a \?l\) \(inreceptacle \?ot \?r\)\)\) "
-            rf"\(exists \(\?o - object \?a - agent\) \(and {_OBJECT} \(holds \?a \?o\)\)\)\)\)\)"
-        ),
-        Goal("look_at_obj_in_light", ""),
-    ),
-    (
-        re.compile(_treated("cleanable", "isclean")),
-        Goal("pick_clean_then_place_in_recep", "", trait=Trait.CLEAN, ability=Ability.CLEANABLE),
-    ),
-    (
-        re.compile(_treated("heatable", "ishot")),
-        Goal("pick_heat_then_place_in_recep", "", trait=Trait.HOT, ability=Ability.HEATABLE),
-    ),
-    (
-        re.compile(_treated("coolable", "iscool")),
-        Goal("pick_cool_then_place_in_recep", "", trait=Trait.COOL, ability=Ability.COOLABLE),
-    ),
-    (
-        re.compile(
-            r"\(and \(exists \(\?r - receptacle\) \(exists \(\?o1 - object\) \(and "
-            r"\(objecttype \?o1 (?P<object>\w+)type\) \(receptacletype \?r (?P<receptacle>\w+)type\) "
-            r"\(inreceptacle \?o1 \?r\) \(exists \(\?o2 - object\) \(and \(not \(= \?o1 \?o2\)\) "
-            r"\(objecttype \?o2 (?P=object)type\) \(receptacletype \?r (?P=receptacle)type\) "
-            r"\(inreceptacle \?o2 \?r\)\)\)\)\)\)\)\)\)"
-        ),
-        Goal("pick_two_obj_and_place", "", count=2),
-    ),
-)
-"""The six shapes that a goal has, each with what is the same in all goals of that shape."""
-
-
-def parse_goal(text: str) -> Goal:
-    """Reads what follows `(:goal` in a problem; a shape that is none of the six is refused."""
-    plain = re.sub(r"\s+", " ", text.lower())
-    plain = re.sub(r" ?\) ?", ")", plain).replace(")(", ") (").replace("( ", "(").strip()
-    for shape, goal in _GOALS:
-        match = shape.match(plain)
-        if match:
-            found = match.groupdict("")
-            return replace(
-                goal,
-                object_type=found["object"],
-                receptacle_type=found.get("receptacle", ""),
-                lamp_type=found.get("lamp", ""),
-            )
-    raise InputError(f"the goal is none of the six shapes that the engine knows: (:goal {plain[:200]}")

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import orjson
 
-from hgpo_envs.alfworld.games import compile_game
+from hgpo_envs.alfworld.games import TEXTS, compile_game
 from hgpo_envs.alfworld.grammar import join_task, split_task
 from hgpo_envs.errors import InputError
 
@@ -193,7 +193,7 @@ class _Writer:
             "task": task,
             "domain": self._domains.setdefault(data["pddl_domain"], len(self._domains)),
             "grammar": self._grammars.setdefault(grammar, len(self._grammars)),
-            "file": {key: "" if key in _PARTS else value for key, value in data.items()},
+            "file": {key: "" if key in TEXTS else value for key, value in data.items()},
             "trajectory": _kept(trajectory),
         }
         self._dictionary = self._dictionary or _dictionary(data["pddl_problem"])
@@ -225,9 +225,6 @@ class _Writer:
         ).ljust(60, b"\0")
         self._file.seek(0)
         self._file.write(_CHECKED_HEADER.pack(fields, zlib.crc32(fields)))
-
-
-_PARTS: Final = ("pddl_domain", "grammar", "pddl_problem")
 
 
 def _dictionary(problem: str) -> bytes:

@@ -10,6 +10,19 @@ NOTHING: Final = -1
 """Stands for no object in the hand, and for the place of a receptacle that is nowhere."""
 
 
+class Ability(IntFlag):
+    """What can be done with an object."""
+
+    PICKUPABLE = 1
+    CLEANABLE = 2
+    HEATABLE = 4
+    COOLABLE = 8
+    TOGGLEABLE = 16
+    SLICEABLE = 32
+    CONTAINER = 64
+    """It can hold others: a box, a plate."""
+
+
 class Trait(IntFlag):
     """What has become of an object."""
 

@@ -1,0 +1,133 @@
+"""The engine's promises, on games drawn from the bundled set and commands drawn from everywhere."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.alfworld.engine import ALFWorldEngine
+from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.engine import State
+
+SOURCE = ALFWorldSource(keep=1000)
+TASKS = st.sampled_from(SOURCE.ids("all"))
+SEEDS = st.integers(0, 2**32)
+
+
+def wander(engine: ALFWorldEngine, state: State, seed: int, steps: int) -> list[State]:
+    rng, states = random.Random(seed), [state]
+    for _ in range(steps):
+        if states[-1].terminated:
+            break
+        states.append(engine.act(rng.choice(states[-1].actions)))
+    return states
+
+
+@given(TASKS, SEEDS)
+def test_every_admissible_command_does_something_it_says(task: str, seed: int) -> None:
+    engine = SOURCE.engine()
+    for state in wander(engine, engine.start(task), seed, 30):
+        assert state.valid
+        assert state.text
+        assert state.text != "Nothing happens."
+        assert list(state.actions) == sorted(set(state.actions))
+        assert {"look", "inventory", "help"} <= set(state.actions)
+        assert state.won == state.terminated == (state.reward == 1.0)
+
+
+@given(TASKS, SEEDS, st.text() | st.sampled_from(["go to", " ", "\x00", "\ud800", "take mug 1 from mug 1"]))
+def test_anything_else_changes_nothing_and_never_raises(task: str, seed: int, command: str) -> None:
+    engine = SOURCE.engine()
+    before = wander(engine, engine.start(task), seed, 5)[-1]
+    if command.strip() in before.actions or before.terminated:
+        return
+    world = engine.world.copy()
+    after = engine.act(command)
+    assert engine.world == world
+    assert (after.text, after.valid, after.reward) == ("Nothing happens.", False, 0.0)
+    assert after.actions == before.actions
+
+
+@given(TASKS, SEEDS)
+def test_spaces_around_a_command_do_not_count_and_case_does(task: str, seed: int) -> None:
+    plain, spaced = SOURCE.engine(), SOURCE.engine()
+    command = random.Random(seed).choice(plain.start(task).actions)
+    spaced.start(task)
+    assert spaced.act(command.upper()).text == "Nothing happens."
+    assert spaced.act(f" \t{command}\n") == plain.act(command)
+
+
+@given(TASKS, TASKS, SEEDS)
+def test_engines_share_nothing_that_changes(first: str, second: str, seed: int) -> None:
+    alone = [wander(engine := SOURCE.engine(), engine.start(task), seed, 20) for task in (first, second)]
+    engines = [SOURCE.engine(), SOURCE.engine()]
+    rngs = [random.Random(seed), random.Random(seed)]
+    states = [[engine.start(task)] for engine, task in zip(engines, (first, second), strict=True)]
+    for _ in range(20):
+        for engine, rng, seen in zip(engines, rngs, states, strict=True):
+            if not seen[-1].terminated:
+                seen.append(engine.act(rng.choice(seen[-1].actions)))
+    assert states == alone
+
+
+@given(TASKS, SEEDS)
+def test_starting_again_starts_afresh(task: str, seed: int) -> None:
+    engine = SOURCE.engine()
+    first = wander(engine, engine.start(task), seed, 20)
+    assert wander(engine, engine.start(task), seed, 20) == first
+
+
+@given(TASKS, SEEDS)
+def test_kept_scenes_say_what_a_fresh_look_says(task: str, seed: int) -> None:
+    """The admissible commands come from a table of scenes: they are the same when nothing is kept."""
+    engine = SOURCE.engine()
+    state = engine.start(task)
+    rng = random.Random(seed)
+    for _ in range(30):
+        commands = engine.game.commands
+        commands._scenes.clear()
+        assert commands.offered(engine.world) == state.actions == commands.offered(engine.world)
+        if state.terminated:
+            break
+        state = engine.act(rng.choice(state.actions))
+
+
+def test_the_end_stays_the_end() -> None:
+    task = SOURCE.ids("train")[0]
+    engine = SOURCE.engine()
+    state = engine.start(task)
+    for command in engine.game.walkthrough or ():
+        state = engine.act(command)
+    assert state.terminated
+    world = engine.world.copy()
+    for command in ("look", "nonsense"):
+        again = engine.act(command)
+        assert (again.text, again.won, again.terminated, again.valid, again.reward) == (
+            state.text,
+            True,
+            True,
+            False,
+            0,
+        )
+    assert engine.world == world
+
+
+def test_act_before_start_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="act before start"):
+        SOURCE.engine().act("look")
+    with pytest.raises(RuntimeError, match="no source of games"):
+        ALFWorldEngine().start("train/a/b")
+
+
+def test_rules_are_counted_when_asked() -> None:
+    task = SOURCE.ids("train")[0]
+    counting, plain = ALFWorldEngine(SOURCE, count=True), SOURCE.engine()
+    counting.start(task)
+    plain.start(task)
+    for command in (*(SOURCE.game(task).walkthrough or ()), "look"):
+        assert counting.act(command) == plain.act(command)
+    assert plain.fired is None
+    assert counting.fired is not None
+    assert counting.fired[f"won: {SOURCE.game(task).goal.task_type}"] == 1
+    assert counting.fired["go"] > 0
