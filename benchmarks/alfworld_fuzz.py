@@ -2,8 +2,10 @@
 
     python benchmarks/alfworld_fuzz.py [DATA …] --games 200 --steps 60 --seed 1
 
-DATA is a folder of official games or a pack; the bundled games if there is none. Walks are drawn to reach rare rules, and hold commands that are not
-admissible. Needs the extra `alfworld` (Python 3.11 or 3.12). Prints how often each rule fired, and every difference.
+DATA is a folder of official games or a pack; the bundled games if there is none. Walks are drawn to reach rare rules,
+and hold commands that are not admissible. Needs the extra `alfworld` (Python 3.11 or 3.12). Prints how often each rule
+fired, and every difference. With `--record` the original's answers are kept: all, or with `--keep N` the N walks that
+together reach the most (the recordings in tests/alfworld are made so).
 """
 
 from __future__ import annotations
@@ -179,6 +181,55 @@ def _row(action: str | None, shown: State, state: State) -> dict[str, Any]:
     return row | {"agrees": agrees, "native": None if agrees else [state.text, list(state.actions), state.won]}
 
 
+def most_telling(walks: list[tuple[set[str], list[str]]], keep: int) -> list[list[str]]:
+    """The walks that together reach the most cases, one after the other: each adds the most to those before it."""
+    chosen: list[list[str]] = []
+    reached: set[str] = set()
+    left = sorted(walks, key=lambda walk: len(walk[1]))
+    while left and len(chosen) < keep:
+        best = max(left, key=lambda walk: len(walk[0] - reached))
+        left.remove(best)
+        reached |= best[0]
+        chosen.append(best[1])
+    return chosen
+
+
+def fuzz(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[tuple[set[str], list[str]]]]:
+    """Plays the walks; returns the report, and each walk as the cases that it reached and its lines."""
+    tally: Counter[str] = Counter()
+    fired: Counter[str] = Counter()
+    differences: list[dict[str, Any]] = []
+    walks: list[tuple[set[str], list[str]]] = []
+    original = OriginalEngine()
+    began = time.process_time()
+    for data in arguments.data or [None]:
+        source, label = ALFWorldSource(data), data.name if data else "bundled"
+        rng = random.Random(f"{arguments.seed} {label}")
+        ids = source.ids("all")
+        for task in track(rng.sample(ids, min(arguments.games, len(ids))), label, console=Console(stderr=True)):
+            native = ALFWorldEngine(count=True)
+            file = convert(source.read(task), "put" if rng.random() < arguments.put else "move")
+            rows = list(compare(file, native, original, arguments.steps, rng))
+            differences += [{"task": task, "step": n, **row} for n, row in enumerate(rows) if not row["agrees"]]
+            grammar, cases = native.game.grammar.name, native.fired or Counter()
+            fired += cases
+            lines = [_line({"task": task, "grammar": grammar, "step": n}, row) for n, row in enumerate(rows)]
+            walks.append((set(cases), lines))
+            tally.update({"lines": len(rows), "games": 1, f"games from {label}": 1, f"games worded {grammar}": 1})
+    report = {"seed": arguments.seed, "steps": arguments.steps, "cpu_s": round(time.process_time() - began, 1), **tally}
+    report |= {
+        "differences": len(differences),
+        "first_differences": differences[:20],
+        "fired": dict(sorted(fired.items())),
+    }
+    return report, walks
+
+
+def _line(head: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    shown = {key: value for key, value in row.items() if key not in ("agrees", "native")}
+    return json.dumps({**head, **shown}) + "\n"
+
+
 def main() -> None:
     """Fuzzes and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -187,53 +238,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--put", type=float, default=0.2, help="fraction of games played in the older put wording")
-    parser.add_argument("--record", type=Path, help="write the original's transcripts here (.jsonl.gz)")
+    parser.add_argument("--record", type=Path, help="write the original's answers here (.jsonl.gz)")
+    parser.add_argument("--keep", type=int, help="record only so many walks, the most telling ones")
     parser.add_argument("--out", type=Path, help="write the report here (.json)")
     arguments = parser.parse_args()
     memoise_textworld()
-    native, original = ALFWorldEngine(count=True), OriginalEngine()
-    tally: Counter[str] = Counter()
-    differences: list[dict[str, Any]] = []
-    record = gzip.open(arguments.record, "at", encoding="utf-8") if arguments.record else None  # noqa: SIM115 (closed below)
-    began = time.process_time()
-    for data in arguments.data or [None]:
-        source = ALFWorldSource(data)
-        label = data.name if data else "bundled"
-        rng = random.Random(f"{arguments.seed} {label}")
-        ids = source.ids("all")
-        chosen = rng.sample(ids, min(arguments.games, len(ids)))
-        for task in track(chosen, label, console=Console(stderr=True)):
-            file = source.read(task)
-            if rng.random() < arguments.put:
-                file = convert(file, "put")
-            for step, row in enumerate(compare(file, native, original, arguments.steps, rng)):
-                tally["lines"] += 1
-                if not row["agrees"]:
-                    differences.append({"task": task, "step": step, **row})
-                if record:
-                    kept = {k: v for k, v in row.items() if k not in ("agrees", "native")}
-                    grammar = native.game.grammar.name
-                    record.write(
-                        json.dumps({"data": label, "task": task, "grammar": grammar, "step": step, **kept}) + "\n"
-                    )
-            tally["games"] += 1
-            tally[f"games from {label}"] += 1
-            tally[f"games worded {native.game.grammar.name}"] += 1
-    if record:
-        record.close()
-    report = {
-        "seed": arguments.seed,
-        "steps": arguments.steps,
-        "cpu_s": round(time.process_time() - began, 1),
-        **tally,
-        "differences": len(differences),
-        "fired": dict(sorted((native.fired or Counter()).items())),
-        "first_differences": differences[:20],
-    }
+    report, walks = fuzz(arguments)
+    if arguments.record:
+        kept = most_telling(walks, arguments.keep) if arguments.keep else [lines for _, lines in walks]
+        content = "".join(line for lines in kept for line in lines).encode()
+        arguments.record.write_bytes(gzip.compress(content, 9, mtime=0))
     _print(report)
     if arguments.out:
         arguments.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-    sys.exit(1 if differences else 0)
+    sys.exit(1 if report["differences"] else 0)
 
 
 def _print(report: Mapping[str, Any]) -> None:

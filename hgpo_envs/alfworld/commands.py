@@ -14,6 +14,8 @@ from hgpo_envs.alfworld.games import KNIVES, STATIONS, Ability
 from hgpo_envs.alfworld.world import NOTHING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hgpo_envs.alfworld.games import Game
     from hgpo_envs.alfworld.world import World
 
@@ -22,6 +24,25 @@ _PICKUPABLE: Final = Ability.PICKUPABLE.value  # plain integers: flags are slow 
 _TOGGLEABLE: Final = Ability.TOGGLEABLE.value
 _SLICEABLE: Final = Ability.SLICEABLE.value
 _KEPT_SCENES: Final = 1024
+
+_PHRASES: Final[dict[str, Callable[[Game, int, int], str]]] = {
+    "look": lambda _game, _first, _second: "look",
+    "inventory": lambda _game, _first, _second: "inventory",
+    "help": lambda _game, _first, _second: "help",
+    "go": lambda game, r, _second: f"go to {game.receptacle_names[r]}",
+    "open": lambda game, r, _second: f"open {game.receptacle_names[r]}",
+    "close": lambda game, r, _second: f"close {game.receptacle_names[r]}",
+    "inspect": lambda game, r, _second: f"examine {game.receptacle_names[r]}",
+    "examine": lambda game, o, _second: f"examine {game.object_names[o]}",
+    "use": lambda game, o, _second: f"use {game.object_names[o]}",
+    "take": lambda game, o, r: f"take {game.object_names[o]} from {game.receptacle_names[r]}",
+    "put": lambda game, o, r: game.grammar.put.format(object=game.object_names[o], receptacle=game.receptacle_names[r]),
+    "clean": lambda game, o, r: f"clean {game.object_names[o]} with {game.receptacle_names[r]}",
+    "heat": lambda game, o, r: f"heat {game.object_names[o]} with {game.receptacle_names[r]}",
+    "cool": lambda game, o, r: f"cool {game.object_names[o]} with {game.receptacle_names[r]}",
+    "slice": lambda game, o, knife: f"slice {game.object_names[o]} with {game.object_names[knife]}",
+}
+"""How each rule is asked for. `inspect` is the command `examine` for a receptacle."""
 
 
 class Commands:
@@ -38,9 +59,7 @@ class Commands:
         self._elsewhere: dict[int, tuple[str, ...]] = {}
         self._scenes: dict[tuple[object, ...], tuple[str, ...]] = {}
         receptacles = range(len(game.places))
-        self._inspect, self._open, self._close, self._go = (
-            [self._text(verb, r) for r in receptacles] for verb in ("inspect", "open", "close", "go")
-        )
+        self._go = [self._text("go", r) for r in receptacles]
         self._anywhere = sorted(self._go[r] for r in receptacles if game.places[r] != NOTHING)
         self._stations = [int(STATIONS.get(kind, 0)) for kind in game.receptacle_types]
         self._sliceable = [o for o, ability in enumerate(game.abilities) if ability & _SLICEABLE]
@@ -67,9 +86,9 @@ class Commands:
         heat: list[str] = []
         rest: list[str] = []
         for r in self._game.receptacles_at[world.location]:
-            first.append(self._inspect[r])
+            first.append(self._text("inspect", r))
             if self._game.openable[r]:
-                (first if world.opened[r] else rest).append((self._close if world.opened[r] else self._open)[r])
+                (first if world.opened[r] else rest).append(self._text("close" if world.opened[r] else "open", r))
             verb = self._treatment(r, world.held)
             if verb:
                 (heat if verb == "heat" else first).append(self._text(verb, world.held, r))
@@ -110,31 +129,10 @@ class Commands:
         text = self._texts.get(meaning)
         if text is None:
             # interned: thousands of games have the same few thousand commands
-            text = self._texts[meaning] = sys.intern(self._phrase(*meaning))
+            phrase = _PHRASES[verb](self._game, first, second)
+            text = self._texts[meaning] = sys.intern(phrase)
             self.meaning[text] = meaning
         return text
-
-    def _phrase(self, verb: str, first: int, second: int) -> str:
-        things, receptacles = self._game.object_names, self._game.receptacle_names
-        match verb:
-            case "look" | "inventory" | "help":
-                return verb
-            case "go":
-                return f"go to {receptacles[first]}"
-            case "open" | "close":
-                return f"{verb} {receptacles[first]}"
-            case "inspect":
-                return f"examine {receptacles[first]}"
-            case "examine" | "use":
-                return f"{verb} {things[first]}"
-            case "take":
-                return f"take {things[first]} from {receptacles[second]}"
-            case "put":
-                return self._game.grammar.put.format(object=things[first], receptacle=receptacles[second])
-            case "slice":
-                return f"slice {things[first]} with {things[second]}"
-            case _:  # clean, heat, cool
-                return f"{verb} {things[first]} with {receptacles[second]}"
 
 
 def _unique(commands: list[str]) -> tuple[str, ...]:

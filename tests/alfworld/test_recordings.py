@@ -54,7 +54,7 @@ def test_every_golden_line(shared: Path) -> None:
     assert differing == []
 
 
-@pytest.mark.parametrize("name", ["bundled", "official"])
+@pytest.mark.parametrize("name", ["official"])
 def test_own_recordings(name: str) -> None:
     """Walks by benchmarks/alfworld_fuzz.py, in both wordings; `official` are a few games of the official release."""
     data = None if name == "bundled" else HERE / "official.pack"

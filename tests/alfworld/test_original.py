@@ -1,0 +1,143 @@
+"""Against the original program itself: walks, listings, names. HGPO_FUZZ_GAMES asks for more games than a few."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hgpo_envs.alfworld.folder import FolderStore, write_folder
+from hgpo_envs.alfworld.games import display_names
+from hgpo_envs.alfworld.original import OriginalEngine
+from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+BUNDLED = ALFWorldSource()
+GAMES = int(os.environ.get("HGPO_FUZZ_GAMES", "5"))
+slow = [pytest.mark.slow, pytest.mark.original]
+
+
+def run(python: str, *arguments: str, **given: Any) -> str:
+    """Runs the Python that has the original, on this checkout; `given` is its standard input, as JSON."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [python, *arguments], input=json.dumps(given), capture_output=True, text=True, env=environment, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("data", [pytest.param(name, marks=slow) for name in ("bundled", "official")])
+def test_walks_agree(data: str, original_python: str, tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    where = [] if data == "bundled" else [str(ROOT / "tests/alfworld/official.pack")]
+    seed = str(random.SystemRandom().randrange(10**6))
+    run(original_python, "benchmarks/alfworld_fuzz.py", *where, "--games", str(GAMES), "--seed", seed, "--steps", "30",
+        "--put", "0.4", "--out", str(out))  # fmt: skip
+    report = json.loads(out.read_text())
+    assert report["differences"] == 0
+    assert report["lines"] > 10 * min(GAMES, 7)
+    assert report["fired"]["nothing happens"] > 0
+
+
+PLAY = """
+import json, sys
+from hgpo_envs.alfworld.original import OriginalEngine
+from hgpo_envs.alfworld.memoise import memoise_textworld
+given = json.load(sys.stdin)
+shown = []
+for memoised in (False, True):
+    if memoised:
+        memoise_textworld()
+    engine = OriginalEngine()
+    states = [engine.play(given["file"])] + [engine.act(command) for command in given["commands"]]
+    shown.append([[s.text, list(s.actions), s.valid, s.won, s.terminated, s.reward] for s in states])
+print(json.dumps(shown))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.original
+@pytest.mark.parametrize("split", ["train", "valid_unseen"])
+def test_memoised_and_plain_original_say_what_the_native_engine_says(split: str, original_python: str) -> None:
+    task = BUNDLED.ids(split)[5]
+    commands = ["look", "nonsense", *(BUNDLED.game(task).walkthrough or ()), "look"]
+    plain, memoised = json.loads(run(original_python, "-c", PLAY, file=BUNDLED.read(task), commands=commands))
+    engine = BUNDLED.engine()
+    states = [engine.start(task)] + [engine.act(command) for command in commands]
+    native = [[s.text, list(s.actions), s.valid, s.won, s.terminated, s.reward] for s in states]
+    assert plain == memoised == native
+
+
+LIST = """
+import contextlib, json, os, sys
+from alfworld.agents.environment.alfred_tw_env import AlfredTWEnv
+given = json.load(sys.stdin)
+os.chdir(given["folder"])
+root = given["folder"] + "/json_2.1.1/"
+paths = {"data_path": root + "train", "eval_id_data_path": root + "valid_seen"}
+paths["eval_ood_data_path"] = root + "valid_unseen"
+config = {
+    "env": {"goal_desc_human_anns_prob": 0, "task_types": [1, 2, 3, 4, 5, 6], "domain_randomization": False},
+    "dataset": paths | {"num_train_games": -1, "num_eval_games": -1},
+}
+found = []
+with contextlib.redirect_stdout(sys.stderr):
+    for split in ("train", "eval_in_distribution", "eval_out_of_distribution"):
+        found += [os.path.relpath(os.path.dirname(p), root) for p in AlfredTWEnv(config, split).game_files]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.original
+def test_the_same_games_are_listed(original_python: str, tmp_path: Path) -> None:
+    """Written out, found again by the original's own environment, but for what both leave out."""
+    ids = [BUNDLED.ids(split)[n] for split in ("train", "valid_seen", "valid_unseen") for n in range(4)]
+    write_folder(BUNDLED, ids, tmp_path)
+    places = [tmp_path / "json_2.1.1" / task for task in ids]
+    for place, changed in ((places[0], {"solvable": False}), (places[5], {"solvable": None}), (places[6], None)):
+        file = json.loads((place / "game.tw-pddl").read_text())
+        file.pop("solvable")
+        (place / "game.tw-pddl").write_text(json.dumps(file | (changed or {})))
+    places[1].parent.rename(places[1].parent.with_name("pick_and_place_with_movable_recep-Cup-Bowl-Shelf-1"))
+    places[9].parent.rename(places[9].parent.with_name("pick_and_place_simple-AppleSliced-None-Fridge-1"))
+    listed = json.loads(run(original_python, "-c", LIST, folder=str(tmp_path)))
+    assert sorted(listed) == FolderStore(tmp_path).ids()
+    assert len(listed) == 7
+
+
+NAMES = """
+import json, sys
+from alfworld.agents.utils.misc import Demangler
+from textworld.generator.game import EntityInfo
+given = json.load(sys.stdin)
+names = Demangler(game_infos={name: EntityInfo(name, "o") for name in given["ids"]})
+print(json.dumps({name: names.demangle_alfred_name(name) for name in given["ids"]}))
+"""
+
+
+@pytest.mark.original
+def test_names_are_the_originals(original_python: str) -> None:
+    rng = random.Random(7)
+    kinds = ["mug", "sink", "bathtub", "loc", "basinmug", "tvstand"]
+    ids = {f"{rng.choice(kinds)}_bar__minus_{rng.random():.2f}_bar_{rng.randrange(9)}" for _ in range(200)}
+    ids |= {f"{name}_bar_{name.split('_')[0]}basin" for name in list(ids)[:60]} | {"agent1", "kitchen"}
+    ids = {name.replace(".", "_dot_") for name in ids}
+    assert json.loads(run(original_python, "-c", NAMES, ids=sorted(ids))) == display_names(ids)
+
+
+def test_without_the_original_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "alfworld", None)
+    monkeypatch.setitem(sys.modules, "alfworld.agents.environment.alfred_tw_env", None)
+    with pytest.raises(InputError, match=r'needs the original program .*pip install "hgpo\[alfworld\]"') as caught:
+        OriginalEngine()
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(sys, "version_info", (3, 13, 1))
+    with pytest.raises(InputError, match=r"needs Python 3.11 or 3.12: textworld 1.7.0 fails on 3.13"):
+        OriginalEngine()
