@@ -1,7 +1,7 @@
 """vLLM in process as a policy: `vllm:MODEL`. Requests join the running batch as they come, nothing waits for a batch.
 
-New weights come by a folder that vLLM loads (`reload_weights`), which works on every device, and the prefix cache is
-emptied afterwards: it holds keys and values of the old weights.
+New weights come by a folder that vLLM loads in place (`vllm_worker.py`), and the prefix cache is emptied afterwards: it
+holds keys and values of the old weights.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class VLLMPolicy:
         given = {
             "max_model_len": options.max_prompt_tokens + options.max_response_tokens,
             "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": "hgpo_train.policies.vllm_worker.WeightUpdate",
             **_for_this_device(),
             **(engine or {}),
         }
@@ -110,7 +111,7 @@ class VLLMPolicy:
         if version != self.version:
             folder = Path(self._weights.name) / f"{version:06d}"
             merged(model).save_pretrained(folder)
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            self._llm.collective_rpc("take_weights", kwargs={"weights_path": str(folder)})
             for file in folder.iterdir():
                 file.unlink()
             folder.rmdir()
