@@ -224,6 +224,14 @@ _TOKENS: Final = (
         "there was no budget, or unknown",
         "count",
     ),
+    Column(
+        "cut_tokens",
+        "tokens",
+        pl.Int32(),
+        "Tokens dropped from the prompt's beginning to keep the policy's budget.",
+        f"the policy has no budget, or {_UNSTORED}",
+        "tokens",
+    ),
 )
 
 _TIMINGS: Final = (

@@ -66,6 +66,7 @@ class Reply:
         response_logprobs: Log-probability of each response token, in nats.
         finish_reason: Why the response ends: ``stop``, or ``length`` when the limit cut it.
         cut_pairs: How many past pairs were left out of the prompt to keep its budget; None when it has none.
+        cut_tokens: How many tokens were dropped from the prompt's beginning to keep it; None likewise.
     """
 
     response: str
@@ -75,6 +76,7 @@ class Reply:
     response_logprobs: Sequence[float] | None = None
     finish_reason: str = "stop"
     cut_pairs: int | None = None
+    cut_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,7 @@ class VLLMPolicy:
             response_logprobs=[at[token].logprob for at, token in zip(told.logprobs or [], tokens, strict=True)],
             finish_reason=told.finish_reason or "stop",
             cut_pairs=fitted.cut_pairs,
+            cut_tokens=fitted.cut_tokens,
         )
 
 

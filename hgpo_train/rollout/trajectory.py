@@ -70,6 +70,7 @@ class Trajectory:
             "response_logprobs": reply.response_logprobs,
             "finish_reason": reply.finish_reason,
             "cut_pairs": reply.cut_pairs,
+            "cut_tokens": reply.cut_tokens,
         }
         if reply.prompt is not None:
             self._open["prompt"] = reply.prompt
