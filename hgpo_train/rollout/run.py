@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
 import polars as pl
@@ -14,7 +15,9 @@ import polars as pl
 import hgpo_envs
 from hgpo_datasets import scan_steps
 from hgpo_envs.env import TextEnv
+from hgpo_envs.episode import Settings, settings_for
 from hgpo_envs.errors import InputError
+from hgpo_envs.sources import SharedSource, Split, open_shared
 from hgpo_train.rollout.collector import Collector, Tally
 from hgpo_train.rollout.groups import Groups, Key
 from hgpo_train.rollout.plan import plan
@@ -25,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from hgpo_datasets import StepWriter
-    from hgpo_envs.episode import Settings
-    from hgpo_envs.sources import SharedSource, Split
     from hgpo_train.policies.base import Policy
     from hgpo_train.rollout.trajectory import Row
 
@@ -54,22 +55,34 @@ def open_world(env_id: str, **options: Any) -> World:
     """Opens an environment id for rollouts.
 
     Args:
-        env_id: The id of an environment that is a `hgpo_envs.env.TextEnv`.
+        env_id: The id of a `hgpo_envs.env.TextEnv`, or of another package's environment whose observations and actions
+            are text (`hgpo_envs.gymnasium_source`).
         options: The environment's keyword arguments.
 
     Raises:
-        InputError: The id or an argument is unknown.
+        InputError: The id or an argument is unknown, or the environment is not one of text.
     """
     try:
         env = gymnasium.make(env_id, **options).unwrapped
     except gymnasium.error.Error as error:
         known = sorted(name for name in gymnasium.registry if name.startswith("HGPO/"))
         raise InputError(f"unknown environment {env_id!r} ({error}). Known: {', '.join(known)}") from error
-    except TypeError as error:
-        raise InputError(f"{env_id}: {error}") from error
+    except TypeError:  # it does not know this package's arguments
+        return _foreign_world(env_id, options)
     if not isinstance(env, TextEnv):
-        raise InputError(f"{env_id}: expected a text environment (hgpo_envs.env.TextEnv), got {type(env).__name__}")
+        return _foreign_world(env_id, options)
     return World(env_id, env.shared, env.episode.settings, env.tasks)
+
+
+_SHELL: Final = ("history_length", "history_depth", "action_format", "max_steps", "prompt_template")
+
+
+def _foreign_world(env_id: str, options: Mapping[str, Any]) -> World:
+    """An environment of another package: its own arguments for it, the shell's for the shell."""
+    own = {name: value for name, value in options.items() if name not in (*_SHELL, "split")}
+    shell = {name: options[name] for name in _SHELL if name in options}
+    shared = open_shared("hgpo_envs.gymnasium_source:GymnasiumSource", env_id=env_id, options=json.dumps(own))
+    return World(env_id, shared, settings_for(env_id, **shell), Split(shared, options.get("split", "train")))
 
 
 @dataclass(frozen=True)

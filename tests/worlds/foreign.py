@@ -1,0 +1,33 @@
+"""Somebody else's Gymnasium environments, made without this package."""
+
+import string
+
+import gymnasium
+from gymnasium import spaces
+
+
+class Guess(gymnasium.Env):
+    """Guess a number: text in, text out, stock Text spaces, its own step limit."""
+
+    def __init__(self, limit: int = 4, keyed: bool = False) -> None:
+        text = spaces.Text(200, min_length=0, charset=string.printable)
+        self.observation_space = spaces.Dict({"text": text}) if keyed else text
+        self.action_space = spaces.Text(20, min_length=0)
+        self.limit, self.keyed = limit, keyed
+
+    def _show(self, text: str):
+        return {"text": text} if self.keyed else text
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number, self.left = int(self.np_random.integers(3)), self.limit
+        return self._show("Guess a number from 0 to 2."), {"admissible_commands": ["0", "1", "2"]}
+
+    def step(self, action):
+        self.left -= 1
+        won = action == str(self.number)
+        info = {"admissible_commands": ["0", "1", "2"], "action_valid": action in ("0", "1", "2")}
+        return self._show("Right." if won else f"Wrong, {self.left} left."), float(won), won, self.left == 0, info
+
+
+gymnasium.register("Foreign/Guess-v0", entry_point=Guess)
