@@ -20,7 +20,8 @@ show = typer.Typer(
     no_args_is_help=True,
     help="Look at data that is there: `hgpo data show RUN`, or a command for the environments' data.",
 )
-for group in (build, fetch, synth, export, show):
+import_ = typer.Typer(name="import", no_args_is_help=True, help="Make runs of rollouts that other programs wrote.")
+for group in (build, fetch, synth, export, import_, show):
     app.add_typer(group)
 
 
@@ -216,3 +217,32 @@ def show_run(
     else:
         print_overview(seen)
         typer.echo(f"Next: hgpo verify {run}")
+
+
+@import_.command("verl-agent")
+def import_verl_agent(
+    dumps: Annotated[list[Path], typer.Argument(help="JSONL files, or folders of them (trainer.rollout_data_dir)")],
+    out: Annotated[Path, typer.Option(help="the run's folder, a new one")],
+    success_reward: Annotated[float, typer.Option(help="what the environments paid for success")] = 10.0,
+) -> None:
+    """Makes a run of verl-agent's rollouts; hashes and returns are computed."""
+    from hgpo_datasets.interchange.verl_agent import import_rollouts
+
+    found = import_rollouts(dumps, out, success_reward=success_reward)
+    typer.echo(
+        f"{found.steps:,} steps, {found.trajectories:,} trajectories, {found.groups:,} groups; "
+        f"{found.left_out:,} records left out (copies, or no whole trajectory), {found.ambiguous:,} ambiguous"
+    )
+    typer.echo(f"Next: hgpo data show {out}")
+
+
+@export.command("minari")
+def export_minari(
+    run: Annotated[Path, typer.Argument(help="a run's folder, a Parquet file, or a quoted pattern of them")],
+    name: Annotated[str, typer.Option(help="Minari's name of the dataset, such as hgpo/alfworld/random-v0")],
+) -> None:
+    """Writes a run's texts, actions and rewards as a Minari dataset, into Minari's own folder."""
+    from hgpo_datasets.interchange.minari import to_minari
+
+    made = to_minari(run, name)
+    typer.echo(f"{made.total_episodes:,} episodes, {made.total_steps:,} steps. Next: minari show {name}")

@@ -1,0 +1,114 @@
+"""Neighbours, each the real thing: DuckDB, pandas, Hugging Face, PyTorch, Minari."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from groups import group
+from polars.testing import assert_frame_equal
+
+from hgpo_datasets import StepWriter, scan_steps, schema
+from hgpo_envs.errors import InputError
+from hgpo_envs.hashing import UNDEFINED
+
+HASHES = [column.name for column in schema.columns() if column.family == "hashes"]
+
+
+def test_duckdb_reads_the_files(rich_run: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    steps = scan_steps(rich_run).collect()
+    found = duckdb.sql(f"SELECT * FROM '{rich_run}/steps-*.parquet' ORDER BY task_id, trajectory, step").pl()
+    assert_frame_equal(found, steps)
+    query = f"""
+        SELECT task_id, history_hash_1, count(*) AS n, avg(reward) AS mean
+        FROM '{rich_run}/*.parquet' GROUP BY ALL HAVING history_hash_1 IS NOT NULL ORDER BY ALL
+    """
+    grouped = steps.group_by("task_id", "history_hash_1").agg(n=pl.len(), mean=pl.col("reward").mean())
+    wanted = grouped.drop_nulls().sort("task_id", "history_hash_1")
+    assert_frame_equal(duckdb.sql(query).pl(), wanted, check_dtypes=False)
+
+
+def test_pandas_reads_and_gives_rows(tmp_path: Path, rich_run: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    steps = scan_steps(rich_run).collect()
+    files = sorted(rich_run.glob("*.parquet"))
+    frame = pandas.concat(pandas.read_parquet(file, dtype_backend="pyarrow") for file in files)
+    for name in (*HASHES, "state", "reward", "score"):
+        assert [None if value is pandas.NA else value for value in frame[name]] == steps[name].to_list(), name
+    with StepWriter(tmp_path / "copy") as writer:
+        writer.add_group(frame.drop(columns="run"))
+    assert_frame_equal(scan_steps(tmp_path / "copy").drop("run").collect(), steps.drop("run"))
+
+
+def test_pyarrow_gives_rows(tmp_path: Path, rich_run: Path) -> None:
+    import pyarrow.dataset
+
+    files = [str(file) for file in sorted(rich_run.glob("*.parquet"))]
+    with StepWriter(tmp_path / "copy", run="rich") as writer:
+        writer.add_group(pyarrow.dataset.dataset(files).to_table())
+    assert_frame_equal(scan_steps(tmp_path / "copy").collect(), scan_steps(rich_run).collect())
+
+
+def test_hugging_face_plain_streaming_and_torch(
+    tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets.arrow_dataset")
+    torch = pytest.importorskip("torch")
+    from hgpo_datasets.interchange.huggingface import to_dataset
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    steps = scan_steps(rich_run).collect()
+    hashes = steps.select(pl.col(HASHES).fill_null(UNDEFINED))
+    plain = to_dataset(rich_run, cache_dir=str(tmp_path / "cache"))
+    streamed = to_dataset(rich_run, streaming=True)
+    for name in ("state", "admissible_actions", "response_token_ids", "run", "iteration"):
+        assert plain[:][name] == steps[name].to_list()
+    assert [row["prompt"] for row in streamed] == steps["prompt"].to_list()
+    for name in HASHES:
+        wanted = torch.tensor(hashes[name].to_list())
+        assert plain[:][name] == hashes[name].to_list()
+        assert torch.equal(plain.with_format("torch")[:][name], wanted), name
+        assert torch.equal(torch.stack([row[name] for row in streamed.with_format("torch")]), wanted), name
+    few = to_dataset(rich_run, columns=["reward", "history_hash_3"], cache_dir=str(tmp_path / "cache"))
+    assert few.column_names == ["reward", "history_hash_3"]
+    loader = torch.utils.data.DataLoader(few.with_format("torch"), batch_size=7)
+    assert torch.equal(
+        torch.cat([batch["history_hash_3"] for batch in loader]), torch.tensor(hashes["history_hash_3"].to_list())
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_torch_data_loader(rich_run: Path, workers: int) -> None:
+    """As docs/interchange.md shows: numbers as tensors, texts as a list of rows."""
+    torch = pytest.importorskip("torch")
+    names = ["state_hash", "history_hash_2", "reward"]
+    numbers = scan_steps(rich_run).select(pl.col(names).fill_null(UNDEFINED)).collect()
+    texts = scan_steps(rich_run).select("prompt", "response_token_ids", "history_hash_2").collect().to_dicts()
+    how = {"batch_size": 8, "num_workers": workers, "multiprocessing_context": "spawn" if workers else None}
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*numbers.to_torch("dict").values()), **how)
+    for name, parts in zip(names, zip(*loader, strict=True), strict=True):
+        assert torch.cat(parts).tolist() == numbers[name].to_list()
+    assert [row for batch in torch.utils.data.DataLoader(texts, collate_fn=list, **how) for row in batch] == texts
+
+
+def test_minari(tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    from hgpo_datasets.interchange.minari import to_minari
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    to_minari(rich_run, "hgpo/rich-v0", author="someone")
+    loaded = minari.load_dataset("hgpo/rich-v0")
+    steps = scan_steps(rich_run).collect().partition_by("task_id", "trajectory", maintain_order=True)
+    assert loaded.total_episodes == len(steps)
+    for episode, rows in zip(loaded.iterate_episodes(), steps, strict=True):
+        assert list(episode.observations["state"]) == [*rows["state"], rows["next_state"][-1]]
+        assert set(episode.observations["task"]) == {rows["task"][0]}
+        assert list(episode.actions) == rows["action"].to_list()
+        assert episode.rewards.tolist() == rows["reward"].to_list()
+        assert list(episode.terminations) == rows["terminated"].to_list()
+        assert list(episode.truncations) == rows["truncated"].to_list()
+    with StepWriter(tmp_path / "bare", without=["state"]) as writer:
+        writer.add_group(group("t"))
+    with pytest.raises(InputError, match="without states"):
+        to_minari(tmp_path / "bare", "hgpo/bare-v0")

@@ -1,0 +1,221 @@
+"""Rollouts as verl-agent dumps them become step tables."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hgpo_datasets import scan_steps, verify
+from hgpo_datasets.interchange.verl_agent import import_rollouts
+from hgpo_datasets.interchange.verl_prompts import read_prompt
+from hgpo_envs import hashing
+from hgpo_envs.errors import InputError
+from hgpo_envs.memory import Memory
+
+OPENINGS = {
+    "ALFWorld": "You are an expert agent operating in the ALFRED Embodied Environment.",
+    "WebShop": "You are an expert autonomous agent operating in the WebShop e-commerce environment.",
+}
+PAIRS = (
+    ("task", "task"),
+    ("action", "action"),
+    ("response", "response"),
+    ("admissible_actions", "actions"),
+    ("action_valid", "valid"),
+    ("won", "won"),
+)
+Episode = list[dict[str, Any]]
+
+
+def prompt(benchmark: str, task: str, memory: Memory, state: str, actions: list[str]) -> str:
+    """The marks of verl-agent's prompts around the values, between what a chat template leaves."""
+    shop = benchmark == "WebShop"
+    dot, quoted = ("." if shop else ""), [f"'{action}'" for action in actions]
+    listed = "\n[\n" + "".join(f"{one},\n" for one in quoted) + "]" if shop else f"[{chr(10).join(quoted)}]"
+    listed = listed if shop else listed.replace("\n", "\n ")
+    told = f" Your task is to: {task}{dot}\n" if shop or memory.steps_taken else "\n"
+    past = (
+        f"Prior to this step, you have already taken {memory.steps_taken} step(s). Below are the most recent "
+        f"{len(memory.pairs())} observations and the corresponding actions you took: {memory.text()}\n"
+        f"You are now at step {memory.steps_taken + 1} and your current observation is: {state}{dot}\n"
+    )
+    now = past if memory.steps_taken else f"Your current observation is: {state}{dot}\n"
+    shown = (
+        f"Your admissible actions of the current situation are: {listed}.\n\nNow it's your turn to take an action.\n"
+    )
+    return f"system\nAnswer.\nuser\n\n{OPENINGS[benchmark]}{told}{now}{shown}\nassistant\n"
+
+
+def dumped(benchmark: str, episodes: list[Episode], length: int = 2) -> list[dict[str, Any]]:
+    records = []
+    for episode in episodes:
+        memory = Memory(length)
+        won = episode[-1]["won"]
+        for step in episode:
+            text = prompt(benchmark, step["task"], memory, step["state"], step["actions"])
+            score = (10.0 if won else 0.0) - (0.0 if step["valid"] else 0.1)
+            records.append({"input": text, "output": step["response"], "score": score, "step": 7})
+            memory.store(step["state"], step["action"])
+    return records
+
+
+def episode(
+    number: int, length: int, won: bool, benchmark: str = "ALFWorld", task: str = "put a mug on a desk"
+) -> Episode:
+    """Its first state is its task's, the others are its own."""
+    begin = f"You are in a room.\n\nYour task is to: {task}" if benchmark == "ALFWorld" else "'Search'"
+    steps = []
+    for t in range(length):
+        action, valid = f"go to shelf {number}", (number + t) % 5 > 0
+        if benchmark == "WebShop" and t == length - 1:
+            action = "click[buy now]"
+        tags = f"<think>{number} {t}</think>" if valid else ""
+        steps.append(
+            {
+                "task": task,
+                "state": f"Shelf {number}.{t} it's [empty], 'so'." if t else begin,
+                "actions": [f"go to shelf {n}" for n in range(3)] + ["look at 'it'"],
+                "action": action,
+                "response": f"{tags}<action>{action}</action>",
+                "valid": valid,
+                "won": won and t == length - 1,
+            }
+        )
+    return steps
+
+
+def write(folder: Path, records: list[dict[str, Any]], name: str = "7.jsonl") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("benchmark", ["ALFWorld", "WebShop"])
+@pytest.mark.parametrize("copies", [0, 5])
+def test_trajectories_are_found_again(tmp_path: Path, benchmark: str, copies: int) -> None:
+    lengths = [6, 3, 6, 2, 6, 4]
+    tasks = ["put a mug on a desk", "cool an apple"]
+    episodes = [episode(n, length, length < 6, benchmark, tasks[n % 2]) for n, length in enumerate(lengths)]
+    records = dumped(benchmark, episodes)
+    draw = random.Random(copies)
+    records += draw.sample([one for one in records if "step 1 " not in one["input"]], copies)
+    draw.shuffle(records)
+    found = import_rollouts(write(tmp_path / "dump", records), tmp_path / "run")
+    assert (found.trajectories, found.groups, found.left_out) == (6, 2, copies)
+    assert verify(tmp_path / "run").ok
+    steps = scan_steps(tmp_path / "run").collect()
+    assert steps["iteration"].unique().to_list() == [7]
+    read = {tuple(rows["state"]): rows for rows in steps.partition_by("trajectory", maintain_order=True)}
+    for wanted in episodes:
+        rows = read[tuple(step["state"] for step in wanted)]
+        for ours, theirs in PAIRS:
+            assert rows[ours].to_list() == [step[theirs] for step in wanted], ours
+        won = wanted[-1]["won"]
+        assert rows["reward"].to_list() == [0.0] * (len(wanted) - 1) + [float(won)]
+        assert rows["episode_return"][0] == float(won)
+        assert rows["state_hash"].to_list() == [hashing.text_hash(step["state"]) for step in wanted]
+        assert (rows["terminated"][-1], rows["truncated"][-1]) == (won, not won)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=4), min_size=1, max_size=6),
+    st.integers(1, 3),
+    st.randoms(use_true_random=False),
+)
+def test_what_is_interchangeable_stays_consistent(
+    tmp_path_factory: pytest.TempPathFactory, walks: list[list[str]], length: int, draw: random.Random
+) -> None:
+    """Walks over two rooms: which of two like records another followed cannot be known, but nothing is lost."""
+    folder = tmp_path_factory.mktemp("walks")
+    episodes = [
+        [
+            {
+                "task": "go",
+                "state": f"Your task is to: go\nroom {walk[t - 1] if t else 'begin'}",
+                "actions": ["a", "b"],
+                "action": room,
+                "response": f"<think></think><action>{room}</action>",
+                "valid": True,
+                "won": t == len(walk) - 1,
+            }
+            for t, room in enumerate(walk)
+        ]
+        for walk in walks
+    ]
+    records = dumped("ALFWorld", episodes, length)
+    draw.shuffle(records)
+    if all(len(walk) == 1 for walk in walks) and len(records) > 1:
+        with pytest.raises(InputError, match="no history"):
+            import_rollouts(write(folder / "dump", records), folder / "run")
+        return
+    found = import_rollouts(write(folder / "dump", records), folder / "run")
+    steps = scan_steps(folder / "run").collect()
+    assert verify(folder / "run").ok
+    if found.left_out == 0:
+        assert sorted(steps["prompt"]) == sorted(record["input"] for record in records)
+        assert found.trajectories == len(walks)
+        if found.ambiguous == 0:
+            read = [tuple(rows["action"]) for rows in steps.partition_by("trajectory", maintain_order=True)]
+            assert sorted(read) == sorted(map(tuple, walks))
+
+
+def test_records_with_ids(tmp_path: Path) -> None:
+    records = []
+    for number, (length, won) in enumerate([(3, True), (2, False)]):
+        for t in range(length):
+            step = episode(number, length, won)[t]
+            records.append(
+                {
+                    "uid": "g", "traj_uid": f"t{number}", "anchor_obs": step["state"], "output": step["response"],
+                    "rewards": 10.0 if step["won"] else 0.0, "is_action_valid": int(step["valid"]), "input": "cut",
+                }
+            )  # fmt: skip
+    mixed = [records[i] for i in (0, 3, 1, 4, 2)]
+    found = import_rollouts(write(tmp_path / "dump", mixed, "12.jsonl"), tmp_path / "run")
+    assert (found.steps, found.trajectories, found.groups, found.left_out) == (5, 2, 1, 0)
+    steps = scan_steps(tmp_path / "run").collect()
+    assert steps["trajectory"].to_list() == ["t0"] * 3 + ["t1"] * 2
+    assert steps["reward"].to_list() == [0.0, 0.0, 1.0, 0.0, 0.0]
+    assert steps["won"].to_list() == [False, False, True, False, False]
+    assert steps["action_valid"].to_list() == [bool(record["is_action_valid"]) for record in records]
+    assert steps["state"].to_list() == [record["anchor_obs"] for record in records]
+    assert steps["action"].to_list() == ["go to shelf 0"] * 3 + ["go to shelf 1"] * 2
+    assert steps["iteration"].unique().to_list() == [12]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("not JSON\n", "line 1: not JSON"),
+        ("[1]\n", "expected an object, got list"),
+        ('{"input": "hello", "output": "x", "score": 0}\n', "expected a whole ALFWorld or WebShop prompt"),
+        ('{"output": "x", "score": 0}\n', "expected 'input'; the record has output, score"),
+        ('{"traj_uid": "a", "uid": "b", "rewards": 0}\n', "expected 'anchor_obs' or 'obs' or 'state'"),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line(tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "1.jsonl").write_text(text)
+    with pytest.raises(InputError, match=line):
+        import_rollouts(tmp_path / "1.jsonl", tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["1.jsonl"]
+    with pytest.raises(InputError, match="expected a JSONL file"):
+        import_rollouts(tmp_path / "nothing", tmp_path / "other")
+
+
+def test_prompts_are_read_to_the_letter() -> None:
+    memory = Memory(2)
+    for n in range(3):
+        memory.store(f"it's {n}.\nsecond line", f"click[{n}]")
+    shown = read_prompt(
+        prompt("WebShop", "Find me a mug.", memory, "'a' [SEP] 'b.'", ["search[<your query>]", "click[it's]"])
+    )
+    assert shown is not None
+    assert (shown.task, shown.step, shown.state) == ("Find me a mug.", 3, "'a' [SEP] 'b.'")
+    assert shown.actions == ("search[<your query>]", "click[it's]")
+    assert shown.history == (("it's 1.\nsecond line", "click[1]"), ("it's 2.\nsecond line", "click[2]"))
+    assert read_prompt("another prompt") is None
