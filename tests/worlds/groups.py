@@ -6,7 +6,7 @@ from typing import Any
 Rows = list[dict[str, Any]]
 
 
-def step(task_id: str, trajectory: str, t: int, **more: Any) -> dict[str, Any]:
+def step(task_id: str, trajectory: str, t: int, /, **more: Any) -> dict[str, Any]:
     row = {
         "task_id": task_id,
         "trajectory": trajectory,
