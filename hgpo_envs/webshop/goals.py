@@ -5,7 +5,7 @@ price bound for each instruction, then (seeded 233) the order of the goals. A `G
 of its own: `price_seed` stands for a `random.seed(price_seed)` before the original loads, `shuffle_seed` for its 233.
 verl-agent's worker i loads and shuffles with the one seed of its own: that is `price_seed = shuffle_seed = seed`.
 
-Only bounds and the order are kept (16 bytes a goal at most); goals are made when asked for.
+Only prices, bounds and the order are kept (4 bytes a goal); goals are made when asked for.
 
 Source: WebShop's `web_agent_site/engine/goal.py` (`get_goals`), `engine/engine.py` (`generate_product_prices`) and
 `envs/web_agent_text_env.py` (`SimServer`).
@@ -26,7 +26,7 @@ import numpy as np
 from hgpo_envs.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -95,9 +95,7 @@ class GoalSet:
         total = int(self._ends[-1]) if len(self._ends) else 0
         if not total:
             raise InputError(f"the catalogue in {catalogue.folder} has no {kind} goals; try the other kind of goals")
-        order = array("q", range(total))
-        random.Random(shuffle_seed).shuffle(order)
-        self._order: NDArray[np.int64] = np.frombuffer(order, np.int64)
+        self._order = _shuffled(total, shuffle_seed)
         self.goal = lru_cache(KEPT_GOALS)(self._goal)
 
     def __len__(self) -> int:
@@ -190,13 +188,39 @@ def _prices(ends: NDArray[np.float64], draw: random.Random) -> NDArray[np.float6
 
 
 def _bounds(prices: NDArray[np.float64], draw: random.Random) -> NDArray[np.float64]:
-    """A price bound for each instruction: the larger of two of the first four tens above the price."""
+    """A price bound for each instruction: the larger of two that `sample` draws of the first four tens above it."""
     bounds = np.full(len(prices), NO_BOUND)
+    bits = draw.getrandbits
     for at, price in enumerate(prices.tolist()):
         first = bisect_right(BOUNDS, price)
-        if len(BOUNDS) - first >= 2:
-            bounds[at] = max(draw.sample(BOUNDS[first : first + 4], 2))
+        choices = min(4, len(BOUNDS) - first)
+        if choices >= 2:
+            one = _below(choices, bits)
+            other = _below(choices - 1, bits)
+            bounds[at] = BOUNDS[first + max(one, choices - 1 if other == one else other)]
     return bounds
+
+
+def _shuffled(count: int, seed: int) -> NDArray[np.int32]:
+    """The numbers 0 … count - 1 in the order that `random.seed(seed)` and `random.shuffle` give a list."""
+    bits = random.Random(seed).getrandbits
+    order = array("i", range(count))
+    for last in range(count - 1, 0, -1):
+        at = _below(last + 1, bits)
+        order[last], order[at] = order[at], order[last]
+    return np.frombuffer(order, np.int32)
+
+
+def _below(bound: int, bits: Callable[[int], int]) -> int:
+    """A number from 0 to bound - 1 as Python's generator draws it: bits again until they are small enough.
+
+    Written out, as `sample` and `shuffle` are here, so that goals do not change if a later Python draws otherwise.
+    """
+    length = bound.bit_length()
+    number = bits(length)
+    while number >= bound:
+        number = bits(length)
+    return number
 
 
 _Material = tuple["Sequence[HumanInstruction]", "NDArray[np.int64]", "NDArray[np.int64]"]

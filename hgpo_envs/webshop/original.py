@@ -199,6 +199,7 @@ class OriginalProcess:
             raise InputError(
                 f"cannot run {python}: {error.strerror}; name the original's interpreter with python=…"
             ) from None
+        self.pid: Final = self._process.pid
         self.close = weakref.finalize(self, _end, self._process, self._complaints)
         self.answer: Final = self._first_answer(settings)
         if "failed" in self.answer:

@@ -1,0 +1,30 @@
+"""The long run in short: several processes play the same list of episodes as one does; nothing is left open.
+
+`HGPO_SOAK_MINUTES` makes it longer; `benchmarks/webshop_soak.py` is the whole thing.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from Linux's /proc")
+def test_processes_agree_and_stay_small():
+    command = [sys.executable, "benchmarks/webshop_soak.py", "--processes", "2", "--environments", "16", "--forget"]
+    minutes = os.environ.get("HGPO_SOAK_MINUTES", "0.25")
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "datasets")])
+    done = subprocess.run(
+        [*command, "--minutes", minutes],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all is well" in done.stdout
