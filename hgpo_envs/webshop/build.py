@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.webshop import loader
-from hgpo_envs.webshop.catalogue import FORMAT, MANIFEST
+from hgpo_envs.webshop.catalogue import FORMAT, MANIFEST, Catalogue
 from hgpo_envs.webshop.folder import whole_folder
+from hgpo_envs.webshop.goals import keep_goals
 from hgpo_envs.webshop.index import IndexWriter
 from hgpo_envs.webshop.nouns import finder
 from hgpo_envs.webshop.raw import entries, records
@@ -111,6 +112,7 @@ def build(
                     raise InputError(f"{line}; mend it, or skip such records (--skip-unusable)") from None
                 maker.unusable(line)
         manifest = maker.finish(tell)
+        keep_goals(Catalogue(folder, manifest))
         manifest["num_products"] = num_products
         manifest["sources"] = {path.name: digest(path) for path in (items, attributes, human)}
         return _seal(folder, manifest)

@@ -9,6 +9,7 @@ A catalogue is a folder (`hgpo_envs.webshop.build`):
     prices.npy              float64 (products, 2): both ends of the price, NaN where there is one price
     combinations.npy        int64 (products,): how many choices of options there are
     instructed.npy          int32: the products that have a synthetic instruction
+    goals.*.npy             of large catalogues: what the default seeds draw (`hgpo_envs.webshop.goals.keep_goals`)
     index/                  the search index (`hgpo_envs.webshop.search`)
 """
 
@@ -64,6 +65,7 @@ class Catalogue:
         self.index: Final = Index(folder / "index")
         self._products = _arrow(folder / "products.arrow")
         self._human = _arrow(folder / "human.arrow")
+        self._people: Final = self._human.read_all()
         # neither cache refers to the catalogue: the files are unmapped as soon as the catalogue is let go
         batch = lru_cache(None)(self._products.get_batch)
         self._kept_products = lru_cache(KEPT_PRODUCTS)(partial(_product, batch, np.array(manifest["batches"])))
@@ -150,6 +152,16 @@ class Catalogue:
                 yield HumanInstruction(
                     row["product"], row["instruction"], tuple(row["attributes"]), tuple(row["options"])
                 )
+
+    def human_instruction(self, number: int) -> HumanInstruction:
+        """One of them, by its place in that order."""
+        row = self._people.slice(number, 1).to_pylist()[0]
+        return HumanInstruction(row["product"], row["instruction"], tuple(row["attributes"]), tuple(row["options"]))
+
+    def human_products(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """For each human instruction its product, and how many attributes it names."""
+        products, attributes = self._people.column("product"), self._people.column("attributes")
+        return products.to_numpy(), pc.list_value_length(attributes).to_numpy()
 
     def table(self) -> pa.Table:
         """The products as an Arrow table over the mapped file, for work on whole columns."""

@@ -19,7 +19,7 @@ from bisect import bisect, bisect_right
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hgpo_envs.webshop.catalogue import Catalogue
-    from hgpo_envs.webshop.loader import HumanInstruction, Product
+    from hgpo_envs.webshop.loader import Product
 
 GoalKind = Literal["synthetic", "human"]
 
@@ -43,6 +43,20 @@ PUBLISHED_TEST: Final = 500
 PUBLISHED_EVAL: Final = 1500
 PUBLISHED_LEAST: Final = 2000
 """Sets of fewer goals are split in proportion: the published ranges would leave little or nothing to train on."""
+
+
+PRICE_SEED: Final = 0
+SHUFFLE_SEED: Final = 233
+"""The original's own; `PRICE_SEED` is this package's default for what the original leaves unseeded."""
+
+KEPT_FROM: Final = 100_000
+"""Catalogues with so many goals hold what the default seeds draw."""
+
+_KEPT_NAMES: Final = ("goals.{}.prices.npy", "goals.{}.bounds.npy", "goals.{}.order.npy")
+
+_Drawn: TypeAlias = "tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int32]]"
+_Material: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]"
+"""For each instruction that makes goals: where it is, its product, and how many goals it makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +95,25 @@ class GoalSet:
     """
 
     def __init__(
-        self, catalogue: Catalogue, kind: GoalKind = "synthetic", price_seed: int = 0, shuffle_seed: int = 233
+        self,
+        catalogue: Catalogue,
+        kind: GoalKind = "synthetic",
+        price_seed: int = PRICE_SEED,
+        shuffle_seed: int = SHUFFLE_SEED,
     ) -> None:
         if kind not in ("synthetic", "human"):
             raise InputError(unknown("kind of goals", kind, ("synthetic", "human")))
         self.catalogue: Final = catalogue
         self.kind: Final = kind
-        draw = random.Random(price_seed)
-        self.prices: Final = _prices(catalogue.prices, draw)
-        self._human, self._rows, counts = _human_material(catalogue) if kind == "human" else _material(catalogue)
+        self._sources, self._rows, counts = _human_material(catalogue) if kind == "human" else _material(catalogue)
         self._ends = np.cumsum(counts, dtype=np.int64)
-        self._bounds = _bounds(self.prices[self._rows], draw)
         total = int(self._ends[-1]) if len(self._ends) else 0
         if not total:
             raise InputError(f"the catalogue in {catalogue.folder} has no {kind} goals; try the other kind of goals")
-        self._order = _shuffled(total, shuffle_seed)
+        kept = _kept(catalogue, kind) if (price_seed, shuffle_seed) == (PRICE_SEED, SHUFFLE_SEED) else None
+        self.prices, self._bounds, self._order = kept or _drawn(
+            catalogue, self._rows, total, price_seed=price_seed, shuffle_seed=shuffle_seed
+        )
         self.goal = lru_cache(KEPT_GOALS)(self._goal)
 
     def __len__(self) -> int:
@@ -112,13 +130,15 @@ class GoalSet:
         product = self.catalogue.product(int(self._rows[source]))
         price = "" if bound == NO_BOUND else f", and price lower than {bound:.2f} dollars"
         if self.kind == "human":
-            human = self._human[source]
+            human = self.catalogue.human_instruction(int(self._sources[source]))
             text = human.instruction.strip(".") + price
             return Goal(index, product, text, human.attributes, human.options, bound)
+        if not product.instruction_attributes:
+            raise InputError(f"the instruction of {product.asin} names no attribute; the original stops there too")
         options = combination(product.options, number)
         chosen = ", and ".join(f"{name}: {value}" for name, value in options.items())
         text = f"{product.instruction}{' with ' if chosen else ''}{chosen}{price}"
-        return Goal(index, product, text, product.instruction_attributes or (), options, bound)
+        return Goal(index, product, text, product.instruction_attributes, options, bound)
 
     @cached_property
     def weights(self) -> NDArray[np.float64]:
@@ -179,6 +199,37 @@ def combination(options: Mapping[str, Sequence[str]], number: int) -> dict[str, 
     return dict(reversed(chosen.items()))
 
 
+def keep_goals(catalogue: Catalogue) -> None:
+    """Writes what the default seeds draw into a large catalogue's folder, so that processes map it and need not draw.
+
+    Called when the catalogue is built; smaller ones are drawn in no time.
+    """
+    for kind in get_args(GoalKind):
+        _, rows, counts = _human_material(catalogue) if kind == "human" else _material(catalogue)
+        total = int(counts.sum())
+        if total >= KEPT_FROM:
+            arrays: tuple[NDArray[Any], ...] = _drawn(
+                catalogue, rows, total, price_seed=PRICE_SEED, shuffle_seed=SHUFFLE_SEED
+            )
+            for name, array in zip(_KEPT_NAMES, arrays, strict=True):
+                np.save(catalogue.folder / name.format(kind), array)
+
+
+def _kept(catalogue: Catalogue, kind: GoalKind) -> _Drawn | None:
+    paths = [catalogue.folder / name.format(kind) for name in _KEPT_NAMES]
+    if not all(path.is_file() for path in paths):
+        return None
+    prices, bounds, order = (np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray) for path in paths)
+    return prices, bounds, order
+
+
+def _drawn(catalogue: Catalogue, rows: NDArray[np.int64], total: int, *, price_seed: int, shuffle_seed: int) -> _Drawn:
+    """Prices by product, bounds by instruction, and the goals' order."""
+    draw = random.Random(price_seed)
+    prices = _prices(catalogue.prices, draw)
+    return prices, _bounds(prices[rows], draw), _shuffled(total, shuffle_seed)
+
+
 def _prices(ends: NDArray[np.float64], draw: random.Random) -> NDArray[np.float64]:
     """Each product's price: its only one, or one drawn between both ends, in the products' order."""
     prices = np.array(ends[:, 0])
@@ -223,15 +274,12 @@ def _below(bound: int, bits: Callable[[int], int]) -> int:
     return number
 
 
-_Material = tuple["Sequence[HumanInstruction]", "NDArray[np.int64]", "NDArray[np.int64]"]
-
-
 def _human_material(catalogue: Catalogue) -> _Material:
-    kept = [human for human in catalogue.human_instructions() if human.attributes]
-    rows = np.array([human.product for human in kept], np.int64)
-    return kept, rows, np.ones(len(kept), np.int64)
+    products, attributes = catalogue.human_products()
+    kept = np.flatnonzero(attributes)
+    return kept, products[kept].astype(np.int64), np.ones(len(kept), np.int64)
 
 
 def _material(catalogue: Catalogue) -> _Material:
     rows = np.array(catalogue.instructed, np.int64)
-    return (), rows, np.array(catalogue.combinations[rows], np.int64)
+    return rows, rows, np.array(catalogue.combinations[rows], np.int64)

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError, UnknownTask
+from hgpo_envs.webshop import goals as goals_module
 from hgpo_envs.webshop.catalogue import Catalogue
-from hgpo_envs.webshop.goals import GoalSet, combination, split_ranges
+from hgpo_envs.webshop.goals import GoalSet, combination, keep_goals, split_ranges
 from hgpo_envs.webshop.source import WebShopSource
 
 
@@ -61,6 +63,21 @@ def test_the_original_draws_reproduced_with_the_global_generator(awkward):
     assert [(goal.product.asin, goal.options, goal.price_upper) for goal in found] == bounds
     assert ("lower than" in found[0].instruction) == (found[0].price_upper < 1_000_000)
     assert {goal.price_upper for goal in found} & {1_000_000}
+
+
+@pytest.mark.parametrize("kind", ["synthetic", "human"])
+def test_goals_kept_in_large_catalogues_are_those_drawn(monkeypatch, awkward, tmp_path, kind):
+    monkeypatch.setattr(goals_module, "KEPT_FROM", 1)
+    folder = tmp_path / "catalogue"
+    shutil.copytree(awkward, folder)
+    catalogue = Catalogue.open(folder)
+    drawn, other = GoalSet(catalogue, kind), GoalSet(catalogue, kind, price_seed=1)
+    keep_goals(catalogue)
+    kept = GoalSet(Catalogue.open(folder), kind)
+    assert [kept.goal(i) for i in range(len(kept))] == [drawn.goal(i) for i in range(len(drawn))]
+    assert kept.prices.tolist() == drawn.prices.tolist() != other.prices.tolist()
+    assert not kept.prices.flags.writeable  # mapped
+    assert GoalSet(catalogue, kind, price_seed=1).prices.tolist() == other.prices.tolist()
 
 
 def test_weighted_draws_reproduced_with_the_global_generator(awkward):
