@@ -170,7 +170,9 @@ def main() -> None:
                 figures[str(native["products"])]["ratio"] = {"warm": ratios[0], "cold": ratios[1]}
     console.print(table)
     if given.checkout:
-        line = "a step of the original takes {:,.0f} times the CPU of a native one, {:,.0f} times that of its first pass"
+        line = (
+            "a step of the original takes {:,.0f} times the CPU of a native one, {:,.0f} times that of its first pass"
+        )
         console.print(line.format(*ratios))
     console.print(f"kept in {keep('webshop' + ('_original' if given.checkout else ''), figures)}")
 
