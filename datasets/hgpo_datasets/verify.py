@@ -233,7 +233,7 @@ def _content_problems(name: str, frame: pl.DataFrame, depth: int) -> Iterable[Pr
     for text, rows in wrong.items():
         if rows.any():
             yield Problem("value", name, _rows_line(frame, rows, text))
-    for computed in derived(frame, first, last, depth):
+    for computed in derived(frame, first, depth):
         rows = frame[computed.name].ne_missing(computed)
         if rows.any():
             yield Problem("derived", name, _rows_line(frame, rows, f"{computed.name} is not what the rows give"))
