@@ -1,5 +1,6 @@
 """vLLM itself, in process and as a server, with a tiny model made here; skipped where vLLM is not installed."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -171,7 +172,7 @@ def server(model_folder: Path, policy: VLLMPolicy) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model_folder)]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_folder)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--dtype", "bfloat16"]
     command += ["--enforce-eager", "--max-model-len", "1000", "--logprobs-mode", "processed_logprobs"]
     command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096"]
@@ -188,7 +189,8 @@ def server(model_folder: Path, policy: VLLMPolicy) -> Iterator[str]:
                 time.sleep(1)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
