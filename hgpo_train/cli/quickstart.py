@@ -30,10 +30,11 @@ def quickstart(
     console = Console()
     with shown(Console(stderr=True), expected=tasks * group_size) as progress:
         found = work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=progress)
-    _show(console, found)
+    show(console, found, out)
 
 
-def _show(console: Console, found: Found) -> None:
+def show(console: Console, found: Found, out: Path) -> None:
+    """Prints what was found, where it is (under the name `out`), and what to try next."""
     import polars as pl
 
     from hgpo_datasets import scan_steps
@@ -61,13 +62,14 @@ def _show(console: Console, found: Found) -> None:
         f"advantages of {deepest['moved']:.0%} of the steps, by {deepest['shift']:.2f} on average (their standard "
         f"deviation is {first['spread']:.2f}), and turns the sign of {deepest['flipped']:.0%}.\n"
     )
-    print_line(f"Steps       [bold]{found.run}[/]")
-    print_line(f"Advantages  [bold]{found.advantages}[/]\n")
+    run = out / found.run.name
+    print_line(f"Steps       [bold]{run}[/]")
+    print_line(f"Advantages  [bold]{out / found.advantages.relative_to(found.run.parent)}[/]\n")
     print_line("Next:")
     for command, what in (
-        (f"hgpo stats {found.run}", "what advantages rest on, level by level, in words"),
-        (f"hgpo advantages {found.run} -e hgpo -e gigpo -e grpo", "rival estimators side by side"),
-        (f"hgpo data show {found.run}", "the run at a glance"),
+        (f"hgpo stats {run}", "what advantages rest on, level by level, in words"),
+        (f"hgpo advantages {run} -e hgpo -e gigpo -e grpo", "rival estimators side by side"),
+        (f"hgpo data show {run}", "the run at a glance"),
         ("hgpo eval --policy expert --out runs/expert", "every held-out game once a seed"),
     ):
         print_line(f"  [bold]{command}[/]\n      {what}")
