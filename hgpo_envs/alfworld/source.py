@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.folder import GAME_FILE, SPLITS, FolderStore, Store
@@ -16,7 +17,7 @@ from hgpo_envs.engine import Task
 from hgpo_envs.errors import InputError, UnknownTask, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["GAME_FILE", "SPLITS", "ALFWorldSource", "open_store"]
 
@@ -43,9 +44,13 @@ class ALFWorldSource:
         if grammar is not None and grammar not in GRAMMARS:
             raise InputError(unknown("grammar", grammar, GRAMMARS))
         self.store = open_store(data)
+        self._arguments = (data, grammar, keep)
         self._grammar = grammar
-        self._games: OrderedDict[str, Game] = OrderedDict()
-        self._keep = keep
+        self._alive: WeakValueDictionary[str, Game] = WeakValueDictionary()
+        self._recent: deque[Game] = deque(maxlen=keep)
+
+    def __reduce__(self) -> tuple[Callable[..., ALFWorldSource], tuple[object, ...]]:
+        return _reopen, self._arguments
 
     def ids(self, split: str) -> Sequence[str]:
         """The split's task ids, sorted; `all` is every task."""
@@ -65,12 +70,11 @@ class ALFWorldSource:
         )
 
     def game(self, task_id: str) -> Game:
-        """The compiled game; the last `keep` are kept."""
-        game = self._games.get(task_id)
+        """The compiled game: one for all engines that play it, and the last `keep` for those to come."""
+        game = self._alive.get(task_id)
         if game is None:
-            game = self._games[task_id] = compile_game(self.read(task_id), task_id)
-            if len(self._games) > self._keep:
-                self._games.popitem(last=False)
+            game = self._alive[task_id] = compile_game(self.read(task_id), task_id)
+            self._recent.append(game)
         return game
 
     def read(self, task_id: str) -> dict[str, Any]:
@@ -88,6 +92,10 @@ class ALFWorldSource:
     def engine(self) -> ALFWorldEngine:
         """A new engine over these games."""
         return ALFWorldEngine(self)
+
+
+def _reopen(data: str | Path | None, grammar: str | None, keep: int) -> ALFWorldSource:
+    return ALFWorldSource(data, grammar=grammar, keep=keep)
 
 
 def open_store(data: str | Path | None) -> Store:

@@ -72,6 +72,16 @@ def test_engines_share_nothing_that_changes(first: str, second: str, seed: int) 
 
 
 @given(TASKS, SEEDS)
+def test_a_fork_goes_its_own_way(task: str, seed: int) -> None:
+    engine = SOURCE.engine()
+    before = wander(engine, engine.start(task), seed, 10)[-1]
+    world = engine.world.copy()
+    ahead = wander(engine.fork(), before, seed + 1, 10)
+    assert engine.world == world
+    assert wander(engine, before, seed + 1, 10) == ahead
+
+
+@given(TASKS, SEEDS)
 def test_starting_again_starts_afresh(task: str, seed: int) -> None:
     engine = SOURCE.engine()
     first = wander(engine, engine.start(task), seed, 20)

@@ -1,6 +1,8 @@
 """Task sources: what counts as data, splits, identifiers; bad input, each with its line."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,23 @@ def test_unsolvable_alone(folder: Path) -> None:
     change(place(folder, IDS[0]), solvable=False)
     with pytest.raises(InputError, match="marked solvable, found 1 other"):
         ALFWorldSource(place(folder, IDS[0]).parent)
+
+
+def test_games_are_shared_while_they_are_played(folder: Path) -> None:
+    source = ALFWorldSource(folder, keep=1)
+    engines = [source.engine() for _ in range(4)]
+    for engine, task in zip(engines, [*IDS, IDS[0]], strict=True):
+        engine.start(task)
+    assert engines[0].game is engines[3].game
+    assert engines[0].game.commands is engines[3].game.commands
+
+
+def test_pickles_and_copies_are_opened_again(folder: Path) -> None:
+    source = ALFWorldSource(folder, grammar="put")
+    source.engine().start(IDS[0])
+    for other in (pickle.loads(pickle.dumps(source)), copy.deepcopy(source)):
+        assert other.engine().start(IDS[0]) == source.engine().start(IDS[0])
+        assert other.task(IDS[0]).versions == {"grammar": "put"}
 
 
 def test_unknown_names_give_the_nearest() -> None:
