@@ -191,8 +191,8 @@ class Thinking(AsyncPolicy):
     async def reply(self, request: Request) -> Reply:
         began = time.perf_counter()
         await asyncio.sleep(self.seconds(request.seed))
-        self.busy_s += time.perf_counter() - began
         answer = self._player.respond([request])[0]
+        self.busy_s += time.perf_counter() - began
         assert isinstance(answer, Reply)
         return answer
 
@@ -214,7 +214,7 @@ def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
     table = Table(
         "sigma", "steps", "collector s", "lockstep s", "ratio", "idle", "idle until the last begin", title="Tail"
     )
-    for sigma, tasks in ((0.6, 320), (1.0, 160)):
+    for sigma, tasks in ((0.6, 240), (1.0, 240)):
         what = Collection(tasks=tasks, group_size=8, seed=1)
         thinking = Thinking(policy_for(here, "mixture:expert=0.8,random=0.2"), count, mean_s, sigma)
         kept: list[Row] = []

@@ -107,8 +107,9 @@ def test_broken_off_and_gone_on_with(tmp_path, how):
     command = [*DOORS, "--tasks", "500", "--group-size", "8", "--seed", "5", "--max-steps", "40"]
     process = hgpo(*command, "--out", str(out))
     until = time.monotonic() + 60
-    while not list(out.glob("*.parquet")) and time.monotonic() < until:
-        time.sleep(0.02)
+    manifest = out / "manifest.jsonl"  # a line for the run, then one for each committed shard
+    while not (manifest.exists() and manifest.read_bytes().count(b"\n") > 1) and time.monotonic() < until:
+        time.sleep(0.01)
     process.send_signal(how)
     _, told = process.communicate(timeout=60)
     assert process.returncode == (130 if how == signal.SIGINT else -9), told
