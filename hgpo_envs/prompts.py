@@ -14,6 +14,9 @@ A template may use these fields, and no others:
 | step | int | the number of this step, from 1 |
 | max_steps | int | the step limit |
 | action_format | str | ``response`` when tags are asked for, ``command`` when the bare action is |
+
+Beside Jinja's own filters there is ``listed``: ``{{ admissible_actions | listed("help") }}`` quotes the actions, one a
+line, and leaves out those that are named.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ import xxhash
 from hgpo_envs.errors import InputError, unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hgpo_envs.memory import Memory
 
 FIELDS: Final = (
@@ -51,6 +56,13 @@ _JINJA = jinja2.Environment(
     lstrip_blocks=True,
     autoescape=False,  # noqa: S701 - prompts are plain text: nothing is to be escaped
 )
+
+
+def _listed(actions: Iterable[str], *left_out: str) -> str:
+    return ",\n ".join([f"'{action}'" for action in actions if action not in left_out])
+
+
+_JINJA.filters["listed"] = _listed
 
 
 class PromptTemplate:
