@@ -13,26 +13,29 @@ if TYPE_CHECKING:
 
     from hgpo_train.statistics import Statistics
 
-HEADS = {
-    "level": "level",
-    "eligible": "eligible",
-    "shared": "shared",
-    "cross": "cross",
-    "mean_size": "mean size",
-    "step_size": "step size",
-    "inconsistency": "inconsistent",
-    "variance": "variance",
-    "flat": "flat",
-    "weight": "weight",
-    "bias": "bias",
-    "sign_disagreement": "sign",
-    "compared": "compared",
+ROWS = {
+    "eligible": "steps with k states before them",
+    "shared": "steps in company",
+    "cross": "… of another rollout",
+    "mean_size": "mean group size",
+    "step_size": "group size of the mean step",
+    "differing": "same state, different history",
+    "inconsistency": "same state, not in one group",
+    "variance": "variance of returns in a group",
+    "flat": "groups of equal returns",
+    "weight": "weight in HGPO's sum",
+    "bias": "mean |A_k − A_K|",
+    "sign_disagreement": "signs of A_k and A_K differ",
+    "compared": "steps that have both",
 }
+"""Statistics of a level, in the words of the table; hgpo_train/statistics.py defines them."""
+
 SHARES = {
     "eligible",
     "shared",
     "cross",
     "inconsistency",
+    "differing",
     "flat",
     "sign_disagreement",
     "success",
@@ -81,8 +84,8 @@ def stats(
             reward_scale=reward_scale,
         )
     if kinds:
-        _print(console, found.summary, "Rollouts", [*kinds, *_rest(found.summary, kinds)])
-    _print(console, found.levels, "Levels of context", [*kinds, *HEADS])
+        _print_summary(console, found.summary)
+    _print_levels(console, found.levels, kinds)
     if not kinds:
         for sentence in sentences(found):
             console.print(f"• {sentence}", highlight=False)
@@ -93,20 +96,35 @@ def stats(
     console.print(f"{files}Next: {more}[bold]hgpo advantages {run}[/]", highlight=False, soft_wrap=True)
 
 
-def _rest(table: pl.DataFrame, kinds: list[str]) -> list[str]:
-    return [name for name in table.columns if name not in kinds]
-
-
-def _print(console: Console, frame: pl.DataFrame, title: str, columns: list[str]) -> None:
+def _print_summary(console: Console, frame: pl.DataFrame) -> None:
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
-    for name in columns:
-        kind = frame.schema[name]
-        table.add_column(HEADS.get(name, name.replace("_", " ")), justify="right" if kind.is_numeric() else "left")
-    for row in frame.select(columns).iter_rows(named=True):
+    table = Table(title="Rollouts", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    if not frame["aborted"].sum():
+        frame = frame.drop("aborted")
+    for name, kind in frame.rename({"trajectories": "rollouts"}).schema.items():
+        number = kind.is_numeric()
+        table.add_column(name.replace("_", " "), justify="right" if number else "left", no_wrap=not number)
+    for row in frame.iter_rows(named=True):
         table.add_row(*(_cell(name, value) for name, value in row.items()))
     console.print(table)
+
+
+def _print_levels(console: Console, levels: pl.DataFrame, kinds: list[str]) -> None:
+    """One table for each value of `kinds`: statistics downwards, levels across."""
+    from rich.table import Table
+
+    parts = levels.partition_by(kinds, maintain_order=True, include_key=True) if kinds else [levels]
+    for part in parts:
+        told = ", ".join(f"{kind} {part[kind][0]}" for kind in kinds)
+        title = f"\nLevels of context{': ' if told else ''}{told}"
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("k", no_wrap=True)
+        for level in part["level"]:
+            table.add_column(level, justify="right", no_wrap=True)
+        for name, words in ROWS.items():
+            table.add_row(words, *(_cell(name, value) for value in part[name]))
+        console.print(table)
 
 
 def _cell(name: str, value: object) -> str:
