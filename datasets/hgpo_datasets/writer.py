@@ -161,7 +161,7 @@ class StepWriter:
         """
         if not self._ready:
             return None
-        frame = pl.concat(self._ready).sort(schema.SORT_KEY)
+        frame = self._ready[0] if len(self._ready) == 1 else pl.concat(self._ready).sort(schema.SORT_KEY)
         header = self.header
         config = manifest.canonical(header.config).decode()
         data = shards.encode(frame, {shards.RUN_KEY: header.run, shards.CONFIG_KEY: config})
