@@ -30,13 +30,14 @@ from rich.console import Console
 from rich.table import Table
 
 from hgpo_datasets import StepWriter, scan_steps, schema
-from hgpo_datasets.manifest import Shard
-from hgpo_datasets.rows import Rows
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.run import Collection, collect, open_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from hgpo_datasets.manifest import Shard
+    from hgpo_datasets.rows import Rows
 
 CONSOLE = Console()
 FEW = ["task_id", "history_hash_2", "reward", "action_valid"]
