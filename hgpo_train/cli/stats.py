@@ -30,6 +30,16 @@ ROWS = {
 }
 """Statistics of a level, in the words of the table; hgpo_train/statistics.py defines them."""
 
+SUMMARY = {
+    "trajectories": "rollouts",
+    "steps": "steps",
+    "mean_length": "length",
+    "success": "success",
+    "flat_groups": "all equal",
+    "invalid": "invalid",
+}
+"""Columns of the summary that are shown, and their heads; all of them are in --out."""
+
 SHARES = {
     "eligible",
     "shared",
@@ -84,7 +94,7 @@ def stats(
             reward_scale=reward_scale,
         )
     if kinds:
-        _print_summary(console, found.summary)
+        _print_summary(console, found.summary, kinds)
     _print_levels(console, found.levels, kinds)
     if not kinds:
         for sentence in sentences(found):
@@ -96,16 +106,14 @@ def stats(
     console.print(f"{files}Next: {more}[bold]hgpo advantages {run}[/]", highlight=False, soft_wrap=True)
 
 
-def _print_summary(console: Console, frame: pl.DataFrame) -> None:
+def _print_summary(console: Console, frame: pl.DataFrame, kinds: list[str]) -> None:
     from rich.table import Table
 
     table = Table(title="Rollouts", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    if not frame["aborted"].sum():
-        frame = frame.drop("aborted")
-    for name, kind in frame.rename({"trajectories": "rollouts"}).schema.items():
-        number = kind.is_numeric()
-        table.add_column(name.replace("_", " "), justify="right" if number else "left", no_wrap=not number)
-    for row in frame.iter_rows(named=True):
+    columns = {kind: kind.replace("_", " ") for kind in kinds} | SUMMARY
+    for name, words in columns.items():
+        table.add_column(words, justify="right" if frame.schema[name].is_numeric() else "left", no_wrap=True)
+    for row in frame.select(columns).iter_rows(named=True):
         table.add_row(*(_cell(name, value) for name, value in row.items()))
     console.print(table)
 
