@@ -57,3 +57,14 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="name a folder with --out"):
         quickstart(tmp_path / "file")
+
+
+def test_stats_of_its_run_by_type_and_in_words(tmp_path: Path) -> None:
+    found = quickstart(tmp_path, tasks=6, group_size=3)
+    kinds = scan_steps(found.run).select(pl.col("task_type").unique()).collect()["task_type"].to_list()
+    by_type = CliRunner().invoke(app, ["stats", str(found.run), "--by", "task_type"])
+    assert by_type.exit_code == 0, by_type.output
+    assert all(f"task_type {kind}" in by_type.output for kind in kinds)
+    words = CliRunner().invoke(app, ["stats", str(found.run), "--out", str(tmp_path / "tables")])
+    assert "• Context inconsistency" in words.output
+    assert pl.read_csv(tmp_path / "tables/levels.csv")["level"].cast(pl.String).to_list() == [*"01234", "oracle"]

@@ -113,7 +113,7 @@ def _print_summary(console: Console, frame: pl.DataFrame, kinds: list[str]) -> N
     columns = {kind: kind.replace("_", " ") for kind in kinds} | SUMMARY
     for name, words in columns.items():
         table.add_column(words, justify="right" if frame.schema[name].is_numeric() else "left", no_wrap=True)
-    for row in frame.select(columns).iter_rows(named=True):
+    for row in frame.select(list(columns)).iter_rows(named=True):
         table.add_row(*(_cell(name, value) for name, value in row.items()))
     console.print(table)
 
