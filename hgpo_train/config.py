@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_train.settings import build, merge, parse_override, read_toml, to_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+
+    C = TypeVar("C", "Config", "SftConfig")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,10 @@ class EnvironmentConfig:
     """Steps after which a trajectory is cut off."""
     history_length: int = 2
     """K of the prompt: how many past steps the prompt shows."""
+    action_format: Literal["response", "command"] = "response"
+    """What the policy writes: a response with the action in tags, or the bare command."""
+    prompt_template: str | None = None
+    """A Jinja file that replaces the environment's own prompt, or the name of one that is shipped, such as compact."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments of gym.make, for example { data = "/data/json_2.1.1" } or { goals = "human" }."""
 
@@ -53,7 +59,8 @@ class ModelConfig:
     """The policy."""
 
     path: str = "Qwen/Qwen2.5-1.5B-Instruct"
-    """A folder or a Hugging Face name of a causal language model with a chat template."""
+    """A folder or a Hugging Face name of a causal language model with a chat template; the folder of a run of
+    hgpo sft or hgpo train stands for its newest checkpoint."""
     device: str = "auto"
     """A torch device; auto takes an accelerator if there is one."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -81,9 +88,13 @@ class RolloutConfig:
     temperature: float = 1.0
     """Sampling temperature."""
     max_prompt_tokens: int = 4096
-    """Longer prompts lose their beginning."""
+    """Longer prompts are cut, see overflow."""
     max_response_tokens: int = 512
     """Responses are cut off here."""
+    overflow: Literal["left", "history"] = "left"
+    """How too long a prompt is cut: left drops its beginning, history first shows fewer past steps."""
+    slots: int = 1024
+    """Environments at once; changes the speed alone."""
     filter_groups: bool = False
     """Dynamic sampling (DAPO): groups whose trajectories all have the same return are left out and others collected."""
     max_generation_batches: int = 10
@@ -96,10 +107,8 @@ class AdvantageConfig:
 
     estimator: str = "hgpo"
     """A registered estimator: hgpo, gigpo, grpo, g2po, graphgpo, rloo, reinforce_pp, or an installed one."""
-    reward_scale: float = 10.0
-    """The environment's reward is multiplied by this first: verl-agent pays 10 for success."""
     parameters: dict[str, Any] = field(default_factory=dict)
-    """The estimator's parameters by name, for example { history_length = 2, mode = "mean_norm" }."""
+    """The estimator's parameters by name, for example { history_length = 2, reward_scale = 10.0 }."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +173,8 @@ class EvaluationConfig:
     """The held-out split."""
     tasks: int = 128
     """Most tasks; a smaller split is played whole."""
+    group_size: int = 1
+    """Trajectories a task."""
     temperature: float = 0.4
     """Sampling temperature."""
     seed: int = 1000
@@ -225,6 +236,38 @@ class Config:
         _check(self)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftConfig:
+    """Supervised training on a step table (`hgpo sft`)."""
+
+    name: str = "sft"
+    """The run's name."""
+    seed: int = 0
+    """Seeds the order of rows."""
+    rows: Literal["won", "all"] = "won"
+    """The steps of trajectories that solved their task, or all steps."""
+    max_trajectories: int | None = None
+    """Take the first so many trajectories; none takes all."""
+    max_prompt_tokens: int = 4096
+    """Longer prompts lose their beginning."""
+    held_out: float = 0.05
+    """Share of trajectories that are not trained on and on which the loss is reported, at least one."""
+    model: ModelConfig = ModelConfig()
+    """What is trained."""
+    update: UpdateConfig = UpdateConfig(mini_batch_size=64, epochs=3, kl_weight=0.0, entropy_weight=0.0, dual_clip=None)
+    """Batches and epochs; clips do not matter."""
+    optimiser: OptimiserConfig = OptimiserConfig(learning_rate=1e-5, schedule="cosine")
+    """AdamW; its schedule runs over optimiser steps here."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Who is told the metrics."""
+
+    def __post_init__(self) -> None:
+        if self.max_trajectories is not None and self.max_trajectories < 2:
+            raise InputError(f"expected max_trajectories of at least 2 (one is held out), got {self.max_trajectories}")
+        if not 0 < self.held_out < 1:
+            raise InputError(f"expected held_out in (0, 1), got {self.held_out}")
+
+
 def _check(config: Config) -> None:
     """Refuses sizes that cannot be."""
     rollout, update, optimiser = config.rollout, config.update, config.optimiser
@@ -237,6 +280,7 @@ def _check(config: Config) -> None:
         ("rollout.group_size", rollout.group_size, 1),
         ("rollout.max_prompt_tokens", rollout.max_prompt_tokens, 1),
         ("rollout.max_response_tokens", rollout.max_response_tokens, 1),
+        ("rollout.slots", rollout.slots, 1),
         ("rollout.max_generation_batches", rollout.max_generation_batches, 1),
         ("update.mini_batch_size", update.mini_batch_size, 1),
         ("update.epochs", update.epochs, 1),
@@ -251,6 +295,7 @@ def _check(config: Config) -> None:
         ("optimiser.gradient_clip", optimiser.gradient_clip, 0),
         ("evaluation.every", config.evaluation.every, 0),
         ("evaluation.tasks", config.evaluation.tasks, 1),
+        ("evaluation.group_size", config.evaluation.group_size, 1),
         ("evaluation.temperature", config.evaluation.temperature, 0),
         ("checkpoint.every", config.checkpoint.every, 1),
         ("checkpoint.keep", config.checkpoint.keep, 0),
@@ -282,27 +327,45 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def load_config(source: str | Path, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None) -> Config:
+def template_path(config: EnvironmentConfig) -> str | None:
+    """The prompt template's file: the one named, or the shipped one of that name.
+
+    Raises:
+        InputError: There is neither.
+    """
+    name = config.prompt_template
+    if name is None or Path(name).is_file():
+        return name
+    folder = Path(str(files("hgpo_train") / "configs"))
+    known = {path.stem: str(path) for path in sorted(folder.glob("*.j2"))}
+    if name not in known:
+        raise InputError(unknown("prompt template (no such file either)", name, known))
+    return known[name]
+
+
+def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: type[C] = Config) -> C:  # type: ignore[assignment]
     """Reads a configuration file, or one that is shipped by its name, and applies overrides of the form a.b=c.
 
     Args:
-        source: A TOML file, or a name of `shipped`.
+        source: A TOML file, or a name of `shipped`; None starts from the defaults.
         overrides: `section.field=value` texts, later ones over earlier ones.
-        values: Nested values over the file's and under the overrides.
+        cls: `Config` or `SftConfig`.
 
     Raises:
         InputError: No such file or name, an unknown key, a value of another type or an impossible size.
     """
-    path = Path(source)
-    if not path.is_file():
-        known = shipped()
-        if str(source) not in known:
-            raise InputError(unknown("configuration (no such file either)", str(source), known, shown=6))
-        path = known[str(source)]
-    merged = merge(read_toml(path), dict(values or {}))
+    merged: dict[str, Any] = to_dict(cls())
+    if source is not None:
+        path = Path(source)
+        if not path.is_file():
+            known = shipped()
+            if str(source) not in known:
+                raise InputError(unknown("configuration (no such file either)", str(source), known, shown=6))
+            path = known[str(source)]
+        merged = merge(merged, read_toml(path))
     for override in overrides:
         merged = merge(merged, parse_override(override))
-    return build(Config, merged)
+    return build(cls, merged)
 
 
 def replace(config: Config, **changes: object) -> Config:

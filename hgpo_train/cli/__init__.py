@@ -12,7 +12,9 @@ from hgpo_train.cli.advantages import advantages
 from hgpo_train.cli.eval import evaluate
 from hgpo_train.cli.quickstart import quickstart
 from hgpo_train.cli.rollout import rollout
+from hgpo_train.cli.sft import sft
 from hgpo_train.cli.stats import stats
+from hgpo_train.cli.train import train
 from hgpo_train.cli.verify import verify
 
 app = typer.Typer(name="hgpo", no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
@@ -30,6 +32,8 @@ app.command("eval")(evaluate)
 app.command()(advantages)
 app.command()(stats)
 app.command()(verify)
+app.command()(sft)
+app.command()(train)
 
 
 def main() -> None:

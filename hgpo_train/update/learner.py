@@ -69,8 +69,7 @@ class Learner:
         old = self._old_logprobs(samples)
         reference = self.reference_logprobs(samples) if self.reference is not None else None
         rate = learning_rate(self.config.optimiser, iteration, self.config.iterations)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
+        self.set_learning_rate(rate)
         generator = np.random.default_rng([self.config.seed, iteration, 2])
         batches = [
             batch for _ in range(config.epochs) for batch in mini_batches(rows, config.mini_batch_size, generator)
@@ -85,8 +84,17 @@ class Learner:
         metrics |= self._gap(samples, old) | self._throughput(samples, begin)
         return metrics
 
+    def set_learning_rate(self, rate: float) -> None:
+        """Sets the learning rate of the steps to come."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+
     def step(
-        self, samples: Samples, rows: NDArray[np.int64], old: NDArray[np.float32], reference: NDArray[np.float32] | None
+        self,
+        samples: Samples,
+        rows: NDArray[np.int64],
+        old: NDArray[np.float32] | None,
+        reference: NDArray[np.float32] | None,
     ) -> dict[str, float]:
         """One optimiser step on one mini-batch, accumulated over micro-batches.
 
@@ -107,9 +115,21 @@ class Learner:
         return metrics
 
     def accumulate(
-        self, samples: Samples, rows: NDArray[np.int64], old: NDArray[np.float32], reference: NDArray[np.float32] | None
+        self,
+        samples: Samples,
+        rows: NDArray[np.int64],
+        old: NDArray[np.float32] | None,
+        reference: NDArray[np.float32] | None,
     ) -> dict[str, float]:
-        """Adds the mini-batch's gradient to the parameters' and returns the loss's parts, summed over micro-batches."""
+        """Adds the mini-batch's gradient to the parameters' and returns the loss's parts, summed over micro-batches.
+
+        Args:
+            samples: All rows.
+            rows: Those of the mini-batch.
+            old: log π_old of every response token; None takes the present policy, whose ratio is 1. With advantages
+                of 1 that is the negative log-likelihood of supervised training.
+            reference: log π_ref of every response token, or None.
+        """
         config = self.config.update
         terms = LossTerms(config.clip_low, config.clip_high, config.dual_clip, config.kl_weight, config.entropy_weight)
         weight = np.zeros(len(samples))
@@ -122,7 +142,7 @@ class Learner:
             loss, sums = policy_loss(
                 logprob,
                 entropy,
-                self._tensor(old[micro.token]),
+                logprob.detach() if old is None else self._tensor(old[micro.token]),
                 None if reference is None else self._tensor(reference[micro.token]),
                 self._tensor(samples.advantage[micro.row]),
                 self._tensor(weight[micro.row]),

@@ -183,6 +183,7 @@ def policy_loss(
         "weighted/entropy": mean_entropy,
         "count/clip_fraction": clipped.clipped.float().sum(),
         "count/dual_clip_fraction": clipped.dual_clipped.float().sum(),
+        "count/nll": -logprob.sum(),
         "count/ratio": clipped.ratio.sum(),
         "count/approx_kl": (old_logprob - logprob).sum(),
     }

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from hgpo_envs.errors import InputError
-from hgpo_train.hf import bare
+from hgpo_train.checkpoint import newest_model
+from hgpo_train.hf import bare, no_progress_bars
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,7 @@ def load_tokenizer(path: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(newest_model(path))
     except (OSError, ValueError) as error:
         raise InputError(f"cannot load a tokenizer from {path!r}: {_first_line(error)}") from error
     if not getattr(tokenizer, "chat_template", None):
@@ -75,9 +76,10 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
 
     dtype = compute_dtype(config) if config.lora.rank else torch.float32
     try:
-        model: Model = AutoModelForCausalLM.from_pretrained(
-            config.path, dtype=dtype, attn_implementation=config.attention
-        )
+        with no_progress_bars():
+            model: Model = AutoModelForCausalLM.from_pretrained(
+                newest_model(config.path), dtype=dtype, attn_implementation=config.attention
+            )
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"cannot load a causal language model from {config.path!r}: {_first_line(error)}") from error
     model.to(choose_device(config.device))

@@ -1,0 +1,48 @@
+"""`hgpo sft`: supervised training on the steps of a saved run."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import Annotated
+
+import typer
+
+
+def sft(
+    steps: Annotated[Path, typer.Argument(help="A step table: a run's folder or a Parquet file.")],
+    out: Annotated[Path, typer.Option(help="The run's folder; a run that was broken off there is gone on with.")],
+    config: Annotated[Path | None, typer.Option(help="A TOML file; the defaults without.")] = None,
+    model: Annotated[str | None, typer.Option(help="The same as --set model.path=…")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="section.field=value; may be repeated.", metavar="A.B=C")
+    ] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Show all settings and stop.")] = False,
+) -> None:
+    """Train a model to act as in the steps of a saved run: the warm start before reinforcement learning."""
+    from rich.console import Console
+
+    from hgpo_datasets.durable import write_file
+    from hgpo_train.config import SftConfig, load_config
+    from hgpo_train.display import Display
+    from hgpo_train.settings import to_toml
+    from hgpo_train.sft import supervise
+
+    given = [*([f'model.path="{model}"'] if model is not None else []), *(overrides or ())]
+    settings = load_config(config, given, SftConfig)
+    if print_config:
+        typer.echo(to_toml(settings, docs=True), nl=False)
+        return
+    console = Console()
+    out.mkdir(parents=True, exist_ok=True)
+    write_file(out / "config.toml", to_toml(settings).encode())
+    display = Display(console, settings.update.epochs)
+    try:
+        with display.showing():
+            checkpoint = supervise(settings, steps, out, display)
+    except KeyboardInterrupt:
+        console.print("Interrupted. The same command goes on after the last whole epoch.")
+        raise typer.Exit(130) from None
+    console.print(
+        f"The policy is in [bold]{checkpoint}[/]. Next: [bold]hgpo train CONFIG --set model.path={out}[/]",
+        soft_wrap=True,
+    )

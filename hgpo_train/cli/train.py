@@ -1,0 +1,80 @@
+"""`hgpo train`: reinforcement learning from a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hgpo_envs.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hgpo_train.config import Config
+
+
+def train(
+    config: Annotated[
+        str | None, typer.Argument(help="A TOML file, or the name of a shipped configuration (--list).")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="section.field=value; may be repeated.", metavar="A.B=C")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; runs/<name of the configuration> without.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Show all settings and stop.")] = False,
+    list_configs: Annotated[bool, typer.Option("--list", help="Show the shipped configurations and stop.")] = False,
+) -> None:
+    """Train a policy: collect, estimate advantages, update, evaluate, again and again."""
+    from rich.console import Console
+
+    from hgpo_train.config import Config, load_config, shipped
+    from hgpo_train.settings import to_toml
+
+    console = Console()
+    if list_configs:
+        for name, path in shipped().items():
+            console.print(f"[bold]{name}[/]  {_first_comment(path)}", highlight=False, soft_wrap=True)
+        return
+    folder = out if out is not None else Path("runs") / (Path(config).stem if config else "train")
+    stored = folder / "config.toml"
+    if config is None and resume and stored.exists():
+        config = str(stored)
+    if config is None:
+        raise InputError("expected a configuration: a TOML file or a shipped name, see `hgpo train --list`")
+    settings = load_config(config, overrides or (), Config)
+    if print_config:
+        typer.echo(to_toml(settings, docs=True), nl=False)
+        return
+    _run(settings, folder, console, resume=resume)
+
+
+def _run(settings: Config, folder: Path, console: Console, *, resume: bool) -> None:
+    from hgpo_train.display import Display
+    from hgpo_train.trainer import Trainer, start_run
+
+    start_run(settings, folder, resume=resume)
+    display = Display(console, settings.iterations)
+    again = f"hgpo train --resume --out {folder}"
+    try:
+        trainer = Trainer(settings, folder, display)
+        with display.showing():
+            trainer.run()
+    except KeyboardInterrupt:
+        console.print(f"Interrupted. Nothing committed is lost; go on with: [bold]{again}[/]")
+        raise typer.Exit(130) from None
+    console.print(
+        f"Metrics are in [bold]{folder / 'metrics.jsonl'}[/], the steps in [bold]{folder / 'steps'}[/].", soft_wrap=True
+    )
+    console.print(
+        f"The policy is in [bold]{trainer.newest_checkpoint()}[/]. Next: [bold]hgpo stats {folder / 'steps'}[/]"
+    )
+
+
+def _first_comment(path: Path) -> str:
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""

@@ -1,0 +1,140 @@
+"""Supervised training on the rows of a step table: the warm start, by the batches and learner of the policy update.
+
+The loss is the negative log-likelihood of each row's response (and the end of turn) after its prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from hgpo_datasets import scan_steps
+from hgpo_envs.errors import InputError
+from hgpo_train.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, sweep, versions
+from hgpo_train.config import Config, RolloutConfig
+from hgpo_train.policies.transformers import encode_prompts
+from hgpo_train.tracking import make_trackers
+from hgpo_train.update.batches import Samples, mini_batches, samples_from_steps
+from hgpo_train.update.learner import Learner
+from hgpo_train.update.model import load_model, load_tokenizer
+from hgpo_train.update.optimiser import learning_rate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hgpo_train.config import SftConfig
+    from hgpo_train.display import Display
+    from hgpo_train.hf import Tokenizer
+
+
+def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
+    """The rows to be imitated: `trajectory`, `step`, `prompt`, `response`, sorted by trajectory and step.
+
+    A row without a response (a policy that named its action directly) answers with its action.
+
+    Raises:
+        InputError: The table stores no prompts, or no trajectory is left.
+    """
+    table = scan_steps(source)
+    rows = table.select(
+        "trajectory", "step", "prompt", pl.coalesce("response", "action").alias("response"), "won", "aborted"
+    ).collect()
+    if rows["prompt"].is_null().all():
+        raise InputError(f"{source} stores no prompts; collect it without --without prompt")
+    kept = ~pl.col("aborted").any().over("trajectory")
+    if config.rows == "won":
+        kept &= pl.col("won").any().over("trajectory")
+    rows = rows.filter(kept & pl.col("prompt").is_not_null() & pl.col("response").is_not_null())
+    rows = rows.sort("trajectory", "step")
+    if config.max_trajectories is not None:
+        names = rows["trajectory"].unique(maintain_order=True).head(config.max_trajectories)
+        rows = rows.filter(pl.col("trajectory").is_in(names.implode()))
+    if rows["trajectory"].n_unique() < 2:
+        raise InputError(
+            f"{source} has {rows['trajectory'].n_unique()} trajectories to imitate (rows = {config.rows!r}); expected "
+            'at least 2, collect some with --policy explorer, or take rows = "all"'
+        )
+    return rows
+
+
+def tokenise(rows: pl.DataFrame, tokenizer: Tokenizer, max_prompt_tokens: int) -> pl.DataFrame:
+    """Adds `prompt_token_ids` and `response_token_ids`, the response with its end of turn."""
+    prompts = [tokens[-max_prompt_tokens:] for tokens in encode_prompts(tokenizer, rows["prompt"].to_list())]
+    responses = tokenizer(rows["response"].to_list(), add_special_tokens=False)["input_ids"]
+    ended = [[*tokens, tokenizer.eos_token_id] for tokens in responses]
+    ids = pl.List(pl.Int32)
+    return rows.with_columns(
+        pl.Series("prompt_token_ids", prompts, dtype=ids), pl.Series("response_token_ids", ended, dtype=ids)
+    )
+
+
+def split_off(rows: pl.DataFrame, share: float, seed: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Trajectories to train on, and at least one that is held out."""
+    names = rows["trajectory"].unique(maintain_order=True).to_list()
+    order = np.random.default_rng([seed, 1]).permutation(len(names))
+    held = [names[i] for i in order[: max(1, round(share * len(names)))]]
+    is_held = pl.col("trajectory").is_in(held)
+    return rows.filter(~is_held), rows.filter(is_held)
+
+
+def supervise(config: SftConfig, source: str | Path, folder: Path, display: Display) -> Path:
+    """Trains a model on demonstrations, epoch by epoch; a run that was broken off goes on after its last epoch.
+
+    Args:
+        config: The run's.
+        source: A step table.
+        folder: The run's.
+        display: Is told what happens.
+
+    Returns:
+        The folder of the last checkpoint.
+    """
+    learner_config = Config(
+        name=config.name,
+        seed=config.seed,
+        iterations=config.update.epochs,
+        model=config.model,
+        update=dataclasses.replace(config.update, kl_weight=0.0, entropy_weight=0.0, dual_clip=None),
+        optimiser=config.optimiser,
+        rollout=RolloutConfig(temperature=1.0),
+        tracking=config.tracking,
+    )
+    sweep(folder / "checkpoints")
+    tokenizer = load_tokenizer(config.model.path)
+    rows = tokenise(demonstrations(source, config), tokenizer, config.max_prompt_tokens)
+    train, held_out = (samples_from_steps(part) for part in split_off(rows, config.held_out, config.seed))
+    learner = Learner(load_model(config.model, config.seed), learner_config, reference=False)
+    state = State(versions=versions())
+    if whole := checkpoints(folder / "checkpoints"):
+        state = load_checkpoint(whole[-1], learner.model, learner.optimiser)
+    trackers = make_trackers(learner_config, folder, state.iteration + 1)
+    while state.iteration < config.update.epochs:
+        with display.stage("train"):
+            metrics = _epoch(learner, learner_config, train, state.iteration, display)
+        metrics["val/loss"] = -float(learner.logprobs(held_out).mean())
+        state = dataclasses.replace(state, iteration=state.iteration + 1)
+        for tracker in trackers:
+            tracker.log(metrics, state.iteration)
+        display.row(state.iteration, metrics)
+        save_checkpoint(folder / "checkpoints", state, learner.model, tokenizer, learner.optimiser, keep=1)
+    for tracker in trackers:
+        tracker.close()
+    return checkpoints(folder / "checkpoints")[-1]
+
+
+def _epoch(learner: Learner, config: Config, samples: Samples, epoch: int, display: Display) -> dict[str, float]:
+    """One pass over the rows; the learning rate follows the optimiser steps of all passes."""
+    generator = np.random.default_rng([config.seed, epoch, 2])
+    batches = mini_batches(np.flatnonzero(samples.response_length > 0), config.update.mini_batch_size, generator)
+    steps = []
+    for done, batch in enumerate(batches):
+        rate = learning_rate(config.optimiser, epoch * len(batches) + done, config.iterations * len(batches))
+        learner.set_learning_rate(rate)
+        steps.append(learner.step(samples, batch, None, None))
+        display.progress(done + 1, len(batches))
+    names = {"actor/nll": "train/loss", "actor/grad_norm": "train/grad_norm", "actor/skipped": "train/skipped"}
+    means = {told: float(np.mean([step[name] for step in steps])) for name, told in names.items()}
+    return {**means, "train/lr": rate}

@@ -1,0 +1,344 @@
+"""The training loop: collect, commit, estimate, update, publish, evaluate, checkpoint.
+
+Each stage reads what the one before it left on disk, and all randomness comes from (seed, iteration, …). So a run that
+was killed goes on from its last checkpoint: what it had collected beyond that is in the step table and is used again,
+what it had not is collected again, and on a CPU the weights are the same bytes as those of an unbroken run.
+
+    RUN/config.toml     the configuration, after all overrides
+    RUN/steps/          the step table that was trained on
+    RUN/evaluation/     the step table of held-out tasks, `iteration` being the number of iterations before
+    RUN/checkpoints/    weights and optimiser
+    RUN/metrics.jsonl   one line an iteration
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import warnings
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import polars as pl
+
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets.durable import write_file
+from hgpo_envs.errors import InputError, unknown
+from hgpo_train.advantages import compute
+from hgpo_train.advantages.registry import get
+from hgpo_train.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, sweep, versions
+from hgpo_train.config import template_path
+from hgpo_train.metrics import batch_metrics, episode_metrics
+from hgpo_train.policies.base import Policy
+from hgpo_train.policies.transformers import GenerationOptions, TransformersPolicy
+from hgpo_train.rollout.run import Collection, Machine, collect, open_world
+from hgpo_train.settings import to_dict, to_toml
+from hgpo_train.tracking import make_trackers
+from hgpo_train.update.batches import samples_from_steps
+from hgpo_train.update.learner import Learner
+from hgpo_train.update.model import check_context, compute_dtype, load_model, load_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from hgpo_train.config import Config
+    from hgpo_train.display import Display
+    from hgpo_train.hf import Model, Tokenizer
+    from hgpo_train.rollout.run import World
+
+CONFIG: Final = "config.toml"
+ENGINES: Final = {
+    "transformers": "hgpo_train.trainer:transformers_engine",
+    "vllm": "hgpo_train.policies.vllm:vllm_engine",
+}
+"""Engine → `module:factory`, imported when asked for; a factory takes configuration, model, tokenizer and options."""
+
+_EVERYTHING_TOGETHER: Final = 1_000_000
+_FREE: Final = ("name", "iterations", "evaluation", "checkpoint", "tracking")
+"""Sections that may change between a run and its resumption."""
+
+
+class Engine(Policy, Protocol):
+    """A policy whose weights can be replaced: what `rollout.engine` names."""
+
+    options: GenerationOptions
+
+    def publish(self, model: Model, version: int) -> None:
+        """Takes the weights as they are now; whatever was cached under the old ones is forgotten."""
+        ...
+
+
+class TrainingWarning(UserWarning):
+    """Something that training goes on in spite of."""
+
+
+def start_run(config: Config, folder: Path, *, resume: bool) -> None:
+    """Makes a run's folder and stores the configuration there.
+
+    Raises:
+        InputError: The folder holds a run and is not to be resumed, or is a run of other values.
+    """
+    path = folder / CONFIG
+    if path.exists() and not resume:
+        raise InputError(f"{folder} holds a run already; add --resume to go on with it, or give another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(path, to_toml(config).encode())
+
+
+class Trainer:
+    """Trains a policy by a configuration.
+
+    Args:
+        config: The run's.
+        folder: The run's; what is there is gone on with.
+        display: Is told what happens.
+
+    Raises:
+        InputError: Something in the configuration cannot be used.
+    """
+
+    def __init__(self, config: Config, folder: Path, display: Display) -> None:
+        self.config, self.folder, self._display = config, folder, display
+        get(config.advantage.estimator).parameters.of(config.advantage.parameters)
+        engine_factory(config.rollout.engine)
+        self._world = open_training_world(config, config.environment.split)
+        sweep(folder / "checkpoints")
+        self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
+        self.model: Model = load_model(config.model, config.seed)
+        check_context(self.model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
+        self.learner = Learner(self.model, config)
+        self.state = State(versions=versions())
+        if whole := checkpoints(folder / "checkpoints"):
+            self.state = load_checkpoint(whole[-1], self.model, self.learner.optimiser)
+        self.engine = make_engine(config, self.model, self.tokenizer)
+        self.engine.publish(self.model, self.state.iteration)
+        self._trackers = make_trackers(config, folder, self.state.iteration + 1)
+
+    def run(self) -> State:
+        """Trains until all iterations are done."""
+        try:
+            if self.state.iteration == 0 and self.config.evaluation.every:
+                metrics = self.evaluate()
+                self._track(metrics)
+            while self.state.iteration < self.config.iterations:
+                self.iterate()
+        finally:
+            self.engine.close()
+            for tracker in self._trackers:
+                tracker.close()
+        return self.state
+
+    def iterate(self) -> dict[str, float]:
+        """One iteration; its checkpoint, if one is due, is its last act."""
+        clock = Clock()
+        iteration = self.state.iteration
+        with clock("gen"), self._display.stage("collect"):
+            steps, drawn = self._collect(iteration)
+        metrics = episode_metrics(steps)
+        with clock("adv"), self._display.stage("estimate"):
+            rows = self._estimate(steps)
+        metrics |= batch_metrics(rows, self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens)
+        with clock("update_actor"), self._display.stage("update"):
+            metrics |= self.learner.update(samples_from_steps(rows), iteration, self._display.progress)
+        self.state = dataclasses.replace(
+            self.state,
+            iteration=iteration + 1,
+            tasks_drawn=self.state.tasks_drawn + drawn,
+            environment_steps=self.state.environment_steps + len(steps),
+        )
+        with clock("publish"), self._display.stage("publish"):
+            self.engine.publish(self.model, self.state.iteration)
+        if self._due(self.config.evaluation.every):
+            with clock("testing"):
+                metrics |= self.evaluate()
+        tokens = rows.select(
+            pl.sum_horizontal(pl.col("prompt_token_ids", "response_token_ids").list.len()).sum()
+        ).item()
+        metrics |= clock.metrics() | {"perf/throughput": tokens / clock.total()}
+        self._warn(metrics)
+        self._track(metrics)
+        if self._due(self.config.checkpoint.every):
+            self.checkpoint()
+        return metrics
+
+    def evaluate(self) -> dict[str, float]:
+        """Plays held-out tasks once each and returns metrics named ``val/…``."""
+        config = self.config
+        world = open_training_world(config, config.evaluation.split)
+        training = self.engine.options
+        self.engine.options = dataclasses.replace(training, temperature=config.evaluation.temperature)
+        what = Collection(
+            tasks=min(config.evaluation.tasks, len(world.tasks)),
+            group_size=config.evaluation.group_size,
+            seed=config.seed + config.evaluation.seed,
+            order="sweep",
+            iteration=self.state.iteration,
+        )
+        try:
+            with self._display.stage("evaluate"), self._writer("evaluation") as writer:
+                collect(world, self.engine, writer, what, self._machine(), progress=self._display.tally)
+        finally:
+            self.engine.options = training
+        return episode_metrics(self._rows("evaluation", self.state.iteration), "val")
+
+    def newest_checkpoint(self) -> Path | None:
+        """The newest checkpoint, or None before the first."""
+        whole = checkpoints(self.folder / "checkpoints")
+        return whole[-1] if whole else None
+
+    def checkpoint(self) -> Path:
+        """Writes a checkpoint of the run as it is."""
+        with self._display.stage("checkpoint"):
+            return save_checkpoint(
+                self.folder / "checkpoints",
+                self.state,
+                self.model,
+                self.tokenizer,
+                self.learner.optimiser,
+                keep=self.config.checkpoint.keep,
+            )
+
+    def _collect(self, iteration: int) -> tuple[pl.DataFrame, int]:
+        """The iteration's steps, from the table, and how many tasks were drawn for them."""
+        rollout = self.config.rollout
+        what = Collection(
+            tasks=rollout.tasks,
+            group_size=rollout.group_size,
+            seed=self.config.seed,
+            iteration=iteration,
+            skip=self.state.tasks_drawn,
+            most=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
+        )
+        with self._writer("steps") as writer:
+            collect(self._world, self.engine, writer, what, self._machine(), progress=self._display.tally)
+        steps = self._rows("steps", iteration)
+        return steps, steps.select(pl.struct("task_id", "group").n_unique()).item()
+
+    def _estimate(self, steps: pl.DataFrame) -> pl.DataFrame:
+        """The rows to train on, with their advantages; aborted trajectories have none."""
+        config = self.config.advantage
+        rows = compute(steps, config.estimator, details=True, **config.parameters).collect()
+        if self.config.rollout.filter_groups:
+            returns = pl.col("episode_return").filter(~pl.col("aborted"))
+            rows = rows.filter(returns.n_unique().over("task_id", "group") > 1)
+        return rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
+
+    def _rows(self, table: str, iteration: int) -> pl.DataFrame:
+        return scan_steps(self.folder / table).filter(pl.col("iteration") == iteration).collect()
+
+    def _writer(self, table: str) -> StepWriter:
+        fixed = {name: value for name, value in to_dict(self.config).items() if name not in _FREE}
+        return StepWriter(self.folder / table, run=self.config.name, config=fixed)
+
+    def _machine(self) -> Machine:
+        # One shard an iteration: a killed collection is then played again as a whole, in batches of the same shapes.
+        return Machine(slots=self.config.rollout.slots, groups_together=_EVERYTHING_TOGETHER)
+
+    def _due(self, every: int) -> bool:
+        done = self.state.iteration
+        return every > 0 and (done % every == 0 or done == self.config.iterations)
+
+    def _track(self, metrics: dict[str, float]) -> None:
+        metrics = metrics | {"training/environment_steps": float(self.state.environment_steps)}
+        for tracker in self._trackers:
+            tracker.log(metrics, self.state.iteration)
+        self._display.row(self.state.iteration, metrics)
+
+    def _warn(self, metrics: dict[str, float]) -> None:
+        gap = metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)
+        if gap > self.config.update.gap_warning:
+            warnings.warn(
+                f"the engine's log-probabilities are {gap:.3f} off the trainer's on average (update.gap_warning = "
+                f"{self.config.update.gap_warning}): the update is off-policy; look at dtypes and at stale caches",
+                TrainingWarning,
+                stacklevel=2,
+            )
+        if metrics.get("actor/skipped", 0.0) > 0:
+            warnings.warn(
+                "an update with a loss or gradient that is not finite was left out", TrainingWarning, stacklevel=2
+            )
+        if metrics.get("prompt_length/clip_ratio", 0.0) > 0.01:
+            warnings.warn(
+                f"{metrics['prompt_length/clip_ratio']:.1%} of prompts are as long as rollout.max_prompt_tokens and "
+                "were probably cut",
+                TrainingWarning,
+                stacklevel=2,
+            )
+
+
+def open_training_world(config: Config, split: str) -> World:
+    """The environment of a configuration, for one of its splits."""
+    environment = config.environment
+    options: dict[str, Any] = dict(environment.options)
+    if (template := template_path(environment)) is not None:
+        options["prompt_template"] = template
+    return open_world(
+        environment.id,
+        split=split,
+        max_steps=environment.max_steps,
+        history_length=environment.history_length,
+        action_format=environment.action_format,
+        **options,
+    )
+
+
+def make_engine(config: Config, model: Model, tokenizer: Tokenizer) -> Engine:
+    """The policy that generates during training."""
+    rollout = config.rollout
+    options = GenerationOptions(
+        temperature=rollout.temperature,
+        max_prompt_tokens=rollout.max_prompt_tokens,
+        max_response_tokens=rollout.max_response_tokens,
+        overflow=rollout.overflow,
+    )
+    return engine_factory(rollout.engine)(config, model, tokenizer, options)
+
+
+def engine_factory(name: str) -> Callable[[Config, Model, Tokenizer, GenerationOptions], Engine]:
+    """The maker of engines of that name.
+
+    Raises:
+        InputError: The name is unknown, or what it needs is not installed.
+    """
+    if name not in ENGINES:
+        raise InputError(unknown("rollout.engine", name, ENGINES))
+    module, _, attribute = ENGINES[name].partition(":")
+    try:
+        factory: Callable[[Config, Model, Tokenizer, GenerationOptions], Engine]
+        factory = getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise InputError(f"rollout.engine = {name!r} cannot be used here: {error}; or take 'transformers'") from error
+    return factory
+
+
+def transformers_engine(config: Config, model: Model, tokenizer: Tokenizer, options: GenerationOptions) -> Engine:
+    """Samples from the very model that is trained."""
+    options = dataclasses.replace(options, **config.rollout.engine_options)
+    return TransformersPolicy(model, tokenizer, options, compute_dtype(config.model))
+
+
+class Clock:
+    """Seconds a stage took."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+        self._stages: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """Times the block."""
+        begin = time.perf_counter()
+        yield
+        self._stages[stage] = self._stages.get(stage, 0.0) + time.perf_counter() - begin
+
+    def total(self) -> float:
+        """Seconds since the clock was made."""
+        return time.perf_counter() - self._begin
+
+    def metrics(self) -> dict[str, float]:
+        """Named ``timing_s/…``, as verl does."""
+        return {f"timing_s/{stage}": seconds for stage, seconds in self._stages.items()} | {
+            "timing_s/step": self.total()
+        }
