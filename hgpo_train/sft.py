@@ -15,7 +15,7 @@ from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, sweep, versions
 from hgpo_train.config import Config, RolloutConfig
-from hgpo_train.policies.transformers import encode_prompts
+from hgpo_train.policies.generation import encode_prompts
 from hgpo_train.tracking import make_trackers
 from hgpo_train.update.batches import Samples, mini_batches, samples_from_steps
 from hgpo_train.update.learner import Learner

@@ -17,30 +17,28 @@ import dataclasses
 import time
 import warnings
 from contextlib import contextmanager
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_datasets.durable import write_file
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
 from hgpo_train.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, sweep, versions
 from hgpo_train.config import template_path
+from hgpo_train.engines import check_engine, make_engine
 from hgpo_train.metrics import batch_metrics, episode_metrics
-from hgpo_train.policies.base import Policy
-from hgpo_train.policies.transformers import GenerationOptions, TransformersPolicy
 from hgpo_train.rollout.run import Collection, Machine, collect, open_world
 from hgpo_train.settings import to_dict, to_toml
 from hgpo_train.tracking import make_trackers
 from hgpo_train.update.batches import samples_from_steps
 from hgpo_train.update.learner import Learner
-from hgpo_train.update.model import check_context, compute_dtype, load_model, load_tokenizer
+from hgpo_train.update.model import check_context, load_model, load_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from hgpo_train.config import Config
@@ -49,25 +47,9 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.run import World
 
 CONFIG: Final = "config.toml"
-ENGINES: Final = {
-    "transformers": "hgpo_train.trainer:transformers_engine",
-    "vllm": "hgpo_train.policies.vllm:vllm_engine",
-}
-"""Engine → `module:factory`, imported when asked for; a factory takes configuration, model, tokenizer and options."""
-
 _EVERYTHING_TOGETHER: Final = 1_000_000
 _FREE: Final = ("name", "iterations", "evaluation", "checkpoint", "tracking")
 """Sections that may change between a run and its resumption."""
-
-
-class Engine(Policy, Protocol):
-    """A policy whose weights can be replaced: what `rollout.engine` names."""
-
-    options: GenerationOptions
-
-    def publish(self, model: Model, version: int) -> None:
-        """Takes the weights as they are now; whatever was cached under the old ones is forgotten."""
-        ...
 
 
 class TrainingWarning(UserWarning):
@@ -102,7 +84,7 @@ class Trainer:
     def __init__(self, config: Config, folder: Path, display: Display) -> None:
         self.config, self.folder, self._display = config, folder, display
         get(config.advantage.estimator).parameters.of(config.advantage.parameters)
-        engine_factory(config.rollout.engine)
+        check_engine(config.rollout.engine)
         self._world = open_training_world(config, config.environment.split)
         sweep(folder / "checkpoints")
         self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
@@ -282,41 +264,6 @@ def open_training_world(config: Config, split: str) -> World:
         action_format=environment.action_format,
         **options,
     )
-
-
-def make_engine(config: Config, model: Model, tokenizer: Tokenizer) -> Engine:
-    """The policy that generates during training."""
-    rollout = config.rollout
-    options = GenerationOptions(
-        temperature=rollout.temperature,
-        max_prompt_tokens=rollout.max_prompt_tokens,
-        max_response_tokens=rollout.max_response_tokens,
-        overflow=rollout.overflow,
-    )
-    return engine_factory(rollout.engine)(config, model, tokenizer, options)
-
-
-def engine_factory(name: str) -> Callable[[Config, Model, Tokenizer, GenerationOptions], Engine]:
-    """The maker of engines of that name.
-
-    Raises:
-        InputError: The name is unknown, or what it needs is not installed.
-    """
-    if name not in ENGINES:
-        raise InputError(unknown("rollout.engine", name, ENGINES))
-    module, _, attribute = ENGINES[name].partition(":")
-    try:
-        factory: Callable[[Config, Model, Tokenizer, GenerationOptions], Engine]
-        factory = getattr(import_module(module), attribute)
-    except ImportError as error:
-        raise InputError(f"rollout.engine = {name!r} cannot be used here: {error}; or take 'transformers'") from error
-    return factory
-
-
-def transformers_engine(config: Config, model: Model, tokenizer: Tokenizer, options: GenerationOptions) -> Engine:
-    """Samples from the very model that is trained."""
-    options = dataclasses.replace(options, **config.rollout.engine_options)
-    return TransformersPolicy(model, tokenizer, options, compute_dtype(config.model))
 
 
 class Clock:

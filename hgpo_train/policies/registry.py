@@ -44,6 +44,7 @@ _FACTORIES: Final = {
     "mixture": "hgpo_train.policies.registry:_mixture",
     "openai": "hgpo_train.policies.server:make",
     "vllm": "hgpo_train.policies.vllm:make",
+    "transformers": "hgpo_train.policies.transformers:make",
 }
 """Name → ``module:factory``, imported when asked for; a factory takes the argument after the colon and the context."""
 

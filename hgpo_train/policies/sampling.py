@@ -32,13 +32,15 @@ class SamplingOptions:
         max_new_tokens: A response is cut off here.
         temperature: 0 takes the most likely token; its log-probabilities are those at temperature 1.
         stop: Tokens that end a response; the one that did is part of it.
+        top_p: Only the fewest most likely tokens that reach this probability are drawn from.
         max_batch_tokens: Bound on rows · (prompt + response) of one batch, for memory.
     """
 
     max_new_tokens: int
     temperature: float
     stop: tuple[int, ...]
-    max_batch_tokens: int = 65_536
+    top_p: float = 1.0
+    max_batch_tokens: int = 131_072
 
 
 class Sampled(NamedTuple):
@@ -105,7 +107,9 @@ def _sample_batch(
     ended = torch.zeros(rows, dtype=torch.bool, device=device)
     tokens, logprobs, alive = [], [], []
     for step in range(options.max_new_tokens):
-        token, logprob = draw(head(hidden), torch.from_numpy(uniform[:, step]).to(device), options.temperature)
+        token, logprob = draw(
+            head(hidden), torch.from_numpy(uniform[:, step]).to(device), options.temperature, options.top_p
+        )
         tokens.append(token)
         logprobs.append(logprob)
         alive.append(~ended)
@@ -124,13 +128,14 @@ def _sample_batch(
     return [Sampled(all_tokens[row, :n], all_logprobs[row, :n]) for row, n in enumerate(count)]
 
 
-def draw(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
     """One token a row by inverting the cumulative distribution of softmax(logits / temperature).
 
     Args:
         logits: Shape (rows, vocabulary).
         uniform: float64 of shape (rows,), in [0, 1).
         temperature: 0 takes the most likely token.
+        top_p: Less likely tokens beyond this probability are left out, and the others' made to add up to 1.
 
     Returns:
         Tokens, int64 of shape (rows,), and their log-probabilities, float32 of the same shape.
@@ -140,6 +145,8 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, T
     (1, 0.75)
     """
     logprob = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
+    if top_p < 1.0:
+        logprob = _nucleus(logprob, top_p)
     if temperature == 0:
         token = logprob.argmax(-1, keepdim=True)
     else:
@@ -148,3 +155,11 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, T
         token = torch.searchsorted(total, (uniform * total[:, -1])[:, None], right=True)
         token = token.clamp(max=logits.shape[-1] - 1)
     return token.squeeze(-1), logprob.gather(-1, token).squeeze(-1)
+
+
+def _nucleus(logprob: Tensor, top_p: float) -> Tensor:
+    """Log-probabilities among the fewest most likely tokens that reach `top_p`, minus infinity elsewhere."""
+    ordered, order = logprob.sort(-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    kept = torch.zeros_like(logprob, dtype=torch.bool).scatter(-1, order, before < top_p)
+    return torch.log_softmax(logprob.masked_fill(~kept, -torch.inf), -1)

@@ -1,51 +1,32 @@
-"""A Transformers model in process as a policy: the same weights that are trained, so publishing them costs nothing."""
+"""A Transformers model in process as a policy: `transformers:MODEL`, or the very model that is being trained."""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
+from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
-from hgpo_train.policies.sampling import SamplingOptions, sample
+from hgpo_train.policies.generation import Fitted, GenerationOptions, fit_prompts
+from hgpo_train.policies.sampling import Sampled, SamplingOptions, sample
+from hgpo_train.settings import build
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from hgpo_train.hf import Model, Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationOptions:
-    """How prompts are read and responses drawn.
-
-    Attributes:
-        temperature: Of the sampling; 0 takes the most likely token.
-        max_prompt_tokens: Longer prompts are cut.
-        max_response_tokens: Responses end here.
-        overflow: How a prompt is cut: ``left`` drops its beginning, as verl does; ``history`` first shows fewer past
-            steps.
-        max_batch_tokens: Bound on tokens in memory at a time.
-        chat_template: Further arguments of the chat template, for example ``enable_thinking``.
-    """
-
-    temperature: float = 1.0
-    max_prompt_tokens: int = 4096
-    max_response_tokens: int = 512
-    overflow: Literal["left", "history"] = "left"
-    max_batch_tokens: int = 131_072
-    chat_template: Mapping[str, Any] = field(default_factory=dict)
+    from hgpo_train.policies.registry import PolicyContext
 
 
 class TransformersPolicy(BatchPolicy):
     """Answers by sampling from a causal language model.
 
-    A reply depends on its request's prompt and seed and on the weights. On a CPU that makes it reproducible.
+    A reply depends on its request's prompt and seed and on the weights; on a CPU that makes it reproducible.
 
     Args:
-        model: The model; read as it is at each call.
+        model: The model; its weights are read as they are at each call.
         tokenizer: With a chat template.
         options: How prompts are read and responses drawn; may be replaced between calls.
         dtype: What autocast computes in.
@@ -61,55 +42,50 @@ class TransformersPolicy(BatchPolicy):
         self._model, self._tokenizer, self._dtype = model, tokenizer, dtype
         self._device: torch.device = next(model.parameters()).device
         self.reproducible = self._device.type == "cpu"
-        self._stop = stop_tokens(model, tokenizer)
+        self._ends = end_tokens(model, tokenizer)
 
     def publish(self, model: Model, version: int) -> None:
-        """Takes new weights: the model is the same object, so only the version changes."""
-        assert model is self._model
+        """Takes new weights: where the model is the same object they are there already."""
+        self._model = model
         self.version = version
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `BatchPolicy`."""
-        prompts = self._encode([request.prompt for request in requests])
-        fitted = [self._fit(request, tokens) for request, tokens in zip(requests, prompts, strict=True)]
+        fitted = fit_prompts(self._tokenizer, requests, self.options)
+        asked = [(one, request.seed) for one, request in zip(fitted, requests, strict=True) if isinstance(one, Fitted)]
         options = SamplingOptions(
             max_new_tokens=self.options.max_response_tokens,
             temperature=self.options.temperature,
-            stop=self._stop,
+            top_p=self.options.top_p,
+            stop=self._ends,
             max_batch_tokens=self.options.max_batch_tokens,
         )
         with self._computing():
-            drawn = sample(self._model, [tokens for tokens, _, _ in fitted], [r.seed for r in requests], options)
-        texts = self._tokenizer.batch_decode([one.tokens for one in drawn], skip_special_tokens=True)
-        return [
-            Reply(
-                response=text,
-                prompt=prompt,
-                prompt_token_ids=tokens,
-                response_token_ids=one.tokens.tolist(),
-                response_logprobs=one.logprobs.tolist(),
-                finish_reason="stop" if int(one.tokens[-1]) in self._stop else "length",
-                cut_pairs=cut,
-            )
-            for (tokens, prompt, cut), one, text in zip(fitted, drawn, texts, strict=True)
-        ]
+            drawn = sample(self._model, [one.tokens for one, _ in asked], [seed for _, seed in asked], options)
+        replies = iter(self._reply(one, sampled) for (one, _), sampled in zip(asked, drawn, strict=True))
+        return [next(replies) if isinstance(one, Fitted) else one for one in fitted]
 
-    def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Prompts as one user's turn each, in tokens."""
-        return encode_prompts(self._tokenizer, prompts, self.options.chat_template)
+    def _reply(self, fitted: Fitted, sampled: Sampled) -> Reply:
+        count, stopped = len(sampled.tokens), int(sampled.tokens[-1]) in self._ends
+        if self.options.stop and (early := self._stop_at(sampled)) is not None:
+            count, stopped = early, True
+        return Reply(
+            response=self._tokenizer.decode(sampled.tokens[:count], skip_special_tokens=True),
+            prompt=fitted.prompt,
+            prompt_token_ids=fitted.tokens,
+            response_token_ids=sampled.tokens[:count].tolist(),
+            response_logprobs=sampled.logprobs[:count].tolist(),
+            finish_reason="stop" if stopped else "length",
+            cut_pairs=fitted.cut_pairs,
+        )
 
-    def _fit(self, request: Request, tokens: list[int]) -> tuple[list[int], str | None, int]:
-        """The tokens within the budget, the prompt's text if another was taken, and how many pairs were left out."""
-        budget = self.options.max_prompt_tokens
-        prompt: str | None = None
-        cut = 0
-        if len(tokens) > budget and self.options.overflow == "history":
-            shown = request.step
-            while len(tokens) > budget and shown > 0:
-                shown, cut = shown - 1, cut + 1
-                prompt = request.shorter(shown)
-                tokens = self._encode([prompt])[0]
-        return tokens[-budget:], prompt, cut
+    def _stop_at(self, sampled: Sampled) -> int | None:
+        """How many tokens it takes until one of the stop texts is there; None if none is."""
+        for count in range(1, len(sampled.tokens) + 1):
+            text = self._tokenizer.decode(sampled.tokens[:count], skip_special_tokens=True)
+            if any(stop in text for stop in self.options.stop):
+                return count
+        return None
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
@@ -117,22 +93,31 @@ class TransformersPolicy(BatchPolicy):
             yield
 
 
-def encode_prompts(
-    tokenizer: Tokenizer, prompts: Sequence[str], chat_template: Mapping[str, Any] | None = None
-) -> list[list[int]]:
-    """Each prompt as a user's turn in the chat template, followed by the beginning of the assistant's turn.
-
-    Returns:
-        Token ids, one list a prompt.
-    """
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False, **(chat_template or {}))
-    tokens: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return tokens
-
-
-def stop_tokens(model: Model, tokenizer: Tokenizer) -> tuple[int, ...]:
+def end_tokens(model: Model, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokens that end a response: the tokenizer's end of turn and those of the model's generation settings."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     listed = named if isinstance(named, list) else [named]
     return tuple(dict.fromkeys(token for token in (tokenizer.eos_token_id, *listed) if token is not None))
+
+
+def make(argument: str, context: PolicyContext) -> TransformersPolicy:
+    """`transformers:MODEL`, for `hgpo rollout` and `hgpo eval`; MODEL may be the folder of a training run.
+
+    Raises:
+        InputError: No model is named, it cannot be loaded, or an option is unknown.
+    """
+    from hgpo_train.config import ModelConfig
+    from hgpo_train.update.model import compute_dtype, load_model, load_tokenizer
+
+    if not argument:
+        raise InputError("policy transformers: expected a model, as in transformers:Qwen/Qwen2.5-1.5B-Instruct")
+    given = dict(context.options)
+    device = given.pop("device", "auto")
+    dtype = given.pop("compute_dtype", "float32")
+    config = build(
+        ModelConfig,
+        {"path": argument, "device": device, "compute_dtype": dtype, "gradient_checkpointing": False},
+        "policy option ",
+    )
+    options = build(GenerationOptions, given, "policy option ")
+    return TransformersPolicy(load_model(config), load_tokenizer(argument), options, compute_dtype(config))
