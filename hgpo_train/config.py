@@ -250,6 +250,8 @@ class SftConfig:
     """Take the first so many trajectories; none takes all."""
     max_prompt_tokens: int = 4096
     """Longer prompts lose their beginning."""
+    prompt_loss: bool = False
+    """Learn to predict the prompts too: for models that have not learnt to read yet. Held-out rows stay as they are."""
     held_out: float = 0.05
     """Share of trajectories that are not trained on and on which the loss is reported, at least one."""
     model: ModelConfig = ModelConfig()

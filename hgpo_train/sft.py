@@ -71,6 +71,13 @@ def tokenise(rows: pl.DataFrame, tokenizer: Tokenizer, max_prompt_tokens: int) -
     )
 
 
+def with_prompts_as_responses(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows whose prompt is its first token and whose response is everything after it."""
+    prompt, response = pl.col("prompt_token_ids"), pl.col("response_token_ids")
+    rest = prompt.list.slice(1).list.concat(response)
+    return rows.with_columns(prompt.list.head(1), rest.alias("response_token_ids"))
+
+
 def split_off(rows: pl.DataFrame, share: float, seed: int) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Trajectories to train on, and at least one that is held out."""
     names = rows["trajectory"].unique(maintain_order=True).to_list()
@@ -102,10 +109,13 @@ def supervise(config: SftConfig, source: str | Path, folder: Path, display: Disp
         rollout=RolloutConfig(temperature=1.0),
         tracking=config.tracking,
     )
+    folder.mkdir(parents=True, exist_ok=True)
     sweep(folder / "checkpoints")
     tokenizer = load_tokenizer(config.model.path)
     rows = tokenise(demonstrations(source, config), tokenizer, config.max_prompt_tokens)
-    train, held_out = (samples_from_steps(part) for part in split_off(rows, config.held_out, config.seed))
+    train_rows, held_out_rows = split_off(rows, config.held_out, config.seed)
+    train = samples_from_steps(with_prompts_as_responses(train_rows) if config.prompt_loss else train_rows)
+    held_out = samples_from_steps(held_out_rows)
     learner = Learner(load_model(config.model, config.seed), learner_config, reference=False)
     state = State(versions=versions())
     if whole := checkpoints(folder / "checkpoints"):

@@ -88,7 +88,7 @@ class MicroBatch:
 def _ragged(column: pl.Series, dtype: type) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
     """A list column as its flat values and its lengths; a null list is an empty one."""
     lengths = column.list.len().fill_null(0).cast(pl.Int64).to_numpy()
-    values = column.filter(column.list.len() > 0).explode() if len(column) else pl.Series([], dtype=pl.Float64)
+    values = column.filter(column.list.len() > 0).explode()
     return values.to_numpy().astype(dtype), lengths
 
 
@@ -104,7 +104,7 @@ def samples_from_steps(steps: pl.DataFrame) -> Samples:
         InputError: A column is missing, or an advantage is not finite.
     """
     for name in ("prompt_token_ids", "response_token_ids"):
-        if name not in steps.columns or steps[name].is_null().all():
+        if name not in steps.columns or (len(steps) and steps[name].is_null().all()):
             raise InputError(
                 f"expected the column {name!r} with token ids, which a language-model policy records while it acts; "
                 "collect with --policy transformers or vllm, or train on text with `hgpo sft`"

@@ -1,0 +1,91 @@
+"""A small model that reads and writes the house of doors' texts, and a configuration to train it there."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from doors import DoorsEngine, DoorsSource, solution
+from rich.console import Console
+
+from hgpo_train.config import Config, replace
+from hgpo_train.display import Display
+from hgpo_train.tiny import TinyShape, save_tiny
+from hgpo_train.trainer import Trainer, start_run
+
+TEMPLATE = "{{ task }}\n{{ observation }}\n{{ admissible_actions | join(', ') }}"
+SHAPE = TinyShape(vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def texts() -> list[str]:
+    source = DoorsSource(10)
+    found = []
+    for task in source.ids("train"):
+        engine: DoorsEngine = source.engine()
+        states = [engine.start(task), *(engine.act(command) for command in solution(task))]
+        found += [f"{source.task(task).instruction} {state.text} {', '.join(state.actions)}" for state in states]
+    return found
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"), texts() * 3, SHAPE, seed=1)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "short.j2"
+    path.write_text(TEMPLATE)
+    return path
+
+
+@pytest.fixture
+def config(tiny, template) -> Config:
+    return replace(
+        Config(),
+        name="doors",
+        iterations=3,
+        environment={
+            "id": "doors_env:HGPO-Test/Doors-v0",
+            "action_format": "command",
+            "prompt_template": str(template),
+            "max_steps": 6,
+        },
+        model={"path": str(tiny), "compute_dtype": "float32", "gradient_checkpointing": False, "device": "cpu"},
+        rollout={"tasks": 3, "group_size": 4, "max_prompt_tokens": 200, "max_response_tokens": 6},
+        update={"mini_batch_size": 20, "logit_chunk": 0, "kl_weight": 0.01},
+        optimiser={"learning_rate": 1e-3},
+        evaluation={"every": 2, "split": "test", "tasks": 4},
+        tracking={"tensorboard": False},
+    )
+
+
+class Runs:
+    """Trains in new folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def trainer(self, config: Config, name: str = "run", *, resume: bool = False, display=None) -> Trainer:
+        start_run(config, self.folder / name, resume=resume)
+        console = Console(file=io.StringIO(), width=200)
+        return Trainer(config, self.folder / name, display or Display(console, config.iterations))
+
+    def train(self, config: Config, name: str = "run", *, resume: bool = False) -> Trainer:
+        trainer = self.trainer(config, name, resume=resume)
+        trainer.run()
+        return trainer
+
+    def weights(self, name: str) -> dict[str, bytes]:
+        newest = max((self.folder / name / "checkpoints").iterdir())
+        return {path.name: path.read_bytes() for path in sorted(newest.rglob("*.safetensors"))}
+
+
+@pytest.fixture
+def runs(tmp_path) -> Runs:
+    return Runs(tmp_path)

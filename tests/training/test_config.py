@@ -1,0 +1,130 @@
+"""Settings: every shipped file is right, what is printed is read back, what is wrong is refused in one line."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages.registry import get
+from hgpo_train.cli import app
+from hgpo_train.config import Config, SftConfig, load_config, replace, shipped
+from hgpo_train.settings import build, field_docs, read_toml, to_dict, to_toml
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_configurations_are_right(name):
+    config = load_config(name)
+    estimator = get(config.advantage.estimator)
+    parameters = estimator.parameters.of(config.advantage.parameters)
+    if estimator.name == "hgpo":
+        assert parameters.history_length == config.environment.history_length
+    if "webshop" in name:
+        assert config.environment.id == "HGPO/WebShop-v0"
+
+
+def test_the_paper_is_among_them():
+    for environment in ("alfworld", "webshop"):
+        for size in ("1.5b", "7b"):
+            for method in ("hgpo-k2", "hgpo-k4", "gigpo", "grpo", "g2po", "graphgpo", "hgpo-k2-lora"):
+                assert f"{environment}-{size}-{method}" in shipped()
+    config = load_config("webshop-1.5b-hgpo-k4")
+    assert config.advantage.parameters["mode"] == "mean_norm"
+    assert (config.environment.history_length, config.environment.max_steps) == (4, 30)
+    assert (config.update.mini_batch_size, config.optimiser.learning_rate) == (64, 1e-6)
+
+
+@pytest.mark.parametrize("cls", [Config, SftConfig])
+def test_every_field_has_its_words(cls):
+    def walk(settings):
+        docs = field_docs(type(settings))
+        for field in dataclasses.fields(settings):
+            assert docs.get(field.name), f"{type(settings).__name__}.{field.name} has no docstring"
+            value = getattr(settings, field.name)
+            if dataclasses.is_dataclass(value):
+                walk(value)
+
+    walk(cls())
+
+
+@given(
+    st.text(max_size=30),
+    st.floats(1e-9, 1e9),
+    st.one_of(st.none(), st.floats(1.5, 10)),
+    st.dictionaries(st.text(max_size=8), st.one_of(st.integers(0, 9), st.booleans(), st.text(max_size=8)), max_size=3),
+)
+def test_what_is_written_is_read_back(name, rate, dual_clip, options):
+    config = Config(
+        name=name,
+        optimiser=dataclasses.replace(Config().optimiser, learning_rate=rate),
+        update=dataclasses.replace(Config().update, dual_clip=dual_clip),
+        environment=dataclasses.replace(Config().environment, options=options),
+    )
+    import tomllib
+
+    for docs in (False, True):
+        assert build(Config, tomllib.loads(to_toml(config, docs=docs))) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("update.clip_hihg=0.3", r"unknown configuration key 'update.clip_hihg'; did you mean 'update.clip_high'\?"),
+        ("updaet.clip_high=0.3", "did you mean 'update'"),
+        ("update.clip_high=wide", "expected update.clip_high to be a value of type float, got 'wide'"),
+        ("update.epochs=1.5", "expected update.epochs to be a value of type int"),
+        ("update.epochs=true", "expected update.epochs to be a value of type int"),
+        ("update=3", "expected update to be a table"),
+        ("update.layout=wide", "one of 'padded', 'packed'"),
+        ("update.epochs", "of the form section.field=value"),
+        ("rollout.group_size=0", "rollout.group_size to be at least 1, got 0"),
+        ("rollout.group_size=1", "at least 2 for the estimator 'hgpo'"),
+        ("rollout.temperature=0", "rollout.temperature above 0"),
+        ("update.mini_batch_size=0", "update.mini_batch_size to be at least 1"),
+        ("update.clip_low=1.2", "update.clip_low below 1"),
+        ("update.dual_clip=0.5", "update.dual_clip above 1"),
+        ("optimiser.learning_rate=-1", "optimiser.learning_rate to be at least 0"),
+        ("optimiser.learning_rate=nan", "optimiser.learning_rate to be at least 0"),
+        ("optimiser.betas=[0.9]", "two values in"),
+    ],
+)
+def test_wrong_values_are_refused_in_one_line(override, line):
+    with pytest.raises(InputError, match=line) as caught:
+        load_config("alfworld-1.5b-hgpo-k2", [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_files_extend_files(tmp_path):
+    (tmp_path / "base.toml").write_text("[update]\nepochs = 2\nclip_high = 0.3\n")
+    (tmp_path / "run.toml").write_text('extends = "base.toml"\n[update]\nepochs = 4\n')
+    assert read_toml(tmp_path / "run.toml") == {"update": {"epochs": 4, "clip_high": 0.3}}
+    (tmp_path / "base.toml").write_text('extends = "run.toml"\n')
+    with pytest.raises(InputError, match="extends itself"):
+        read_toml(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize(("text", "line"), [("a = ", "is not TOML"), (None, "no such file")])
+def test_files_that_cannot_be_read(tmp_path, text, line):
+    path = tmp_path / "run.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match=line):
+        load_config(path)
+
+
+def test_replace_and_to_dict():
+    config = replace(Config(), update={"epochs": 3}, seed=9)
+    assert (config.update.epochs, config.update.clip_low, config.seed) == (3, 0.2, 9)
+    assert build(Config, to_dict(config)) == config
+
+
+def test_print_config_is_a_configuration(tmp_path):
+    shown = CliRunner().invoke(app, ["train", "alfworld-7b-gigpo", "--set", "seed=5", "--print-config"])
+    assert shown.exit_code == 0
+    path = tmp_path / "shown.toml"
+    path.write_text(shown.stdout)
+    assert load_config(path) == load_config("alfworld-7b-gigpo", ["seed=5"])
+    listed = CliRunner().invoke(app, ["train", "--list"])
+    assert "webshop-7b-hgpo-k4" in listed.output

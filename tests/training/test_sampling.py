@@ -1,0 +1,168 @@
+"""In-process sampling: the right distribution, the right log-probabilities, whatever shares the batch."""
+
+import numpy as np
+import pytest
+import torch
+from doors import DoorsSource
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.errors import InputError
+from hgpo_train.policies.base import Failure, Request
+from hgpo_train.policies.generation import GenerationOptions
+from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.policies.sampling import SamplingOptions, draw, sample
+from hgpo_train.policies.transformers import TransformersPolicy
+from hgpo_train.update.model import load_model, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny):
+    return load_tokenizer(str(tiny))
+
+
+@pytest.fixture
+def model(config):
+    return load_model(config.model)
+
+
+def prompts(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, 300, rng.integers(1, 40)).tolist() for _ in range(count)]
+
+
+OPTIONS = SamplingOptions(max_new_tokens=8, temperature=0.7, stop=(2,))
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.6])
+def test_logprobs_are_those_of_a_whole_forward_pass(model, top_p):
+    options = SamplingOptions(max_new_tokens=8, temperature=0.7, stop=(2,), top_p=top_p)
+    asked = prompts(20)
+    for prompt, drawn in zip(asked, sample(model, asked, list(range(20)), options), strict=True):
+        whole = torch.tensor([[*prompt, *drawn.tokens.tolist()]])
+        with torch.no_grad():
+            table = torch.log_softmax(model(whole).logits[0, len(prompt) - 1 : -1].double() / 0.7, -1)
+        for row, token, logprob in zip(table, drawn.tokens, drawn.logprobs, strict=True):
+            more_likely = row[row > row[token]].exp().sum()
+            assert more_likely < top_p + 1e-6
+            ordered = row.sort(descending=True).values.exp()
+            kept = ordered[: int((ordered.cumsum(0) - ordered < top_p).sum())].sum()
+            assert logprob == pytest.approx((row[token] - kept.log()).item(), abs=2e-4)
+
+
+def test_a_response_does_not_depend_on_who_shares_the_batch(model):
+    asked, seeds = prompts(17), list(range(17))
+    together = sample(model, asked, seeds, OPTIONS)
+    small = SamplingOptions(8, 0.7, (2,), max_batch_tokens=100)
+    for one, drawn, apart in zip(range(17), together, sample(model, asked, seeds, small), strict=True):
+        alone = sample(model, [asked[one]], [seeds[one]], OPTIONS)[0]
+        assert drawn.tokens.tolist() == alone.tokens.tolist() == apart.tokens.tolist()
+        np.testing.assert_allclose(drawn.logprobs, alone.logprobs, atol=1e-5)
+
+
+def test_seeds_differ_and_repeat(model):
+    asked = prompts(1) * 30
+    drawn = [tuple(one.tokens.tolist()) for one in sample(model, asked, list(range(30)), OPTIONS)]
+    again = [tuple(one.tokens.tolist()) for one in sample(model, asked, list(range(30)), OPTIONS)]
+    assert drawn == again
+    assert len(set(drawn)) > 20
+
+
+def test_greedy_is_what_generate_gives(model):
+    options = SamplingOptions(max_new_tokens=8, temperature=0.0, stop=(2,))
+    for prompt in prompts(6):
+        expected = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=8,
+            do_sample=False,
+            eos_token_id=2,
+            attention_mask=torch.ones(1, len(prompt)),
+        )[0, len(prompt) :]
+        assert sample(model, [prompt], [0], options)[0].tokens.tolist() == expected.tolist()
+
+
+def test_a_response_ends_with_its_stop_token(model):
+    everything = SamplingOptions(max_new_tokens=8, temperature=1.0, stop=tuple(range(100, 384)))
+    for drawn in sample(model, prompts(20), list(range(20)), everything):
+        assert (drawn.tokens[:-1] < 100).all()
+        assert len(drawn.tokens) == 8 or drawn.tokens[-1] >= 100
+
+
+@given(
+    st.lists(st.floats(-6, 6), min_size=2, max_size=9),
+    st.floats(0, 1, exclude_max=True),
+    st.sampled_from([0.3, 0.9, 1.0]),
+)
+def test_draw_inverts_the_cumulative_distribution(logits, uniform, top_p):
+    token, logprob = draw(torch.tensor([logits]), torch.tensor([uniform], dtype=torch.float64), 1.0, top_p)
+    probability = np.exp(np.array(logits) - np.max(logits))
+    probability /= probability.sum()
+    assert np.exp(logprob.item()) >= probability[token.item()] - 1e-4
+    if top_p == 1.0:
+        below = probability[: token.item()].sum()
+        assert below - 1e-5 <= uniform <= below + probability[token.item()] + 1e-5
+
+
+def test_draw_has_the_right_frequencies():
+    probability = np.array([0.1, 0.0, 0.6, 0.3])
+    logits = torch.tensor(np.log(probability + 1e-300), dtype=torch.float32).expand(20_000, -1)
+    token, _ = draw(logits, torch.from_numpy(np.random.default_rng(0).random(20_000)), 1.0)
+    counts = np.bincount(token.numpy(), minlength=4)
+    assert counts[1] == 0
+    expected = 20_000 * probability[[0, 2, 3]]
+    assert ((counts[[0, 2, 3]] - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees, p = 0.001
+
+
+def request(number, prompt, shorter=lambda _: "go"):
+    source = DoorsSource()
+    state = source.engine().start("train-1")
+    return Request(number, prompt, number, 0, 3, source.task("train-1"), state, None, shorter)
+
+
+def test_replies_hold_what_was_read_and_written(model, tokenizer):
+    policy = TransformersPolicy(model, tokenizer, GenerationOptions(max_response_tokens=5))
+    policy.submit([request(1, "open door"), request(2, "go on")])
+    for (_, reply), text in zip(policy.collect(None), ["open door", "go on"], strict=True):
+        assert (
+            tokenizer.decode(reply.prompt_token_ids) == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        )
+        assert tokenizer.decode(reply.response_token_ids, skip_special_tokens=True) == reply.response
+        assert len(reply.response_logprobs) == len(reply.response_token_ids)
+        assert reply.finish_reason == ("stop" if reply.response_token_ids[-1] == tokenizer.eos_token_id else "length")
+
+
+def test_prompts_over_the_budget(model, tokenizer):
+    long = request(1, "open door " * 50)
+    cut = TransformersPolicy(model, tokenizer, GenerationOptions(max_prompt_tokens=20, max_response_tokens=2)).respond(
+        [long]
+    )
+    assert len(cut[0].prompt_token_ids) == 20
+    options = GenerationOptions(max_prompt_tokens=20, max_response_tokens=2, overflow="history")
+    shorter = TransformersPolicy(model, tokenizer, options).respond([long])[0]
+    assert (shorter.prompt, shorter.cut_pairs) == ("go", 1)
+    options = GenerationOptions(max_prompt_tokens=20, max_response_tokens=2, overflow="error")
+    refused, answered = TransformersPolicy(model, tokenizer, options).respond([long, request(2, "go")])
+    assert isinstance(refused, Failure)
+    assert answered.response_token_ids
+
+
+def test_stop_texts_end_a_response(model, tokenizer):
+    free = TransformersPolicy(model, tokenizer, GenerationOptions(max_response_tokens=8)).respond([request(1, "go")])[0]
+    letter = next(character for character in free.response if character.isascii())
+    options = GenerationOptions(max_response_tokens=8, stop=(letter,))
+    stopped = TransformersPolicy(model, tokenizer, options).respond([request(1, "go")])[0]
+    count = len(stopped.response_token_ids)
+    assert stopped.finish_reason == "stop"
+    assert stopped.response_token_ids == free.response_token_ids[:count]
+    assert letter in stopped.response
+    assert letter not in tokenizer.decode(stopped.response_token_ids[: count - 1])
+
+
+def test_by_name(tiny):
+    context = PolicyContext("Doors", options={"temperature": 0.5, "max_response_tokens": 4, "device": "cpu"})
+    policy = make_policy(f"transformers:{tiny}", context)
+    assert len(policy.respond([request(1, "go")])[0].response_token_ids) <= 4
+    with pytest.raises(InputError, match="did you mean 'policy option temperature'"):
+        make_policy(f"transformers:{tiny}", PolicyContext("Doors", options={"temperatur": 1.0}))
+    with pytest.raises(InputError, match="expected a model"):
+        make_policy("transformers", PolicyContext("Doors"))

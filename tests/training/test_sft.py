@@ -1,0 +1,156 @@
+"""Supervised training on the house of doors' solutions, and reinforcement learning from there."""
+
+import io
+
+import polars as pl
+import pytest
+from doors import DoorsSource, solution
+from rich.console import Console
+
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_envs.episode import Episode, settings_for
+from hgpo_envs.errors import InputError
+from hgpo_envs.sources import open_shared
+from hgpo_train.checkpoint import checkpoints
+from hgpo_train.config import SftConfig, replace
+from hgpo_train.display import Display
+from hgpo_train.settings import build
+from hgpo_train.sft import demonstrations, split_off, supervise, tokenise, with_prompts_as_responses
+from hgpo_train.tracking import read_metrics
+from hgpo_train.update.model import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory, template):
+    """Every training task's solution once, and one trajectory that failed."""
+    folder = tmp_path_factory.mktemp("demos") / "run"
+    shared = open_shared("doors:DoorsSource", count=10)
+    settings = settings_for("Doors", prompt_template=str(template), action_format="command", max_steps=20)
+    with StepWriter(folder) as writer:
+        for task in [*DoorsSource(10).ids("train"), "failed"]:
+            name = "train-3" if task == "failed" else task
+            episode = Episode(shared, settings)
+            episode.start(name)
+            rows = []
+            for number, command in enumerate(["press switch"] if task == "failed" else solution(name)):
+                row = {"task_id": task, "trajectory": task, "step": number, "state": episode.state.text}
+                row |= {"prompt": episode.prompt(), "action": command}
+                episode.act(command)
+                rows.append(row | {"reward": episode.state.reward, "won": episode.state.won})
+            writer.add_group(rows)
+    return folder
+
+
+def sft_config(tiny, **changes):
+    values = {
+        "held_out": 0.1,
+        "model": {"path": str(tiny), "compute_dtype": "float32", "gradient_checkpointing": False, "device": "cpu"},
+        "update": {"epochs": 3, "mini_batch_size": 8, "logit_chunk": 0},
+        "optimiser": {"learning_rate": 3e-3, "schedule": "cosine", "warmup_iterations": 5},
+        "tracking": {"tensorboard": False},
+    }
+    from hgpo_train.settings import merge
+
+    return build(SftConfig, merge(values, changes))
+
+
+def train(config, demos, folder):
+    return supervise(config, demos, folder, Display(Console(file=io.StringIO()), config.update.epochs))
+
+
+def test_failed_trajectories_are_not_imitated(demos, tiny):
+    rows = demonstrations(demos, sft_config(tiny))
+    assert "failed" not in set(rows["trajectory"])
+    assert rows["trajectory"].n_unique() == 10
+    assert "failed" in set(demonstrations(demos, sft_config(tiny, rows="all"))["trajectory"])
+    assert demonstrations(demos, sft_config(tiny, max_trajectories=4))["trajectory"].n_unique() == 4
+
+
+def test_rows_become_prompt_and_response(demos, tiny):
+    tokenizer = load_tokenizer(str(tiny))
+    rows = tokenise(demonstrations(demos, sft_config(tiny)).head(5), tokenizer, 4096)
+    for row in rows.iter_rows(named=True):
+        assert tokenizer.decode(row["response_token_ids"]) == row["response"] + "<|im_end|>"
+        assert tokenizer.decode(row["prompt_token_ids"]) == (
+            f"<|im_start|>user\n{row['prompt']}<|im_end|>\n<|im_start|>assistant\n"
+        )
+    both = with_prompts_as_responses(rows)
+    joined = pl.col("prompt_token_ids").list.concat("response_token_ids").alias("tokens")
+    assert both.select(joined).equals(rows.select(joined))
+    assert both["prompt_token_ids"].list.len().unique().to_list() == [1]
+
+
+def test_held_out_trajectories_are_apart(demos, tiny):
+    rows = demonstrations(demos, sft_config(tiny))
+    train_rows, held_out = split_off(rows, 0.3, seed=1)
+    assert held_out["trajectory"].n_unique() == 3
+    assert not set(train_rows["trajectory"]) & set(held_out["trajectory"])
+    assert len(train_rows) + len(held_out) == len(rows)
+
+
+def test_the_loss_falls_and_a_broken_off_run_goes_on_to_the_same_bytes(demos, tiny, tmp_path, monkeypatch):
+    config = sft_config(tiny)
+    whole = train(config, demos, tmp_path / "whole")
+    losses = [line["train/loss"] for line in read_metrics(tmp_path / "whole" / "metrics.jsonl")]
+    assert losses[-1] < 0.8 * losses[0]
+
+    saved = []
+
+    def save_once(*args, **kwargs):
+        from hgpo_train.checkpoint import save_checkpoint
+
+        if saved:
+            raise KeyboardInterrupt
+        saved.append(1)
+        return save_checkpoint(*args, **kwargs)
+
+    monkeypatch.setattr("hgpo_train.sft.save_checkpoint", save_once)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, demos, tmp_path / "broken")
+    monkeypatch.undo()
+    assert [path.name for path in checkpoints(tmp_path / "broken" / "checkpoints")] == ["000001"]
+    resumed = train(config, demos, tmp_path / "broken")
+    for file in whole.rglob("*.safetensors"):
+        assert file.read_bytes() == (resumed / file.relative_to(whole)).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"), [({"max_trajectories": 1}, "at least 2"), ({"held_out": 1.5}, "held_out")]
+)
+def test_impossible_sizes(tiny, changes, line):
+    with pytest.raises(InputError, match=line):
+        sft_config(tiny, **changes)
+
+
+def test_tables_without_prompts_or_successes(tmp_path, tiny):
+    step = {"task_id": "t", "trajectory": "a", "step": 0, "state": "s", "action": "look", "reward": 0.0}
+    for name, row, line in (("mute", step, "stores no prompts"), ("lost", {**step, "prompt": "p"}, "explorer")):
+        with StepWriter(tmp_path / name) as writer:
+            writer.add_group([row])
+        with pytest.raises(InputError, match=line):
+            demonstrations(tmp_path / name, sft_config(tiny))
+
+
+@pytest.mark.slow
+def test_reinforcement_learning_lifts_a_weak_start(demos, tiny, config, runs):
+    """Two thirds of the doors are learnt from half a lesson; the rest must come from reward."""
+    weak = sft_config(tiny, update={"epochs": 14}, max_trajectories=6, prompt_loss=True)
+    train(weak, demos, runs.folder / "sft")
+    config = replace(
+        config,
+        iterations=12,
+        environment={"max_steps": 14},
+        model={"path": str(runs.folder / "sft")},
+        rollout={"tasks": 8, "group_size": 8},
+        update={"kl_weight": 0.0, "entropy_weight": 0.0, "mini_batch_size": 128},
+        optimiser={"learning_rate": 1e-3},
+        advantage={"parameters": {"reward_scale": 10.0}},
+        evaluation={"every": 12},
+        checkpoint={"every": 12},
+    )
+    runs.train(config)
+    lines = read_metrics(runs.folder / "run" / "metrics.jsonl")
+    first = sum(line["episode/success_rate"] for line in lines[1:4]) / 3
+    last = sum(line["episode/success_rate"] for line in lines[-3:]) / 3
+    assert last > first + 0.2, (first, last)
+    assert scan_steps(runs.folder / "run" / "steps").select(pl.col("iteration").n_unique()).collect().item() == 12

@@ -1,0 +1,253 @@
+"""The loop in the house of doors: what a run leaves, and that a broken-off run ends in the same bytes."""
+
+import contextlib
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import polars as pl
+import pytest
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hgpo_envs
+from hgpo_datasets import scan_steps
+from hgpo_envs.errors import InputError
+from hgpo_train.config import replace
+from hgpo_train.display import Display
+from hgpo_train.settings import to_toml
+from hgpo_train.tracking import read_metrics
+from hgpo_train.trainer import TrainingWarning
+
+ROOT = Path(hgpo_envs.__file__).parent.parent
+
+
+def test_what_a_run_leaves(config, runs):
+    trainer = runs.train(config)
+    folder = runs.folder / "run"
+    assert trainer.state.iteration == 3
+    steps = scan_steps(folder / "steps").collect()
+    assert steps.select(pl.struct("iteration", "task_id", "group").n_unique()).item() == 9
+    assert steps["policy_version"].to_list() == steps["iteration"].to_list()
+    held_out = scan_steps(folder / "evaluation").collect()
+    assert held_out["iteration"].unique().sort().to_list() == [0, 2, 3]
+    assert set(held_out["split"]) == {"test"}
+    lines = read_metrics(folder / "metrics.jsonl")
+    assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
+    for name in (
+        "episode/success_rate",
+        "episode/rooms_1_success_rate",
+        "episode/length/mean",
+        "episode/valid_action_ratio",
+        "critic/advantages/mean",
+        "groups/k0/size_mean",
+        "groups/k2/shared_ratio",
+        "groups/k1/weight_mean",
+        "actor/pg_loss",
+        "actor/kl_loss",
+        "actor/entropy",
+        "actor/clip_fraction",
+        "actor/ratio",
+        "actor/grad_norm",
+        "training/rollout_logprobs_abs_diff_mean",
+        "prompt_length/clip_ratio",
+        "timing_s/gen",
+        "timing_s/update_actor",
+        "perf/throughput",
+    ):
+        assert name in lines[2], name
+    assert "val/success_rate" in lines[2]
+    assert "val/success_rate" not in lines[1]
+    assert lines[1]["training/rollout_logprobs_abs_diff_mean"] < 1e-4
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["000002", "000003"]
+
+
+def test_the_policy_loads_in_transformers(config, runs):
+    trainer = runs.train(replace(config, iterations=1, evaluation={"every": 0}))
+    folder = trainer.newest_checkpoint()
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    own = trainer.model.state_dict()
+    assert all((value == own[name]).all() for name, value in loaded.state_dict().items())
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+
+
+class Broken(Exception):
+    """Stands for the end of the process."""
+
+
+class Breaking(Display):
+    """Breaks off at the n-th change of stage."""
+
+    def __init__(self, console, at):
+        super().__init__(console, 3)
+        self.left = at
+
+    @contextlib.contextmanager
+    def stage(self, name):
+        self._count()
+        yield
+        self._count()
+
+    def _count(self):
+        self.left -= 1
+        if self.left < 0:
+            raise Broken
+
+
+@pytest.mark.slow
+def test_broken_off_at_every_stage_ends_in_the_same_bytes(config, runs):
+    config = replace(config, iterations=2, evaluation={"every": 1}, rollout={"tasks": 2})
+    whole = runs.train(config, "whole")
+    at = 0
+    while True:
+        name = f"broken-{at}"
+        console = Console(file=io.StringIO())
+        try:
+            runs.trainer(config, name, display=Breaking(console, at)).run()
+        except Broken:
+            resumed = runs.train(config, name, resume=True)
+            assert runs.weights(name) == runs.weights("whole"), f"broken off at {at}"
+            assert resumed.state == whole.state
+            iterations = [line["iteration"] for line in read_metrics(runs.folder / name / "metrics.jsonl")]
+            assert iterations == [0, 1, 2]
+            at += 3
+        else:
+            break
+    assert at > 15
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
+    """HGPO_KILLS sets how many times; benchmarks/resume.py kills 20 times."""
+    config = replace(config, iterations=4, checkpoint={"every": 2}, evaluation={"every": 3})
+    runs.train(config, "whole")
+    path = runs.folder / "config.toml"
+    path.write_text(to_toml(config))
+    command = ["train", str(path), "--out", str(runs.folder / "killed"), "--resume"]
+    wait = random.Random(int(os.environ.get("HGPO_SEED", "1")))
+    kills = 0
+    for _ in range(int(os.environ.get("HGPO_KILLS", "2"))):
+        process = hgpo(*command)
+        time.sleep(wait.uniform(4, 12))
+        kills += process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    last = hgpo(*command)
+    assert last.wait() == 0, last.stderr.read()
+    assert kills
+    assert runs.weights("killed") == runs.weights("whole")
+
+
+def hgpo(*arguments):
+    paths = [str(ROOT), str(ROOT / "datasets"), str(Path(__file__).parent.parent / "worlds")]
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import torch; torch.set_num_threads(1); from hgpo_train.cli import main; main()",
+            *arguments,
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_folder_is_not_trained_in_twice(config, runs):
+    runs.train(replace(config, iterations=1, evaluation={"every": 0}))
+    with pytest.raises(InputError, match="--resume"):
+        runs.trainer(config)
+    other = replace(config, rollout={"group_size": 2}, iterations=2, evaluation={"every": 0})
+    with pytest.raises(InputError, match="rollout"):
+        runs.train(other, resume=True)
+    longer = replace(config, iterations=2, evaluation={"every": 0})
+    assert runs.train(longer, resume=True).state.iteration == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"advantage": {"estimator": "hpgo"}}, "did you mean 'hgpo'"),
+        ({"advantage": {"parameters": {"histroy_length": 2}}}, "did you mean 'history_length'"),
+        ({"rollout": {"engine": "transfromers"}}, "did you mean 'transformers'"),
+        ({"rollout": {"max_prompt_tokens": 5000}}, "5006, but the model reads at most 4096"),
+        ({"model": {"path": "no/such/model"}}, "cannot load a tokenizer from 'no/such/model'"),
+        ({"model": {"device": "quantum"}}, "the device 'quantum' cannot be used here"),
+        ({"environment": {"prompt_template": "compcat"}}, "did you mean 'compact'"),
+        ({"environment": {"split": "trian"}}, "trian"),
+        ({"model": {"lora": {"rank": 2, "targets": ["nothing"]}}}, "cannot add adapters"),
+    ],
+)
+def test_bad_configurations_are_refused_in_one_line(config, runs, monkeypatch, changes, line):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match=line) as caught:
+        runs.trainer(replace(config, **changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_a_chat_template(config, runs, tiny, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    tokenizer.chat_template = None
+    folder = tmp_path / "mute"
+    tokenizer.save_pretrained(folder)
+    AutoModelForCausalLM.from_pretrained(tiny).save_pretrained(folder)
+    with pytest.raises(InputError, match=r"no chat template.*Instruct"):
+        runs.trainer(replace(config, model={"path": str(folder)}))
+
+
+def test_a_wide_gap_between_engine_and_trainer_is_told(config, runs):
+    config = replace(config, iterations=1, evaluation={"every": 0}, update={"gap_warning": 0.0})
+    with pytest.warns(TrainingWarning, match="log-probabilities are .* off"):
+        runs.train(config)
+
+
+def test_cut_prompts_are_told(config, runs):
+    config = replace(config, iterations=1, evaluation={"every": 0}, rollout={"max_prompt_tokens": 20})
+    with pytest.warns(TrainingWarning, match="prompts are as long as"):
+        runs.train(config)
+
+
+def test_dynamic_sampling_trains_on_groups_that_say_something(config, runs):
+    config = replace(
+        config, iterations=1, evaluation={"every": 0}, rollout={"filter_groups": True, "max_generation_batches": 3}
+    )
+    trainer = runs.train(config)
+    groups = scan_steps(runs.folder / "run" / "steps").collect().group_by("task_id", "group")
+    returns = groups.agg(pl.col("episode_return").n_unique())
+    line = read_metrics(runs.folder / "run" / "metrics.jsonl")[-1]
+    assert line.get("training/groups", 0) == returns.filter(pl.col("episode_return") > 1).height
+    assert trainer.state.tasks_drawn == returns.height
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gigpo", "g2po", "graphgpo", "rloo", "reinforce_pp"])
+def test_every_estimator_trains(config, runs, estimator):
+    config = replace(config, iterations=1, evaluation={"every": 0}, advantage={"estimator": estimator})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrainingWarning)
+        assert runs.train(config).state.iteration == 1
+
+
+def test_adapters_train_and_resume(config, runs):
+    config = replace(config, iterations=2, evaluation={"every": 0}, model={"lora": {"rank": 4}})
+    runs.train(config, "whole")
+    runs.train(replace(config, iterations=1), "halved")
+    runs.train(config, "halved", resume=True)
+    assert runs.weights("whole") == runs.weights("halved")
+    assert "adapter_model.safetensors" in runs.weights("whole")
+
+
+def test_a_checkpoint_of_another_model(config, runs, tmp_path):
+    from hgpo_train.tiny import TinyShape, save_tiny
+
+    runs.train(replace(config, iterations=1, evaluation={"every": 0}))
+    shape = TinyShape(vocabulary=384, width=64, layers=3, heads=2, key_value_heads=1, intermediate=96)
+    other = save_tiny(tmp_path / "other", ["a house of doors"] * 9, shape)
+    with pytest.raises(InputError, match="checkpoint of another model"):
+        runs.trainer(replace(config, model={"path": str(other)}), resume=True)
