@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 RENDER_MODES: Final = ("ansi",)
 
+MOST_SEEDS: Final = 1 << 32
+"""Where no seed is given, one below this is made up: what every order of tasks takes."""
+
 _INT64 = np.iinfo(np.int64)
 
 
@@ -165,7 +168,8 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         super().reset(seed=seed)
         task = check_options(options, ("task",)).get("task")
         if seed is not None or self._draws is None:
-            self._draws = Draws(self.sampling, self.tasks, self.np_random_seed)
+            drawn_seed = self.np_random_seed % MOST_SEEDS if seed is None else seed
+            self._draws = Draws(self.sampling, self.tasks, drawn_seed)
         task_id = self._draws.draw() if task is None else checked_task(self.shared, self.split, task)
         self.episode.start(task_id)
         self._hashes = hashing.advance_one(

@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_space
 
 from hgpo_envs import hashing
 from hgpo_envs.env import (
+    MOST_SEEDS,
     RENDER_MODES,
     check_options,
     check_render_mode,
@@ -231,7 +232,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
             super().reset(seed=None if seed is None else int(seed))
             if seed is None and self._draws:
                 return
-            first = self.np_random_seed or 0
+            first = (self.np_random_seed or 0) % MOST_SEEDS if seed is None else int(seed)
             seeds: list[int | None] = [first + group for group in range(groups)]
         else:
             seeds = list(seed)
@@ -243,7 +244,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         ]
 
     def _drawing(self, seed: int | None) -> Draws:
-        return Draws(self.sampling, self._split, seeding.np_random()[1] if seed is None else int(seed))
+        return Draws(self.sampling, self._split, seeding.np_random()[1] % MOST_SEEDS if seed is None else int(seed))
 
 
 _DTYPES: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}

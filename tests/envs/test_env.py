@@ -148,6 +148,8 @@ def test_seeds_choose_tasks():
     following = [env.reset()[1]["task_id"] for _ in range(20)]
     assert following == [other.reset()[1]["task_id"] for _ in range(20)]
     assert len(set(following)) > 1
+    for name in ("random", "shuffled", "verl-agent"):  # unseeded: any order, but one
+        assert TextEnv(DoorsSource(), sampling=name).reset()[1]["split"] == "train"
     sweeping = TextEnv(DoorsSource(), split="test", sampling="sweep")
     assert [sweeping.reset()[1]["task_id"] for _ in range(4)] == DoorsSource().ids("test")
 

@@ -1,6 +1,8 @@
 """Orders of tasks: once each, seeded, and verl-agent's against textworld's own generator."""
 
+import copy
 import json
+import pickle
 import subprocess
 from itertools import islice
 
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.sampling import SAMPLINGS, pick, sampling, shuffled, verl_agent, verl_agent_seeds
+from hgpo_envs.sampling import SAMPLINGS, Draws, pick, sampling, shuffled, verl_agent, verl_agent_seeds
 
 IDS = [f"train/task-{i}/trial_{i:03d}" for i in range(37)]
 id_lists = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=40, unique=True)
@@ -97,3 +99,24 @@ def test_verl_agent_order_is_textworlds(original_python):
     expected = json.loads(done.stdout.splitlines()[-1])
     for seed, order in zip((0, 1, 1234, 2**32 - 1), expected, strict=True):
         assert list(islice(verl_agent(IDS, seed), 92)) == order
+
+
+def test_random_takes_every_task_about_as_often_and_is_defined_by_its_bytes():
+    ids = [f"task {n}" for n in range(7)]
+    drawn = list(islice(sampling("random", ids, seed=3), 7000))
+    assert all(900 < drawn.count(task) < 1100 for task in ids)
+    assert drawn[:50] == list(islice(sampling("random", ids, seed=3), 50))
+    assert drawn[:50] != list(islice(sampling("random", ids, seed=4), 50))
+    hashed = xxhash.xxh3_64_intdigest(b"3/5")  # draw 5 of seed 3
+    assert drawn[5] == ids[hashed * 7 // 2**64]
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_draws_go_on_where_they_stood(name):
+    ids = [f"task {n}" for n in range(7)]
+    draws = Draws(name, ids, seed=11)
+    first = [draws.draw() for _ in range(10)]
+    twins = [copy.deepcopy(draws), pickle.loads(pickle.dumps(draws))]
+    following = [draws.draw() for _ in range(10)]
+    assert first + following == list(islice(sampling(name, ids, 11), 20))
+    assert all([twin.draw() for _ in range(10)] == following for twin in twins)

@@ -105,6 +105,10 @@ def test_groups_draw_together_and_go_on_alone_by_mask():
     assert infos["_task_id"].tolist() == mask.tolist()
     assert set(infos["task_id"][4:8]) == {singles[1].reset()[1]["task_id"]}
     assert len(obs["state"]) == 12
+    for name in ("random", "shuffled", "verl-agent"):
+        unseeded = TextVectorEnv(DoorsSource(), 2, sampling=name)
+        assert unseeded.reset()[1]["_task_id"].all()
+        assert unseeded.reset(seed=[None, 3])[1]["_task_id"].all()
     _, infos = envs.reset(seed=[1, None, 2])
     assert infos["task_id"][4] == singles[1].reset()[1]["task_id"]  # group 1 went on where it stood
 
