@@ -7,7 +7,10 @@ A process may be killed and a disk may fill at any moment: under its name a file
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Final
+
+from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,3 +55,28 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_locked(path: Path) -> int:
+    """Opens a file for appending and locks it; the lock ends with the process, however that ends.
+
+    Raises:
+        InputError: Another writer holds it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o644)
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(descriptor, 1 << 40, os.SEEK_SET)  # a byte that no reader asks for
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise InputError(
+            f"{path.parent} is being written by another writer; wait for it, or give another folder"
+        ) from error
+    return descriptor

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -40,6 +40,15 @@ class Group(NamedTuple):
     iteration: int
     task_id: str
     group: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """Whole groups that wait for a shard."""
+
+    frame: pl.DataFrame
+    groups: frozenset[Group]
+    bytes: int
 
 
 class StepWriter:
@@ -86,13 +95,12 @@ class StepWriter:
         self.folder = Path(folder)
         self._dropped = _columns_to_drop(without, depth)
         self._limits = (shard_rows, shard_bytes)
-        self._ready: list[pl.DataFrame] = []
-        self._ready_groups: set[Group] = set()
+        self._ready: list[_Ready] = []
         self._waiting: dict[Group, list[rows.Rows]] = {}
         name = run or self.folder.resolve().name
         header = Header(name, depth, schema.VERSION, _package_version(), _json_values(config or {}))
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._descriptor = _open_locked(self.folder / manifest.NAME)
+        self._descriptor = durable.open_locked(self.folder / manifest.NAME)
         try:
             self._manifest = self._open_run(header, run, config)
             self.committed, self._trajectories = self._read_committed()
@@ -117,27 +125,29 @@ class StepWriter:
         Raises:
             InputError: A row breaks the schema, or the group is already in the run; nothing of it is taken.
         """
+        self._check_open()
         depth = self.header.depth
         frame = complete(rows.frame(steps, depth, self._defaults), depth)
         if frame.is_empty():
             return
-        groups = {Group(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows()}
+        groups = frozenset(Group(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
         names = {text_hash(name) for name in frame.filter(pl.col("step") == 0)["trajectory"]}
         self._check_new(frame, groups, names)
-        self._ready.append(frame.with_columns(pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped))
-        self._ready_groups |= groups
+        frame = frame.with_columns(pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped)
+        self._ready.append(_Ready(frame, groups, int(frame.estimated_size())))
         self._trajectories |= names
         shard_rows, shard_bytes = self._limits
-        if sum(map(len, self._ready)) >= shard_rows or sum(f.estimated_size() for f in self._ready) >= shard_bytes:
+        rows_ready, bytes_ready = sum(len(one.frame) for one in self._ready), sum(one.bytes for one in self._ready)
+        if rows_ready >= shard_rows or bytes_ready >= shard_bytes:
             self.commit()
 
     def add(self, steps: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> None:
         """Takes one row or several, of any groups, in any order; they wait until `finish` says their group is whole."""
         for step in [steps] if isinstance(steps, Mapping) else steps:
-            values = {"iteration": 0, "group": 0, **self._defaults, **step}
-            if "task_id" not in values:
+            iteration, task_id, group = (step.get(name, self._defaults.get(name)) for name in schema.GROUP_KEY)
+            if task_id is None:
                 raise InputError("expected a value for 'task_id' in every row; it is missing")
-            self._waiting.setdefault(Group(*(values[name] for name in schema.GROUP_KEY)), []).append(step)
+            self._waiting.setdefault(Group(iteration or 0, task_id, group or 0), []).append(step)
 
     def finish(self, task_id: str, group: int = 0, iteration: int | None = None) -> None:
         """Says that every row of a group was added.
@@ -161,7 +171,9 @@ class StepWriter:
         """
         if not self._ready:
             return None
-        frame = self._ready[0] if len(self._ready) == 1 else pl.concat(self._ready).sort(schema.SORT_KEY)
+        self._check_open()
+        frames = [one.frame for one in self._ready]
+        frame = frames[0] if len(frames) == 1 else pl.concat(frames).sort(schema.SORT_KEY)
         header = self.header
         config = manifest.canonical(header.config).decode()
         data = shards.encode(frame, {shards.RUN_KEY: header.run, shards.CONFIG_KEY: config})
@@ -170,11 +182,14 @@ class StepWriter:
         try:
             durable.write_file(path, data)
             self._append(shard)
+            self._forget_ready()
         except BaseException:
-            path.unlink(missing_ok=True)
+            self._manifest = manifest.decode((self.folder / manifest.NAME).read_bytes())
+            if shard in self._manifest.shards:  # interrupted when it was done
+                self._forget_ready()
+            else:
+                path.unlink(missing_ok=True)
             raise
-        self.committed |= self._ready_groups
-        self._ready, self._ready_groups = [], set()
         return shard
 
     def close(self) -> None:
@@ -193,15 +208,25 @@ class StepWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Commits what is whole, also when the block broke off (Ctrl-C); a group still waiting only if it did not."""
-        if kind is None:
-            for name in list(self._waiting):
-                self.finish(name.task_id, name.group, name.iteration)
-        if isinstance(error, OSError):
-            self._ready = []  # the disk refused a moment ago: raise that error, not a second one
-        self.close()
+        try:
+            if kind is None:
+                for name in list(self._waiting):
+                    self.finish(name.task_id, name.group, name.iteration)
+        finally:
+            if isinstance(error, OSError):
+                self._ready = []  # the disk refused a moment ago: raise that error, not a second one
+            self.close()
 
-    def _check_new(self, frame: pl.DataFrame, groups: set[Group], names: set[int]) -> None:
-        if twice := groups & (self.committed | self._ready_groups):
+    def _check_open(self) -> None:
+        if self._descriptor < 0:
+            raise InputError(f"the writer of run {self.header.run!r} was closed; open another one to go on")
+
+    def _forget_ready(self) -> None:
+        self.committed = self.committed.union(*(one.groups for one in self._ready))
+        self._ready = []
+
+    def _check_new(self, frame: pl.DataFrame, groups: frozenset[Group], names: set[int]) -> None:
+        if twice := groups & self.committed.union(*(one.groups for one in self._ready)):
             raise InputError(
                 f"group {tuple(min(twice))} (iteration, task, group) is already in run {self.header.run!r}"
             )
@@ -218,11 +243,11 @@ class StepWriter:
         """Reads the manifest, or begins one; sweeps leftovers; lists a shard that was whole but not yet listed."""
         data = (self.folder / manifest.NAME).read_bytes()
         self._manifest = manifest.decode(data)
-        fresh = self._manifest.header is None and not list(self.folder.glob(shards.PATTERN))
+        fresh = _is_beginning(data) and not list(self.folder.glob(shards.PATTERN))
         if self._manifest.problem and not fresh:
             raise InputError(f"{self.folder}: {self._manifest.problem}; `hgpo verify {self.folder}` says more")
         os.ftruncate(self._descriptor, self._manifest.size)  # a line that was never whole was never committed
-        for part in self.folder.glob(f"*{durable.PART}"):
+        for part in self.folder.glob(f"{shards.PATTERN}{durable.PART}"):
             part.unlink()
         if fresh:
             self._manifest = Manifest(None, (), 0, "")
@@ -256,6 +281,12 @@ class StepWriter:
         first = pl.scan_parquet(files).filter(pl.col("step") == 0).select(*schema.GROUP_KEY, "trajectory").collect()
         groups = {Group(*row) for row in first.select(schema.GROUP_KEY).unique().iter_rows()}
         return groups, {text_hash(name) for name in first["trajectory"]}
+
+
+def _is_beginning(data: bytes) -> bool:
+    """Whether a manifest is empty, or a first line that was never whole; never somebody's other file."""
+    opening = b'{"check":"'
+    return b"\n" not in data and data.startswith(opening[: len(data)])
 
 
 def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
@@ -303,24 +334,3 @@ def _check_same(folder: Path, there: Header, header: Header, run: str | None, co
         raise InputError(
             f"{folder} was written with {name} = {was!r}, not {asked!r}; give another folder or the same value"
         )
-
-
-def _open_locked(path: Path) -> int:
-    """Opens the manifest for appending and locks it; the lock ends with the process, however that ends."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o644)
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            os.lseek(descriptor, 1 << 40, os.SEEK_SET)  # a byte that no reader asks for
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise InputError(
-            f"{path.parent} is being written by another writer; wait for it, or give another folder"
-        ) from error
-    return descriptor

@@ -1,5 +1,6 @@
 """What a killed process, a full disk, a failing call and a second writer leave behind: whole shards, each once."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from faults import Fault
+from faults import Fault, Interrupt
 from groups import group
 
 from hgpo_datasets import StepWriter, scan_steps, verify
@@ -95,6 +96,31 @@ def test_leaving_after_a_failure_keeps_what_was_committed(tmp_path: Path, monkey
         assert [one.task_id for one in writer.committed] == ["before"]
         writer.add_group(group("now"))
     assert rows(tmp_path) == 12
+
+
+INTERRUPTIBLE = ("hgpo_datasets/writer.py", "hgpo_datasets/durable.py", "hgpo_datasets/manifest.py")
+
+
+def test_an_interrupt_at_any_line_of_a_commit(tmp_path: Path) -> None:
+    """Ctrl-C, then leaving the block as Python does: every group is there once, and the run is right."""
+
+    def interrupted(folder: Path, at: int) -> int:
+        writer = StepWriter(folder)
+        writer.add_group(group("before"))
+        writer.commit()
+        writer.add_group(group("now"))
+        with Interrupt(at, INTERRUPTIBLE) as trace, contextlib.suppress(KeyboardInterrupt):
+            writer.commit()
+        assert verify(folder).ok, f"line {at}"
+        assert rows(folder) == 6 * len(writer.committed), f"line {at}"
+        writer.close()
+        assert rows(folder) == 12, f"line {at}"
+        return trace.count
+
+    lines = interrupted(tmp_path / "none", -1)
+    assert lines > 40
+    for at in range(1, lines + 1):
+        interrupted(tmp_path / str(at), at)
 
 
 FILLS = """
@@ -220,6 +246,29 @@ def test_opening_never_removes_or_overwrites_what_it_did_not_write(tmp_path: Pat
         assert (tmp_path / "run" / name).read_bytes() == data
         (tmp_path / "run" / name).unlink()
     StepWriter(tmp_path / "run").close()
+
+
+def test_somebody_elses_manifest_is_left_alone(tmp_path: Path) -> None:
+    for text in ("a list of goods\n", "x", '{"check":"1"}\n'):
+        (tmp_path / "manifest.jsonl").write_text(text)
+        with pytest.raises(InputError, match="manifest"):
+            StepWriter(tmp_path)
+        assert (tmp_path / "manifest.jsonl").read_text() == text
+
+
+def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
+    writer = StepWriter(tmp_path)
+    writer.close()
+    with pytest.raises(InputError, match="was closed"):
+        writer.add_group(group("a"))
+
+    def unfinished() -> None:
+        with StepWriter(tmp_path) as writer:
+            writer.add(group("a")[1:])
+
+    with pytest.raises(InputError, match="steps 0, 1, 2"):
+        unfinished()
+    StepWriter(tmp_path).close()  # nobody holds it
 
 
 def test_a_damaged_run_is_not_gone_on_with(rich_run: Path) -> None:

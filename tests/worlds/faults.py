@@ -1,10 +1,11 @@
-"""A disk that fails, or a process that dies, at the n-th call that changes the disk."""
+"""A disk that fails, a process that dies, a Ctrl-C: at the n-th moment of its kind."""
 
 import errno
 import os
 import signal
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 CALLS = ("fsync", "write", "open", "replace", "ftruncate", "unlink")
 
@@ -37,3 +38,26 @@ class Fault:
             return value
 
         return wrapped
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt at the n-th line that is run in some files; counts the lines."""
+
+    def __init__(self, at: int, files: tuple[str, ...]) -> None:
+        self.at, self.files, self.count = at, files, 0
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: Any, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(self.files):
+            return None
+        if event == "line":
+            self.count += 1
+            if self.count == self.at:
+                raise KeyboardInterrupt
+        return self._trace

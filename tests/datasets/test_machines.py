@@ -1,0 +1,58 @@
+"""The same bytes whatever the process; and no need of what the core does not install."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+WRITE = """
+import hashlib, pathlib, sys
+from groups import rich_group
+from hgpo_datasets import StepWriter
+with StepWriter(sys.argv[1], run="same", config={"b": 1, "a": [1.5, "ü"]}) as writer:
+    for seed in range(40):
+        writer.add_group(rich_group(f"task {seed}", seed, 4, 30))
+        if seed % 25 == 24:
+            writer.commit()
+for file in sorted(pathlib.Path(sys.argv[1]).iterdir()):
+    print(file.name, hashlib.sha256(file.read_bytes()).hexdigest())
+"""
+
+WITHOUT = """
+import sys
+for name in ("pyarrow", "pandas", "datasets.arrow_dataset", "torch", "duckdb", "minari"):
+    sys.modules[name] = None
+from groups import rich_group
+from hgpo_datasets import StepWriter, scan_steps, verify
+from hgpo_datasets.overview import overview
+with StepWriter(sys.argv[1]) as writer:
+    writer.add_group(rich_group("t", 1))
+assert verify(sys.argv[1]).ok
+assert scan_steps(sys.argv[1]).collect().height == overview(sys.argv[1]).steps == 15
+"""
+
+
+def python(code: str, folder: Path, **environment: str) -> str:
+    paths = os.pathsep.join(str(ROOT / part) for part in (".", "datasets", "tests/worlds"))
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths, **environment}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_threads_and_hash_seeds_do_not_change_a_byte(tmp_path: Path) -> None:
+    one = python(WRITE, tmp_path / "one", POLARS_MAX_THREADS="1", PYTHONHASHSEED="1")
+    many = python(WRITE, tmp_path / "many", POLARS_MAX_THREADS="4", PYTHONHASHSEED="2")
+    assert one == many
+    assert len(one.splitlines()) == 3
+
+
+def test_the_core_is_enough(tmp_path: Path) -> None:
+    python(WITHOUT, tmp_path / "run")
