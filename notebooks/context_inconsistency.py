@@ -60,12 +60,12 @@ def choose(mo, tempfile, Path):
 @app.cell
 def open_run(StepWriter, example, mo, scan_steps, source):
     def play(out):
-        """16 bundled games, 8 rollouts each, by a policy that is right half of the time."""
+        """16 bundled games, 8 rollouts each, by a policy that asks the expert at a quarter of its steps."""
         from hgpo_train.policies.registry import PolicyContext, make_policy
         from hgpo_train.rollout.run import Collection, collect, open_world
 
-        world = open_world("HGPO/ALFWorld-v0", split="train")
-        policy = make_policy("mixture:expert=0.5,random=0.5", PolicyContext(world.shared.source.name, "response", {}))
+        world = open_world("HGPO/ALFWorld-v0", split="train", action_format="command")
+        policy = make_policy("mixture:expert=0.25,random=0.75", PolicyContext(world.shared.source.name, "command", {}))
         with StepWriter(out, config={"made_for": "the notebook"}, without=["prompt"]) as writer:
             collect(world, policy, writer, Collection(tasks=16, group_size=8, seed=1))
         policy.close()
@@ -142,7 +142,11 @@ def about_company(mo):
 def company(alt, axis, levels, share):
     kinds = ["eligible", "shared", "cross"]
     alt.Chart(
-        levels.unpivot(kinds, index="level", variable_name="steps that are", value_name="share"), width=560, height=240
+        levels.filter(levels["level"] != "oracle").unpivot(
+            kinds, index="level", variable_name="steps that are", value_name="share"
+        ),
+        width=560,
+        height=240,
     ).mark_line(point=True).encode(
         axis,
         alt.Y("share:Q", title="of all steps", axis=share, scale=alt.Scale(domain=[0, 1])),

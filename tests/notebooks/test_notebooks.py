@@ -26,6 +26,18 @@ def test_runs_as_a_script(tmp_path: Path, notebook: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_plays_a_run_with_something_to_see(tmp_path: Path) -> None:
+    import polars as pl
+
+    from hgpo_datasets import scan_steps
+
+    assert ran(tmp_path, str(ROOT / "notebooks" / "context_inconsistency.py")).returncode == 0
+    steps = scan_steps(tmp_path / "hgpo-notebook-run")
+    won = steps.group_by("trajectory").agg(pl.col("won").any()).collect()["won"]
+    assert len(won) == 128
+    assert 0.3 < won.mean() < 1
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_is_in_order(tmp_path: Path, notebook: Path) -> None:
     done = ran(tmp_path, "-m", "marimo", "check", "--strict", str(notebook))

@@ -1,0 +1,350 @@
+"""How fast advantages are: against decoding the Parquet columns they read, and against the official implementations.
+
+    python benchmarks/advantages.py                                   4.7k, 75k and 603k rows
+    python benchmarks/advantages.py --large                           12M rows too, in chunks, with peak memory
+    python benchmarks/advantages.py --huge                            100M rows too (about 12 GB of disk)
+    python benchmarks/advantages.py --official DIR --official-g2po DIR  checkouts of verl-agent (gigpo/, recipe/hgpo/)
+                                                                      and of G2PO (g2po/); needs torch
+
+Rollouts are simulated: walks of up to 50 steps along each task's way, with side steps, as ALFWorld's are. Times are CPU
+seconds of this process on one thread, the least of several runs; figures go to benchmarks/results/advantages.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+os.environ.setdefault("POLARS_MAX_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import polars as pl
+from record import keep
+from rich.console import Console
+from rich.table import Table
+
+from hgpo_datasets import shards
+from hgpo_envs.hashing import chain_columns, link
+from hgpo_train.advantages import Job, compute, get
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIZES = {"16 × 8": (16, 8), "128 × 16": (128, 16), "1024 × 16": (1024, 16)}
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "HGPO K=2": ("hgpo", {"history_length": 2}),
+    "HGPO K=4": ("hgpo", {"history_length": 4}),
+    "GiGPO": ("gigpo", {}),
+    "G2PO": ("g2po", {}),
+    "GraphGPO": ("graphgpo", {}),
+    "GRPO": ("grpo", {}),
+}
+SHARD_TASKS = 256
+
+
+def simulate(tasks: int, rollouts: int, seed: int) -> pl.DataFrame:
+    """Rollouts of up to 50 steps: at each, a policy goes on along its task's way or steps aside."""
+    rng = np.random.default_rng(seed)
+    walkers = tasks * rollouts
+    way = np.repeat(rng.integers(8, 24, tasks), rollouts)
+    skill = np.repeat(rng.uniform(0.25, 0.75, tasks), rollouts)
+    place, alive = np.zeros(walkers, np.int64), np.ones(walkers, np.bool_)
+    states = np.full((walkers, 50), -1, np.int64)
+    for step in range(50):
+        aside = rng.random(walkers) > skill
+        detour = place * 8 + 1 + rng.integers(0, 7, walkers)
+        novel = rng.random(walkers) < 0.04
+        shown = np.where(novel, 1_000_000 + rng.integers(0, 1 << 40, walkers), np.where(aside, detour, place * 8))
+        states[alive, step] = shown[alive]
+        place += ~aside
+        alive &= place < way
+    there = states >= 0
+    lengths = there.sum(axis=1)
+    trajectory = np.repeat(np.arange(walkers), lengths)
+    step = np.nonzero(there)[1]
+    last = np.append(trajectory[1:] != trajectory[:-1], True)
+    won = last & ((place >= way)[trajectory])
+    task = trajectory // rollouts
+    state_hash = link(task + 1_000_003 * seed, states[there])
+    values, defined = chain_columns(state_hash, step == 0, 8)
+    frame = pl.DataFrame(
+        {
+            "run": pl.Series(np.zeros(len(step), np.int8)).replace_strict({0: "simulated"}),
+            "iteration": np.zeros(len(step), np.int32),
+            "env_id": pl.Series(np.zeros(len(step), np.int8)).replace_strict({0: "HGPO/ALFWorld-v0"}),
+            "task_number": task + 100_000 * seed,
+            "group": np.zeros(len(step), np.int32),
+            "trajectory": trajectory,
+            "step": step.astype(np.int32),
+            "action_valid": rng.random(len(step)) > 0.05,
+            "won": won,
+            "aborted": np.zeros(len(step), np.bool_),
+            "reward": won.astype(np.float64),
+            "state_hash": state_hash,
+            "next_state_hash": np.where(last, 0, np.roll(state_hash, -1)),
+        }
+    )
+    return frame.with_columns(
+        pl.format("train/pick_and_place_simple-{}/trial_T2026", "task_number").alias("task_id"),
+        pl.format("00000-{}-{}", "task_number", pl.col("trajectory").cast(pl.String).str.zfill(6)).alias("trajectory"),
+        *(pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}") for k in range(9)),
+    ).drop("task_number")
+
+
+def write(folder: Path, tasks: int, rollouts: int) -> tuple[str, int]:
+    """Simulated shards in the step table's file format; a pattern that names them, and their rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = 0
+    for number, start in enumerate(range(0, tasks, SHARD_TASKS)):
+        frame = simulate(min(SHARD_TASKS, tasks - start), rollouts, number)
+        (folder / shards.file_name(number)).write_bytes(shards.encode(frame, {}))
+        rows += frame.height
+    return str(folder / shards.PATTERN), rows
+
+
+def cpu(work: Callable[[], object], times: int = 5) -> float:
+    """The least CPU seconds of several runs, after one that warms up."""
+    work()
+    least = float("inf")
+    for _ in range(times):
+        began = time.process_time()
+        work()
+        least = min(least, time.process_time() - began)
+    return least
+
+
+def compare(pattern: str, rows: int) -> dict[str, Any]:
+    """CPU seconds of decoding and of computing, for each estimator."""
+    steps = pl.scan_parquet(pattern)
+    available = steps.collect_schema().names()
+    figures: dict[str, Any] = {"rows": rows}
+    for label, (name, parameters) in RUNS.items():
+        estimator = get(name)
+        columns = list(dict.fromkeys(Job(estimator, estimator.parameters(**parameters)).columns(available)))
+        decode = cpu(lambda columns=columns: steps.select(columns).collect())
+        whole = cpu(
+            lambda name=name, parameters=parameters: (
+                compute(steps, name, reward_scale=10.0, **parameters).select("advantage").collect()
+            )
+        )
+        figures[label] = {
+            "decode_s": decode,
+            "with_advantages_s": whole,
+            "ratio": whole / decode,
+            "ns_per_row": whole / rows * 1e9,
+        }
+    return figures
+
+
+def stages(pattern: str) -> dict[str, float]:
+    """Where HGPO's time goes, K = 2: CPU seconds of each stage."""
+    from hgpo_train.advantages import registry
+    from hgpo_train.advantages.estimators.hgpo import HGPO
+    from hgpo_train.advantages.groups import encode_pairs, normalise, value_order
+    from hgpo_train.advantages.returns import step_returns
+    from hgpo_train.advantages.steps import arrange
+
+    parameters = HGPO(reward_scale=10.0)
+    job = Job(get("hgpo"), parameters)
+    scan = pl.scan_parquet(pattern)
+    columns = list(dict.fromkeys(job.columns(scan.collect_schema().names())))
+    frame = scan.select(columns).collect()
+    steps, _ = arrange(frame, 2)
+    blocks = list(steps.blocks(registry.BLOCK))
+    returns = [step_returns(block, parameters) for block in blocks]
+    orders = [value_order(values) for values in returns]
+    groups = [encode_pairs(block.task, block.context(0, "states")[0]) for block in blocks]
+    return {
+        "decode": cpu(lambda: scan.select(columns).collect()),
+        "sort and number tasks and trajectories": cpu(lambda: arrange(frame, 2)),
+        "returns": cpu(lambda: [step_returns(block, parameters) for block in blocks]),
+        "order by value": cpu(lambda: [value_order(values) for values in returns]),
+        "groups of one level": cpu(
+            lambda: [encode_pairs(block.task, block.context(0, "states")[0]) for block in blocks]
+        ),
+        "means and deviations of one level": cpu(
+            lambda: [
+                normalise(values[order], group.take(order), mode="mean_std_norm", ddof=0, epsilon=1e-6)
+                for values, order, group in zip(returns, orders, groups, strict=True)
+            ]
+        ),
+        "the whole, decoded": cpu(lambda: registry.estimate(frame, [job])),
+    }
+
+
+MEMORY = """
+import json, resource, sys, time
+from pathlib import Path
+import polars as pl
+from hgpo_train.advantages import Job, get
+from hgpo_train.advantages.tables import write_advantages
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+began = time.process_time()
+hgpo = get("hgpo")
+job = Job(hgpo, hgpo.parameters(reward_scale=10.0))
+rows = write_advantages(pl.scan_parquet(sys.argv[1]), [job], Path(sys.argv[2]))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+taken = time.process_time() - began
+print(json.dumps({"rows": rows, "cpu_s": taken, "peak_mb": peak / 1024, "start_mb": before / 1024}))
+"""
+
+
+def in_chunks(pattern: str, folder: Path) -> dict[str, Any]:
+    """`hgpo advantages` in a process of its own: CPU seconds and peak memory."""
+    command = [sys.executable, "-c", MEMORY, pattern, str(folder / "advantages.parquet")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    return dict(json.loads(done.stdout))
+
+
+def official(frame: pl.DataFrame, verl_agent: Path | None, g2po: Path | None) -> dict[str, float]:
+    """CPU seconds of the official functions for the same rows; step returns, which they compute in O(N²), are given."""
+    import torch
+
+    torch.set_num_threads(1)
+    stub = types.ModuleType("verl")
+    stub.DataProto = object  # type: ignore[attr-defined]
+    sys.modules.setdefault("verl", stub)
+    names = {name: frame[name].to_numpy().astype(object) for name in ("task_id", "trajectory")}
+    states = frame["state_hash"].cast(pl.String).to_numpy().astype(object)
+    detailed = compute(frame.lazy(), "gigpo", reward_scale=10.0, mode="mean_norm").collect()
+    scores = torch.tensor(frame.select(pl.col("reward").sum().over("trajectory") * 10).to_series().to_numpy().copy())
+    common = {"index": names["task_id"], "traj_index": names["trajectory"], "response_mask": torch.ones(len(states), 1)}
+    rewards = scores.float()[:, None]
+    returns = torch.tensor(detailed["advantage"].to_numpy().copy()).float()
+    taken: dict[str, float] = {}
+    if verl_agent is not None:
+        core = load(verl_agent / "recipe/hgpo/core_hgpo.py")
+        for depth in (2, 4):
+            taken[f"HGPO K={depth}"] = once(
+                lambda depth=depth: core.compute_hgpo_outcome_advantage(
+                    rewards.clone(), returns, anchor_obs=states, history_length=depth, **common
+                )
+            )
+        core_gigpo = load(verl_agent / "gigpo/core_gigpo.py")
+        taken["GiGPO"] = once(
+            lambda: core_gigpo.compute_gigpo_outcome_advantage(rewards.clone(), returns, anchor_obs=states, **common)
+        )
+    if g2po is not None:
+        taken["G2PO"] = once(lambda: official_g2po(load(g2po / "g2po/core_g2po.py"), frame, rewards, states, common))
+    return taken
+
+
+def official_g2po(core: Any, frame: pl.DataFrame, rewards: Any, states: Any, common: dict[str, Any]) -> None:  # noqa: ANN401
+    """Node values and advantages, as its trainer calls them."""
+    batch = types.SimpleNamespace(
+        batch={"responses": common["response_mask"]},
+        non_tensor_batch={
+            "episode_rewards": rewards[:, 0].numpy(),
+            "anchor_obs": states,
+            "traj_uid": common["traj_index"],
+            "uid": common["index"],
+        },
+    )
+    values, nodes, following = core.compute_group_aggregation_values(batch)
+    core.compute_g2po_outcome_advantage(
+        rewards.clone(),
+        values,
+        group_idx=nodes,
+        next_group_idx=following,
+        is_action_valid=frame["action_valid"].to_numpy().astype(int),
+        mode="mean_std_norm",
+        **common,
+    )
+
+
+def load(path: Path) -> Any:  # noqa: ANN401
+    """A module from its file."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def once(work: Callable[[], object]) -> float:
+    """CPU seconds of one run, its prints swallowed."""
+    import contextlib
+    import io
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        began = time.process_time()
+        work()
+        return time.process_time() - began
+
+
+def show(console: Console, figures: dict[str, Any]) -> None:
+    """Tables of everything that was measured."""
+    table = Table(
+        "rows", "estimator", "decode ms", "with advantages ms", "ratio", "ns/row", "official ms", "times", title="CPU"
+    )
+    for size, found in figures["sizes"].items():
+        theirs = figures["official"].get(size, {})
+        for label in RUNS:
+            ours = found[label]
+            slow = theirs.get(label)
+            cells = [f"{slow * 1e3:,.0f}", f"{slow / ours['with_advantages_s']:,.0f}"] if slow else ["", ""]
+            table.add_row(
+                f"{found['rows']:,}",
+                label,
+                f"{ours['decode_s'] * 1e3:.1f}",
+                f"{ours['with_advantages_s'] * 1e3:.1f}",
+                f"{ours['ratio']:.1f}",
+                f"{ours['ns_per_row']:.0f}",
+                *cells,
+            )
+    console.print(table)
+    profile = Table("stage of HGPO K=2", "ms", title=f"Profile at {figures['sizes']['1024 × 16']['rows']:,} rows")
+    for stage, seconds in figures["stages"].items():
+        profile.add_row(stage, f"{seconds * 1e3:.1f}")
+    console.print(profile)
+    if figures["chunks"]:
+        chunks = Table("rows", "CPU s", "peak MB", "of it at start", title="hgpo advantages, in chunks")
+        for found in figures["chunks"]:
+            chunks.add_row(
+                f"{found['rows']:,}", f"{found['cpu_s']:.1f}", f"{found['peak_mb']:.0f}", f"{found['start_mb']:.0f}"
+            )
+        console.print(chunks)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--official", type=Path)
+    parser.add_argument("--official-g2po", type=Path)
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--huge", action="store_true")
+    given = parser.parse_args()
+    console = Console()
+    figures: dict[str, Any] = {"sizes": {}, "official": {}, "chunks": []}
+    with tempfile.TemporaryDirectory() as name, console.status("measuring") as status:
+        folder = Path(name)
+        for size, (tasks, rollouts) in SIZES.items():
+            status.update(f"{size} rollouts")
+            pattern, rows = write(folder / size.replace(" ", ""), tasks, rollouts)
+            figures["sizes"][size] = compare(pattern, rows)
+            if (given.official or given.official_g2po) and rows < 100_000:
+                status.update(f"{size} rollouts, official")
+                figures["official"][size] = official(pl.read_parquet(pattern), given.official, given.official_g2po)
+        status.update("profile")
+        figures["stages"] = stages(pattern)
+        for tasks in [1024] + [20 * 1024] * (given.large or given.huge) + [170 * 1024] * given.huge:
+            status.update(f"{tasks} × 16 rollouts, in chunks")
+            pattern, _ = write(folder / "chunks", tasks, 16)
+            figures["chunks"].append(in_chunks(pattern, folder))
+    show(console, figures)
+    console.print(f"kept in {keep('advantages', figures)}")
+
+
+if __name__ == "__main__":
+    main()
