@@ -118,26 +118,35 @@ def _chunk_sums(
     names = {name: steps.columns.frame[name] for name in by}
     returns = step_returns(steps, p)
     columns = hgpo.estimate(steps, p, details=True)
-    found = list(levels(steps, p.history_length, p.context))
+    found = list(levels(steps, p.history_length, p.context, np.arange(steps.height)))
     whole = whole_history(steps, p.context) if oracle else None
     if whole is not None:
         found.append(whole)
     level_sums, size_sums = [], []
     for level in found:
-        numbers = _level_rows(steps, level, whole, returns) | _compared(level.k, columns, p)
+        defined = np.ones(steps.height, np.bool_) if level.k < 0 else steps.context(level.k, p.context)[1]
+        numbers = _level_rows(steps, level, defined, whole, returns) | _compared(level.k, columns, p)
         label = pl.lit(str(level.k) if level.k >= 0 else ORACLE).alias("level")
         rows = pl.DataFrame(names | numbers).with_columns(label)
         level_sums.append(rows.group_by(*by, "level", maintain_order=True).agg(pl.exclude(*by, "level", "size").sum()))
-        sizes = rows.filter(pl.Series(level.defined)).group_by(*by, "level", "size", maintain_order=True)
+        sizes = rows.filter(pl.Series(defined)).group_by(*by, "level", "size", maintain_order=True)
         size_sums.append(sizes.agg(pl.len().alias("steps"), pl.col("groups").sum()))
     summary = _summary_rows(chunk, steps, p, by)
     return pl.concat(level_sums), pl.concat(size_sums), summary
 
 
-def _level_rows(steps: Steps, level: Level, whole: Level | None, returns: NDArray[np.float64]) -> dict[str, pl.Series]:
+def _level_rows(
+    steps: Steps, level: Level, defined: NDArray[np.bool_], whole: Level | None, returns: NDArray[np.float64]
+) -> dict[str, pl.Series]:
     """One level's numbers on each row, to be added up."""
-    shared, code, number = level.shared, level.groups.code, max(level.groups.number, 1)
-    head = level.defined & ~shared
+    number = max(level.groups.number, 1)
+    size, whole_size, code = defined.astype(np.int64), defined.astype(np.int64), np.zeros(steps.height, dtype=np.int64)
+    if whole is not None:
+        whole_size[~defined] = whole.size[~defined]
+    size[level.rows] = whole_size[level.rows] = level.size
+    code[level.rows] = level.groups.code
+    shared = size > 1
+    head = size == 1
     first, last = np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64)
     members = np.flatnonzero(shared)
     first[code[members[::-1]]] = members[::-1]
@@ -148,12 +157,10 @@ def _level_rows(steps: Steps, level: Level, whole: Level | None, returns: NDArra
     order = order[shared[order]]
     groups = Groups(code[order], number)
     centred = centre(returns[order], groups)
-    variance = add_up(groups.code, centred * centred, number) / np.bincount(groups.code, minlength=number).clip(min=1)
-    size = np.where(level.defined, level.size, 0)
-    whole_size = size if whole is None else np.where(level.defined, level.size, whole.size)
+    variance = add_up(groups.code, centred * centred, number) / groups.size().clip(min=1)
     columns: dict[str, NDArray[np.generic]] = {
         "rows": np.ones(steps.height, dtype=np.int64),
-        "eligible": level.defined,
+        "eligible": defined,
         "shared": shared,
         "cross": crosses,
         "size": size,

@@ -22,36 +22,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The groups of one depth.
+    """The groups of one depth: of its rows, those with equal codes share a context.
 
     Attributes:
-        k: The depth.
-        defined: Where the context exists (k ≤ t); bool of shape (rows,).
-        size: How many steps share it, 1 for those that are alone or have none; int64 of shape (rows,).
-        groups: The groups; only those of rows with company are meant.
+        k: The depth; -1 for whole histories.
+        rows: The rows that were looked at, in the order that was asked for; int64 of shape (n,). All other rows are
+            alone at this depth, or have no context of it.
+        groups: Their groups.
+        size: How many rows share each row's context; int64 of shape (n,).
     """
 
     k: int
-    defined: NDArray[np.bool_]
-    size: NDArray[np.int64]
+    rows: NDArray[np.int64]
     groups: Groups
+    size: NDArray[np.int64]
 
-    @property
-    def shared(self) -> NDArray[np.bool_]:
-        """Where a step has company; bool of shape (rows,)."""
-        return self.size > 1
+    def company(self) -> tuple[NDArray[np.int64], Groups]:
+        """The rows that are not alone, and their groups."""
+        shared = self.size > 1
+        return self.rows[shared], self.groups.take(shared)
 
 
-def levels(steps: Steps, depth: int, context: Context) -> Iterator[Level]:
-    """The groups of depth 0, 1 … `depth`.
+def levels(steps: Steps, depth: int, context: Context, rows: NDArray[np.int64]) -> Iterator[Level]:
+    """The groups of depth 0, 1 … `depth`, rows in the order given.
 
     Contexts only get narrower: a step that is alone at one depth is alone below, and is not looked at again.
     """
-    shared = np.ones(steps.height, dtype=np.bool_)
     for k in range(depth + 1):
         values, defined = steps.context(k, context)
-        level = _level(steps, k, values, defined, np.flatnonzero(shared & defined))
-        shared = level.shared
+        if k:
+            rows = rows[defined[rows]]
+        level = _level(steps, k, values, rows)
+        rows = level.rows[level.size > 1]
         yield level
 
 
@@ -66,13 +68,9 @@ def whole_history(steps: Steps, context: Context = "states") -> Level:
         rows = by_position[start:end]
         before = values[rows - 1] if actions is None else hashing.link(values[rows - 1], actions[rows - 1])
         values[rows] = hashing.link(before, values[rows])
-    return _level(steps, -1, values, np.ones_like(steps.first), np.arange(steps.height))
+    return _level(steps, -1, values, np.arange(steps.height))
 
 
-def _level(
-    steps: Steps, k: int, values: NDArray[np.int64], defined: NDArray[np.bool_], rows: NDArray[np.intp]
-) -> Level:
+def _level(steps: Steps, k: int, values: NDArray[np.int64], rows: NDArray[np.int64]) -> Level:
     groups = encode_pairs(steps.task.take(rows), values[rows])
-    size, code = np.ones(steps.height, dtype=np.int64), np.zeros(steps.height, dtype=np.int64)
-    size[rows], code[rows] = groups.size()[groups.code], groups.code
-    return Level(k, defined, size, Groups(code, groups.number))
+    return Level(k, rows, groups, groups.size()[groups.code])

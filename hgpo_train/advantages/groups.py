@@ -1,8 +1,9 @@
 """Groups of steps as integer codes, and means and deviations within them, the same to the bit for any row order.
 
 Floating-point sums depend on the order of their terms. Here terms are added in ascending order of value, so a group's
-mean and deviation depend on its members alone: not on row order, names, engine, threads or chunks. Deviations are
-taken from the group's least member first, so that equal values have deviation exactly 0, whatever their magnitude.
+mean and deviation depend on its members alone: not on row order, names, engine, threads or chunks. A mean is
+the group's least member plus the mean of what the others have above it, so that the mean of equal values is exactly
+that value, whatever their magnitude.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Groups:
         """Rows a group, int64 of shape (number,)."""
         return np.bincount(self.code, minlength=self.number)
 
-    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Groups:
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Groups:
         """The same groups for some of the rows, or for the rows in another order."""
         return Groups(self.code[rows], self.number)
 
@@ -73,7 +74,7 @@ def encode_pairs(outer: Groups, inner: NDArray[np.int64]) -> Groups:
     return groups
 
 
-def value_order(values: NDArray[np.float64]) -> NDArray[np.intp]:
+def value_order(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """The rows in ascending order of value: the order in which this module adds.
 
     Returns are few distinct numbers, so they are numbered first and the numbers sorted by radix.
@@ -112,10 +113,10 @@ def centre(
     number = np.bincount(members, minlength=groups.number)
     low = np.zeros(groups.number)
     low[members[::-1]] = counted[::-1]
-    total = add_up(members, counted - low[members], groups.number)
+    mean = low + add_up(members, counted - low[members], groups.number) / number.clip(min=1)
     if keep_lone:
-        low[number == 1] = 0.0
-    centred: NDArray[np.float64] = (values - low[groups.code]) - (total / number.clip(min=1))[groups.code]
+        mean[number == 1] = 0.0
+    centred: NDArray[np.float64] = values - mean[groups.code]
     return centred
 
 

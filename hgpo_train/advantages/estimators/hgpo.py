@@ -78,17 +78,18 @@ def estimate(steps: Steps, p: HGPO, details: bool) -> Columns:
         no company there; `size_k0` … of the step's group, null where k > t; its effective `weight_k0` ….
     """
     returns = step_returns(steps, p)
-    by_value = value_order(returns)
     mean = WeightedMean(steps.height, p, details)
     if p.base_group:
         every = np.arange(steps.height)
         mean.add("episode", 1.0, every, episode_advantages(steps, p, mode=p.mode))
-    for level in levels(steps, p.history_length, p.context):
-        rows = by_value[level.shared[by_value]]
-        advantages = normalise(returns[rows], level.groups.take(rows), mode=p.mode, ddof=p.ddof, epsilon=p.epsilon)
+    for level in levels(steps, p.history_length, p.context, value_order(returns)):
+        rows, groups = level.company()
+        advantages = normalise(returns[rows], groups, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon)
         mean.add(f"k{level.k}", factor(level.k, p), rows, advantages)
         if details:
-            mean.columns[f"size_k{level.k}"] = np.ma.array(level.size, mask=~level.defined)
+            size = np.ma.array(np.ones(steps.height, dtype=np.int64), mask=~steps.context(level.k, p.context)[1])
+            size[level.rows] = level.size
+            mean.columns[f"size_k{level.k}"] = size
     return mean.finish()
 
 
@@ -106,7 +107,7 @@ class WeightedMean:
         self.total, self.weight = np.zeros(height), np.zeros(height)
         self.columns: Columns = {}
 
-    def add(self, name: str, weight: float, rows: NDArray[np.intp], advantages: NDArray[np.float64]) -> None:
+    def add(self, name: str, weight: float, rows: NDArray[np.int64], advantages: NDArray[np.float64]) -> None:
         """One level: the advantages of the rows that have it."""
         weights = weight * (advantages != 0) if self.p.skip_zero_advantages else np.full(len(rows), weight)
         self.total[rows] += weight * advantages
