@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.fetch import download
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hgpo_envs.fetch import Progress
-
-Size = Literal["small", "full"]
 
 DRIVE: Final = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
 """Google Drive as the original's setup.sh uses it; `confirm` passes its page about files too large to scan."""
@@ -41,7 +39,7 @@ class OfficialFile:
 
 _HUMAN: Final = OfficialFile("items_human_ins.json", "14Kb5SPBk_jfdLZ_CDBNitW98QLDlKR5O", b"{")
 
-FILES: Final[dict[Size, tuple[OfficialFile, ...]]] = {
+FILES: Final[dict[str, tuple[OfficialFile, ...]]] = {
     "small": (
         OfficialFile("items_shuffle_1000.json", "1EgHdxQ_YxqIQlvvq5iKlCrkEKR6-j0Ib", b"["),
         OfficialFile("items_ins_v2_1000.json", "1IduG0xl544V_A_jv3tHXC0kyFi7PnyBu", b"{"),
@@ -57,7 +55,7 @@ FILES: Final[dict[Size, tuple[OfficialFile, ...]]] = {
 
 
 def fetch(
-    size: Size,
+    size: str,
     out: Path,
     *,
     local: Path | None = None,

@@ -152,6 +152,21 @@ def build_webshop(
     typer.echo(f'Next: gym.make("HGPO/WebShop-v0", data="{out}")')
 
 
+@fetch.command("webshop")
+def fetch_webshop(
+    size: Annotated[str, typer.Option(help="small (1,000 products) or full (1.18 million, 5.6 GB)")] = "small",
+    out: Annotated[Path, typer.Option(help="the folder to put the files into")] = Path("webshop"),
+    local: Annotated[Path | None, typer.Option("--from", help="a folder that has the files already")] = None,
+) -> None:
+    """Gets WebShop's official raw files, from Google Drive or a mirror; run it again to go on."""
+    from hgpo_envs.webshop.official import fetch
+    from hgpo_train.cli.downloads import Transfers
+
+    with Transfers() as shown:
+        items, attributes, human = fetch(size, out, local=local, progress=shown.downloading)
+    typer.echo(f"Next: hgpo data build webshop --items {items} --attributes {attributes} --human {human} --out DIR")
+
+
 @synth.command("webshop")
 def synth_webshop(
     products: Annotated[int, typer.Option(help="how many products")],

@@ -1,0 +1,59 @@
+"""`hgpo data … webshop`, as a user runs it."""
+
+import sys
+
+import pytest
+
+from hgpo_train import cli
+
+
+@pytest.fixture
+def hgpo(monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["hgpo", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        return end.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_from_nothing_to_a_search(hgpo, tmp_path):
+    code, out, _ = hgpo("data", "synth", "webshop", "--products", 200, "--seed", 3, "--out", tmp_path / "raw")
+    assert code == 0
+    following = out[out.index("hgpo data build") :].split()[1:]
+    following[-1] = str(tmp_path / "shop")
+    code, out, _ = hgpo(*following, "--nouns", "stand-in")
+    assert code == 0
+    assert f'gym.make("HGPO/WebShop-v0", data="{tmp_path / "shop"}")' in out
+    code, out, _ = hgpo("data", "show", "webshop", tmp_path / "shop", "--verify")
+    assert code == 0
+    assert "stand-in 1" in out
+    code, out, _ = hgpo("data", "show", "webshop", tmp_path / "shop", "--search", "sandals")
+    assert code == 0
+    assert "B0" in out
+
+
+def test_bad_input_is_one_line(hgpo, tmp_path):
+    (tmp_path / "items.json").write_text('[{"asin": "B1"')
+    (tmp_path / "other.json").write_text("{}")
+    files = (
+        "--items",
+        tmp_path / "items.json",
+        "--attributes",
+        tmp_path / "other.json",
+        "--human",
+        tmp_path / "other.json",
+    )
+    code, out, err = hgpo("data", "build", "webshop", *files, "--out", tmp_path / "shop")
+    assert (code, out) == (2, "")
+    assert err.strip().splitlines()[-1].startswith("error: ")
+    assert "record 0" in err
+    assert not (tmp_path / "shop").exists()
+    code, _, err = hgpo("data", "show", "webshop", tmp_path)
+    assert code == 2
+    assert "no WebShop catalogue in" in err
+    code, _, err = hgpo("data", "fetch", "webshop", "--from", tmp_path, "--out", tmp_path / "got")
+    assert code == 2
+    assert "no items_shuffle_1000.json in" in err
