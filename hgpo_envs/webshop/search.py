@@ -1,14 +1,11 @@
 """Searches the index: Lucene's ranking, ties included, without looking at more postings than can matter.
 
-A threshold is found from a few promising documents; what stays below it whatever else it holds is passed over. With
-`bound(i)` the best score of term i's list and `cut(i)` a score chosen below it,
-
-    a document that scores at most cut(i) on every term i has at most the sum of the cuts,
-
-so that once this sum is below the threshold, only documents above some term's cut are candidates (Fagin, Lotem and
-Naor 2003, "Optimal aggregation algorithms for middleware"; with whole lists cut away it is MaxScore, Turtle and Flood
-1995). Codes are sorted by score, and so comparing a list's codes with one number finds them. Candidates are then
-looked up in the other lists and dropped as soon as they cannot reach the threshold.
+A *threshold* that the last result reaches at least is found from a few promising documents. Every query term's list
+has a *bound*, its best score, and is given a *cut* below it. A document that scores no more than the cut on every list
+scores no more than the sum of the cuts: where that is below the threshold, only documents above some cut are candidates
+(Fagin, Lotem and Naor 2003, "Optimal aggregation algorithms for middleware"; with whole lists cut away it is MaxScore,
+Turtle and Flood 1995). Codes rise with scores, and so one comparison a posting finds them. Candidates are then looked
+up in the lists, the most telling first, and dropped as soon as they cannot reach the threshold.
 """
 
 from __future__ import annotations
@@ -31,8 +28,20 @@ if TYPE_CHECKING:
 RESULTS: Final = 50
 """How many documents a search finds at most."""
 
-_PROMISING: Final = 2_000
-"""Documents from which the first threshold is taken."""
+_PROMISING: Final = 16_000
+"""Documents from which the threshold is taken."""
+
+_SHARES: Final = (0.6, 0.7, 0.8, 0.9, 1.0)
+"""Shares of their bounds at which lists may be cut."""
+
+_LOOK_AGAIN: Final = (2, 5)
+"""After these lists the threshold is taken anew, from the documents that did best on them."""
+
+_EVERY: Final = 16
+"""One posting of so many is counted to choose among cuts."""
+
+_FEW: Final = 4_000
+"""Documents that are sorted about as fast as a flag for every document is searched."""
 
 _CAREFUL: Final = 1 - 1e-6
 """Bounds are compared with a little less than the threshold: sums are rounded to float32 before documents compare."""
@@ -55,18 +64,32 @@ class _Postings:
     bound: float
 
     def scores(self, wanted: NDArray[Any]) -> NDArray[np.float32]:
-        """What each of the documents wanted scores here; 0 for those that are not in the list."""
-        at = np.searchsorted(self.documents, wanted)
-        at[at == len(self.documents)] = 0
-        found: NDArray[np.float32] = self.table[self.codes[at]]
-        found[self.documents[at] != wanted] = 0
+        """What each of the documents wanted (ascending) scores here; 0 for those that are not in the list."""
+        if len(wanted) < len(self.documents):
+            at = np.searchsorted(self.documents, wanted)
+            at[at == len(self.documents)] = 0
+            found: NDArray[np.float32] = self.table[self.codes[at]]
+            found[self.documents[at] != wanted] = 0
+            return found
+        found = np.zeros(len(wanted), np.float32)
+        at = np.searchsorted(wanted, self.documents)
+        at[at == len(wanted)] = 0
+        common = wanted[at] == self.documents
+        found[at[common]] = self.table[self.codes[common]]
         return found
+
+    def code_above(self, cut: float) -> int:
+        """The first code that scores more than a cut."""
+        return int(np.searchsorted(self.table, np.float32(cut), side="right"))
 
     def above(self, cut: float) -> NDArray[Any]:
         """The documents that score more than a cut."""
-        code = int(np.searchsorted(self.table, np.float32(cut), side="right"))
-        found: NDArray[Any] = self.documents[self.codes >= code]
+        found: NDArray[Any] = self.documents[self.codes >= self.code_above(cut)]
         return found
+
+    def count_above(self, cut: float) -> int:
+        """About how many documents score more than a cut."""
+        return _EVERY * int(np.count_nonzero(self.codes[::_EVERY] >= self.code_above(cut)))
 
     def best(self, count: int) -> NDArray[Any]:
         """About as many of the best documents as asked, or all if there are not so many."""
@@ -106,7 +129,7 @@ class Index:
             low, high = (middle + 1, high) if found < wanted else (low, middle)
         return None
 
-    def _lists(self, query: str) -> list[_Postings]:
+    def lists(self, query: str) -> list[_Postings]:
         """The lists of a query's terms, the most telling first."""
         lists = []
         for term, count in Counter(terms(query)).items():
@@ -128,52 +151,80 @@ class Index:
         Returns:
             Their numbers, best first, equal scores by number, and their scores (float32).
         """
-        lists = self._lists(query)
+        lists = self.lists(query)
         if not lists:
             return np.empty(0, np.int64), np.empty(0, np.float32)
         threshold = _threshold(lists, results)
         documents = _candidates(lists, threshold)
-        documents, totals = _scored(lists, documents, threshold)
+        documents, totals = _scored(lists, documents, threshold, results)
         scores = totals.astype(np.float32)
         order = np.lexsort((documents, -scores))[:results]
         return documents[order].astype(np.int64), scores[order]
 
 
 def _threshold(lists: list[_Postings], results: int) -> float:
-    """A score that at least as many documents reach as are wanted; 0 if there are not so many."""
-    promising = lists[0].best(_PROMISING)
+    """A score that at least as many documents reach as are wanted, by promising ones; 0 if there are fewer."""
+    documents = lists[0].best(_PROMISING)
     for other in lists[1:]:
-        if len(promising) >= _PROMISING:
+        if len(documents) >= max(results, _PROMISING // 4):
             break
-        promising = np.union1d(promising, other.best(_PROMISING))
-    if len(promising) < results:
+        documents = np.union1d(documents, other.best(_PROMISING))
+    return _reached(lists, documents, np.zeros(len(documents)), results)
+
+
+def _reached(lists: list[_Postings], documents: NDArray[Any], totals: NDArray[np.float64], results: int) -> float:
+    """The same, from these documents and what they score already on other lists."""
+    if len(documents) < results:
         return 0.0
-    totals = np.zeros(len(promising))
     for postings in lists:
-        totals += postings.scores(promising)
+        totals = totals + postings.scores(documents)
+        kept = max(results, len(documents) // 2)  # fewer with every list: those that did well so far
+        best = np.sort(np.argpartition(totals, len(totals) - kept)[len(totals) - kept :])
+        documents, totals = documents[best], totals[best]
     return float(np.partition(totals, len(totals) - results)[len(totals) - results]) * _CAREFUL
 
 
 def _candidates(lists: list[_Postings], threshold: float) -> NDArray[Any]:
     """Every document that can reach the threshold, ascending: those above the cut of some list."""
-    telling, left = len(lists), threshold
-    while telling > 1 and left - lists[telling - 1].bound > 0:
-        telling -= 1
-        left -= lists[telling].bound
-    share = left / sum(postings.bound for postings in lists[:telling])
-    found = [postings.above(np.nextafter(postings.bound * share, -1)) for postings in lists[:telling]]
-    return found[0] if telling == 1 else np.unique(np.concatenate(found))
+    least = threshold / sum(postings.bound for postings in lists)
+    choices = [_cuts(lists, threshold, share) for share in (least, *(share for share in _SHARES if share > least))]
+    cuts = min(choices, key=lambda cuts: sum(map(_Postings.count_above, lists, cuts)))
+    found = [postings.above(cut) for postings, cut in zip(lists, cuts, strict=True)]
+    return found[0] if len(found) == 1 else _union(found)
+
+
+def _cuts(lists: list[_Postings], threshold: float, share: float) -> list[float]:
+    """Cuts that add up to less than the threshold: this share of the bound, the longest lists first."""
+    left, cuts = threshold, []
+    for postings in reversed(lists):
+        cut = min(left, postings.bound * share)
+        left -= cut
+        cuts.append(float(np.nextafter(cut, -1)))
+    return cuts[::-1]
+
+
+def _union(found: list[NDArray[Any]]) -> NDArray[Any]:
+    """All documents of some lists, ascending: sorted if they are few, else by a flag for each there is."""
+    if sum(map(len, found)) < _FEW:
+        return np.unique(np.concatenate(found))
+    flags = np.zeros(1 + max(int(documents[-1]) for documents in found if len(documents)), np.bool_)
+    for documents in found:
+        flags[documents] = True
+    return np.flatnonzero(flags).astype(found[0].dtype)
 
 
 def _scored(
-    lists: list[_Postings], documents: NDArray[Any], threshold: float
+    lists: list[_Postings], documents: NDArray[Any], threshold: float, results: int
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
     """The candidates that reach the threshold, with their scores; others are dropped as soon as they cannot."""
     totals = np.zeros(len(documents))
     rest = sum(postings.bound for postings in lists)
-    for postings in lists:
+    for place, postings in enumerate(lists):
         totals += postings.scores(documents)
         rest -= postings.bound
+        if place in _LOOK_AGAIN and len(documents) > _FEW:
+            best = np.sort(np.argpartition(totals, len(totals) - _FEW)[len(totals) - _FEW :])
+            threshold = max(threshold, _reached(lists[place + 1 :], documents[best], totals[best], results))
         able = totals >= threshold - rest * (2 - _CAREFUL)
         documents, totals = documents[able], totals[able]
     return documents, totals

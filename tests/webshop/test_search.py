@@ -91,26 +91,27 @@ TEXTS = st.lists(WORDS, max_size=60).map(" ".join)
 @given(st.lists(TEXTS, max_size=30), TEXTS, st.integers(1, 6), st.integers(1, 8))
 def test_search_is_bm25(tmp_path_factory, documents, query, results, promising):
     index = write_index(tmp_path_factory.mktemp("index") / "index", documents)
-    kept = search._PROMISING
-    search._PROMISING = promising  # few, so that thresholds and cuts are at work on few documents
-    try:
+    with pytest.MonkeyPatch.context() as patch:  # few, so that thresholds and cuts are at work on few documents
+        for name in ("_PROMISING", "_FEW", "_EVERY"):
+            patch.setattr(search, name, promising)
         found, scores = index.search(query, results)
-    finally:
-        search._PROMISING = kept
     assert list(zip(found.tolist(), scores.tolist(), strict=True)) == ranking(documents, query, results)
 
 
 def exhaustive(index: search.Index, query: str, count: int) -> tuple[list[int], list[float]]:
     """Every posting of every term summed up."""
     totals = np.zeros(count)
-    for postings in index._lists(query):
+    for postings in index.lists(query):
         totals[postings.documents] += postings.table[postings.codes]
     scores = totals.astype(np.float32)
     order = sorted(np.flatnonzero(scores).tolist(), key=lambda document: (-scores[document], document))
     return order[:50], scores[order[:50]].tolist()
 
 
-def test_nothing_is_missed_by_stopping_early(tmp_path):
+@pytest.mark.parametrize("few", [20, 1_000, 16_000])
+def test_nothing_is_missed_by_stopping_early(tmp_path, monkeypatch, few):
+    monkeypatch.setattr(search, "_PROMISING", few)
+    monkeypatch.setattr(search, "_FEW", few)
     random = np.random.default_rng(3)
     vocabulary = np.array([f"w{n}x" for n in range(300)])
     chances = 1 / np.arange(1, 301)

@@ -1,0 +1,212 @@
+"""WebShop's catalogue at scale: build, open, memory of a further process, and time of a query.
+
+    python benchmarks/webshop_catalogue.py --work DIR --products 1000 --products 20000 --products 100000 --products 1180000
+    python benchmarks/webshop_catalogue.py --data CATALOGUE
+
+Without `--data` synthetic raw files of each size are written into the working folder and built there (1.18 million
+products take 4 GB of raw files and 3 GB of catalogue; what is there from an earlier run is used again). Build and
+queries are given in CPU seconds of one core, next to wall time. The floor that queries are compared with sums up every
+posting of every query term, on the same queries. The memory of a further process is what smaps calls private while
+another process has the same catalogue open and has answered the same queries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from record import keep
+from rich.console import Console
+from rich.table import Table
+
+from hgpo_envs.webshop import synthetic
+from hgpo_envs.webshop.build import build
+from hgpo_envs.webshop.catalogue import Catalogue
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hgpo_envs.webshop.search import Index
+
+KINDS = ("words of titles", "words of instructions", "whole instructions")
+
+
+def queries(catalogue: Catalogue, count: int, seed: int) -> dict[str, list[str]]:
+    """Seeded queries: 2 to 6 neighbouring words of titles and of instructions, and whole instructions."""
+    chosen = random.Random(seed)
+    told = [human.instruction for human in catalogue.human_instructions()]
+
+    def some(text: str) -> str:
+        words, length = text.lower().split(), chosen.randint(2, 6)
+        first = chosen.randrange(max(1, len(words) - length + 1))
+        return " ".join(words[first : first + length])
+
+    titles = [catalogue.product(chosen.randrange(len(catalogue))).title for _ in range(count)]
+    whole = [chosen.choice(told) for _ in range(count)]
+    return dict(zip(KINDS, ([some(t) for t in titles], [some(t) for t in whole], whole), strict=True))
+
+
+def exhaustive(index: Index, query: str, size: int) -> tuple[list[int], NDArray[np.float32]]:
+    """The floor: every posting of every term."""
+    totals = np.zeros(size)
+    for postings in index.lists(query):
+        totals[postings.documents] += postings.table[postings.codes]
+    scores = totals.astype(np.float32)
+    found = np.flatnonzero(scores)
+    order = found[np.lexsort((found, -scores[found]))][:50]
+    return order.tolist(), scores[order]
+
+
+def milliseconds(times: list[float]) -> dict[str, float]:
+    """p50, p95 and the longest."""
+    return {"p50": np.percentile(times, 50) * 1e3, "p95": np.percentile(times, 95) * 1e3, "max": max(times) * 1e3}
+
+
+def measure(folder: Path, count: int, seed: int) -> dict[str, Any]:
+    """What a fresh process sees: opening and queries."""
+    begun = time.perf_counter()
+    catalogue = Catalogue.open(folder)
+    opened = time.perf_counter() - begun
+    asked = queries(catalogue, count, seed)
+    figures: dict[str, Any] = {"products": len(catalogue), "open_s": opened, "query_ms": {}, "floor_ms": {}}
+    for kind, texts in asked.items():
+        times, floor = [], []
+        for text in texts:
+            begun = time.process_time()
+            catalogue.index.search(text)
+            times.append(time.process_time() - begun)
+        for text in texts[: count // 10]:
+            found, scores = catalogue.index.search(text)
+            begun = time.process_time()
+            expected, exact = exhaustive(catalogue.index, text, len(catalogue))
+            floor.append(time.process_time() - begun)
+            if found.tolist() != expected or scores.tolist() != exact.tolist():
+                sys.exit(f"the ranking of {text!r} is not that of all postings")
+        figures["query_ms"][kind], figures["floor_ms"][kind] = milliseconds(times), milliseconds(floor)
+    return figures
+
+
+def private(folder: Path, count: int, seed: int) -> float:
+    """MB that are this process's own after opening, queries and products."""
+    catalogue = Catalogue.open(folder)
+    for texts in queries(catalogue, count, seed).values():
+        for text in texts:
+            for product in catalogue.search(text)[:10]:
+                catalogue.product(product)
+    return own_memory()
+
+
+def own_memory() -> float:
+    """Private memory of this process in MB (Linux)."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+def make(raw: Path, folder: Path) -> dict[str, float]:
+    """Builds, in a process of its own."""
+    begun, wall = time.process_time(), time.perf_counter()
+    build(*(raw / name for name in synthetic.FILES), folder, nouns="stand-in", replace=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"cpu_s": time.process_time() - begun, "wall_s": time.perf_counter() - wall, "peak_mb": peak}
+
+
+def child(task: str, *arguments: object) -> Any:  # noqa: ANN401 - JSON
+    """Runs a task of this script in a process of its own."""
+    command = [sys.executable, __file__, "--child", task, *map(str, arguments)]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def further_process(folder: Path, count: int, seed: int) -> dict[str, float]:
+    """Private memory of a second process while the first has done the same."""
+    command = [sys.executable, __file__, "--child", "hold", str(folder), str(count), str(seed)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout
+        first.stdout.readline()
+        second = child("private", folder, count, seed)
+        first.communicate("\n")
+    return {"private_mb": second, "imports_mb": child("imports")}
+
+
+def run_child(task: str, arguments: list[str]) -> None:
+    """What the processes of this script do."""
+    if task == "imports":
+        print(json.dumps(own_memory()))
+        return
+    folder = Path(arguments[0])
+    if task == "make":
+        print(json.dumps(make(folder, Path(arguments[1]))))
+        return
+    count, seed = map(int, arguments[1:])
+    if task == "hold":
+        print(json.dumps(private(folder, count, seed)), flush=True)
+        sys.stdin.readline()
+    else:
+        print(json.dumps({"measure": measure, "private": private}[task](folder, count, seed)))
+
+
+def figures_of(folder: Path, count: int, seed: int) -> dict[str, Any]:
+    """All figures of one catalogue."""
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return {**child("measure", folder, count, seed), **further_process(folder, count, seed), "size_mb": size / 1e6}
+
+
+def report(figures: list[dict[str, Any]]) -> None:
+    """Prints the table."""
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    table = Table(title="WebShop's catalogue: CPU time, one core")
+    titles = ["products", "build s", "peak MB", "size MB", "open ms", "private MB"]
+    for title in (*titles, *(f"{kind}: p50 / p95 ms" for kind in KINDS), "floor p95 ms"):
+        table.add_column(title, justify="right")
+    for row in figures:
+        built = row.get("build", {})
+        floor = max(row["floor_ms"][kind]["p95"] for kind in KINDS)
+        table.add_row(
+            f"{row['products']:,}",
+            f"{built['cpu_s']:.1f}" if built else "-",
+            f"{built['peak_mb']:,.0f}" if built else "-",
+            f"{row['size_mb']:,.0f}",
+            f"{row['open_s'] * 1e3:.1f}",
+            f"{row['private_mb']:.0f} (imports {row['imports_mb']:.0f})",
+            *(f"{row['query_ms'][kind]['p50']:.1f} / {row['query_ms'][kind]['p95']:.1f}" for kind in KINDS),
+            f"{floor:.1f}",
+        )
+    console.print(table)
+
+
+def main() -> None:
+    """Measures and reports."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--products", action="append", type=int, help="a size; may be given several times")
+    parser.add_argument("--data", action="append", type=Path, default=[], help="a built catalogue, not built again")
+    parser.add_argument("--work", type=Path, help="folder for raw files and catalogues, kept for the next run")
+    parser.add_argument("--queries", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        run_child(given.child[0], given.child[1:])
+        return
+    figures = [figures_of(folder, given.queries, given.seed) for folder in given.data]
+    with tempfile.TemporaryDirectory() as passing:
+        work = given.work or Path(passing)
+        for products in given.products or ([] if given.data else [1_000, 20_000]):
+            raw, folder = work / f"raw-{products}", work / f"catalogue-{products}"
+            if not raw.exists():
+                synthetic.write(raw, products, given.seed)
+            built = child("make", raw, folder)
+            figures.append({**figures_of(folder, given.queries, given.seed), "build": built})
+    report(figures)
+    print(f"kept in {keep('webshop_catalogue', {'catalogues': figures})}")
+
+
+if __name__ == "__main__":
+    main()
