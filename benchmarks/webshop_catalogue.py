@@ -1,6 +1,6 @@
 """WebShop's catalogue at scale: build, open, memory of a further process, and time of a query.
 
-    python benchmarks/webshop_catalogue.py --work DIR --products 1000 --products 20000 --products 100000 --products 1180000
+    python benchmarks/webshop_catalogue.py --work DIR --products 20000 --products 100000 --products 1180000
     python benchmarks/webshop_catalogue.py --data CATALOGUE
 
 Without `--data` synthetic raw files of each size are written into the working folder and built there (1.18 million

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 RESULTS: Final = 50
 """How many documents a search finds at most."""
 
+_SHORT: Final = 60_000
+"""Postings that are summed up sooner than a threshold is found."""
+
 _PROMISING: Final = 16_000
 """Documents from which the threshold is taken."""
 
@@ -154,9 +157,10 @@ class Index:
         lists = self.lists(query)
         if not lists:
             return np.empty(0, np.int64), np.empty(0, np.float32)
-        threshold = _threshold(lists, results)
-        documents = _candidates(lists, threshold)
-        documents, totals = _scored(lists, documents, threshold, results)
+        threshold = 0.0
+        if sum(len(postings.documents) for postings in lists) > _SHORT:
+            threshold = _threshold(lists, results)
+        documents, totals = _scored(lists, _candidates(lists, threshold), threshold, results)
         scores = totals.astype(np.float32)
         order = np.lexsort((documents, -scores))[:results]
         return documents[order].astype(np.int64), scores[order]
@@ -186,11 +190,13 @@ def _reached(lists: list[_Postings], documents: NDArray[Any], totals: NDArray[np
 
 def _candidates(lists: list[_Postings], threshold: float) -> NDArray[Any]:
     """Every document that can reach the threshold, ascending: those above the cut of some list."""
+    if threshold <= 0:
+        return _union([postings.documents for postings in lists])
     least = threshold / sum(postings.bound for postings in lists)
     choices = [_cuts(lists, threshold, share) for share in (least, *(share for share in _SHARES if share > least))]
     cuts = min(choices, key=lambda cuts: sum(map(_Postings.count_above, lists, cuts)))
     found = [postings.above(cut) for postings, cut in zip(lists, cuts, strict=True)]
-    return found[0] if len(found) == 1 else _union(found)
+    return _union(found)
 
 
 def _cuts(lists: list[_Postings], threshold: float, share: float) -> list[float]:
@@ -205,6 +211,8 @@ def _cuts(lists: list[_Postings], threshold: float, share: float) -> list[float]
 
 def _union(found: list[NDArray[Any]]) -> NDArray[Any]:
     """All documents of some lists, ascending: sorted if they are few, else by a flag for each there is."""
+    if len(found) == 1:
+        return found[0]
     if sum(map(len, found)) < _FEW:
         return np.unique(np.concatenate(found))
     flags = np.zeros(1 + max(int(documents[-1]) for documents in found if len(documents)), np.bool_)

@@ -92,9 +92,11 @@ TEXTS = st.lists(WORDS, max_size=60).map(" ".join)
 def test_search_is_bm25(tmp_path_factory, documents, query, results, promising):
     index = write_index(tmp_path_factory.mktemp("index") / "index", documents)
     with pytest.MonkeyPatch.context() as patch:  # few, so that thresholds and cuts are at work on few documents
-        for name in ("_PROMISING", "_FEW", "_EVERY"):
+        whole = index.search(query, results)
+        for name in ("_PROMISING", "_FEW", "_EVERY", "_SHORT"):
             patch.setattr(search, name, promising)
         found, scores = index.search(query, results)
+    assert [values.tolist() for values in whole] == [found.tolist(), scores.tolist()]
     assert list(zip(found.tolist(), scores.tolist(), strict=True)) == ranking(documents, query, results)
 
 
@@ -112,6 +114,7 @@ def exhaustive(index: search.Index, query: str, count: int) -> tuple[list[int], 
 def test_nothing_is_missed_by_stopping_early(tmp_path, monkeypatch, few):
     monkeypatch.setattr(search, "_PROMISING", few)
     monkeypatch.setattr(search, "_FEW", few)
+    monkeypatch.setattr(search, "_SHORT", few)
     random = np.random.default_rng(3)
     vocabulary = np.array([f"w{n}x" for n in range(300)])
     chances = 1 / np.arange(1, 301)
