@@ -95,14 +95,14 @@ def measure(folder: Path, count: int, seed: int) -> dict[str, Any]:
     return figures
 
 
-def private(folder: Path, count: int, seed: int) -> float:
-    """MB that are this process's own after opening, queries and products."""
+def used(folder: Path, count: int, seed: int) -> Catalogue:
+    """A catalogue after opening, queries and products."""
     catalogue = Catalogue.open(folder)
     for texts in queries(catalogue, count, seed).values():
         for text in texts:
             for product in catalogue.search(text)[:10]:
                 catalogue.product(product)
-    return own_memory()
+    return catalogue
 
 
 def own_memory() -> float:
@@ -131,7 +131,7 @@ def further_process(folder: Path, count: int, seed: int) -> dict[str, float]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout
         first.stdout.readline()
-        second = child("private", folder, count, seed)
+        second = child("use", folder, count, seed)
         first.communicate("\n")
     return {"private_mb": second, "imports_mb": child("imports")}
 
@@ -146,11 +146,14 @@ def run_child(task: str, arguments: list[str]) -> None:
         print(json.dumps(make(folder, Path(arguments[1]))))
         return
     count, seed = map(int, arguments[1:])
+    if task == "measure":
+        print(json.dumps(measure(folder, count, seed)))
+        return
+    catalogue = used(folder, count, seed)
+    print(json.dumps(own_memory()), flush=True)
     if task == "hold":
-        print(json.dumps(private(folder, count, seed)), flush=True)
         sys.stdin.readline()
-    else:
-        print(json.dumps({"measure": measure, "private": private}[task](folder, count, seed)))
+    del catalogue
 
 
 def figures_of(folder: Path, count: int, seed: int) -> dict[str, Any]:
