@@ -41,16 +41,16 @@ _WORDS: Final = (
 class TinyShape:
     """The model's sizes. head_dim is at least 32: vLLM has no kernels for less.
 
-    The defaults make about 1.1 million parameters with a vocabulary of 2,048.
+    The defaults make about 1.1 million parameters with a vocabulary of 1,024.
     """
 
-    vocabulary: int = 2048
+    vocabulary: int = 1024
     width: int = 128
     layers: int = 4
     heads: int = 4
     key_value_heads: int = 2
     head_dim: int = 32
-    intermediate: int = 384
+    intermediate: int = 512
     positions: int = 4096
 
 

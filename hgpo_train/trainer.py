@@ -96,7 +96,8 @@ class Trainer:
             self.state = load_checkpoint(whole[-1], self.model, self.learner.optimiser)
         self.engine = make_engine(config, self.model, self.tokenizer)
         self.engine.publish(self.model, self.state.iteration)
-        self._trackers = make_trackers(config, folder, self.state.iteration + 1)
+        done = self.state.iteration  # line 0 is the evaluation before training, which is then made again
+        self._trackers = make_trackers(config, folder, done + 1 if done else 0)
 
     def run(self) -> State:
         """Trains until all iterations are done."""

@@ -1,0 +1,193 @@
+"""Does it learn? Success on held-out tasks against environment steps, an estimator and a seed a run.
+
+    python benchmarks/learning.py --world alfworld                      GRPO, GiGPO, HGPO (K = 2), G2PO; 3 seeds each
+    python benchmarks/learning.py --world webshop                       GRPO, HGPO; 2 seeds each
+    python benchmarks/learning.py --world alfworld --estimators hgpo --seeds 0     one run
+    python benchmarks/learning.py --world alfworld --draw               only the table and the picture of what is there
+
+A model of about a million parameters is made and warm-started on the explorer's steps, once for all runs (ALFWorld: on
+games generated for it with another seed than the bundled ones; WebShop: on training goals). Then each run trains on
+the bundled training tasks and is evaluated on the bundled held-out ones, the policy before training included. Runs
+go on where they were broken off, so the whole may be stopped (Ctrl-C) and started again at any time. Everything a run
+leaves is in --folder; the curves are kept in benchmarks/results/learning_<world>.json and drawn beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import altair as alt
+import polars as pl
+from record import RESULTS, keep
+from rich.console import Console
+from rich.table import Table
+
+from hgpo_train.config import Config, load_config, replace
+from hgpo_train.display import Display
+from hgpo_train.settings import to_dict, to_toml
+from hgpo_train.tracking import read_metrics
+from hgpo_train.warm_start import WarmStart, warm_start
+
+ESTIMATORS: Final[dict[str, dict[str, Any]]] = {
+    "grpo": {"estimator": "grpo", "parameters": {"history_length": None}},
+    "gigpo": {"estimator": "gigpo", "parameters": {"history_length": None}},
+    "hgpo": {"estimator": "hgpo", "parameters": {"history_length": 2}},
+    "g2po": {"estimator": "g2po", "parameters": {"history_length": None}},
+}
+WORLDS: Final[dict[str, dict[str, Any]]] = {
+    "alfworld": {"estimators": ("grpo", "gigpo", "hgpo", "g2po"), "seeds": (0, 1, 2)},
+    "webshop": {"estimators": ("grpo", "hgpo"), "seeds": (0, 1)},
+}
+HGPO: Final = (sys.executable, "-c", "from hgpo_train.cli import main; main()")
+GENERATED_GAMES: Final = 900
+"""Two thirds of them are training games, those that are demonstrated."""
+GENERATOR_SEED: Final = 7
+"""The bundled games were generated with another."""
+
+
+def main() -> None:
+    """Runs what is missing and draws what is there."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--world", choices=list(WORLDS), default="alfworld")
+    parser.add_argument("--estimators", help="comma-separated; all of the world's without")
+    parser.add_argument("--seeds", help="comma-separated; all of the world's without")
+    parser.add_argument("--folder", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--iterations", type=int, help="of each run; the configuration's without")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], help="section.field=value")
+    parser.add_argument("--demonstrations", type=int, default=600)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--draw", action="store_true", help="run nothing")
+    given = parser.parse_args()
+    world = WORLDS[given.world]
+    estimators = given.estimators.split(",") if given.estimators else world["estimators"]
+    seeds = [int(seed) for seed in given.seeds.split(",")] if given.seeds else world["seeds"]
+    folder, console = given.folder / given.world, Console()
+    base = load_config(f"tiny-{given.world}", given.overrides)
+    if given.iterations:
+        base = replace(base, iterations=given.iterations)
+    if not given.draw:
+        start = WarmStart(
+            data=generated_games(folder) if given.world == "alfworld" else None,
+            demonstrations=given.demonstrations,
+            epochs=given.epochs,
+        )
+        warm = warm_start(folder, base, start, Display(console, start.epochs))
+        for seed in seeds:
+            for estimator in estimators:
+                train(folder / f"{estimator}-{seed}", configuration(base, warm, estimator, seed), console)
+    report(given.world, folder, console)
+
+
+def configuration(base: Config, warm: Path, estimator: str, seed: int) -> Config:
+    """One run's configuration."""
+    chosen = ESTIMATORS[estimator]
+    parameters = {**base.advantage.parameters, **chosen["parameters"]}
+    values = to_dict(base)
+    values["advantage"] = {
+        "estimator": chosen["estimator"],
+        "parameters": {name: value for name, value in parameters.items() if value is not None},
+    }
+    return replace(Config(), **{**values, "name": f"{estimator}-{seed}", "seed": seed, "model": {"path": str(warm)} | {
+        name: value for name, value in values["model"].items() if name != "path"
+    }})  # fmt: skip
+
+
+def generated_games(folder: Path) -> str:
+    """A pack of games for the demonstrations."""
+    path = folder / "games.pack"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        sizes = ["--games", str(GENERATED_GAMES), "--seed", str(GENERATOR_SEED)]
+        subprocess.run([*HGPO, "data", "synth", "alfworld", *sizes, "--out", str(path)], check=True)
+    return str(path)
+
+
+def train(folder: Path, config: Config, console: Console) -> None:
+    """One run in a process of its own, from where it was."""
+    lines = read_metrics(folder / "metrics.jsonl")
+    if lines and lines[-1]["iteration"] >= config.iterations:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder.with_suffix(".toml")
+    source.write_text(to_toml(config))
+    console.rule(folder.name)
+    began = time.perf_counter()
+    subprocess.run([*HGPO, "train", str(source), "--out", str(folder), "--resume"], check=True)
+    console.print(f"{folder.name}: {time.perf_counter() - began:,.0f} s")
+
+
+def curves(folder: Path) -> pl.DataFrame:
+    """Every evaluation of every run: estimator, seed, iteration, environment steps, success, score."""
+    rows = []
+    for path in sorted(folder.glob("*-*/metrics.jsonl")):
+        estimator, _, seed = path.parent.name.rpartition("-")
+        rows += [
+            {
+                "estimator": estimator,
+                "seed": int(seed),
+                "iteration": line["iteration"],
+                "environment_steps": line["training/environment_steps"],
+                "success": line["val/success_rate"],
+                "score": line["val/score/mean"],
+                "seconds": line.get("timing_s/step"),
+            }
+            for line in read_metrics(path)
+            if line.get("val/success_rate") is not None
+        ]
+    return pl.DataFrame(rows)
+
+
+def report(world: str, folder: Path, console: Console) -> None:
+    """The table, the JSON and the picture."""
+    found = curves(folder)
+    if found.is_empty():
+        console.print(f"no run in {folder} has been evaluated yet")
+        return
+    ends = found.sort("iteration").group_by("estimator", "seed", maintain_order=True).agg(
+        pl.col("success").first().alias("start"), pl.col("success").last().alias("end"), pl.col("iteration").last(),
+        pl.col("environment_steps").last(), pl.col("success").max().alias("best"),
+    )  # fmt: skip
+    table = Table(title=f"{world}: success on held-out tasks")
+    for name in ("estimator", "seed", "iterations", "environment steps", "warm start", "end", "lift in points", "best"):
+        table.add_column(name, justify="right")
+    for row in ends.sort("estimator", "seed").iter_rows(named=True):
+        table.add_row(
+            row["estimator"], str(row["seed"]), str(row["iteration"]), f"{row['environment_steps']:,.0f}",
+            f"{row['start']:.1%}", f"{row['end']:.1%}", f"{100 * (row['end'] - row['start']):+.1f}",
+            f"{row['best']:.1%}",
+        )  # fmt: skip
+    console.print(table)
+    configs = {path.stem: path.read_text() for path in sorted(folder.glob("*-*.toml"))}
+    path = keep(f"learning_{world}", {"curves": found.to_dicts(), "configurations": configs})
+    picture = draw(found, world)
+    console.print(f"kept in {path} and {picture}")
+
+
+def draw(found: pl.DataFrame, world: str) -> Path:
+    """Mean over seeds with the seeds' range, as a PNG."""
+    spread = found.group_by("estimator", "iteration").agg(
+        pl.col("environment_steps").mean(), pl.col("success").mean(),
+        pl.col("success").min().alias("low"), pl.col("success").max().alias("high"),
+    )  # fmt: skip
+    x = alt.X("environment_steps:Q", title="environment steps")
+    base = alt.Chart(alt.Data(values=spread.sort("estimator", "iteration").to_dicts()))
+    line = base.mark_line(point=True).encode(
+        x=x,
+        y=alt.Y("success:Q", title="success on held-out tasks", axis=alt.Axis(format="%"), scale=alt.Scale(zero=True)),
+        color=alt.Color("estimator:N", title=None),
+    )
+    band = base.mark_area(opacity=0.15).encode(x=x, y="low:Q", y2="high:Q", color="estimator:N")
+    path = RESULTS / f"learning_{world}.png"
+    (band + line).properties(width=520, height=320, title=f"{world}: mean and range over seeds").save(
+        path, scale_factor=2
+    )
+    return path
+
+
+if __name__ == "__main__":
+    main()

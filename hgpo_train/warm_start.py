@@ -1,0 +1,113 @@
+"""From nothing to a small policy that can play a little: demonstrations, a tokenizer and a model, supervised training.
+
+For machines without a large model: everything is made here, nothing is downloaded, and each part is resumed or reused
+when it is there already.
+
+    FOLDER/demonstrations/   the explorer's steps
+    FOLDER/model/            a small Qwen-style model, its tokenizer trained on those texts
+    FOLDER/sft/              the model after supervised training; give this folder to `hgpo train` as model.path
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_train.config import Config, ModelConfig, OptimiserConfig, SftConfig, TrackingConfig, UpdateConfig
+from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.rollout.run import Collection, collect
+from hgpo_train.sft import supervise
+from hgpo_train.tiny import TinyShape, save_tiny
+from hgpo_train.trainer import open_training_world
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hgpo_train.display import Display
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """How much is learnt by imitation.
+
+    Attributes:
+        policy: Whom to imitate: ``explorer`` acts on what it is shown, as a policy must.
+        data: Games or catalogue for the demonstrations, if not those that are trained on.
+        demonstrations: Tasks that are demonstrated.
+        epochs: Passes over them.
+        batch: Rows of an optimiser step.
+        learning_rate: The peak; cosine to 0.
+        shape: The model's sizes.
+        seed: Seeds the order of tasks, the weights and the batches.
+    """
+
+    policy: str = "explorer"
+    data: str | None = None
+    demonstrations: int = 600
+    epochs: int = 3
+    batch: int = 32
+    learning_rate: float = 2e-3
+    shape: TinyShape = dataclasses.field(default_factory=TinyShape)
+    seed: int = 0
+
+
+def warm_start(folder: Path, config: Config, start: WarmStart, display: Display) -> Path:
+    """Makes a small model and teaches it to imitate.
+
+    Args:
+        folder: Where everything goes.
+        config: The run that is to follow; its environment's prompts and action format are what is taught.
+        start: How much is learnt.
+        display: Is told what happens.
+
+    Returns:
+        The folder to be used as `model.path`.
+    """
+    steps = demonstrate(folder / "demonstrations", config, start, display)
+    model = folder / "model"
+    if not (model / "tokenizer_config.json").exists():  # the last file that is written
+        table = scan_steps(steps).select("trajectory", "step", "prompt", "action")
+        rows = table.sort("trajectory", "step").collect()
+        texts = rows.select(pl.format("{}\n{}", "prompt", "action")).to_series().to_list()
+        save_tiny(model, texts, start.shape, start.seed)
+    settings = SftConfig(
+        seed=start.seed,
+        max_prompt_tokens=config.rollout.max_prompt_tokens,
+        prompt_loss=True,
+        model=ModelConfig(
+            path=str(model),
+            device=config.model.device,
+            compute_dtype=config.model.compute_dtype,
+            gradient_checkpointing=False,
+        ),
+        update=UpdateConfig(
+            mini_batch_size=start.batch,
+            epochs=start.epochs,
+            logit_chunk=0,
+            kl_weight=0.0,
+            entropy_weight=0.0,
+            dual_clip=None,
+            micro_batch_tokens=config.update.micro_batch_tokens,
+        ),
+        optimiser=OptimiserConfig(learning_rate=start.learning_rate, schedule="cosine", warmup_iterations=30),
+        tracking=TrackingConfig(tensorboard=False),
+    )
+    supervise(settings, steps, folder / "sft", display)
+    return folder / "sft"
+
+
+def demonstrate(folder: Path, config: Config, start: WarmStart, display: Display) -> Path:
+    """Collects demonstrations into a step table; those that are there are not played again."""
+    environment = config.environment
+    options = environment.options | ({} if start.data is None else {"data": start.data})
+    shown = dataclasses.replace(config, environment=dataclasses.replace(environment, options=options))
+    world = open_training_world(shown, environment.split)
+    policy = make_policy(start.policy, PolicyContext(world.shared.source.name, environment.action_format))
+    what = Collection(tasks=min(start.demonstrations, len(world.tasks)), seed=start.seed)
+    with display.stage("demonstrate"), StepWriter(folder, run="demonstrations") as writer:
+        collect(world, policy, writer, what, progress=display.tally)
+    return folder
