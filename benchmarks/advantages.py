@@ -2,7 +2,7 @@
 
     python benchmarks/advantages.py                                   4.7k, 75k and 603k rows
     python benchmarks/advantages.py --large                           12M rows too, in chunks, with peak memory
-    python benchmarks/advantages.py --huge                            100M rows too (about 12 GB of disk)
+    python benchmarks/advantages.py --huge                            100M rows too: those ten times, as ten runs
     python benchmarks/advantages.py --official DIR --official-g2po DIR  checkouts of verl-agent (gigpo/, recipe/hgpo/)
                                                                       and of G2PO (g2po/); needs torch
 
@@ -183,25 +183,29 @@ def stages(pattern: str) -> dict[str, float]:
 
 
 MEMORY = """
-import json, resource, sys, time
+import json, sys, time
 from pathlib import Path
 import polars as pl
 from hgpo_train.advantages import Job, get
 from hgpo_train.advantages.tables import write_advantages
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-began = time.process_time()
+
+def peak_mb():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
 hgpo = get("hgpo")
 job = Job(hgpo, hgpo.parameters(reward_scale=10.0))
-rows = write_advantages(pl.scan_parquet(sys.argv[1]), [job], Path(sys.argv[2]))
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start, began = peak_mb(), time.process_time()
+steps = pl.concat([pl.scan_parquet(sys.argv[1]).with_columns(run=pl.lit(f"run {n}")) for n in range(int(sys.argv[3]))])
+rows = write_advantages(steps, [job], Path(sys.argv[2]))
 taken = time.process_time() - began
-print(json.dumps({"rows": rows, "cpu_s": taken, "peak_mb": peak / 1024, "start_mb": before / 1024}))
+print(json.dumps({"rows": rows, "cpu_s": taken, "peak_mb": peak_mb(), "start_mb": start}))
 """
 
 
-def in_chunks(pattern: str, folder: Path) -> dict[str, Any]:
-    """`hgpo advantages` in a process of its own: CPU seconds and peak memory."""
-    command = [sys.executable, "-c", MEMORY, pattern, str(folder / "advantages.parquet")]
+def in_chunks(pattern: str, folder: Path, copies: int = 1) -> dict[str, Any]:
+    """`hgpo advantages` on so many copies of a run, in a process of its own: CPU seconds and peak memory."""
+    command = [sys.executable, "-c", MEMORY, pattern, str(folder / "advantages.parquet"), str(copies)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
     return dict(json.loads(done.stdout))
 
@@ -222,6 +226,17 @@ def official(frame: pl.DataFrame, verl_agent: Path | None, g2po: Path | None) ->
     rewards = scores.float()[:, None]
     returns = torch.tensor(detailed["advantage"].to_numpy().copy()).float()
     taken: dict[str, float] = {}
+    if verl_agent is not None and frame.height < 10_000:
+        core_gigpo = load(verl_agent / "gigpo/core_gigpo.py")
+        batch = types.SimpleNamespace(
+            batch={"input_ids": torch.ones(1)},
+            non_tensor_batch={
+                "rewards": frame["reward"].to_numpy() * 10,
+                "traj_uid": names["trajectory"],
+                "active_masks": np.ones(frame.height),
+            },
+        )
+        taken["step returns"] = once(lambda: core_gigpo.compute_step_discounted_returns(batch, 0.95))
     if verl_agent is not None:
         core = load(verl_agent / "recipe/hgpo/core_hgpo.py")
         for depth in (2, 4):
@@ -304,6 +319,11 @@ def show(console: Console, figures: dict[str, Any]) -> None:
                 *cells,
             )
     console.print(table)
+    for size, theirs in figures["official"].items():
+        if "step returns" in theirs:
+            console.print(
+                f"official step returns, not in the times above: {theirs['step returns'] * 1e3:,.0f} ms at {size}"
+            )
     profile = Table("stage of HGPO K=2", "ms", title=f"Profile at {figures['sizes']['1024 × 16']['rows']:,} rows")
     for stage, seconds in figures["stages"].items():
         profile.add_row(stage, f"{seconds * 1e3:.1f}")
@@ -338,10 +358,14 @@ def main() -> None:
                 figures["official"][size] = official(pl.read_parquet(pattern), given.official, given.official_g2po)
         status.update("profile")
         figures["stages"] = stages(pattern)
-        for tasks in [1024] + [20 * 1024] * (given.large or given.huge) + [170 * 1024] * given.huge:
-            status.update(f"{tasks} × 16 rollouts, in chunks")
-            pattern, _ = write(folder / "chunks", tasks, 16)
+        figures["chunks"].append(in_chunks(pattern, folder))
+        if given.large or given.huge:
+            status.update("20,480 × 16 rollouts, in chunks")
+            pattern, _ = write(folder / "chunks", 20 * 1024, 16)
             figures["chunks"].append(in_chunks(pattern, folder))
+        if given.huge:
+            status.update("ten times as many")
+            figures["chunks"].append(in_chunks(pattern, folder, copies=10))
     show(console, figures)
     console.print(f"kept in {keep('advantages', figures)}")
 

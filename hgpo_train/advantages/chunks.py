@@ -12,7 +12,7 @@ from hgpo_train.advantages.steps import BATCH_KEYS, group_keys
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-ROWS: Final = 1_000_000
+ROWS: Final = 250_000
 
 
 def chunks(

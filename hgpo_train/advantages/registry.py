@@ -216,7 +216,7 @@ def estimate(frame: pl.DataFrame, jobs: Sequence[Job]) -> pl.DataFrame:
     if not frame.height:
         raise InputError("the step table has no rows")
     depths = [job.estimator.needs(job.parameters).depth for job in jobs]
-    steps, rows = arrange(frame, depth=max((depth for depth in depths if depth is not None), default=0))
+    steps, rows = arrange(frame.rechunk(), depth=max((depth for depth in depths if depth is not None), default=0))
     columns = []
     for job in jobs:
         if not steps.height:

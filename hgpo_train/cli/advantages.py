@@ -43,7 +43,7 @@ def advantages(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="The table; default: <run>.advantages/<estimators>.parquet.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a table that is there.")] = False,
-    chunk_rows: Annotated[int, typer.Option(help="About how many rows are in memory at a time.")] = 1_000_000,
+    chunk_rows: Annotated[int, typer.Option(help="About how many rows are in memory at a time.")] = 250_000,
     listing: Annotated[bool, typer.Option("--list", help="List estimators and their parameters, and stop.")] = False,
 ) -> None:
     """Compute group advantages of a saved run and put them beside it."""

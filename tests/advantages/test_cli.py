@@ -1,0 +1,109 @@
+"""`hgpo advantages` and `hgpo stats` on a small run: beside it, never in it, and clear when they cannot."""
+
+import hashlib
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages import compute
+from hgpo_train.cli import app
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "first"
+    with StepWriter(folder) as writer:
+        for task in range(6):
+            writer.add_group(
+                [
+                    {
+                        "task_id": f"task {task}",
+                        "task_type": "even" if task % 2 == 0 else "odd",
+                        "trajectory": f"{task}/{rollout}",
+                        "step": step,
+                        "state": f"room {(task * rollout + step) % 3}",
+                        "action": "look",
+                        "reward": float(step == 3 and rollout % 2),
+                        "terminated": step == 3,
+                        "won": step == 3 and rollout % 2 == 1,
+                    }
+                    for rollout in range(4)
+                    for step in range(4)
+                ]
+            )
+    return folder
+
+
+def said(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
+    if done.exception:
+        raise done.exception
+    assert done.exit_code == 0
+    return done.output
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def test_side_by_side_and_the_run_unchanged(run: Path) -> None:
+    before = digests(run)
+    told = said("advantages", run, "-e", "hgpo", "-e", "gigpo", "--history-length", 1, "--set", "gigpo.step_weight=0.5")
+    assert digests(run) == before
+    table = pl.read_parquet(run.parent / "first.advantages" / "hgpo+gigpo.parquet")
+    assert "96 rows" in told
+    want = compute(scan_steps(run), "gigpo", step_weight=0.5, reward_scale=10.0).collect()["advantage"]
+    assert table["advantage_gigpo"].equals(want.alias("advantage_gigpo"))
+    want = compute(scan_steps(run), "hgpo", history_length=1, reward_scale=10.0).collect()["advantage"]
+    assert table["advantage_hgpo"].equals(want.alias("advantage_hgpo"))
+
+
+def test_a_table_that_is_there_stays(run: Path) -> None:
+    said("advantages", run)
+    with pytest.raises(InputError, match="is there already; --overwrite"):
+        said("advantages", run)
+    said("advantages", run, "--overwrite", "--details")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["-e", "hgppo"], "did you mean 'hgpo'"),
+        (["--set", "alfa=2"], "did you mean 'alpha'"),
+        (["--set", "alpha"], "expects name=value"),
+        (["--set", "gigpo.alpha=2"], "unknown estimator of this call 'gigpo'"),
+        (["--history-length", "99"], None),
+        (["-e", "grpo", "--history-length", "2"], "unknown parameter 'history_length'"),
+    ],
+)
+def test_wrong_options(run: Path, arguments: list[str], line: str | None) -> None:
+    if line is None:  # deeper than stored: made from the texts
+        said("advantages", run, *arguments)
+        return
+    with pytest.raises(InputError, match=line):
+        said("advantages", run, *arguments)
+    assert not (run.parent / "first.advantages").exists()
+
+
+def test_listing(run: Path) -> None:
+    told = said("advantages", run, "--list")
+    assert all(name in told for name in ("hgpo", "graphgpo", "reinforce_pp", "history_length=2"))
+
+
+def test_stats_in_words(run: Path) -> None:
+    told = said("stats", run, "--history-length", 2)
+    assert "96 steps of 24 rollouts in 6 groups" in told
+    assert "Context inconsistency" in told
+
+
+def test_stats_by_kind_and_to_files(run: Path, tmp_path: Path) -> None:
+    told = said("stats", run, "--by", "task_type", "--out", tmp_path / "tables")
+    assert "even" in told
+    levels = pl.read_csv(tmp_path / "tables" / "levels.csv")
+    assert levels.filter(pl.col("level") == "0")["steps"].to_list() == [48, 48]
+    with pytest.raises(InputError, match="did you mean 'task_type'"):
+        said("stats", run, "--by", "task_typ")
