@@ -17,7 +17,7 @@ import random
 import sys
 import time
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,20 +153,23 @@ def soak(
         process.start()
         sender.close()
         started.append((process, receiver))
+    open_ends = {receiver: number for number, (_, receiver) in enumerate(started)}
     with console.status("soaking") as status:
-        for number, (process, receiver) in enumerate(started):
-            while True:
+        while open_ends:
+            for receiver in connection.wait(list(open_ends)):
+                number = open_ends[receiver]  # type: ignore[index]
                 try:
-                    reports[number].append(receiver.recv())
+                    reports[number].append(receiver.recv())  # type: ignore[union-attr]
+                    status.update(f"soaking: {reports[number][-1].seconds:.0f} of {seconds:.0f} s")
                 except EOFError:
-                    break
-                status.update(f"soaking: {reports[number][-1].seconds:.0f} of {seconds:.0f} s")
-            process.join()
-            code = process.exitcode
-            process.close()
-            receiver.close()
-            if code:
-                raise SystemExit(f"process {number} ended with {code}")
+                    del open_ends[receiver]  # type: ignore[arg-type]
+                    receiver.close()
+    for number, (process, _) in enumerate(started):
+        process.join()
+        code = process.exitcode
+        process.close()
+        if code:
+            raise SystemExit(f"process {number} ended with {code}")
     return reports, open_files() - files
 
 
