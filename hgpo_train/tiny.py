@@ -15,6 +15,8 @@ import tokenizers
 import torch
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
+from hgpo_train.hf import no_progress_bars
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -125,6 +127,7 @@ def save_tiny(folder: Path, texts: Iterable[str], shape: TinyShape | None = None
     shape = shape or TinyShape()
     tokenizer = train_tokenizer(texts, shape.vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
-    make_model(tokenizer, shape, seed).save_pretrained(folder)
+    with no_progress_bars():
+        make_model(tokenizer, shape, seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
