@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import orjson
-import pyarrow as pa
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.webshop import loader
@@ -22,6 +21,7 @@ from hgpo_envs.webshop.goals import keep_goals
 from hgpo_envs.webshop.index import IndexWriter
 from hgpo_envs.webshop.nouns import finder
 from hgpo_envs.webshop.raw import entries, records
+from hgpo_envs.webshop.records import LabelWriter, RecordWriter, write_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,30 +33,9 @@ if TYPE_CHECKING:
     """Told the stage's name, how much is done and how much there is."""
 
 BATCH_ROWS: Final = 4096
-BATCH_CHARACTERS: Final = 1 << 25
+"""Products whose titles are looked at together: a tagger is faster so."""
 
-_TEXTS: Final = pa.list_(pa.string())
-PRODUCTS: Final = pa.schema(
-    [
-        ("asin", pa.string()),
-        ("title", pa.string()),
-        ("description", pa.string()),
-        ("bullet_points", _TEXTS),
-        ("prices", pa.list_(pa.float64())),
-        ("options", pa.map_(pa.string(), _TEXTS)),
-        ("attributes", _TEXTS),
-        ("category", pa.string()),
-        ("query", pa.string()),
-        ("product_category", pa.string()),
-        ("nouns", _TEXTS),
-        ("instruction", pa.string()),
-        ("instruction_attributes", _TEXTS),
-        ("listed", pa.bool_()),
-    ]
-)
-HUMAN: Final = pa.schema(
-    [("product", pa.int32()), ("instruction", pa.string()), ("attributes", _TEXTS), ("options", _TEXTS)]
-)
+BATCH_CHARACTERS: Final = 1 << 25
 
 
 def build(
@@ -83,8 +62,8 @@ def build(
         num_products: Cut after so many records, before anything is skipped, as the original does.
         skip_unusable: Pass over records at which the original stops (a price without `$`, a missing field) and count
             them, where otherwise the build stops with a line that names the first.
-        compress: Whether texts are compressed (zstd), for small catalogues: they cannot be mapped then, and every
-            process holds them in its own memory.
+        compress: Whether products and instructions are gzipped, for small catalogues: they cannot be mapped then, and
+            every process holds them in its own memory.
         replace: Whether a folder that is there already may be replaced.
         progress: Told how far it is.
 
@@ -98,7 +77,7 @@ def build(
     with whole_folder(out, replace=replace) as folder:
         known = _packed_attributes(attributes, tell)
         instructions = dict(entries(human, _share(tell, "human instructions", human)))
-        maker = _Maker(folder, known, instructions, finder(nouns), "zstd" if compress else None)
+        maker = _Maker(folder, known, instructions, finder(nouns), compress=compress)
         share = _share(tell, "products", items)
         for number, record in records(items, share):
             if number == num_products:
@@ -156,22 +135,22 @@ class _Maker:
         known: Mapping[str, bytes],
         human: Mapping[str, Any],
         nouns: Nouns,
-        compression: str | None,
+        *,
+        compress: bool,
     ) -> None:
         self.folder, self.known, self.human, self.nouns = folder, known, human, nouns
-        self.arrow = pa.ipc.IpcWriteOptions(compression=compression)
+        self.compress = compress
         self.seen: dict[str, None] = {}
         self.skipped = {"nan or long asin": 0, "duplicate asin": 0, "unusable": 0}
         self.first_unusable: str | None = None
         self.rows: list[dict[str, Any]] = []
         self.size = 0
-        self.batches: list[int] = []
         self.people: list[dict[str, Any]] = []
         self.price: list[tuple[float, float]] = []
         self.combinations: list[int] = []
         self.instructed: list[int] = []
-        self.file = pa.OSFile(str(folder / "products.arrow"), "wb")
-        self.writer = pa.ipc.new_file(self.file, PRODUCTS, options=self.arrow)
+        self.categories, self.queries = LabelWriter(), LabelWriter()
+        self.products = RecordWriter(folder, "products", compress=compress)
         self.index = IndexWriter(folder / "index")
 
     def unusable(self, line: str) -> None:
@@ -195,6 +174,8 @@ class _Maker:
         self.combinations.append(math.prod(len(values) for values in row["options"].values()))
         if row["instruction"] is not None:
             self.instructed.append(number)
+        self.categories.add(row["category"])
+        self.queries.add(row["query"])
         self.rows.append(row)
         self.index.add(loader.indexed_text(row["title"], row["description"], row["bullet_points"], row["options"]))
         self.size += len(row["description"]) + sum(map(len, row["bullet_points"]))
@@ -235,27 +216,25 @@ class _Maker:
                 raise InputError(f"its human instruction cannot be used: {error}") from None
 
     def flush(self) -> None:
-        """Writes the rows gathered as one record batch."""
+        """Writes the rows gathered."""
         for row, found in zip(self.rows, self.nouns.of([row["title"] for row in self.rows]), strict=True):
             row["nouns"] = found
-            row["options"] = list(row["options"].items())
-        self.batches.append(len(self.price) - len(self.rows))
-        self.writer.write_batch(pa.RecordBatch.from_pylist(self.rows, schema=PRODUCTS))
+            # a list, for as keys of an object every name would be a column to those who read tables
+            row["options"] = [{"name": name, "values": values} for name, values in row["options"].items()]
+            self.products.write(row)
         self.rows, self.size = [], 0
 
     def finish(self, tell: Progress) -> dict[str, Any]:
-        if self.rows:
-            self.flush()
-        self.writer.close()
-        self.file.close()
-        with (
-            pa.OSFile(str(self.folder / "human.arrow"), "wb") as file,
-            pa.ipc.new_file(file, HUMAN, options=self.arrow) as writer,
-        ):
-            writer.write_table(pa.Table.from_pylist(self.people, schema=HUMAN))
+        self.flush()
+        self.products.close()
+        self.categories.save(self.folder, "categories")
+        self.queries.save(self.folder, "queries")
+        write_records(self.folder, "human", self.people, compress=self.compress)
+        counts = [(person["product"], len(person["attributes"])) for person in self.people]
         asins = np.array([asin.encode() for asin in self.seen], dtype=np.bytes_)
         order = np.argsort(asins, kind="stable").astype(np.int32)
         arrays = {
+            "human.counts": np.array(counts, np.int32).reshape(-1, 2),
             "asins": asins[order],
             "order": order,
             "prices": np.array(self.price, np.float64).reshape(-1, 2),
@@ -275,7 +254,6 @@ class _Maker:
             "nouns": self.nouns.name,
             "skipped": self.skipped,
             "first_unusable": self.first_unusable,
-            "batches": self.batches,
         }
 
 

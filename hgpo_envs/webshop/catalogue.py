@@ -3,8 +3,11 @@
 A catalogue is a folder (`hgpo_envs.webshop.build`):
 
     catalogue.json          format, counts, sources and their digests, who found the nouns, files and their digests
-    products.arrow          one row a product, uncompressed Arrow IPC: readable by pyarrow, Polars, DuckDB
-    human.arrow             the instructions written by people
+    products.jsonl          one product a line, with products.starts.npy (`hgpo_envs.webshop.records`)
+    human.jsonl             the instructions written by people, with human.starts.npy
+    human.counts.npy        int32 (instructions, 2): each one's product, and how many attributes it names
+    categories.npy          int32 (products,): each one's category, numbered by categories.jsonl
+    queries.npy             the same for its query, numbered by queries.jsonl
     asins.npy, order.npy    identifiers sorted by their bytes, and the product of each
     prices.npy              float64 (products, 2): both ends of the price, NaN where there is one price
     combinations.npy        int64 (products,): how many choices of options there are
@@ -17,25 +20,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
+import math
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.webshop.loader import HumanInstruction, Product, price_text
-from hgpo_envs.webshop.search import Index, mapped
+from hgpo_envs.webshop.records import Labels, Records, mapped
+from hgpo_envs.webshop.search import Index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """The layout of the folder. A catalogue of another format is refused."""
 
 MANIFEST: Final = "catalogue.json"
@@ -63,12 +65,12 @@ class Catalogue:
         self.combinations: Final[NDArray[np.int64]] = mapped(folder / "combinations.npy")
         self.instructed: Final[NDArray[np.int32]] = mapped(folder / "instructed.npy")
         self.index: Final = Index(folder / "index")
-        self._products = _arrow(folder / "products.arrow")
-        self._human = _arrow(folder / "human.arrow")
-        self._people: Final = self._human.read_all()
+        self._human: Final = Records(folder, "human")
+        self._human_counts: Final[NDArray[np.int32]] = mapped(folder / "human.counts.npy")
+        self._categories: Final = Labels(folder, "categories")
+        self._queries: Final = Labels(folder, "queries")
         # neither cache refers to the catalogue: the files are unmapped as soon as the catalogue is let go
-        batch = lru_cache(None)(self._products.get_batch)
-        self._kept_products = lru_cache(KEPT_PRODUCTS)(partial(_product, batch, np.array(manifest["batches"])))
+        self._kept_products = lru_cache(KEPT_PRODUCTS)(partial(_product, Records(folder, "products")))
         self._kept_searches = lru_cache(KEPT_SEARCHES)(partial(_search, self.index, self.order))
 
     def __reduce__(self) -> tuple[Callable[[Path], Catalogue], tuple[Path]]:
@@ -135,37 +137,24 @@ class Catalogue:
 
     def in_category(self, category: str) -> NDArray[np.int64]:
         """The products whose `category` is this text exactly, ascending (the original's search `<c>`)."""
-        return self._where("category", category)
+        return self._categories.rows(category)
 
     def with_query(self, query: str) -> NDArray[np.int64]:
         """The products whose `query` is this text exactly, ascending (the original's search `<q>`)."""
-        return self._where("query", query)
-
-    def _where(self, column: str, value: str) -> NDArray[np.int64]:
-        found = pc.equal(self.table().column(column), pa.scalar(value, pa.string()))
-        return np.flatnonzero(found.to_numpy())
+        return self._queries.rows(query)
 
     def human_instructions(self) -> Iterator[HumanInstruction]:
         """The human instructions in the original's order: by product, then as the file has them."""
-        for number in range(self._human.num_record_batches):
-            for row in self._human.get_batch(number).to_pylist():
-                yield HumanInstruction(
-                    row["product"], row["instruction"], tuple(row["attributes"]), tuple(row["options"])
-                )
+        return map(self.human_instruction, range(len(self._human)))
 
     def human_instruction(self, number: int) -> HumanInstruction:
         """One of them, by its place in that order."""
-        row = self._people.slice(number, 1).to_pylist()[0]
+        row = self._human[number]
         return HumanInstruction(row["product"], row["instruction"], tuple(row["attributes"]), tuple(row["options"]))
 
     def human_products(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """For each human instruction its product, and how many attributes it names."""
-        products, attributes = self._people.column("product"), self._people.column("attributes")
-        return products.to_numpy(), pc.list_value_length(attributes).to_numpy()
-
-    def table(self) -> pa.Table:
-        """The products as an Arrow table over the mapped file, for work on whole columns."""
-        return self._products.read_all()
+        return self._human_counts[:, 0], self._human_counts[:, 1]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -184,10 +173,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _product(batches: Callable[[int], Any], first: NDArray[np.int64], index: int) -> Product:
-    """Decodes one row; `first` is the first product of each record batch."""
-    batch = int(np.searchsorted(first, index, side="right")) - 1
-    row = batches(batch).slice(index - int(first[batch]), 1).to_pylist()[0]
+def _product(records: Records, index: int) -> Product:
+    row = records[index]
+    prices = tuple(math.inf if price is None else price for price in row["prices"])  # JSON has no infinity
     own = row["instruction_attributes"]
     return Product(
         index=index,
@@ -195,9 +183,9 @@ def _product(batches: Callable[[int], Any], first: NDArray[np.int64], index: int
         title=row["title"],
         description=row["description"],
         bullet_points=tuple(row["bullet_points"]),
-        price_text=price_text(tuple(row["prices"])),
-        prices=tuple(row["prices"]),
-        options={name: tuple(values) for name, values in row["options"]},
+        price_text=price_text(prices),
+        prices=prices,
+        options={option["name"]: tuple(option["values"]) for option in row["options"]},
         attributes=tuple(row["attributes"]),
         category=row["category"],
         query=row["query"],
@@ -212,9 +200,3 @@ def _product(batches: Callable[[int], Any], first: NDArray[np.int64], index: int
 def _search(index: Index, order: NDArray[np.int32], query: str) -> tuple[int, ...]:
     documents, _ = index.search(query)
     return tuple(order[documents].tolist())
-
-
-def _arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
-    """A reader of an Arrow file that stays mapped when the file is deleted."""
-    with path.open("rb") as file:
-        return pa.ipc.open_file(pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))

@@ -19,6 +19,7 @@ import numpy as np
 
 from hgpo_envs.webshop import bm25
 from hgpo_envs.webshop.analysis import terms
+from hgpo_envs.webshop.records import mapped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -236,9 +237,3 @@ def _scored(
         able = totals >= threshold - rest * (2 - _CAREFUL)
         documents, totals = documents[able], totals[able]
     return documents, totals
-
-
-def mapped(path: Path) -> NDArray[Any]:
-    """An array of a .npy file; mapped unless it is empty, which cannot be."""
-    array: NDArray[Any] = np.load(path, mmap_mode="r" if path.stat().st_size > 256 else None, allow_pickle=False)
-    return array.view(np.ndarray)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from hgpo_envs.errors import InputError
@@ -135,6 +136,8 @@ def test_num_products_cuts_before_anything_is_passed_over(tmp_path):
         ({"pricing": "$5 - $7 - $9"}, {"prices": (5.0, 7.0), "price_text": "$5.0 to $7.0"}),
         ({"pricing": "$15 ($1 / Ounce)"}, {"prices": (15.0, 1.0), "price_text": "$15.0 to $1.0"}),
         ({"pricing": "about $9"}, {"prices": (9.0,)}),
+        ({"pricing": "$0.1 - $" + "9" * 400}, {"prices": (0.1, float("inf")), "price_text": "$0.1 to $inf"}),
+        ({"pricing": "$-0.30000000000000004"}, {"prices": (0.30000000000000004,)}),
         ({"small_description": "one"}, {"bullet_points": ("one",)}),
         ({"small_description": []}, {"bullet_points": ()}),
         ({"customization_options": None}, {"options": {}}),
@@ -179,6 +182,31 @@ def test_attributes_and_instructions(tmp_path):
     assert [(h.product, h.instruction, h.attributes, h.options) for h in catalogue.human_instructions()] == [
         (2, "i want", (), ("x",))
     ]
+
+
+def test_a_compressed_catalogue_is_the_same(tmp_path):
+    records = [record(f"B{n}", name=f"Shoes {n}", category=f"c{n % 3}") for n in range(50)]
+    human = {"B7": [{"instruction": "\n\u2028 é", "instruction_attributes": ["x"], "instruction_options": []}]}
+    plain = made(tmp_path, records, human=human)
+    build(*(tmp_path / "raw" / name for name in NAMES), tmp_path / "small", nouns="stand-in", compress=True)
+    small = Catalogue.open(tmp_path / "small")
+    assert not (small.folder / "products.jsonl").exists()
+    assert list(small) == list(plain)
+    assert list(small.human_instructions()) == list(plain.human_instructions())
+    for left, right in zip(small.human_products(), plain.human_products(), strict=True):
+        assert left.tolist() == right.tolist() in ([7], [1])
+    shutil.rmtree(small.folder)
+    assert small.product(49).title == "Shoes 49"
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_tools_read_the_products(tmp_path, compress):
+    options = [{"customization_options": {name: [{"value": "5"}]}} for name in ("Size", "Color")]
+    catalogue = made(tmp_path, [record(f"B{n}", **changes) for n, changes in enumerate(options)], compress=compress)
+    table = pl.read_ndjson(next(catalogue.folder.glob("products.jsonl*")))
+    assert table["title"].to_list() == [product.title for product in catalogue]
+    assert table["prices"].to_list() == [list(product.prices) for product in catalogue]
+    assert table["options"].to_list() == [[{"name": name, "values": ["5"]}] for name in ("size", "color")]
 
 
 def test_magic_searches(tmp_path):
@@ -307,14 +335,15 @@ def test_opening_says_what_is_wrong(tmp_path):
 
     manifest = folder / catalogues.MANIFEST
     kept = manifest.read_bytes()
-    manifest.write_bytes(kept.replace(b'"format": 1', b'"format": 99'))
-    assert "format 99, this version reads 1" in refusal()
+    for other in (1, 99):  # 1 held Arrow files
+        manifest.write_bytes(kept.replace(f'"format": {catalogues.FORMAT}'.encode(), f'"format": {other}'.encode()))
+        assert f"format {other}, this version reads {catalogues.FORMAT}" in refusal()
     manifest.write_bytes(kept[: len(kept) // 2])
     assert "is damaged" in refusal()
     manifest.write_bytes(kept)
-    (folder / "products.arrow").write_bytes((folder / "products.arrow").read_bytes()[:-1])
+    (folder / "products.jsonl").write_bytes((folder / "products.jsonl").read_bytes()[:-1])
     assert "bytes instead of" in refusal()
-    (folder / "products.arrow").unlink()
+    (folder / "products.jsonl").unlink()
     assert "is missing" in refusal()
     shutil.rmtree(folder)
     assert "no WebShop catalogue in" in refusal()
