@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pyarrow as pa
+import polars as pl
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hgpo_train.advantages.parameters import Mode
 
-_ODD: Final = np.int64(-7046029254386353131)  # 2⁶⁴/φ: spreads tasks over the 64 bits
+_ODD: Final = np.int64(-7046029254386353131)  # 2⁶⁴/φ: multiplied by it, numbers spread over the 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,34 @@ def encode(values: NDArray[np.int64]) -> Groups:
     >>> encode(np.array([7, 5, 7])).code.tolist()
     [0, 1, 0]
     """
-    encoded = pa.array(values, type=pa.int64()).dictionary_encode()
-    return Groups(encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary))
+    first = _first_rows(values)
+    begins = first == np.arange(len(first))
+    return Groups((np.cumsum(begins) - 1)[first], int(np.count_nonzero(begins)))
+
+
+def _first_rows(values: NDArray[np.int64]) -> NDArray[np.int32]:
+    """For each row the first one of its value, int32 of shape (rows,), by hashing whole arrays at a time.
+
+    All rows are put into a table of slots, the last first, so that a slot ends up with its first row. Rows whose value
+    is that row's are done; the others, few where there are twice as many slots as rows, go on with another hash. Each
+    round settles at least one value a slot. At the thousands of rows that are encoded at a time this takes less than
+    half as long as a sort or a window, and as long as Arrow's dictionaries.
+    """
+    keys = values.astype(np.int64, copy=False).view(np.uint64)
+    first = np.empty(len(keys), np.int32)
+    bits = max(2 * len(keys), 2).bit_length()
+    table = np.empty(1 << bits, np.int32)
+    odd = int(_ODD) % 2**64
+    rows = np.arange(len(keys), dtype=np.int32)
+    while len(rows):
+        own = keys[rows]
+        slots = ((own * np.uint64(odd)) >> np.uint64(64 - bits)).astype(np.intp)
+        table[slots[::-1]] = rows[::-1]
+        found = table[slots]
+        first[rows] = found
+        rows = rows[keys[found] != own]
+        odd = odd * int(_ODD) % 2**64
+    return first
 
 
 def encode_pairs(outer: Groups, inner: NDArray[np.int64]) -> Groups:
@@ -77,13 +103,10 @@ def encode_pairs(outer: Groups, inner: NDArray[np.int64]) -> Groups:
 def value_order(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """The rows in ascending order of value: the order in which this module adds.
 
-    Returns are few distinct numbers, so they are numbered first and the numbers sorted by radix.
+    Equal values stay in the order of their rows.
     """
-    encoded = pa.array(values).dictionary_encode()
-    distinct = encoded.dictionary.to_numpy()
-    rank = np.empty(len(distinct), dtype=np.uint16 if len(distinct) < 1 << 16 else np.uint32)
-    rank[np.argsort(distinct, kind="stable")] = np.arange(len(distinct))
-    return np.argsort(rank[encoded.indices.to_numpy()], kind="stable")
+    rows = pl.DataFrame({"value": values}).with_row_index("row")
+    return rows.sort("value", maintain_order=True)["row"].to_numpy().astype(np.intp)
 
 
 def add_up(code: NDArray[np.int64], values: NDArray[np.float64], number: int) -> NDArray[np.float64]:
