@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import shutil
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import polars as pl
-import pyarrow.parquet as pq
 
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS, chunks
 from hgpo_train.advantages.registry import Job, estimate, identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-METADATA: Final = b"hgpo.advantages"
+METADATA: Final = "hgpo.advantages"
+ROW_GROUP_ROWS: Final = 50_000
 KEY: Final = ("run", "trajectory", "step")
 """Those of these columns that are there name a row."""
 
@@ -56,34 +57,35 @@ def write_advantages(
     names = [name for name in identity(available) if name != "aborted"]
     columns = list(dict.fromkeys([*identity(available), *(name for job in jobs for name in job.columns(available))]))
     whole = "batch" if any(job.estimator.scope == "batch" for job in jobs) else "group"
-    part = out.with_name(out.name + ".part")
-    writer: pq.ParquetWriter | None = None
+    making = out.with_name(out.name + ".part")
+    shutil.rmtree(making, ignore_errors=True)  # what a killed process left
+    metadata = {METADATA: _metadata(jobs, fingerprint)}
+    parts: list[Path] = []
     rows = 0
     try:
         for chunk in chunks(steps, columns, chunk_rows, whole=whole):
-            table = pl.concat([chunk.select(names), estimate(chunk, jobs)], how="horizontal").to_arrow()
-            if writer is None:
-                out.parent.mkdir(parents=True, exist_ok=True)
-                metadata = {**(table.schema.metadata or {}), METADATA: _metadata(jobs, fingerprint)}
-                writer = pq.ParquetWriter(part, table.schema.with_metadata(metadata), compression="zstd")
-            writer.write_table(table, row_group_size=50_000)
+            table = pl.concat([chunk.select(names), estimate(chunk, jobs)], how="horizontal")
+            making.mkdir(parents=True, exist_ok=True)
+            parts.append(making / f"{len(parts):06d}.parquet")
+            table.write_parquet(parts[-1], row_group_size=ROW_GROUP_ROWS, metadata=metadata)
             rows += chunk.height
             progress(chunk.height)
-        if writer is None:
+        if not parts:
             raise InputError("the step table has no rows")
-        writer.close()
-        part.replace(out)
+        if len(parts) > 1:  # Polars appends to no Parquet file: parts are strung together, a row group at a time
+            joined = making / "joined.parquet"
+            pl.scan_parquet(parts, glob=False).sink_parquet(joined, row_group_size=ROW_GROUP_ROWS, metadata=metadata)
+            parts = [joined]
+        parts[0].replace(out)
     finally:
-        if writer is not None:
-            writer.close()
-        part.unlink(missing_ok=True)
+        shutil.rmtree(making, ignore_errors=True)
     return rows
 
 
-def _metadata(jobs: Sequence[Job], fingerprint: str) -> bytes:
+def _metadata(jobs: Sequence[Job], fingerprint: str) -> str:
     columns = {job.column: {"estimator": job.estimator.name, "parameters": asdict(job.parameters)} for job in jobs}
     version = importlib.metadata.version("hgpo") if _installed() else ""
-    return orjson.dumps({"run_fingerprint": fingerprint, "hgpo_version": version, "columns": columns})
+    return orjson.dumps({"run_fingerprint": fingerprint, "hgpo_version": version, "columns": columns}).decode()
 
 
 def _installed() -> bool:
@@ -92,9 +94,9 @@ def _installed() -> bool:
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """An advantage table's `columns` (estimator and parameters of each), `run_fingerprint` and `hgpo_version`."""
-    metadata: Mapping[bytes, bytes] = pq.read_schema(path).metadata or {}
+    metadata = pl.read_parquet_metadata(path)
     if METADATA not in metadata:
-        raise InputError(f"{path} is no advantage table: its metadata has no {METADATA.decode()}")
+        raise InputError(f"{path} is no advantage table: its metadata has no {METADATA}")
     return dict(orjson.loads(metadata[METADATA]))
 
 
