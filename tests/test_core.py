@@ -1,0 +1,108 @@
+"""The core install alone: what needs no extra runs where only the core's packages can be imported."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+OURS = {"hgpo_envs", "hgpo_datasets", "hgpo_train"}
+CORE = [Requirement(line) for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]]
+
+PLAY = """
+import importlib, json, sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from pathlib import Path
+
+absent, out = set(json.loads(sys.argv[1])), Path(sys.argv[2])
+
+class CoreFinder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return None if name.partition(".")[0] in absent else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[:] = [BuiltinImporter, FrozenImporter, CoreFinder]
+for name in [name for name in sys.modules if name.partition(".")[0] in absent]:
+    del sys.modules[name]
+try:
+    import pytest
+except ModuleNotFoundError:
+    print("pytest is absent")
+
+for part in ("advantages", "statistics", "rollout", "evaluation", "quickstart", "cli"):
+    importlib.import_module(f"hgpo_train.{part}")
+import gymnasium, hgpo_envs, hgpo_datasets
+from hgpo_envs.webshop import synthetic
+from hgpo_envs.webshop.build import build
+from hgpo_train.advantages import Job, get
+from hgpo_train.advantages.tables import read_metadata, write_advantages
+from hgpo_train.quickstart import quickstart
+
+found = quickstart(out / "quickstart", tasks=2, group_size=2)
+steps = hgpo_datasets.scan_steps(found.run)
+rows = write_advantages(steps, [Job(get("hgpo"), get("hgpo").parameters())], out / "hgpo.parquet", chunk_rows=10)
+assert rows == steps.collect().height
+assert list(read_metadata(out / "hgpo.parquet")["columns"]) == ["advantage"]
+print("quickstart done")
+
+synthetic.write(out / "raw", 30, 1)
+build(*(out / "raw" / name for name in synthetic.FILES), out / "shop", nouns="stand-in")
+for data in (None, str(out / "shop")):
+    shop = gymnasium.make("HGPO/WebShop-v0", data=data, split="all")
+    _, info = shop.reset(options={"task": 0})
+    for action in ("search[shoes]", "click[back to search]", "search[the]", "click[next >]"):
+        shop.step(action)
+    shop.close()
+print("webshop done")
+print(sorted({name.partition(".")[0] for name in sys.modules} & absent))
+"""
+
+
+def closure(requirements):
+    """The distributions that these requirements bring, here."""
+    found, waiting = set(), [(requirement, "") for requirement in requirements]
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        for wanted in {"", *requirement.extras}:
+            if (name, wanted) in found:
+                continue
+            found.add((name, wanted))
+            try:
+                lines = distribution(name).requires or []
+            except PackageNotFoundError:  # a test of what is missing, not of what is pinned
+                continue
+            waiting += [(Requirement(line), wanted) for line in lines]
+    return {name for name, _ in found}
+
+
+def test_it_plays_and_computes_with_the_core_alone(tmp_path):
+    core = closure(CORE)
+    absent = {
+        module
+        for module, names in packages_distributions().items()
+        if module not in OURS and not {canonicalize_name(name) for name in names} & core
+    }
+    assert {"pytest", "_pytest"} <= absent
+    assert not {"numpy", "polars", "gymnasium", "orjson"} & absent
+    command = [sys.executable, "-c", PLAY, json.dumps(sorted(absent)), str(tmp_path)]
+    paths = f"{ROOT}:{ROOT / 'datasets'}"
+    done = subprocess.run(command, env={"PYTHONPATH": paths}, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["pytest is absent", "quickstart done", "webshop done", "[]"]
+
+
+def test_the_core_is_what_its_page_says_and_nothing_heavy():
+    page = (ROOT / "docs/dependencies.md").read_text().split("## Core")[1].split("##")[0]
+    described = re.findall(r"^\| ([a-z0-9-]+)(?: \([0-9]+ MB\))? \|", page, re.MULTILINE)[1:]
+    assert sorted(described) == sorted(requirement.name for requirement in CORE)
+    heavy = {"pyarrow", "pandas", "torch", "transformers", "vllm", "openai", "datasets", "duckdb", "scipy", "spacy"}
+    assert not closure(CORE) & heavy
