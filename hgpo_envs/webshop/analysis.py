@@ -52,7 +52,7 @@ def _words() -> str:
         f"(?:{katakana}(?:{joiner}*{katakana})*"
         f"|(?:{quoted}|{single}"
         f"|{number}(?:(?:{joiner}+|{in_number})?{number})*"
-        f"|{letter}(?:{joiner}*(?!{quoted}){letter}|{in_word}{letter})*)+)"
+        f"|{letter}(?:{joiner}*(?!{quoted}|{single}){letter}|{in_word}{letter})*)+)"
     )
     return f"{joiner}*{item}(?:{joiner}+{item})*{joiner}*"
 
@@ -61,14 +61,15 @@ def _pictures() -> tuple[str, str]:
     """Emoji joined with others, and alone (Unicode Technical Standard 51)."""
     tones, pictures = "[\U0001f3fb-\U0001f3ff]", _set(wb.PICTURES)
     join = f"\u200d(?=\u200d*(?:{tones}|{pictures}))"
-    marks = f"(?:(?![\ufe0e\ufe0f]|{join}){_set(wb.MARKS)})*"
+    mark = f"(?![\ufe0e\ufe0f]){_set(wb.MARKS)}"
+    marks = f"(?:(?!{join}){mark})*"
     tone = f"{tones}{marks}"
     picture = f"\u200d*{pictures}{marks}\ufe0f?"
-    one = f"(?:(?:\u200d*{_set(wb.MODIFIED)}{marks})?{tone}|{picture})"
+    one = f"(?:(?:\u200d*{_set(wb.MODIFIED)}(?:{mark})*)?{tone}|{picture})"
     tagged = f"{one}[\U000e0020-\U000e007e]+\U000e007f"
-    keycap = f"[0-9#*]{marks}\ufe0f?\u20e3{marks}"
+    keycap = f"[0-9#*](?:{mark})*\ufe0f?\u20e3(?:{mark})*"
     flag = _with_marks("[\U0001f1e6-\U0001f1ff]") + "{2}"
-    return f"{one}(?:{join}{one})+", f"{tagged}|{one}|{keycap}|{flag}"
+    return f"{one}(?:(?:{join})+{one})+", f"{tagged}|{one}|{keycap}|{flag}"
 
 
 def _grammar() -> str:

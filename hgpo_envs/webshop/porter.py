@@ -47,6 +47,8 @@ def stem(word: str) -> str:
     >>> [stem(word) for word in ("women", "shoes", "us", "possibly", "apologies", "relational", "hopping", "flies")]
     ['women', 'shoe', 'us', 'possibl', 'apolog', 'relat', 'hop', 'fli']
     """
+    if not word.isascii() and max(word) > "\uffff":
+        return _joined(stem(_split(word)))
     if len(word) <= 2:
         return word
     word = _plural_and_past(word)
@@ -56,6 +58,15 @@ def stem(word: str) -> str:
     word = _replace(word, _STEP_3.get(word[-1], ()))
     word = _strip(word)
     return _final_e_and_l(word)
+
+
+def _split(word: str) -> str:
+    """A word's UTF-16 units, which Lucene takes for letters: beyond the basic plane, two of a character."""
+    return "".join(map(chr, memoryview(word.encode("utf-16-le", "surrogatepass")).cast("H")))
+
+
+def _joined(units: str) -> str:
+    return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 def _shape(word: str) -> str:

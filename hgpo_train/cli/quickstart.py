@@ -20,6 +20,9 @@ def quickstart(
     seed: Annotated[int, typer.Option(help="Seeds the order of games and every choice.")] = 0,
     tasks: Annotated[int, typer.Option(help="Games, each played by one group of rollouts.")] = 24,
     group_size: Annotated[int, typer.Option(help="Rollouts of each game.")] = 8,
+    train: Annotated[
+        bool, typer.Option("--train", help="Then train a small model for one iteration (extra train; minutes).")
+    ] = False,
 ) -> None:
     """Roll out bundled games, compute HGPO advantages for several K, and show what histories change."""
     from rich.console import Console
@@ -31,6 +34,23 @@ def quickstart(
     with shown(Console(stderr=True), expected=tasks * group_size) as progress:
         found = work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=progress)
     show(console, found, out)
+    if train:
+        _train(console, out / "training", seed)
+
+
+def _train(console: Console, folder: Path, seed: int) -> None:
+    from hgpo_envs.errors import InputError
+
+    try:
+        from hgpo_train.first_training import first_training
+    except ImportError as error:
+        raise InputError(f"--train needs {error.name}: pip install 'hgpo[train]'") from error
+    console.print("\nOne iteration of training, from nothing: a small model, a warm start, rollouts, HGPO, an update.")
+    run = first_training(folder, console, seed=seed)
+    console.print(f"\nThe run is in [bold]{run}[/]. Next:", highlight=False)
+    console.print(
+        "  [bold]hgpo train --list[/]\n      the configurations of the papers' runs, each value with its source"
+    )
 
 
 def show(console: Console, found: Found, out: Path) -> None:

@@ -8,6 +8,7 @@ from hgpo_envs.webshop import analysis
 from hgpo_envs.webshop.porter import stem
 
 
+# each as Lucene 8.11's own analyser has it
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -48,6 +49,10 @@ def test_departures_from_the_paper():
     assert [stem(word) for word in ("possibly", "archaeology", "us", "as", "is", "y", "")] == [
         "possibl", "archaeolog", "us", "as", "is", "y", "",
     ]  # fmt: skip
+
+
+def test_letters_beyond_the_basic_plane_count_twice():
+    assert [stem(word) for word in ("\U0001039bs", "i\U0001bc67e")] == ["\U0001039b", "i\U0001bc67"]
 
 
 def test_terms_drop_stop_words_after_the_possessive():
