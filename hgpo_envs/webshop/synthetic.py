@@ -16,6 +16,7 @@ import orjson
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.webshop.folder import whole_folder
+from hgpo_envs.webshop.reward import first_colour
 from hgpo_envs.webshop.synthetic_words import (
     DESCRIBING,
     FIRST_POINT,
@@ -61,8 +62,9 @@ def write(
         out: The folder; it appears whole or not at all.
         products: How many records; a few are skipped by the loader when there are oddities.
         seed: The same seed and arguments give the same bytes.
-        oddities: Whether some records have what the official files have: no price, ranges, unit prices, a lone text
-            for the features, no options, identifiers `nan`, too long or repeated, markup, other scripts, odd spacing.
+        oddities: Whether some records have what the official files have: values that look like colours, no price,
+            ranges, unit prices, a lone text for the features, no options, identifiers `nan`, too long or repeated,
+            markup, other scripts, odd spacing.
         text: Length of descriptions and features, 1 being about that of the official files.
         people: Human-style instructions a product, on average; None spreads `HUMAN_INSTRUCTIONS` over the catalogue,
             at most one for two products.
@@ -130,6 +132,19 @@ def rare_word(rank: int) -> str:
     return (word if len(word) > 3 else word + word).capitalize()
 
 
+def plain_values(option: str) -> tuple[str, ...]:
+    """An option's values without those in which the original's reward sees a colour.
+
+    A synthetic goal that asks for one of those cannot be met in full (`hgpo_envs.webshop.reward.wanted_options`).
+
+    >>> "Standard" in OPTIONS["style"][1], "Standard" in plain_values("style")
+    (True, False)
+    """
+    return tuple(
+        value for value in OPTIONS[option][1] if option == "color" or first_colour(value.lower()) == value.lower()
+    )
+
+
 def _fate(seed: int, number: int) -> str | None:
     """What is odd about a product's identifier, if anything."""
     chance = random.Random(seed << 40 | number | 1 << 104).random()
@@ -158,7 +173,7 @@ class Product:
             "material": self.material,
             "Material": self.material.capitalize(),
         }
-        self.choices = self._choices()
+        self.choices = self._choices(oddities)
         self.record = self._record(text)
         if oddities:
             self._make_odd(seed, number)
@@ -185,9 +200,10 @@ class Product:
         number = 100 + int(self.random.random() * 99900)
         return f"{self.pick(letters)}{self.pick(letters)}-{number}{self.pick(('A', 'B', 'X', ''))}"
 
-    def _choices(self) -> dict[str, list[str]]:
+    def _choices(self, oddities: bool) -> dict[str, list[str]]:
         names = [name for name in self.kind.options if self.chance(0.85)]
-        return {OPTIONS[name][0]: self.some(OPTIONS[name][1], 2, 8 if name == "color" else 5) for name in names}
+        values = {name: OPTIONS[name][1] if oddities else plain_values(name) for name in names}
+        return {OPTIONS[name][0]: self.some(values[name], 2, 8 if name == "color" else 5) for name in names}
 
     def _title(self) -> str:
         first, *others = [attribute.title() for attribute in self.attributes]
