@@ -154,7 +154,14 @@ _TEXT: Final = (
 )
 
 _FLAGS: Final = (
-    Column("action_valid", "flags", pl.Boolean(), "The action did something that the benchmark offers.", default=True),
+    Column(
+        "action_valid",
+        "flags",
+        pl.Boolean(),
+        "The response kept the form that the environment parses (verl-agent's flag, which the invalid-action penalty "
+        "looks at); of bare commands: the benchmark offered it.",
+        default=True,
+    ),
     Column("terminated", "flags", pl.Boolean(), "The task ended with this step; last rows only.", default=False),
     Column(
         "truncated", "flags", pl.Boolean(), "The step limit ended the trajectory here; last rows only.", default=False
