@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
     from hgpo_envs.engine import State
 
+HERE = Path(__file__).parent
+sys.path = [folder for folder in sys.path if Path(folder or ".").resolve() != HERE]  # alfworld.py is no package
+
 WEIGHTS = {"slice": 9, "use": 6, "clean": 7, "heat": 7, "cool": 7, "examine": 3, "move": 2, "put": 2, "take": 5,
            "open": 4, "look": 2, "go": 6, "close": 1, "inventory": 1, "help": 0.3}  # fmt: skip
 """How likely each verb is, before the number of its commands counts."""
