@@ -27,7 +27,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
 from hgpo_train.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, sweep, versions
-from hgpo_train.config import template_path
+from hgpo_train.config import load_config, template_path
 from hgpo_train.engines import check_engine, make_engine
 from hgpo_train.metrics import batch_metrics, episode_metrics
 from hgpo_train.rollout.run import Collection, Machine, collect, open_world
@@ -48,8 +48,22 @@ if TYPE_CHECKING:
 
 CONFIG: Final = "config.toml"
 _EVERYTHING_TOGETHER: Final = 1_000_000
-_FREE: Final = ("name", "iterations", "evaluation", "checkpoint", "tracking")
-"""Sections that may change between a run and its resumption."""
+_FREE: Final = frozenset(
+    {
+        "iterations",
+        "evaluation",
+        "checkpoint",
+        "tracking",
+        "update.micro_batch_tokens",
+        "update.logit_chunk",
+        "update.gap_warning",
+        "rollout.slots",
+        "rollout.engine_options",
+        "model.device",
+        "model.gradient_checkpointing",
+    }
+)
+"""What may change between a run and its resumption: it does not decide what is learnt, but for rounding."""
 
 
 class TrainingWarning(UserWarning):
@@ -65,8 +79,27 @@ def start_run(config: Config, folder: Path, *, resume: bool) -> None:
     path = folder / CONFIG
     if path.exists() and not resume:
         raise InputError(f"{folder} holds a run already; add --resume to go on with it, or give another --out")
+    if path.exists():
+        was, asked = fixed_values(load_config(path)), fixed_values(config)
+        for name, value in asked.items():
+            if was.get(name) != value:
+                raise InputError(
+                    f"{folder} was begun with {name} = {was.get(name)!r}, not {value!r}; resume it with the same value, "
+                    "or give another --out"
+                )
     folder.mkdir(parents=True, exist_ok=True)
     write_file(path, to_toml(config).encode())
+
+
+def fixed_values(config: Config) -> dict[str, Any]:
+    """What a run may not change when it is resumed, by `section.field`."""
+    values: dict[str, Any] = {}
+    for section, held in to_dict(config).items():
+        fields = (
+            {f"{section}.{name}": value for name, value in held.items()} if isinstance(held, dict) else {section: held}
+        )
+        values |= {name: value for name, value in fields.items() if section not in _FREE and name not in _FREE}
+    return values
 
 
 class Trainer:
@@ -212,8 +245,7 @@ class Trainer:
         return scan_steps(self.folder / table).filter(pl.col("iteration") == iteration).collect()
 
     def _writer(self, table: str) -> StepWriter:
-        fixed = {name: value for name, value in to_dict(self.config).items() if name not in _FREE}
-        return StepWriter(self.folder / table, run=self.config.name, config=fixed)
+        return StepWriter(self.folder / table, run=self.config.name, config=fixed_values(self.config))
 
     def _machine(self) -> Machine:
         # One shard an iteration: a killed collection is then played again as a whole, in batches of the same shapes.

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.config import replace
 from hgpo_train.display import Display
 from hgpo_train.settings import to_toml
+from hgpo_train.tiny import TinyShape, save_tiny
 from hgpo_train.tracking import read_metrics
 from hgpo_train.trainer import TrainingWarning
 
@@ -165,9 +167,11 @@ def test_a_folder_is_not_trained_in_twice(config, runs):
     with pytest.raises(InputError, match="--resume"):
         runs.trainer(config)
     other = replace(config, rollout={"group_size": 2}, iterations=2, evaluation={"every": 0})
-    with pytest.raises(InputError, match="rollout"):
+    stored = (runs.folder / "run" / "config.toml").read_bytes()
+    with pytest.raises(InputError, match=r"begun with rollout.group_size = 4, not 2"):
         runs.train(other, resume=True)
-    longer = replace(config, iterations=2, evaluation={"every": 0})
+    assert (runs.folder / "run" / "config.toml").read_bytes() == stored
+    longer = replace(config, iterations=2, evaluation={"every": 0}, update={"micro_batch_tokens": 500})
     assert runs.train(longer, resume=True).state.iteration == 2
 
 
@@ -243,11 +247,15 @@ def test_adapters_train_and_resume(config, runs):
     assert "adapter_model.safetensors" in runs.weights("whole")
 
 
-def test_a_checkpoint_of_another_model(config, runs, tmp_path):
-    from hgpo_train.tiny import TinyShape, save_tiny
-
-    runs.train(replace(config, iterations=1, evaluation={"every": 0}))
+def test_a_checkpoint_of_another_model(config, runs, tiny, tmp_path):
+    """The model at that path was replaced since."""
+    path = tmp_path / "model"
+    shutil.copytree(tiny, path)
+    config = replace(config, iterations=1, evaluation={"every": 0}, model={"path": str(path)})
+    runs.train(config)
     shape = TinyShape(vocabulary=384, width=64, layers=3, heads=2, key_value_heads=1, intermediate=96)
-    other = save_tiny(tmp_path / "other", ["a house of doors"] * 9, shape)
+    save_tiny(path, ["a house of doors"] * 9, shape)
     with pytest.raises(InputError, match="checkpoint of another model"):
-        runs.trainer(replace(config, model={"path": str(other)}), resume=True)
+        runs.trainer(config, resume=True)
+    with pytest.raises(InputError, match=r"begun with model.path"):
+        runs.trainer(replace(config, model={"path": str(tiny)}), resume=True)
