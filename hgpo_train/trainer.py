@@ -95,10 +95,9 @@ def fixed_values(config: Config) -> dict[str, Any]:
     """What a run may not change when it is resumed, by `section.field`."""
     values: dict[str, Any] = {}
     for section, held in to_dict(config).items():
-        fields = (
-            {f"{section}.{name}": value for name, value in held.items()} if isinstance(held, dict) else {section: held}
-        )
-        values |= {name: value for name, value in fields.items() if section not in _FREE and name not in _FREE}
+        named = {f"{section}.{field}": value for field, value in held.items()} if isinstance(held, dict) else {}
+        named = named or {section: held}
+        values |= {name: value for name, value in named.items() if section not in _FREE and name not in _FREE}
     return values
 
 
