@@ -84,7 +84,7 @@ def start_run(config: Config, folder: Path, *, resume: bool) -> None:
         for name, value in asked.items():
             if was.get(name) != value:
                 raise InputError(
-                    f"{folder} was begun with {name} = {was.get(name)!r}, not {value!r}; resume it with the same value, "
+                    f"{folder} was begun with {name} = {was.get(name)!r}, not {value!r}; resume it with the same, "
                     "or give another --out"
                 )
     folder.mkdir(parents=True, exist_ok=True)
