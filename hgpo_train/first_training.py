@@ -36,7 +36,7 @@ def first_training(folder: Path, console: Console, *, seed: int = 0) -> Path:
         seed=seed,
         iterations=1,
         environment={"max_steps": 15},
-        rollout={"tasks": 4, "group_size": 4},
+        rollout={"tasks": 4, "group_size": 4, "filter_groups": False},
         evaluation={"every": 1, "tasks": 12, "group_size": 1},
     )
     start = WarmStart(demonstrations=48, epochs=3, batch=16, shape=TinyShape(layers=2), seed=seed)
