@@ -245,7 +245,7 @@ class SftConfig:
     seed: int = 0
     """Seeds the order of rows."""
     rows: Literal["won", "all"] = "won"
-    """The steps of trajectories that solved their task, or all steps."""
+    """The valid steps of trajectories that solved their task, or all steps."""
     max_trajectories: int | None = None
     """Take the first so many trajectories; none takes all."""
     max_prompt_tokens: int = 4096

@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     """The rows to be imitated: `trajectory`, `step`, `prompt`, `response`, sorted by trajectory and step.
 
-    A row without a response (a policy that named its action directly) answers with its action.
+    A row without a response (a policy that named its action directly) answers with its action. Of trajectories that
+    solved their task, rows whose action was invalid are left out: nobody should learn those.
 
     Raises:
         InputError: The table stores no prompts, or no trajectory is left.
     """
     table = scan_steps(source)
-    rows = table.select(
-        "trajectory", "step", "prompt", pl.coalesce("response", "action").alias("response"), "won", "aborted"
-    ).collect()
+    response = pl.coalesce("response", "action").alias("response")
+    rows = table.select("trajectory", "step", "prompt", response, "action_valid", "won", "aborted").collect()
     if rows["prompt"].is_null().all():
         raise InputError(f"{source} stores no prompts; collect it without --without prompt")
     kept = ~pl.col("aborted").any().over("trajectory")
     if config.rows == "won":
-        kept &= pl.col("won").any().over("trajectory")
+        kept &= pl.col("won").any().over("trajectory") & pl.col("action_valid")
     rows = rows.filter(kept & pl.col("prompt").is_not_null() & pl.col("response").is_not_null())
     rows = rows.sort("trajectory", "step")
     if config.max_trajectories is not None:

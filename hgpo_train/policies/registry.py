@@ -41,6 +41,7 @@ _FACTORIES: Final = {
     "random": "hgpo_train.policies.registry:_random",
     "expert": "hgpo_train.policies.registry:_expert",
     "explorer": "hgpo_train.policies.registry:_explorer",
+    "stale": "hgpo_train.policies.registry:_stale",
     "mixture": "hgpo_train.policies.registry:_mixture",
     "openai": "hgpo_train.policies.server:make",
     "vllm": "hgpo_train.policies.vllm:make",
@@ -85,6 +86,13 @@ def _random(argument: str, context: PolicyContext) -> BatchPolicy:
 
     del argument
     return RandomPolicy(context.action_format)
+
+
+def _stale(argument: str, context: PolicyContext) -> BatchPolicy:
+    from hgpo_train.policies.stale import StalePolicy
+
+    del argument
+    return StalePolicy(context.action_format)
 
 
 def _expert(argument: str, context: PolicyContext) -> BatchPolicy:

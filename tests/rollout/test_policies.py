@@ -14,6 +14,7 @@ from hgpo_train.policies.mixture import MixturePolicy, weights
 from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.scripted import ScriptedPolicy
+from hgpo_train.policies.stale import StalePolicy
 
 CONTEXT = PolicyContext("Doors", "response")
 
@@ -54,6 +55,18 @@ def test_random_answers_anything(seed, instruction, actions):
     reply = RandomPolicy("command").respond([request(seed, actions=actions, instruction=instruction)])[0]
     assert isinstance(reply, Reply)
     assert reply.response in actions or not actions or any("<your query>" in action for action in actions)
+
+
+@given(st.lists(st.lists(st.sampled_from("abcde"), max_size=5, unique=True), max_size=8), st.integers(0, 2**62))
+def test_stale_answers_what_was_possible_and_is_not(shown, seed):
+    policy = StalePolicy("command")
+    before = set()
+    for step, actions in enumerate(shown):
+        action = ask(policy, [request(seed + step, step, actions=actions)])[0].response
+        assert action in (before - set(actions) or actions or {""})
+        before |= set(actions)
+    other = ask(policy, [request(0, 0, slot=1, actions=["z"]), request(1, 0, actions=["y"])])
+    assert [reply.response for reply in other] == ["z", "y"]  # each slot, and each episode, has its own past
 
 
 class Stepping:

@@ -66,6 +66,17 @@ def test_failed_trajectories_are_not_imitated(demos, tiny):
     assert demonstrations(demos, sft_config(tiny, max_trajectories=4))["trajectory"].n_unique() == 4
 
 
+def test_invalid_actions_are_not_imitated(tmp_path, tiny):
+    row = {"task_id": "t", "state": "a room", "prompt": "?"}
+    with StepWriter(tmp_path / "run") as writer:
+        for name in ("first", "second"):
+            slip = row | {"trajectory": name, "step": 0, "action": "slip", "action_valid": False, "reward": 0.0}
+            won = row | {"trajectory": name, "step": 1, "action": "win", "reward": 1.0, "won": True, "terminated": True}
+            writer.add_group([{**one, "group": int(name == "first")} for one in (slip, won)])
+    assert demonstrations(tmp_path / "run", sft_config(tiny))["response"].to_list() == ["win", "win"]
+    assert demonstrations(tmp_path / "run", sft_config(tiny, rows="all"))["response"].to_list() == ["slip", "win"] * 2
+
+
 def test_rows_become_prompt_and_response(demos, tiny):
     tokenizer = load_tokenizer(str(tiny))
     rows = tokenise(demonstrations(demos, sft_config(tiny)).head(5), tokenizer, 4096)

@@ -1,0 +1,47 @@
+"""``stale``: an action that was possible earlier in the episode and is not now, the mistake that small models make.
+
+Mixed into demonstrations (``mixture:explorer=0.85,stale=0.15``) it leads the demonstrator into the states that follow a
+mistake, so that a model which imitates the demonstrator's own steps learns to go on from them (noise injection, DART,
+arXiv 1703.09327). Supervised training leaves rows of invalid actions out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
+from hgpo_train.policies.random_choice import draw
+from hgpo_train.policies.scripted import written
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class StalePolicy(BatchPolicy):
+    """Draws from the actions that were admissible in the episode and are not now, by the request's seed.
+
+    Where there is none, as at the first step, any admissible action is drawn.
+
+    Args:
+        action_format: How the action is written, ``command`` or ``response``.
+    """
+
+    name = "stale"
+    reproducible = True
+
+    def __init__(self, action_format: str) -> None:
+        super().__init__()
+        self._action_format = action_format
+        self._seen: dict[int, dict[str, None]] = {}
+
+    def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
+        """See `Policy`."""
+        return [Reply(written(self._choose(request), self._action_format)) for request in requests]
+
+    def _choose(self, request: Request) -> str:
+        if request.step == 0:
+            self._seen[request.slot] = {}
+        seen, now = self._seen[request.slot], request.state.actions
+        actions = [action for action in seen if action not in now] or list(now)
+        seen.update(dict.fromkeys(now))
+        return actions[draw(request.seed, "stale action", len(actions))] if actions else ""
