@@ -158,11 +158,13 @@ def merged(model: Model) -> Model:
 
 
 def make(argument: str, context: PolicyContext) -> VLLMPolicy:
-    """`vllm:MODEL`; the option `engine` holds further arguments of `vllm.LLM`.
+    """`vllm:MODEL`, MODEL being a model or a run's folder; the option `engine` holds further arguments of `vllm.LLM`.
 
     Raises:
         InputError: No model is named, an option is unknown, or vLLM is not installed.
     """
+    from hgpo_train.checkpoint import newest_model
+
     if not argument:
         raise InputError("policy vllm: expected a model, as in vllm:Qwen/Qwen2.5-1.5B-Instruct")
     given = dict(context.options)
@@ -171,4 +173,4 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
         raise InputError(
             f'policy option engine: expected a table such as {{"tensor_parallel_size": 2}}, got {engine!r}'
         )
-    return VLLMPolicy(argument, build(GenerationOptions, given, "policy option "), engine)
+    return VLLMPolicy(newest_model(argument), build(GenerationOptions, given, "policy option "), engine)

@@ -167,6 +167,50 @@ def test_a_collection_by_vllm_becomes_a_step_table(policy: VLLMPolicy, world: Wo
     assert lengths["ids"].min() >= 1
 
 
+def test_vllm_as_the_engine_of_training_and_of_what_was_trained(
+    model_folder: Path, requests: list[Request], tmp_path: Path
+) -> None:
+    from rich.console import Console
+
+    from hgpo_train.config import Config, replace
+    from hgpo_train.display import Display
+    from hgpo_train.tracking import read_metrics
+    from hgpo_train.trainer import Trainer, start_run
+
+    config = replace(
+        Config(),
+        iterations=2,
+        environment={"id": "HGPO/ALFWorld-v0", "max_steps": 3},
+        model={"path": str(model_folder), "device": "cpu", "gradient_checkpointing": False},
+        rollout={"engine": "vllm", "engine_options": ENGINE, "tasks": 2, "group_size": 3}
+        | {"max_prompt_tokens": 900, "max_response_tokens": 8},
+        advantage={"parameters": {"invalid_action_penalty": 0.0, "reward": "score"}},
+        update={"entropy_weight": 1.0, "kl_weight": 0.0, "logit_chunk": 0},  # nothing is won: entropy moves the weights
+        optimiser={"learning_rate": 1e-3},
+        evaluation={"every": 0},
+        tracking={"tensorboard": False},
+    )
+    run = tmp_path / "run"
+    start_run(config, run, resume=False)
+    trainer = Trainer(config, run, Display(Console(quiet=True), 2))
+    trainer.run()
+    first, second = read_metrics(run / "metrics.jsonl")
+    assert first["training/rollout_logprobs_abs_diff_mean"] < 0.01
+    assert second["training/rollout_logprobs_abs_diff_mean"] < 0.01  # weights that were published, not the first ones
+    moved = [
+        (new - old.float()).abs().max().item()
+        for new, old in zip(trainer.model.parameters(), loaded(model_folder).parameters(), strict=True)
+    ]
+    assert max(moved) > 1e-3
+    options = {"max_prompt_tokens": 900, "max_response_tokens": 8, "engine": ENGINE}
+    trained = make_policy(f"vllm:{run}", PolicyContext("ALFWorld", "response", options))
+    assert isinstance(trained, VLLMPolicy)
+    try:
+        assert gap(loaded(trainer.newest_checkpoint() or run), answers(trained, requests[:6])) < 0.01
+    finally:
+        trained.close()
+
+
 @pytest.fixture(scope="module")
 def server(model_folder: Path, policy: VLLMPolicy) -> Iterator[str]:
     with socket.socket() as probe:
