@@ -35,7 +35,8 @@ class WarmStart:
     """How much is learnt by imitation.
 
     Attributes:
-        policy: Whom to imitate: ``explorer`` acts on what it is shown, as a policy must.
+        policy: Whom to imitate: the explorer acts on what it is shown, as a policy must, and now and then is led into a
+            mistake, so that it shows how to go on from one (`hgpo_train.policies.stale`).
         data: Games or catalogue for the demonstrations, if not those that are trained on.
         demonstrations: Tasks that are demonstrated.
         epochs: Passes over them.
@@ -45,7 +46,7 @@ class WarmStart:
         seed: Seeds the order of tasks, the weights and the batches.
     """
 
-    policy: str = "explorer"
+    policy: str = "mixture:explorer=0.85,stale=0.15"
     data: str | None = None
     demonstrations: int = 600
     epochs: int = 3
