@@ -5,8 +5,9 @@
     python benchmarks/learning.py --world alfworld --estimators hgpo --seeds 0     one run
     python benchmarks/learning.py --world alfworld --draw               only the table and the picture of what is there
 
-A model of about a million parameters is made and warm-started on the explorer's steps, once for all runs (ALFWorld: on
-games generated for it with another seed than the bundled ones; WebShop: on training goals). Then each run trains on
+A model of about a million parameters is made and warm-started on demonstrations, once for all runs: what the explorer
+does, with other actions mixed in (`WORLDS`), in tasks that it solved all the same (ALFWorld: on games generated for
+this with another seed than the bundled ones; WebShop: on training goals). Then each run trains on
 the bundled training tasks and is evaluated on the bundled held-out ones, the policy before training included. Runs
 go on where they were broken off, so the whole may be stopped (Ctrl-C) and started again at any time. Everything a run
 leaves is in --folder; the curves are kept in benchmarks/results/learning_<world>.json and drawn beside it.
@@ -15,9 +16,12 @@ leaves is in --folder; the curves are kept in benchmarks/results/learning_<world
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,11 +44,21 @@ ESTIMATORS: Final[dict[str, dict[str, Any]]] = {
     "g2po": {"estimator": "g2po", "parameters": {"history_length": None}},
 }
 WORLDS: Final[dict[str, dict[str, Any]]] = {
-    "alfworld": {"estimators": ("grpo", "gigpo", "hgpo", "g2po"), "seeds": (0, 1, 2)},
-    "webshop": {"estimators": ("grpo", "hgpo"), "seeds": (0, 1)},
+    "alfworld": {
+        "estimators": ("grpo", "gigpo", "hgpo", "g2po"),
+        "seeds": (0, 1, 2),
+        "policy": "mixture:explorer=0.6,random=0.35,stale=0.05",  # knows the game's commands, not yet what they are for
+        "epochs": 2,
+    },
+    "webshop": {
+        "estimators": ("grpo", "hgpo"),
+        "seeds": (0, 1),
+        "policy": "mixture:explorer=0.85,stale=0.15",
+        "epochs": 6,
+    },
 }
 HGPO: Final = (sys.executable, "-c", "from hgpo_train.cli import main; main()")
-GENERATED_GAMES: Final = 900
+GENERATED_GAMES: Final = 4_500
 """Two thirds of them are training games, those that are demonstrated."""
 GENERATOR_SEED: Final = 7
 """The bundled games were generated with another."""
@@ -59,8 +73,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/learning"))
     parser.add_argument("--iterations", type=int, help="of each run; the configuration's without")
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="section.field=value")
-    parser.add_argument("--demonstrations", type=int, default=600)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--demonstrations", type=int, default=3_000, help="tasks that the warm start is shown")
+    parser.add_argument("--epochs", type=int, help="of the warm start; the world's without")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; each has its share of the cores")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     given = parser.parse_args()
     world = WORLDS[given.world]
@@ -72,14 +87,16 @@ def main() -> None:
         base = replace(base, iterations=given.iterations)
     if not given.draw:
         start = WarmStart(
+            policy=world["policy"],
             data=generated_games(folder) if given.world == "alfworld" else None,
             demonstrations=given.demonstrations,
-            epochs=given.epochs,
+            epochs=given.epochs or world["epochs"],
         )
         warm = warm_start(folder, base, start, Display(console, start.epochs))
-        for seed in seeds:
-            for estimator in estimators:
-                train(folder / f"{estimator}-{seed}", configuration(base, warm, estimator, seed), console)
+        runs = {f"{name}-{seed}": configuration(base, warm, name, seed) for seed in seeds for name in estimators}
+        with ThreadPoolExecutor(given.jobs) as pool:
+            for done in [pool.submit(train, folder / name, run, console, given.jobs) for name, run in runs.items()]:
+                done.result()
     report(given.world, folder, console)
 
 
@@ -107,17 +124,21 @@ def generated_games(folder: Path) -> str:
     return str(path)
 
 
-def train(folder: Path, config: Config, console: Console) -> None:
-    """One run in a process of its own, from where it was."""
+def train(folder: Path, config: Config, console: Console, jobs: int) -> None:
+    """One run in a process of its own, from where it was; one of several prints to a file beside its folder."""
     lines = read_metrics(folder / "metrics.jsonl")
     if lines and lines[-1]["iteration"] >= config.iterations:
         return
     folder.mkdir(parents=True, exist_ok=True)
     source = folder.with_suffix(".toml")
     source.write_text(to_toml(config))
-    console.rule(folder.name)
+    console.print(f"{folder.name} begins")
     began = time.perf_counter()
-    subprocess.run([*HGPO, "train", str(source), "--out", str(folder), "--resume"], check=True)
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    with ExitStack() as stack:
+        output = stack.enter_context(folder.with_suffix(".log").open("a")) if jobs > 1 else None
+        command = [*HGPO, "train", str(source), "--out", str(folder), "--resume"]
+        subprocess.run(command, check=True, env=os.environ | threads, stdout=output, stderr=output)
     console.print(f"{folder.name}: {time.perf_counter() - began:,.0f} s")
 
 
@@ -162,8 +183,14 @@ def report(world: str, folder: Path, console: Console) -> None:
             f"{row['best']:.1%}",
         )  # fmt: skip
     console.print(table)
-    configs = {path.stem: path.read_text() for path in sorted(folder.glob("*-*.toml"))}
-    path = keep(f"learning_{world}", {"curves": found.to_dicts(), "configurations": configs})
+    means = ends.group_by("estimator").agg(pl.col("start", "end", "environment_steps").mean()).sort("estimator")
+    configs = {path.stem: path.read_text().replace(f"{folder}/", "") for path in sorted(folder.glob("*-*.toml"))}
+    kept = {
+        "ends": {estimator: figures for estimator, *figures in means.iter_rows()},
+        "curves": found.to_dicts(),
+        "configurations": configs,
+    }
+    path = keep(f"learning_{world}", kept)
     picture = draw(found, world)
     console.print(f"kept in {path} and {picture}")
 

@@ -25,7 +25,7 @@ def figures(name: str) -> Any:  # noqa: ANN401 - each benchmark keeps what it me
 
 def rows() -> list[tuple[str, str, str, str]]:
     """The table: what, here, elsewhere, the script that measured it."""
-    return [*_alfworld(), *_webshop(), *_rollouts(), *_step_tables(), *_advantages()]
+    return [*_alfworld(), *_webshop(), *_rollouts(), *_step_tables(), *_advantages(), *_learning()]
 
 
 def _alfworld() -> list[tuple[str, str, str, str]]:
@@ -141,6 +141,17 @@ def _advantages() -> list[tuple[str, str, str, str]]:
             "advantages.py",
         ),
     ]
+
+
+def _learning() -> list[tuple[str, str, str, str]]:
+    lines = []
+    for name, world in (("ALFWorld", "alfworld"), ("WebShop", "webshop")):
+        ends = figures(f"learning_{world}")["ends"]
+        start, end, steps = ends.pop("hgpo")
+        what = f"{name}, held-out success after {steps:,.0f} training steps, 1.1M parameters, HGPO (K = 2)"
+        others = ", ".join(f"{estimator.upper()} → {found:.0%}" for estimator, (_, found, _) in ends.items())
+        lines.append((what, f"{start:.0%} → {end:.0%}", others, "learning.py"))
+    return lines
 
 
 def table() -> str:

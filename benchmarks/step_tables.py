@@ -5,7 +5,9 @@
 
 formats   the same rows, from and to Python dicts or frames: rows/s of CPU time, bytes a row; with and without texts and
           tokens (token ids are hashes of the words, so that they repeat as words do)
-writing   the writer's CPU time in a rollout with a random policy, and as a share of rollouts whose policy takes longer
+writing   the writer's CPU time as a share of a rollout: with a random policy, with a language model of a million
+          parameters (the smallest that anybody would train; random weights, 8 tokens a response, short prompts), and,
+          computed, with policies or engines that take longer
 
 Minari holds states, instruction, actions and rewards alone; its rows are compared with a step table of just those.
 """
@@ -30,8 +32,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hgpo_datasets import StepWriter, scan_steps, schema
+from hgpo_train.config import load_config, template_path
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.run import Collection, collect, open_world
+from hgpo_train.tiny import save_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -71,11 +75,12 @@ class TimedWriter(StepWriter):
         return shard
 
 
-def rollout(folder: Path, episodes: int, policy: str) -> dict[str, float]:
+def rollout(folder: Path, episodes: int, policy: str, **options: Any) -> dict[str, float]:
     """Rolls out groups of 8; returns steps, CPU seconds, and those of the writer."""
-    world = open_world("HGPO/ALFWorld-v0", action_format="response")
-    acting: Any = make_policy(policy, PolicyContext("ALFWorld", "response"))
-    with TimedWriter(folder, config={"policy": policy}) as writer:
+    environment = {} if not options else {"prompt_template": template_path(load_config("tiny-alfworld").environment)}
+    world = open_world("HGPO/ALFWorld-v0", action_format="response", **environment)
+    acting: Any = make_policy(policy, PolicyContext("ALFWorld", "response", options))
+    with TimedWriter(folder, config={"policy": policy.partition(":")[0]}) as writer:
         what = Collection(tasks=episodes // 8, group_size=8, seed=1)
         tally, seconds = measured(lambda: collect(world, acting, writer, what))
     return {"episodes": tally.trajectories, "steps": tally.steps, "cpu_s": seconds, "writer_cpu_s": writer.cpu_s}
@@ -196,6 +201,10 @@ def formats(steps: pl.DataFrame, minari_rows: int) -> dict[str, Any]:
 def writing(folder: Path, episodes: int) -> dict[str, Any]:
     rollout(folder / "warm", 16, "random")
     found: dict[str, Any] = rollout(folder / "random", episodes, "random")
+    words = scan_steps(folder / "random").select("prompt").collect()["prompt"].to_list()
+    model = save_tiny(folder / "model", words[:2_000])
+    options = {"device": "cpu", "max_response_tokens": 8, "max_batch_tokens": 4_096}
+    found["language model"] = rollout(folder / "model rollout", episodes, f"transformers:{model}", **options)
     others_s = found["cpu_s"] - found["writer_cpu_s"]
     found["writer_us_per_step"] = round(found["writer_cpu_s"] / found["steps"] * 1e6, 1)
     found["rest_us_per_step"] = round(others_s / found["steps"] * 1e6, 1)
@@ -208,6 +217,8 @@ def writing(folder: Path, episodes: int) -> dict[str, Any]:
         name: round(found["writer_cpu_s"] / (found["cpu_s"] + seconds * found["steps"]), 5)
         for name, seconds in longer.items()
     }
+    modelled = found["language model"]
+    found["share"]["a language model of 1.1M parameters"] = round(modelled["writer_cpu_s"] / modelled["cpu_s"], 5)
     return found
 
 
