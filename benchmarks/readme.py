@@ -146,6 +146,8 @@ def _advantages() -> list[tuple[str, str, str, str]]:
 def _learning() -> list[tuple[str, str, str, str]]:
     lines = []
     for name, world in (("ALFWorld", "alfworld"), ("WebShop", "webshop")):
+        if not (RESULTS / f"learning_{world}.json").exists():
+            continue
         ends = figures(f"learning_{world}")["ends"]
         start, end, steps = ends.pop("hgpo")
         what = f"{name}, held-out success after {steps:,.0f} training steps, 1.1M parameters, HGPO (K = 2)"

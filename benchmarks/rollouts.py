@@ -214,7 +214,8 @@ def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
     table = Table(
         "sigma", "steps", "collector s", "lockstep s", "ratio", "idle", "idle until the last begin", title="Tail"
     )
-    for sigma, tasks in ((0.6, 240), (1.0, 240)):
+    tasks = 1_440  # minutes, as an iteration of training takes: the wait for the last rollouts is a small part then
+    for sigma in (0.6, 1.0):
         what = Collection(tasks=tasks, group_size=8, seed=1)
         thinking = Thinking(policy_for(here, "mixture:expert=0.8,random=0.2"), count, mean_s, sigma)
         kept: list[Row] = []
@@ -225,7 +226,7 @@ def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
             tally: collector.Tally,
             thinking: Thinking = thinking,
             last_begin: list[float] = last_begin,
-            rollouts: int = tasks * 8,
+            rollouts: int = what.tasks * what.group_size,
         ) -> None:
             if rollouts - tally.trajectories >= count:
                 last_begin[:] = [tally.seconds, thinking.busy_s]
