@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
@@ -174,7 +175,7 @@ def report(world: str, folder: Path, console: Console) -> None:
         pl.col("environment_steps").last(), pl.col("success").max().alias("best"),
     )  # fmt: skip
     table = Table(title=f"{world}: success on held-out tasks")
-    for name in ("estimator", "seed", "iterations", "environment steps", "warm start", "end", "lift in points", "best"):
+    for name in ("estimator", "seed", "iterations", "steps", "warm start", "end", "lift", "best"):
         table.add_column(name, justify="right")
     for row in ends.sort("estimator", "seed").iter_rows(named=True):
         table.add_row(
@@ -184,7 +185,10 @@ def report(world: str, folder: Path, console: Console) -> None:
         )  # fmt: skip
     console.print(table)
     means = ends.group_by("estimator").agg(pl.col("start", "end", "environment_steps").mean()).sort("estimator")
-    configs = {path.stem: path.read_text().replace(f"{folder}/", "") for path in sorted(folder.glob("*-*.toml"))}
+    configs = {
+        path.stem: re.sub(r'(?m)^path = ".*/', 'path = "', path.read_text())  # where the warm start lay says nothing
+        for path in sorted(folder.glob("*-*.toml"))
+    }
     kept = {
         "ends": {estimator: figures for estimator, *figures in means.iter_rows()},
         "curves": found.to_dicts(),
@@ -201,18 +205,18 @@ def draw(found: pl.DataFrame, world: str) -> Path:
         pl.col("environment_steps").mean(), pl.col("success").mean(),
         pl.col("success").min().alias("low"), pl.col("success").max().alias("high"),
     )  # fmt: skip
-    x = alt.X("environment_steps:Q", title="environment steps")
-    base = alt.Chart(alt.Data(values=spread.sort("estimator", "iteration").to_dicts()))
-    line = base.mark_line(point=True).encode(
-        x=x,
-        y=alt.Y("success:Q", title="success on held-out tasks", axis=alt.Axis(format="%"), scale=alt.Scale(zero=True)),
+    names = {"grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO (K = 2)", "g2po": "G2PO"}
+    spread = spread.with_columns(pl.col("estimator").replace(names)).sort("estimator", "iteration")
+    base = alt.Chart(alt.Data(values=spread.to_dicts())).encode(
+        x=alt.X("environment_steps:Q", title="environment steps of training"),
         color=alt.Color("estimator:N", title=None),
     )
-    band = base.mark_area(opacity=0.15).encode(x=x, y="low:Q", y2="high:Q", color="estimator:N")
+    success = alt.Y("success:Q", title="success on held-out tasks", axis=alt.Axis(format="%"))
+    line = base.mark_line(point=True).encode(y=success)
+    ranges = base.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q")
     path = RESULTS / f"learning_{world}.png"
-    (band + line).properties(width=520, height=320, title=f"{world}: mean and range over seeds").save(
-        path, scale_factor=2
-    )
+    title = f"{world}: mean of {found['seed'].n_unique()} seeds, and their range"
+    (ranges + line).properties(width=520, height=320, title=title).save(path, scale_factor=2)
     return path
 
 
