@@ -207,7 +207,8 @@ def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
     """The same rollouts with the same response times, by the collector and by a lockstep loop.
 
     The lockstep loop is the usual one: a batch of `count` rollouts is reset together, each step waits for the last
-    response, the batch is done when its last rollout is. Nothing else is counted for it than the waiting.
+    response, the batch is done when its last rollout is. Nothing else is counted for it than the waiting, which is
+    added up, not waited through.
     """
     here = world(max_steps=20)
     figures: dict[str, Any] = {}
@@ -263,10 +264,7 @@ class Keeping(Nowhere):
 
 
 def lockstep_s(rows: list[Row], thinking: Thinking, count: int, what: Collection) -> float:
-    """What a lockstep loop over the same rollouts waits for, really waited through in one process.
-
-    Every step of a batch is one wait for its slowest response.
-    """
+    """What a lockstep loop over the same rollouts waits for: at every step of a batch, its slowest response."""
     lengths: dict[str, int] = {}
     for row in rows:
         lengths[row["trajectory"]] = max(lengths.get(row["trajectory"], 0), row["step"] + 1)
@@ -276,13 +274,13 @@ def lockstep_s(rows: list[Row], thinking: Thinking, count: int, what: Collection
         for member in range(group.size):
             seeds[group.trajectory(member)] = group.seed(what.seed, member)
     names = sorted(lengths)
-    began = time.perf_counter()
+    waited = 0.0
     for first in range(0, len(names), count):
         batch = names[first : first + count]
         for step in range(max(lengths[name] for name in batch)):
             playing = [name for name in batch if lengths[name] > step]
-            time.sleep(max(thinking.seconds(text_hash(f"{seeds[name]}/{step}") % (1 << 63)) for name in playing))
-    return time.perf_counter() - began
+            waited += max(thinking.seconds(text_hash(f"{seeds[name]}/{step}") % (1 << 63)) for name in playing)
+    return waited
 
 
 def memory() -> dict[str, Any]:
