@@ -101,7 +101,7 @@ def _rollouts() -> list[tuple[str, str, str, str]]:
         (
             "Rollouts, 128 environments, long-tailed response times",
             f"{tail['collector_s']:.0f} s",
-            f"in lockstep {tail['lockstep_s']:.0f} s ({tail['ratio']:.1f} ×)",
+            f"in lockstep {tail['lockstep_s']:,.0f} s ({tail['ratio']:.1f} ×)",
             "rollouts.py",
         ),
         ("Rollouts, the collector's share of a step", f"{overhead['else']:.0f} µs", "", "rollouts.py"),
