@@ -39,7 +39,7 @@ def first_training(folder: Path, console: Console, *, seed: int = 0) -> Path:
         rollout={"tasks": 4, "group_size": 4, "filter_groups": False},
         evaluation={"every": 1, "tasks": 12, "group_size": 1},
     )
-    start = WarmStart(demonstrations=48, epochs=3, batch=16, shape=TinyShape(layers=2), seed=seed)
+    start = WarmStart(demonstrations=144, epochs=6, batch=16, shape=TinyShape(layers=2), seed=seed)
     display = Display(console, start.epochs)
     with display.showing():
         warm = warm_start(folder, config, start, display)
