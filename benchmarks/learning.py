@@ -7,10 +7,10 @@
 
 A model of about a million parameters is made and warm-started on demonstrations, once for all runs: what the explorer
 does, with other actions mixed in (`WORLDS`), in tasks that it solved all the same (ALFWorld: on games generated for
-this with another seed than the bundled ones; WebShop: on training goals). Then each run trains on
-the bundled training tasks and is evaluated on the bundled held-out ones, the policy before training included. Runs
-go on where they were broken off, so the whole may be stopped (Ctrl-C) and started again at any time. Everything a run
-leaves is in --folder; the curves are kept in benchmarks/results/learning_<world>.json and drawn beside it.
+this with another seed than the bundled ones; WebShop: on training goals). Then each run trains on the bundled training
+tasks and is evaluated on the bundled held-out ones, the policy before training included. Runs go on where they were
+broken off, so the whole may be stopped (Ctrl-C) and started again at any time. Everything a run leaves is in --folder;
+the curves are kept in benchmarks/results/learning_<world>.json and drawn beside it.
 """
 
 from __future__ import annotations
@@ -38,24 +38,22 @@ from hgpo_train.settings import to_dict, to_toml
 from hgpo_train.tracking import read_metrics
 from hgpo_train.warm_start import WarmStart, warm_start
 
-ESTIMATORS: Final[dict[str, dict[str, Any]]] = {
-    "grpo": {"estimator": "grpo", "parameters": {"history_length": None}},
-    "gigpo": {"estimator": "gigpo", "parameters": {"history_length": None}},
-    "hgpo": {"estimator": "hgpo", "parameters": {"history_length": 2}},
-    "g2po": {"estimator": "g2po", "parameters": {"history_length": None}},
-}
+PARAMETERS: Final[dict[str, dict[str, Any]]] = {"hgpo": {"history_length": 2}}
+"""What an estimator has of its own; the others are the configuration's."""
 WORLDS: Final[dict[str, dict[str, Any]]] = {
     "alfworld": {
         "estimators": ("grpo", "gigpo", "hgpo", "g2po"),
         "seeds": (0, 1, 2),
         "policy": "mixture:explorer=0.6,random=0.35,stale=0.05",  # knows the game's commands, not yet what they are for
+        "demonstrations": 3_000,
         "epochs": 2,
     },
     "webshop": {
         "estimators": ("grpo", "hgpo"),
         "seeds": (0, 1),
         "policy": "mixture:explorer=0.85,stale=0.15",
-        "epochs": 6,
+        "demonstrations": 6_000,
+        "epochs": 4,
     },
 }
 HGPO: Final = (sys.executable, "-c", "from hgpo_train.cli import main; main()")
@@ -74,7 +72,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/learning"))
     parser.add_argument("--iterations", type=int, help="of each run; the configuration's without")
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="section.field=value")
-    parser.add_argument("--demonstrations", type=int, default=3_000, help="tasks that the warm start is shown")
+    parser.add_argument("--demonstrations", type=int, help="tasks that the warm start is shown; the world's without")
     parser.add_argument("--epochs", type=int, help="of the warm start; the world's without")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; each has its share of the cores")
     parser.add_argument("--draw", action="store_true", help="run nothing")
@@ -90,7 +88,7 @@ def main() -> None:
         start = WarmStart(
             policy=world["policy"],
             data=generated_games(folder) if given.world == "alfworld" else None,
-            demonstrations=given.demonstrations,
+            demonstrations=given.demonstrations or world["demonstrations"],
             epochs=given.epochs or world["epochs"],
         )
         warm = warm_start(folder, base, start, Display(console, start.epochs))
@@ -103,13 +101,9 @@ def main() -> None:
 
 def configuration(base: Config, warm: Path, estimator: str, seed: int) -> Config:
     """One run's configuration."""
-    chosen = ESTIMATORS[estimator]
-    parameters = {**base.advantage.parameters, **chosen["parameters"]}
     values = to_dict(base)
-    values["advantage"] = {
-        "estimator": chosen["estimator"],
-        "parameters": {name: value for name, value in parameters.items() if value is not None},
-    }
+    common = {name: value for name, value in base.advantage.parameters.items() if name != "history_length"}
+    values["advantage"] = {"estimator": estimator, "parameters": common | PARAMETERS.get(estimator, {})}
     return replace(Config(), **{**values, "name": f"{estimator}-{seed}", "seed": seed, "model": {"path": str(warm)} | {
         name: value for name, value in values["model"].items() if name != "path"
     }})  # fmt: skip

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def first_training(folder: Path, console: Console, *, seed: int = 0) -> Path:
     """Makes a small model, teaches it a little, and trains it for one iteration of HGPO (K = 2).
 
-    It takes a minute or two on two cores; the policy it leaves has seen too little to play well. Called again with the
+    It takes about a minute on two cores; the policy it leaves has seen too little to play well. Called again with the
     same folder it goes on where it was broken off.
 
     Args:

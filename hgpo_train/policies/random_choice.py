@@ -38,8 +38,12 @@ class RandomPolicy(BatchPolicy):
 
     def _choose(self, request: Request) -> str:
         actions = request.state.actions
-        action = actions[draw(request.seed, "action", len(actions))] if actions else ""
-        return action.replace(_QUERY, _query(request)) if _QUERY in action else action
+        return filled(actions[draw(request.seed, "action", len(actions))], request) if actions else ""
+
+
+def filled(action: str, request: Request) -> str:
+    """The action, with words of the instruction where it leaves a query open."""
+    return action.replace(_QUERY, _query(request)) if _QUERY in action else action
 
 
 def _query(request: Request) -> str:

@@ -81,27 +81,32 @@ def _factory(name: str) -> Factory:
     raise InputError(unknown("policy", name, policy_names()))
 
 
+def _refuse_argument(name: str, argument: str) -> None:
+    if argument:
+        raise InputError(f"policy {name}: expected nothing after its name, got {argument!r}; write {name}")
+
+
 def _random(argument: str, context: PolicyContext) -> BatchPolicy:
     from hgpo_train.policies.random_choice import RandomPolicy
 
-    del argument
+    _refuse_argument("random", argument)
     return RandomPolicy(context.action_format)
 
 
 def _stale(argument: str, context: PolicyContext) -> BatchPolicy:
     from hgpo_train.policies.stale import StalePolicy
 
-    del argument
+    _refuse_argument("stale", argument)
     return StalePolicy(context.action_format)
 
 
 def _expert(argument: str, context: PolicyContext) -> BatchPolicy:
-    del argument
+    _refuse_argument("expert", argument)
     return _scripted("expert", context)
 
 
 def _explorer(argument: str, context: PolicyContext) -> BatchPolicy:
-    del argument
+    _refuse_argument("explorer", argument)
     return _scripted("explorer", context)
 
 

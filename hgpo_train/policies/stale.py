@@ -9,34 +9,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
-from hgpo_train.policies.random_choice import draw
-from hgpo_train.policies.scripted import written
+from hgpo_train.policies.random_choice import RandomPolicy, draw, filled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from hgpo_train.policies.base import Request
 
 
-class StalePolicy(BatchPolicy):
+class StalePolicy(RandomPolicy):
     """Draws from the actions that were admissible in the episode and are not now, by the request's seed.
 
     Where there is none, as at the first step, any admissible action is drawn.
-
-    Args:
-        action_format: How the action is written, ``command`` or ``response``.
     """
 
     name = "stale"
-    reproducible = True
 
     def __init__(self, action_format: str) -> None:
-        super().__init__()
-        self._action_format = action_format
+        super().__init__(action_format)
         self._seen: dict[int, dict[str, None]] = {}
-
-    def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
-        """See `Policy`."""
-        return [Reply(written(self._choose(request), self._action_format)) for request in requests]
 
     def _choose(self, request: Request) -> str:
         if request.step == 0:
@@ -44,4 +33,4 @@ class StalePolicy(BatchPolicy):
         seen, now = self._seen[request.slot], request.state.actions
         actions = [action for action in seen if action not in now] or list(now)
         seen.update(dict.fromkeys(now))
-        return actions[draw(request.seed, "stale action", len(actions))] if actions else ""
+        return filled(actions[draw(request.seed, "stale action", len(actions))], request) if actions else ""

@@ -46,7 +46,10 @@ def load_tokenizer(path: str) -> Tokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(newest_model(path))
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot load a tokenizer from {path!r}: {_first_line(error)}") from error
+        raise InputError(
+            f"cannot load a tokenizer from {path!r}: expected a model's folder, a run's, or a Hugging Face name "
+            f"({_first_line(error)})"
+        ) from error
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             f"the tokenizer of {path!r} has no chat template; take the model's -Instruct form, or put a "

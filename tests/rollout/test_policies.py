@@ -69,6 +69,11 @@ def test_stale_answers_what_was_possible_and_is_not(shown, seed):
     assert [reply.response for reply in other] == ["z", "y"]  # each slot, and each episode, has its own past
 
 
+def test_stale_leaves_no_search_open():
+    (reply,) = ask(StalePolicy("command"), [request(actions=["search[<your query>]"], instruction="shoe")])
+    assert "<your query>" not in reply.response
+
+
 class Stepping:
     """A scripted player that says which state it was shown."""
 
@@ -123,6 +128,7 @@ def test_expert_and_explorer_are_deterministic_players_by_name():
     [
         ("randon", "unknown policy 'randon'; did you mean 'random'?"),
         ("expert", "unknown benchmark 'Doors'"),
+        ("stale:often", "policy stale: expected nothing after its name, got 'often'"),
         ("mixture:", "mixture: expected name=weight,name=weight with positive weights, got ''"),
         ("mixture:random", "mixture: expected name=weight"),
         ("mixture:random=-1", "mixture: expected name=weight"),
