@@ -6,16 +6,17 @@
     python benchmarks/learning.py --world alfworld --draw               only the table and the picture of what is there
 
 A model of about a million parameters is made and warm-started on demonstrations, once for all runs: what the explorer
-does, with other actions mixed in (`WORLDS`), in tasks that it solved all the same (ALFWorld: on games generated for
-this with another seed than the bundled ones; WebShop: on training goals). Then each run trains on the bundled training
-tasks and is evaluated on the bundled held-out ones, the policy before training included. Runs go on where they were
-broken off, so the whole may be stopped (Ctrl-C) and started again at any time. Everything a run leaves is in --folder;
-the curves are kept in benchmarks/results/learning_<world>.json and drawn beside it.
+does, with other actions mixed in (`WORLDS`), in tasks that it solved all the same: games, or instructions for the
+bundled products, generated for this with another seed than the bundled ones. Then each run trains on the bundled
+training tasks and is evaluated on the bundled held-out ones, the policy before training included. Runs go on where they
+were broken off, so the whole may be stopped (Ctrl-C) and started again at any time. Everything a run leaves is in
+--folder; the curves are kept in benchmarks/results/learning_<world>.json and drawn beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 import subprocess
@@ -23,6 +24,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,9 +34,12 @@ from record import RESULTS, keep
 from rich.console import Console
 from rich.table import Table
 
+from hgpo_envs.webshop.bundled import PRODUCTS, SEED
+from hgpo_envs.webshop.synthetic import FILES
 from hgpo_train.config import Config, load_config, replace
 from hgpo_train.display import Display
 from hgpo_train.settings import to_dict, to_toml
+from hgpo_train.tiny import TinyShape
 from hgpo_train.tracking import read_metrics
 from hgpo_train.warm_start import WarmStart, warm_start
 
@@ -44,23 +49,25 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {
     "alfworld": {
         "estimators": ("grpo", "gigpo", "hgpo", "g2po"),
         "seeds": (0, 1, 2),
-        "policy": "mixture:explorer=0.6,random=0.35,stale=0.05",  # knows the game's commands, not yet what they are for
-        "demonstrations": 3_000,
-        "epochs": 2,
+        "warm_start": WarmStart(
+            policy="mixture:explorer=0.6,random=0.35,stale=0.05",  # knows the commands, not yet what they are for
+            demonstrations=3_000,
+            epochs=2,
+        ),
     },
     "webshop": {
         "estimators": ("grpo", "hgpo"),
         "seeds": (0, 1),
-        "policy": "mixture:explorer=0.85,stale=0.15",
-        "demonstrations": 6_000,
-        "epochs": 4,
+        "warm_start": WarmStart(
+            policy="mixture:explorer=0.92,random=0.04,stale=0.04",
+            demonstrations=12_599,  # all training goals
+            epochs=1,
+            learning_rate=5e-3,
+            shape=TinyShape(identifiers=True, initial=0.07),
+        ),
     },
 }
 HGPO: Final = (sys.executable, "-c", "from hgpo_train.cli import main; main()")
-GENERATED_GAMES: Final = 4_500
-"""Two thirds of them are training games, those that are demonstrated."""
-GENERATOR_SEED: Final = 7
-"""The bundled games were generated with another."""
 
 
 def main() -> None:
@@ -85,11 +92,12 @@ def main() -> None:
     if given.iterations:
         base = replace(base, iterations=given.iterations)
     if not given.draw:
-        start = WarmStart(
-            policy=world["policy"],
-            data=generated_games(folder) if given.world == "alfworld" else None,
-            demonstrations=given.demonstrations or world["demonstrations"],
-            epochs=given.epochs or world["epochs"],
+        folder.mkdir(parents=True, exist_ok=True)
+        start = dataclasses.replace(
+            world["warm_start"],
+            data=GENERATED[given.world](folder),
+            demonstrations=given.demonstrations or world["warm_start"].demonstrations,
+            epochs=given.epochs or world["warm_start"].epochs,
         )
         warm = warm_start(folder, base, start, Display(console, start.epochs))
         runs = {f"{name}-{seed}": configuration(base, warm, name, seed) for seed in seeds for name in estimators}
@@ -110,13 +118,30 @@ def configuration(base: Config, warm: Path, estimator: str, seed: int) -> Config
 
 
 def generated_games(folder: Path) -> str:
-    """A pack of games for the demonstrations."""
+    """A pack of games; two thirds of them are training games, those that are demonstrated."""
     path = folder / "games.pack"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        sizes = ["--games", str(GENERATED_GAMES), "--seed", str(GENERATOR_SEED)]
-        subprocess.run([*HGPO, "data", "synth", "alfworld", *sizes, "--out", str(path)], check=True)
+        _run("data", "synth", "alfworld", "--games", "4500", "--seed", "7", "--out", str(path))
     return str(path)
+
+
+def generated_goals(folder: Path) -> str:
+    """The bundled products with other instructions, of which 12,599 are training goals."""
+    path, raw = folder / "catalogue", folder / "products"
+    if not path.exists():
+        same = ("--products", str(PRODUCTS), "--seed", str(SEED), "--text", "0.6", "--no-oddities")
+        _run("data", "synth", "webshop", *same, "--people", "12", "--people-seed", "7", "--force", "--out", str(raw))
+        named = zip(("--items", "--attributes", "--human"), (str(raw / name) for name in FILES), strict=True)
+        _run("data", "build", "webshop", *chain(*named), "--nouns", "stand-in", "--out", str(path))
+    return str(path)
+
+
+GENERATED: Final = {"alfworld": generated_games, "webshop": generated_goals}
+"""What is demonstrated: makes it in the folder, where it is not there yet."""
+
+
+def _run(*arguments: str) -> None:
+    subprocess.run([*HGPO, *arguments], check=True)
 
 
 def train(folder: Path, config: Config, console: Console, jobs: int) -> None:
