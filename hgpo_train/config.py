@@ -96,7 +96,8 @@ class RolloutConfig:
     slots: int = 1024
     """Environments at once; changes the speed alone."""
     filter_groups: bool = False
-    """Dynamic sampling (DAPO): groups whose trajectories all have the same return are left out and others collected."""
+    """Dynamic sampling (DAPO): groups whose trajectories all end the same, by the estimator's reward, are left out and
+    others collected."""
     max_generation_batches: int = 10
     """With filter_groups: how many times tasks are drawn an iteration before going on with what there is."""
 

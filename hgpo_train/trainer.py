@@ -30,6 +30,7 @@ from hgpo_train.checkpoint import State, checkpoints, load_checkpoint, save_chec
 from hgpo_train.config import load_config, template_path
 from hgpo_train.engines import check_engine, make_engine
 from hgpo_train.metrics import batch_metrics, episode_metrics
+from hgpo_train.rollout.outcomes import informative
 from hgpo_train.rollout.run import Collection, Machine, collect, open_world
 from hgpo_train.settings import to_dict, to_toml
 from hgpo_train.tracking import make_trackers
@@ -225,6 +226,7 @@ class Trainer:
             iteration=iteration,
             skip=self.state.tasks_drawn,
             most=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
+            outcome=self._outcome(),
         )
         with self._writer("steps") as writer:
             collect(self._world, self.engine, writer, what, self._machine(), progress=self._display.tally)
@@ -236,9 +238,13 @@ class Trainer:
         config = self.config.advantage
         rows = compute(steps, config.estimator, details=True, **config.parameters).collect()
         if self.config.rollout.filter_groups:
-            returns = pl.col("episode_return").filter(~pl.col("aborted"))
-            rows = rows.filter(returns.n_unique().over("task_id", "group") > 1)
+            said = informative(steps.lazy(), self._outcome()).collect()
+            rows = rows.join(said, on=said.columns, how="semi", maintain_order="left")
         return rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
+
+    def _outcome(self) -> str:
+        """What the estimator reads rewards from, by which a group says something or nothing."""
+        return str(self.config.advantage.parameters.get("reward", "reward"))
 
     def _rows(self, table: str, iteration: int) -> pl.DataFrame:
         return scan_steps(self.folder / table).filter(pl.col("iteration") == iteration).collect()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hgpo_train.rollout.outcomes import OF_ROWS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -20,7 +22,7 @@ class _Open:
     group: Group
     missing: int
     rows: dict[int, list[Row]] = field(default_factory=dict)
-    returns: list[float] = field(default_factory=list)
+    outcomes: list[float | bool] = field(default_factory=list)
 
 
 class Groups:
@@ -31,9 +33,11 @@ class Groups:
     Args:
         plan: The groups, endlessly.
         wanted: How many groups are to be collected.
-        most: With dynamic sampling, `wanted` counts only groups that say something (`says_nothing`), and at most so
-            many are played; None turns it off. A group begins only while those that said something and those under way
-            are fewer than wanted: so which groups are played does not depend on the order in which they finish.
+        most: With dynamic sampling, `wanted` counts only groups that say something, whose trajectories' outcomes are
+            not all the same, and at most so many are played; None turns it off. A group begins only while those that
+            said something and those under way are fewer than wanted: so which groups are played does not depend on the
+            order in which they finish.
+        outcome: The outcome that is looked at, a name of `hgpo_train.rollout.outcomes.OF_ROWS`.
         commit: Takes the rows of whole groups.
         together: How many groups are committed at once.
         done: Groups that were committed before, and whether each said something: they are not played again.
@@ -47,11 +51,13 @@ class Groups:
         commit: Callable[[list[Row]], None],
         *,
         most: int | None = None,
+        outcome: str = "reward",
         together: int = 16,
         done: Mapping[Key, bool] | None = None,
         lookahead: int = 4096,
     ) -> None:
         self._plan, self._wanted, self._most, self._commit = plan, wanted, most, commit
+        self._outcome = OF_ROWS[outcome]
         self._together, self._lookahead, self._done = together, lookahead, done or {}
         self._open: dict[int, _Open] = {}
         self._waiting: dict[int, list[Row]] = {}
@@ -81,12 +87,12 @@ class Groups:
         opened.rows[trajectory.member] = trajectory.rows
         opened.missing -= 1
         if not trajectory.aborted:
-            opened.returns.append(trajectory.total)
+            opened.outcomes.append(self._outcome(trajectory.rows))
         if opened.missing:
             return
         del self._open[position]
         self.finished += 1
-        self.informative += not says_nothing(opened.returns)
+        self.informative += len(set(opened.outcomes)) > 1
         self._waiting[position] = [row for member in sorted(opened.rows) for row in opened.rows[member]]
         self._advance()
 
@@ -116,8 +122,3 @@ class Groups:
         if batch:
             self._commit([row for rows in batch for row in rows])
             self.committed += len(batch)
-
-
-def says_nothing(returns: list[float]) -> bool:
-    """Whether a group's returns are all the same (or there is at most one): its advantages are then all zero."""
-    return len(set(returns)) <= 1

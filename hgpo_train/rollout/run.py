@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
-import polars as pl
 
 import hgpo_envs
 from hgpo_datasets import scan_steps
@@ -20,6 +19,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.sources import SharedSource, Split, open_shared
 from hgpo_train.rollout.collector import Collector, Tally
 from hgpo_train.rollout.groups import Groups, Key
+from hgpo_train.rollout.outcomes import OF_ROWS, informative
 from hgpo_train.rollout.plan import plan
 from hgpo_train.rollout.slots import LocalSlots, Slots
 from hgpo_train.rollout.workers import WorkerSlots
@@ -97,6 +97,7 @@ class Collection:
         iteration: Training iteration, written into every row.
         skip: Tasks of the order to pass over.
         most: With dynamic sampling, the most groups to play until `tasks` of them say something; None turns it off.
+        outcome: What must differ within a group for it to say something (`hgpo_train.rollout.outcomes`).
     """
 
     tasks: int
@@ -106,6 +107,7 @@ class Collection:
     iteration: int = 0
     skip: int = 0
     most: int | None = None
+    outcome: str = "reward"
 
     def __post_init__(self) -> None:
         for name, least in (("tasks", 1), ("group_size", 1), ("iteration", 0), ("skip", 0)):
@@ -114,6 +116,8 @@ class Collection:
                 raise InputError(f"{name}: expected at least {least}, got {value}")
         if self.most is not None and self.most < self.tasks:
             raise InputError(f"most: expected at least as many groups as are wanted ({self.tasks}), got {self.most}")
+        if self.outcome not in OF_ROWS:
+            raise InputError(f"outcome: expected one of {', '.join(OF_ROWS)}, got {self.outcome!r}")
 
 
 @dataclass(frozen=True)
@@ -182,8 +186,9 @@ def collect(
         what.tasks,
         commit,
         most=what.most,
+        outcome=what.outcome,
         together=machine.groups_together,
-        done=committed(writer, informative=what.most is not None),
+        done=committed(writer, None if what.most is None else what.outcome),
         lookahead=8 * max(machine.slots, machine.groups_together),
     )
     count = min(machine.slots, (what.most or what.tasks) * what.group_size)
@@ -208,20 +213,13 @@ def collect(
         slots.close()
 
 
-def committed(writer: StepWriter, *, informative: bool) -> Mapping[Key, bool]:
-    """The groups that a run has, and whether each said something (True for all unless that is asked for)."""
-    if not informative or not writer.committed:
-        return dict.fromkeys(writer.committed, True)
-    key = ["iteration", "task_id", "group"]
-    trajectories = (
-        scan_steps(writer.folder)
-        .group_by(*key, "trajectory")
-        .agg(pl.col("episode_return").first(), pl.col("aborted").any())
-        .group_by(key)
-        .agg(pl.col("episode_return").filter(~pl.col("aborted")).n_unique())
-        .collect()
-    )
-    return {(iteration, task, group): values > 1 for iteration, task, group, values in trajectories.iter_rows()}
+def committed(writer: StepWriter, outcome: str | None) -> Mapping[Key, bool]:
+    """The groups that a run has, and whether each said something (True for all without an outcome to tell by)."""
+    done: dict[Key, bool] = dict.fromkeys(writer.committed, True)
+    if outcome is None or not done:
+        return done
+    said = informative(scan_steps(writer.folder), outcome).collect()
+    return {**dict.fromkeys(done, False), **dict.fromkeys(said.rows(), True)}
 
 
 @dataclass

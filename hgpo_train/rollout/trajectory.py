@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
 from hgpo_envs.hashing import text_hash
@@ -113,11 +112,6 @@ class Trajectory:
     def aborted(self) -> bool:
         """Whether the rollout broke off."""
         return bool(self.rows) and "aborted" in self.rows[-1]
-
-    @property
-    def total(self) -> float:
-        """The sum of rewards so far."""
-        return math.fsum(row["reward"] for row in self.rows)
 
 
 def _told(task: Task) -> Row:

@@ -11,8 +11,9 @@ from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply
 from hgpo_train.policies.random_choice import RandomPolicy
+from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.collector import RolloutError
-from hgpo_train.rollout.run import Collection, Machine, collect
+from hgpo_train.rollout.run import Collection, Machine, collect, open_world
 
 
 class Slow(AsyncPolicy):
@@ -291,11 +292,41 @@ def test_dynamic_sampling_refills_and_does_not_depend_on_the_order_of_ends(runs)
 
 
 @pytest.mark.parametrize(
+    ("outcome", "end"),
+    [
+        ("reward", pl.col("reward").sum()),
+        ("success", pl.col("won").any()),
+        ("score", pl.col("score").max()),
+    ],
+)
+def test_what_says_something_goes_by_the_outcome_that_is_asked_for(runs, outcome, end):
+    """In WebShop a rollout that did not win may still have scored: by success alone such groups say nothing."""
+    world = open_world("HGPO/WebShop-v0", split="train", action_format="command", max_steps=12, goals="human")
+    policy = make_policy("mixture:explorer=0.6,random=0.4", PolicyContext(world.shared.source.name, "command"))
+    what = Collection(tasks=6, group_size=3, seed=2, most=200, outcome=outcome)
+
+    def told(name: str) -> pl.DataFrame:
+        trajectories = runs.steps(name).group_by("task_id", "trajectory").agg(end.alias("end"))
+        groups = trajectories.group_by("task_id").agg(said=pl.col("end").n_unique() > 1, at=pl.col("trajectory").min())
+        return groups.sort("at")
+
+    turns = iter(range(10_000))
+    runs.collect("resumed", policy, world, what=what, machine=Machine(slots=3), stopping=lambda: next(turns) > 60)
+    assert told("resumed").height > 0
+    for name in ("whole", "resumed"):
+        runs.collect(name, policy, world, what=what)
+    assert told("whole").equals(told("resumed"))
+    assert told("whole")["said"].sum() == 6
+    assert told("whole")["said"][-1]
+
+
+@pytest.mark.parametrize(
     ("values", "line"),
     [
         ({"tasks": 0}, "tasks: expected at least 1, got 0"),
         ({"tasks": 2, "group_size": 0}, "group_size: expected at least 1, got 0"),
         ({"tasks": 5, "most": 4}, "most: expected at least as many groups as are wanted (5), got 4"),
+        ({"tasks": 5, "outcome": "won"}, "outcome: expected one of reward, success, score, got 'won'"),
     ],
 )
 def test_bad_collections(values, line):

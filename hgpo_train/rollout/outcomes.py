@@ -1,0 +1,46 @@
+"""Groups that say something: their trajectories came to different ends, so that advantages are not all zero.
+
+What an end is goes by what the estimator reads rewards from (`hgpo_train.advantages.Parameters.reward`).
+
+Source: dynamic sampling of DAPO (arXiv 2503.14476), Eq. 11.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+OF_ROWS: Final[Mapping[str, Callable[[Sequence[dict[str, Any]]], float | bool]]] = {
+    "reward": lambda rows: math.fsum(row["reward"] for row in rows),
+    "success": lambda rows: rows[-1]["won"],
+    "score": lambda rows: rows[-1]["score"],
+}
+"""A trajectory's outcome from its rows, in the order of steps."""
+
+OF_TABLE: Final[Mapping[str, pl.Expr]] = {
+    "reward": pl.col("episode_return").first(),
+    "success": pl.col("won").sort_by("step").last(),
+    "score": pl.col("score").sort_by("step").last(),
+}
+"""The same from a step table's rows of one trajectory."""
+
+
+def informative(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:
+    """The groups of a step table whose trajectories, aborted ones aside, did not all end the same.
+
+    Args:
+        steps: A step table.
+        outcome: A name of `OF_TABLE`.
+
+    Returns:
+        Their ``iteration``, ``task_id`` and ``group``.
+    """
+    group = ("iteration", "task_id", "group")
+    trajectories = steps.group_by(*group, "trajectory").agg(OF_TABLE[outcome].alias("end"), pl.col("aborted").any())
+    ends = trajectories.filter(~pl.col("aborted")).group_by(group).agg(pl.col("end").n_unique())
+    return ends.filter(pl.col("end") > 1).select(group)
