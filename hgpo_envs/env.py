@@ -110,7 +110,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         split: Which tasks; ``all`` is everything.
         history_length: K, how many past pairs the prompt shows.
         history_depth: The deepest history hash.
-        action_format: ``command`` or ``response``.
+        action_format: ``command``, ``response`` or ``number`` (an admissible action's, from 1).
         max_steps: The step limit.
         sampling: ``random``, ``sweep``, ``shuffled`` or ``verl-agent``.
         prompt_template: A Jinja file that replaces the package's own prompt.

@@ -13,14 +13,14 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH
 from hgpo_envs.memory import Memory
 from hgpo_envs.prompts import PromptTemplate, load_template
-from hgpo_envs.responses import DEFAULT_FALLBACK_CHARACTERS, FALLBACK_CHARACTERS, parse
+from hgpo_envs.responses import DEFAULT_FALLBACK_CHARACTERS, FALLBACK_CHARACTERS, numbered, parse
 
 if TYPE_CHECKING:
     from hgpo_envs.engine import Engine, State, Task
     from hgpo_envs.sources import SharedSource
 
-ACTION_FORMATS: Final = ("command", "response")
-"""What an action is: the bare command, or a model's whole response."""
+ACTION_FORMATS: Final = ("command", "response", "number")
+"""What an action is: the bare command, a model's whole response, or the number of an admissible action, from 1."""
 
 _RESERVED: Final = frozenset({"task", "task_id", "task_type", "split", "versions", "step", "action"})
 
@@ -32,7 +32,7 @@ class Settings:
     Attributes:
         history_length: K, how many past pairs the prompt shows.
         history_depth: The deepest history hash that observations hold.
-        action_format: ``command`` or ``response``.
+        action_format: ``command``, ``response`` or ``number``.
         max_steps: The step limit; reaching it truncates.
         template: The prompt template.
         fallback_characters: How much of a response without action tags is taken for the action.
@@ -82,8 +82,8 @@ class Episode:
         state: What the engine shows now.
         action: The command that led here; empty at the start.
         action_valid: With ``action_format="response"`` whether the response kept the form (verl-agent's flag, the one
-            the invalid-action penalty looks at); with ``"command"`` whether the command did something the benchmark
-            offers. True at the start.
+            the invalid-action penalty looks at); else whether the command did something the benchmark offers. True at
+            the start.
         terminated: The task has ended.
         truncated: The step limit was reached first.
     """
@@ -154,6 +154,8 @@ class Episode:
         if self.settings.action_format == "response":
             response = parse(text, self.settings.fallback_characters)
             return response.action, response.valid
+        if self.settings.action_format == "number":
+            return numbered(text, self.state.actions), None
         return text, None
 
     def observe(self, command: str, well_formed: bool | None, state: State) -> None:

@@ -13,10 +13,11 @@ A template may use these fields, and no others:
 | steps_taken | int | actions so far |
 | step | int | the number of this step, from 1 |
 | max_steps | int | the step limit |
-| action_format | str | ``response`` when tags are asked for, ``command`` when the bare action is |
+| action_format | str | ``response`` when tags are asked for, ``command`` the bare action, ``number`` its number |
 
 Beside Jinja's own filters there is ``listed``: ``{{ admissible_actions | listed("help") }}`` quotes the actions, one a
-line, and leaves out those that are named.
+line, and leaves out those that are named; ``numbered`` does the same with each action's number before it, as
+``action_format="number"`` counts.
 """
 
 from __future__ import annotations
@@ -62,7 +63,12 @@ def _listed(actions: Iterable[str], *left_out: str) -> str:
     return ",\n ".join([f"'{action}'" for action in actions if action not in left_out])
 
 
+def _numbered(actions: Iterable[str], *left_out: str) -> str:
+    return "\n".join([f"{number}. {action}" for number, action in enumerate(actions, 1) if action not in left_out])
+
+
 _JINJA.filters["listed"] = _listed
+_JINJA.filters["numbered"] = _numbered
 
 
 class PromptTemplate:
@@ -117,7 +123,7 @@ class PromptTemplate:
             admissible_actions: In the benchmark's order.
             memory: The episode's memory.
             max_steps: The step limit.
-            action_format: ``command`` or ``response``.
+            action_format: ``command``, ``response`` or ``number``.
             history_length: Shows at most this many pairs, for a prompt that must be shorter; None shows all K.
         """
         pairs = memory.pairs(history_length)

@@ -13,7 +13,10 @@ Source: verl-agent, ``agent_system/environments/env_package/{alfworld,webshop}/p
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FALLBACK_CHARACTERS: Final = {"ALFWorld": 30, "WebShop": 20}
 """How many last characters stand for the action when the tags are missing, by benchmark."""
@@ -22,6 +25,8 @@ DEFAULT_FALLBACK_CHARACTERS: Final = 30
 """The same for a benchmark that is not named above."""
 
 _OPEN, _CLOSE = "<action>", "</action>"
+_DIGITS: Final = 9
+"""The longest number that is looked at."""
 _CJK = re.compile("[\u4e00-\u9fff]")
 
 
@@ -63,3 +68,21 @@ def parse(text: str, fallback_characters: int = DEFAULT_FALLBACK_CHARACTERS) -> 
     if _CJK.search(text):
         return Response(action, False, "CJK characters")
     return Response(action, True, "")
+
+
+def numbered(text: str, actions: Sequence[str]) -> str:
+    r"""The action whose number, counted from 1, a text is; any other text is a command itself, such as a search.
+
+    Args:
+        text: Anything a model wrote.
+        actions: The admissible actions.
+
+    >>> numbered(" 2\n", ["look", "open fridge 1"])
+    'open fridge 1'
+    >>> numbered("3", ["look", "open fridge 1"])
+    '3'
+    """
+    stripped = text.strip()
+    if stripped.isascii() and stripped.isdigit() and len(stripped) <= _DIGITS and 0 < int(stripped) <= len(actions):
+        return actions[int(stripped) - 1]
+    return text

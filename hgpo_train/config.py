@@ -32,8 +32,8 @@ class EnvironmentConfig:
     """Steps after which a trajectory is cut off."""
     history_length: int = 2
     """K of the prompt: how many past steps the prompt shows."""
-    action_format: Literal["response", "command"] = "response"
-    """What the policy writes: a response with the action in tags, or the bare command."""
+    action_format: Literal["response", "command", "number"] = "response"
+    """What the policy writes: a response with the action in tags, the command, or an admissible action's number."""
     prompt_template: str | None = None
     """A Jinja file that replaces the environment's own prompt, or the name of one that is shipped, such as compact."""
     options: dict[str, Any] = field(default_factory=dict)

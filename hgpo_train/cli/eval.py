@@ -33,7 +33,7 @@ def evaluate(
     data: Annotated[Path | None, typer.Option(help="Official folder, pack, catalogue; else the bundled set.")] = None,
     history_length: Annotated[int, typer.Option(help="Past steps that the prompt shows (K).")] = 2,
     max_steps: Annotated[int | None, typer.Option(help="Step limit; the environment's own without.")] = None,
-    action_format: Annotated[str, typer.Option(help="response (with tags) or command.")] = "response",
+    action_format: Annotated[str, typer.Option(help="response (with tags), command or number.")] = "response",
     env_option: Annotated[
         list[str] | None, typer.Option(help="Another argument of the environment, name=value; may be repeated.")
     ] = None,

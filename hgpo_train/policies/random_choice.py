@@ -22,7 +22,7 @@ class RandomPolicy(BatchPolicy):
     A search whose query is left open is given one to three words of the instruction.
 
     Args:
-        action_format: How the action is written, ``command`` or ``response``.
+        action_format: How the action is written, ``command``, ``response`` or ``number``.
     """
 
     name = "random"
@@ -34,7 +34,9 @@ class RandomPolicy(BatchPolicy):
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
-        return [Reply(written(self._choose(request), self._action_format)) for request in requests]
+        return [
+            Reply(written(self._choose(request), self._action_format, request.state.actions)) for request in requests
+        ]
 
     def _choose(self, request: Request) -> str:
         actions = request.state.actions

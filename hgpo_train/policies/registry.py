@@ -28,7 +28,7 @@ class PolicyContext:
 
     Attributes:
         benchmark: The task source's name.
-        action_format: ``command`` or ``response``.
+        action_format: ``command``, ``response`` or ``number``.
         options: What else the user set for the policy (temperature, top_p, max_tokens, …), by name.
     """
 

@@ -18,7 +18,7 @@ class ScriptedPolicy(BatchPolicy):
     Args:
         name: The player's name.
         make: Makes a player for a slot.
-        action_format: How the action is written, ``command`` or ``response``.
+        action_format: How the action is written, ``command``, ``response`` or ``number``.
     """
 
     reproducible = True
@@ -37,15 +37,25 @@ class ScriptedPolicy(BatchPolicy):
             if request.step == 0:
                 player = self._players.setdefault(request.slot, self._make())
                 player.reset(request.task, request.state, request.engine)
-            return Reply(written(self._players[request.slot].act(request.state), self._action_format))
+            return Reply(
+                written(self._players[request.slot].act(request.state), self._action_format, request.state.actions)
+            )
         except Exception as error:  # noqa: BLE001 - a player that fails costs its trajectory alone
             return Failure.of("PolicyFailed", error)
 
 
-def written(action: str, action_format: str) -> str:
-    """An action as a policy writes it: with empty thoughts where a whole response is asked for.
+def written(action: str, action_format: str, admissible: Sequence[str]) -> str:
+    """An action as a policy writes it: with empty thoughts where a whole response is asked for, or its number.
 
-    >>> written("look", "response")
+    >>> written("look", "response", ["go", "look"])
     '<think></think><action>look</action>'
+    >>> written("look", "number", ["go", "look"])
+    '2'
+    >>> written("search[shoes]", "number", ["search[<your query>]"])
+    'search[shoes]'
     """
-    return f"<think></think><action>{action}</action>" if action_format == "response" else action
+    if action_format == "response":
+        return f"<think></think><action>{action}</action>"
+    if action_format == "number" and action in admissible:
+        return str(admissible.index(action) + 1)
+    return action

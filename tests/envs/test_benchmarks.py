@@ -19,7 +19,10 @@ KEYS = {"task", "task_id", "task_type", "split", "versions", "admissible_actions
 
 
 @pytest.mark.parametrize("env_id", IDS)
-@pytest.mark.parametrize("arguments", [{}, {"action_format": "response", "split": "all", "history_length": 0}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"action_format": "response", "split": "all", "history_length": 0}, {"action_format": "number"}],
+)
 def test_check_env_without_a_single_warning(env_id, arguments):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

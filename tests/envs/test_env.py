@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from hgpo_envs import hashing
 from hgpo_envs.env import TextEnv
+from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
 from hgpo_envs.spaces import UnicodeText
 
@@ -112,7 +113,7 @@ def test_validity_of_responses_is_about_their_form():
     assert (bare["action"], bare["action_valid"]) == ("shall now, after all of this, go on"[-30:], False)
 
 
-@given(st.lists(ANY_TEXT, max_size=6), st.sampled_from(["command", "response"]))
+@given(st.lists(ANY_TEXT, max_size=6), st.sampled_from(ACTION_FORMATS))
 def test_any_text_is_an_action(texts, action_format):
     env = TextEnv(DoorsSource(), action_format=action_format, max_steps=50)
     env.reset(seed=3)
@@ -211,7 +212,7 @@ def test_render():
         ({"max_steps": 0}, "max_steps: expected an integer of at least 1, got 0"),
         (
             {"action_format": "comand"},
-            "unknown action_format 'comand'; did you mean 'command'? Known: command, response",
+            "unknown action_format 'comand'; did you mean 'command'? Known: command, response, number",
         ),
         ({"sampling": "shufled"}, "unknown sampling 'shufled'; did you mean 'shuffled'?"),
         ({"split": "valid"}, "unknown split 'valid'"),

@@ -66,6 +66,12 @@ def test_own_templates_show_every_field(benchmark):
     assert "<action>" in prompt
     bare = render(template, memory, action_format="command")
     assert "<action>" not in bare
+    numbered = render(template, memory, action_format="number")
+    assert "1. go to fridge 1\n" in numbered
+    assert "\n3. look\n" in numbered  # the number in the benchmark's list, whatever is left out of the prompt
+    assert ("2. help\n" in numbered) == (benchmark != "ALFWorld")
+    assert "'go to fridge 1'" not in numbered
+    assert "number" in numbered
     shorter = render(template, memory, history_length=1)
     assert memory.text(1) in shorter
     assert "A door." not in shorter

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs.responses import Response, parse
+from hgpo_envs.responses import Response, numbered, parse
 
 PIECES = st.sampled_from(
     ["<action>", "</action>", "<think>", "</think>", "<ACTION>", "</Action>", "<Think>", "look", " ", "\n", "\0"]
@@ -76,3 +76,20 @@ def test_eight_megabytes_of_anything(unit):
     assert isinstance(action, str)
     assert valid == (not flaw)
     assert valid == (unit == "never")
+
+
+@given(st.lists(st.text(max_size=5), max_size=20), st.integers(-3, 25), st.sampled_from(["", " ", "\n", "\t "]))
+def test_numbers_count_from_one_and_anything_else_is_a_command(actions, number, around):
+    text = f"{around}{number}{around}"
+    expected = dict(enumerate(actions, start=1)).get(number, text)
+    assert numbered(text, actions) == expected
+
+
+@pytest.mark.parametrize("text", ["", "1.", "one", "1 2", "-1", "+1", "1e0", "²", "١", "1" * 5000, "look"])
+def test_what_is_no_number(text):
+    assert numbered(text, ["go"]) == text
+
+
+@given(TEXTS)
+def test_numbers_are_total(text):
+    assert numbered(text, ["go"]) in {text, "go"}

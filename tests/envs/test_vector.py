@@ -30,7 +30,7 @@ def test_make_vec_gives_the_package_own_environment(doors_id):
     assert infos["split"].tolist() == ["test"] * 4
 
 
-@pytest.mark.parametrize("action_format", ["command", "response"])
+@pytest.mark.parametrize("action_format", ["command", "response", "number"])
 def test_the_same_as_single_environments(action_format):
     """Random play of 24 slots, finished ones refilled by mask, against 24 single environments."""
     chance = random.Random(11)
@@ -47,10 +47,8 @@ def test_the_same_as_single_environments(action_format):
             assert (obs["history_hash"][slot] == its_obs["history_hash"]).all()
             assert {key: infos[key][slot] for key in its_info} == its_info
             assert all(infos[f"_{key}"][slot] for key in its_info)
-        actions = [
-            chance.choice(["open door", "go on", "go back", "press switch", "nonsense", "<action>look</action>"])
-            for _ in singles
-        ]
+        texts = ["open door", "go on", "go back", "press switch", "nonsense", "<action>look</action>", "2", "99"]
+        actions = chance.choices(texts, k=len(singles))
         if action_format == "response":
             actions = [f"<think>x</think><action>{action}</action>" for action in actions]
         obs, rewards, terminated, truncated, infos = envs.step(actions)

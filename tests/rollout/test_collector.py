@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from hgpo_datasets import StepWriter
+from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply
 from hgpo_train.policies.random_choice import RandomPolicy
@@ -289,6 +290,22 @@ def test_dynamic_sampling_refills_and_does_not_depend_on_the_order_of_ends(runs)
     bounded = Collection(tasks=6, group_size=3, seed=2, most=told("one").height - 1)
     runs.collect("bounded", what=bounded)
     assert told("bounded").height == bounded.most
+
+
+@pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
+def test_scripted_policies_play_the_same_in_every_action_format(runs, env_id):
+    for action_format in ACTION_FORMATS:
+        world = open_world(env_id, split="train", action_format=action_format, max_steps=12)
+        context = PolicyContext(world.shared.source.name, action_format)
+        policy = make_policy("mixture:explorer=0.5,random=0.3,stale=0.2", context)
+        runs.collect(action_format, policy, world, what=Collection(tasks=8, seed=1))
+    played = {name: runs.steps(name).sort("trajectory", "step") for name in ACTION_FORMATS}
+    same = ("trajectory", "step", "state", pl.col("action").str.to_lowercase(), "score", "won")  # responses are lowered
+    assert played["number"].select(same).equals(played["command"].select(same))
+    assert played["response"].select(same).equals(played["command"].select(same))
+    written = played["number"]["response"]
+    assert (played["command"]["response"] == played["command"]["action"]).all()
+    assert 0.5 < written.str.contains(r"^\d+$").mean() < 1  # searches and stale actions have no number
 
 
 @pytest.mark.parametrize(
