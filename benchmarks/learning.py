@@ -24,7 +24,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,8 +33,7 @@ from record import RESULTS, keep
 from rich.console import Console
 from rich.table import Table
 
-from hgpo_envs.webshop.bundled import PRODUCTS, SEED
-from hgpo_envs.webshop.synthetic import FILES
+from hgpo_envs.webshop import bundled
 from hgpo_train.config import Config, load_config, replace
 from hgpo_train.display import Display
 from hgpo_train.settings import to_dict, to_toml
@@ -59,14 +57,15 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {
         "estimators": ("grpo", "hgpo"),
         "seeds": (0, 1),
         "warm_start": WarmStart(
-            policy="mixture:explorer=0.92,random=0.04,stale=0.04",
-            demonstrations=12_599,  # all training goals
-            epochs=1,
-            learning_rate=5e-3,
-            shape=TinyShape(identifiers=True, initial=0.07),
+            policy="mixture:explorer=0.65,random=0.3,stale=0.05",
+            demonstrations=12_800,
+            epochs=3,
+            learning_rate=4e-3,
+            shape=TinyShape(initial=0.07),
         ),
     },
 }
+CATALOGUES: Final = 16
 HGPO: Final = (sys.executable, "-c", "from hgpo_train.cli import main; main()")
 
 
@@ -117,31 +116,29 @@ def configuration(base: Config, warm: Path, estimator: str, seed: int) -> Config
     }})  # fmt: skip
 
 
-def generated_games(folder: Path) -> str:
+def generated_games(folder: Path) -> tuple[str, ...]:
     """A pack of games; two thirds of them are training games, those that are demonstrated."""
     path = folder / "games.pack"
     if not path.exists():
-        _run("data", "synth", "alfworld", "--games", "4500", "--seed", "7", "--out", str(path))
-    return str(path)
+        sizes = ("--games", "4500", "--seed", "7")
+        subprocess.run([*HGPO, "data", "synth", "alfworld", *sizes, "--out", str(path)], check=True)
+    return (str(path),)
 
 
-def generated_goals(folder: Path) -> str:
-    """The bundled products with other instructions, of which 12,599 are training goals."""
-    path, raw = folder / "catalogue", folder / "products"
-    if not path.exists():
-        same = ("--products", str(PRODUCTS), "--seed", str(SEED), "--text", "0.6", "--no-oddities")
-        _run("data", "synth", "webshop", *same, "--people", "12", "--people-seed", "7", "--force", "--out", str(raw))
-        named = zip(("--items", "--attributes", "--human"), (str(raw / name) for name in FILES), strict=True)
-        _run("data", "build", "webshop", *chain(*named), "--nouns", "stand-in", "--out", str(path))
-    return str(path)
+def generated_goals(folder: Path) -> tuple[str, ...]:
+    """Catalogues of the bundled one's kind: the same product numbers lie on other products in each of them.
+
+    From one catalogue a small model learns by heart which number goes with which words; from many, to copy it.
+    """
+    paths = [folder / "catalogues" / str(seed) for seed in range(1, CATALOGUES + 1)]
+    for seed, path in enumerate(paths, 1):
+        if not path.exists():
+            bundled.make(path, seed=seed)
+    return tuple(map(str, paths))
 
 
 GENERATED: Final = {"alfworld": generated_games, "webshop": generated_goals}
 """What is demonstrated: makes it in the folder, where it is not there yet."""
-
-
-def _run(*arguments: str) -> None:
-    subprocess.run([*HGPO, *arguments], check=True)
 
 
 def train(folder: Path, config: Config, console: Console, jobs: int) -> None:

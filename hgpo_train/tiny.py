@@ -8,18 +8,17 @@ give the same bytes.
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import tokenizers
 import torch
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from hgpo_train.hf import no_progress_bars
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
     from hgpo_train.hf import Model, Tokenizer
@@ -39,9 +38,6 @@ _WORDS: Final = (
 )
 """Where byte-pair merges may not cross: Qwen2's pattern."""
 
-_IDENTIFIER: Final = re.compile(r"(?<!\w)(?=[a-z]*[0-9])(?=[0-9]*[a-z])[a-z0-9]{8,}(?!\w)", re.IGNORECASE)
-"""A product number: a long word with both letters and digits in it."""
-
 
 @dataclass(frozen=True, slots=True)
 class TinyShape:
@@ -51,14 +47,11 @@ class TinyShape:
 
     Attributes:
         vocabulary: Most tokens that are trained.
-        identifiers: Whether each product number of the texts is a token of its own besides: letter by letter, a model
-            this small misspells them.
         initial: Standard deviation of the random weights. Qwen's 0.02 is small for so narrow a model: it learns to copy
             several times faster from about 1 / sqrt(width).
     """
 
     vocabulary: int = 1024
-    identifiers: bool = False
     initial: float = 0.02
     width: int = 128
     layers: int = 4
@@ -69,13 +62,12 @@ class TinyShape:
     positions: int = 4096
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int, added: Sequence[str] = ()) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Trains a byte-level BPE tokenizer with ChatML's special tokens and chat template.
 
     Args:
         texts: Any texts of the environments; all 256 bytes are in the alphabet, so every text can be encoded.
         vocabulary: Most tokens, special ones included.
-        added: Words that are one token each, after those.
 
     Returns:
         A Transformers fast tokenizer; `<|im_end|>` ends a turn, `<|endoftext|>` pads.
@@ -101,18 +93,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, added: Sequence[str] 
     fast: Tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[2], clean_up_tokenization_spaces=False
     )
-    fast.add_tokens([AddedToken(word, normalized=False) for word in added])
     fast.chat_template = CHAT_TEMPLATE
     return fast
-
-
-def identifiers(texts: Iterable[str]) -> list[str]:
-    """The product numbers in texts, sorted.
-
-    >>> identifiers(["click[b0ay818qi4]", "pack of 12, 128x64, california"])
-    ['b0ay818qi4']
-    """
-    return sorted({word for text in texts for word in _IDENTIFIER.findall(text)})
 
 
 def make_model(tokenizer: Tokenizer, shape: TinyShape | None = None, seed: int = 0) -> Model:
@@ -124,7 +106,7 @@ def make_model(tokenizer: Tokenizer, shape: TinyShape | None = None, seed: int =
 
     shape = shape or TinyShape()
     config = Qwen3Config(
-        vocab_size=max(shape.vocabulary, len(tokenizer)),
+        vocab_size=shape.vocabulary,
         hidden_size=shape.width,
         intermediate_size=shape.intermediate,
         num_hidden_layers=shape.layers,
@@ -149,8 +131,7 @@ def save_tiny(folder: Path, texts: Iterable[str], shape: TinyShape | None = None
         The folder.
     """
     shape = shape or TinyShape()
-    texts = list(texts)
-    tokenizer = train_tokenizer(texts, shape.vocabulary, identifiers(texts) if shape.identifiers else ())
+    tokenizer = train_tokenizer(texts, shape.vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
     with no_progress_bars():
         make_model(tokenizer, shape, seed).save_pretrained(folder)

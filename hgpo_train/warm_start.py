@@ -37,8 +37,8 @@ class WarmStart:
     Attributes:
         policy: Whom to imitate: the explorer acts on what it is shown, as a policy must, and now and then is led into a
             mistake, so that it shows how to go on from one (`hgpo_train.policies.stale`).
-        data: Games or catalogue for the demonstrations, if not those that are trained on.
-        demonstrations: Tasks that are demonstrated.
+        data: Games or catalogues for the demonstrations, if not those that are trained on.
+        demonstrations: Tasks that are demonstrated, as many in each of them.
         epochs: Passes over them.
         batch: Rows of an optimiser step.
         learning_rate: The peak; cosine to 0.
@@ -47,7 +47,7 @@ class WarmStart:
     """
 
     policy: str = "mixture:explorer=0.85,stale=0.15"
-    data: str | None = None
+    data: tuple[str, ...] = ()
     demonstrations: int = 600
     epochs: int = 3
     batch: int = 32
@@ -102,13 +102,16 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display)
 
 
 def demonstrate(folder: Path, config: Config, start: WarmStart, display: Display) -> Path:
-    """Collects demonstrations into a step table; those that are there are not played again."""
+    """Collects demonstrations into a step table, an iteration a place; those that are there are not played again."""
     environment = config.environment
-    options = environment.options | ({} if start.data is None else {"data": start.data})
-    shown = dataclasses.replace(config, environment=dataclasses.replace(environment, options=options))
-    world = open_training_world(shown, environment.split)
-    policy = make_policy(start.policy, PolicyContext(world.shared.source.name, environment.action_format))
-    what = Collection(tasks=min(start.demonstrations, len(world.tasks)), seed=start.seed)
+    places = [{"data": place} for place in start.data] or [{}]
     with display.stage("demonstrate"), StepWriter(folder, run="demonstrations") as writer:
-        collect(world, policy, writer, what, progress=display.tally)
+        for number, place in enumerate(places):
+            options = environment.options | place
+            shown = dataclasses.replace(config, environment=dataclasses.replace(environment, options=options))
+            world = open_training_world(shown, environment.split)
+            policy = make_policy(start.policy, PolicyContext(world.shared.source.name, environment.action_format))
+            tasks = min(start.demonstrations // len(places), len(world.tasks))
+            what = Collection(tasks=tasks, seed=start.seed, iteration=number)
+            collect(world, policy, writer, what, progress=display.tally)
     return folder

@@ -53,7 +53,6 @@ def write(
     oddities: bool = True,
     text: float = 1.0,
     people: float | None = None,
-    people_seed: int | None = None,
     replace: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> None:
@@ -69,7 +68,6 @@ def write(
         text: Length of descriptions and features, 1 being about that of the official files.
         people: Human-style instructions a product, on average; None spreads `HUMAN_INSTRUCTIONS` over the catalogue,
             at most one for two products.
-        people_seed: Makes them other instructions, about the same products; None takes the products' own seed.
         replace: Whether a folder that is there already may be replaced.
         progress: Told how many products are written, now and then.
 
@@ -93,8 +91,6 @@ def write(
                 items.write((b", " if number else b"") + orjson.dumps(product.record))
                 if product.is_listed:
                     attributes.write((b", " if entries else b"") + _entry(product.asin, product.attribute_entry()))
-                    if people_seed is not None:
-                        product.random = random.Random(people_seed << 40 | number | 1 << 105)
                     told = product.human_entries(rate)
                     if told:
                         human.write((b", " if human.tell() > 1 else b"") + _entry(product.asin, told))

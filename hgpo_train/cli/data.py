@@ -175,7 +175,6 @@ def synth_webshop(
     oddities: Annotated[bool, typer.Option(help="plant the oddities of the official files")] = True,
     text: Annotated[float, typer.Option(help="length of the texts, 1 being that of the official files")] = 1.0,
     people: Annotated[float | None, typer.Option(help="human-style instructions a product")] = None,
-    people_seed: Annotated[int | None, typer.Option(help="other such instructions about the same products")] = None,
     force: Annotated[bool, typer.Option(help="replace a folder that is there already")] = False,
 ) -> None:
     """Generates WebShop products and instructions, as raw files of the official kind."""
@@ -190,7 +189,6 @@ def synth_webshop(
             oddities=oddities,
             text=text,
             people=people,
-            people_seed=people_seed,
             replace=force,
             progress=lambda done: progress("products", done, products),
         )

@@ -30,23 +30,6 @@ def test_a_smaller_catalogue_is_the_beginning_of_a_larger_one(tmp_path):
     assert large[:50] == small
 
 
-def test_other_instructions_about_the_same_products(tmp_path):
-    for name, people_seed in (("own", None), ("one", 7), ("again", 7), ("other", 8)):
-        synthetic.write(tmp_path / name, 60, 3, oddities=False, people=2.0, people_seed=people_seed)
-    items, attributes, human = (
-        {name: (tmp_path / name / file).read_bytes() for name in ("own", "one", "again", "other")}
-        for file in synthetic.FILES
-    )
-    assert len(set(items.values())) == len(set(attributes.values())) == 1
-    assert human["one"] == human["again"]
-    said = [
-        {entry["instruction"] for told in json.loads(human[name]).values() for entry in told}
-        for name in ("own", "one", "other")
-    ]
-    assert all(len(texts) > 100 for texts in said)
-    assert len(said[0] & said[1]) < 5 > len(said[1] & said[2])
-
-
 def test_oddities_are_there_and_can_be_built(tmp_path):
     synthetic.write(tmp_path / "raw", 5_000, 1)
     items = json.loads((tmp_path / "raw/items_shuffle.json").read_bytes())

@@ -17,8 +17,13 @@ def bundled_folder() -> Path:
     return Path(__file__).parent / "catalogue"
 
 
-def make(out: Path, *, replace: bool = False) -> dict[str, Any]:
+def make(out: Path, *, seed: int = SEED, replace: bool = False) -> dict[str, Any]:
     """Makes the catalogue again: synthetic raw files, built.
+
+    Args:
+        out: The catalogue's folder.
+        seed: Another one makes other products and goals of the same kind.
+        replace: Whether a folder that is there already may be replaced.
 
     Returns:
         The manifest.
@@ -28,6 +33,6 @@ def make(out: Path, *, replace: bool = False) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as made:
         raw = Path(made) / "raw"
-        write(raw, PRODUCTS, SEED, oddities=False, text=0.6, people=HUMAN_INSTRUCTIONS)
+        write(raw, PRODUCTS, seed, oddities=False, text=0.6, people=HUMAN_INSTRUCTIONS)
         items, attributes, human = (raw / name for name in FILES)
         return build(items, attributes, human, out, nouns="stand-in", compress=True, replace=replace)
