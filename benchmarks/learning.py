@@ -6,11 +6,11 @@
     python benchmarks/learning.py --world alfworld --draw               only the table and the picture of what is there
 
 A model of about a million parameters is made and warm-started on demonstrations, once for all runs: what the explorer
-does, with other actions mixed in (`WORLDS`), in tasks that it solved all the same: games, or instructions for the
-bundled products, generated for this with another seed than the bundled ones. Then each run trains on the bundled
-training tasks and is evaluated on the bundled held-out ones, the policy before training included. Runs go on where they
-were broken off, so the whole may be stopped (Ctrl-C) and started again at any time. Everything a run leaves is in
---folder; the curves are kept in benchmarks/results/learning_<world>.json and drawn beside it.
+does, with other actions mixed in (`WORLDS`), in games or shops generated for this with other seeds than the bundled
+ones. Then each run trains on the bundled training tasks and is evaluated on the bundled held-out ones, the policy
+before training included. Runs go on where they were broken off, so the whole may be stopped (Ctrl-C) and started again
+at any time. Everything a run leaves is in --folder; the curves are kept in benchmarks/results/learning_<world>.json and
+drawn beside it.
 """
 
 from __future__ import annotations
@@ -47,21 +47,32 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {
     "alfworld": {
         "estimators": ("grpo", "gigpo", "hgpo", "g2po"),
         "seeds": (0, 1, 2),
-        "warm_start": WarmStart(
-            policy="mixture:explorer=0.6,random=0.35,stale=0.05",  # knows the commands, not yet what they are for
-            demonstrations=3_000,
-            epochs=2,
+        "warm_start": (
+            WarmStart(
+                policy="mixture:explorer=0.6,random=0.35,stale=0.05",  # knows the commands, not yet what they are for
+                demonstrations=3_000,
+                epochs=2,
+            ),
         ),
     },
     "webshop": {
         "estimators": ("grpo", "hgpo"),
         "seeds": (0, 1),
-        "warm_start": WarmStart(
-            policy="mixture:explorer=0.65,random=0.3,stale=0.05",
-            demonstrations=12_800,
-            epochs=3,
-            learning_rate=4e-3,
-            shape=TinyShape(initial=0.07),
+        "warm_start": (
+            WarmStart(
+                policy="mixture:explorer=0.92,random=0.04,stale=0.04",
+                demonstrations=12_800,
+                epochs=2,
+                learning_rate=4e-3,
+                shape=TinyShape(initial=0.07),
+            ),
+            WarmStart(  # from there on as in ALFWorld: everything is imitated, a third of it random
+                policy="mixture:explorer=0.65,random=0.3,stale=0.05",
+                demonstrations=1_600,
+                rows="all",
+                epochs=1,
+                learning_rate=1.5e-3,
+            ),
         ),
     },
 }
@@ -78,8 +89,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/learning"))
     parser.add_argument("--iterations", type=int, help="of each run; the configuration's without")
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="section.field=value")
-    parser.add_argument("--demonstrations", type=int, help="tasks that the warm start is shown; the world's without")
-    parser.add_argument("--epochs", type=int, help="of the warm start; the world's without")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; each has its share of the cores")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     given = parser.parse_args()
@@ -92,18 +101,23 @@ def main() -> None:
         base = replace(base, iterations=given.iterations)
     if not given.draw:
         folder.mkdir(parents=True, exist_ok=True)
-        start = dataclasses.replace(
-            world["warm_start"],
-            data=GENERATED[given.world](folder),
-            demonstrations=given.demonstrations or world["warm_start"].demonstrations,
-            epochs=given.epochs or world["warm_start"].epochs,
-        )
-        warm = warm_start(folder, base, start, Display(console, start.epochs))
+        warm = taught(given.world, folder, base, console)
         runs = {f"{name}-{seed}": configuration(base, warm, name, seed) for seed in seeds for name in estimators}
         with ThreadPoolExecutor(given.jobs) as pool:
             for done in [pool.submit(train, folder / name, run, console, given.jobs) for name, run in runs.items()]:
                 done.result()
     report(given.world, folder, console)
+
+
+def taught(world: str, folder: Path, config: Config, console: Console) -> Path:
+    """The model that all runs start from: taught stage by stage, the last one in the folder itself."""
+    stages, data = WORLDS[world]["warm_start"], GENERATED[world](folder)
+    model = None
+    for number, stage in enumerate(stages, 1):
+        place = folder if number == len(stages) else folder / f"warm-start-{number}"
+        start = dataclasses.replace(stage, data=data)
+        model = warm_start(place, config, start, Display(console, start.epochs), model)
+    return model
 
 
 def configuration(base: Config, warm: Path, estimator: str, seed: int) -> Config:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
@@ -39,6 +39,7 @@ class WarmStart:
             mistake, so that it shows how to go on from one (`hgpo_train.policies.stale`).
         data: Games or catalogues for the demonstrations, if not those that are trained on.
         demonstrations: Tasks that are demonstrated, as many in each of them.
+        rows: Which of their steps are imitated: ``won``, the valid ones of tasks that were solved, or ``all``.
         epochs: Passes over them.
         batch: Rows of an optimiser step.
         learning_rate: The peak; cosine to 0.
@@ -49,6 +50,7 @@ class WarmStart:
     policy: str = "mixture:explorer=0.85,stale=0.15"
     data: tuple[str, ...] = ()
     demonstrations: int = 600
+    rows: Literal["won", "all"] = "won"
     epochs: int = 3
     batch: int = 32
     learning_rate: float = 2e-3
@@ -56,7 +58,7 @@ class WarmStart:
     seed: int = 0
 
 
-def warm_start(folder: Path, config: Config, start: WarmStart, display: Display) -> Path:
+def warm_start(folder: Path, config: Config, start: WarmStart, display: Display, model: Path | None = None) -> Path:
     """Makes a small model and teaches it to imitate.
 
     Args:
@@ -64,19 +66,21 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display)
         config: The run that is to follow; its environment's prompts and action format are what is taught.
         start: How much is learnt.
         display: Is told what happens.
+        model: Teaches this one instead of a new one.
 
     Returns:
         The folder to be used as `model.path`.
     """
     steps = demonstrate(folder / "demonstrations", config, start, display)
-    model = folder / "model"
-    if not (model / "tokenizer_config.json").exists():  # the last file that is written
+    made, model = folder / "model", model or folder / "model"
+    if model == made and not (made / "tokenizer_config.json").exists():  # the last file that is written
         table = scan_steps(steps).select("trajectory", "step", "prompt", "action")
         rows = table.sort("trajectory", "step").collect()
         texts = rows.select(pl.format("{}\n{}", "prompt", "action")).to_series().to_list()
         save_tiny(model, texts, start.shape, start.seed)
     settings = SftConfig(
         seed=start.seed,
+        rows=start.rows,
         max_prompt_tokens=config.rollout.max_prompt_tokens,
         prompt_loss=True,
         model=ModelConfig(
