@@ -33,7 +33,9 @@ from record import RESULTS, keep
 from rich.console import Console
 from rich.table import Table
 
+from hgpo_envs.errors import InputError
 from hgpo_envs.webshop import bundled
+from hgpo_train.advantages import get
 from hgpo_train.config import Config, load_config, replace
 from hgpo_train.display import Display
 from hgpo_train.settings import to_dict, to_toml
@@ -84,8 +86,8 @@ def main() -> None:
     """Runs what is missing and draws what is there."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--world", choices=list(WORLDS), default="alfworld")
-    parser.add_argument("--estimators", help="comma-separated; all of the world's without")
-    parser.add_argument("--seeds", help="comma-separated; all of the world's without")
+    parser.add_argument("--estimators", type=named, help="comma-separated; all of the world's without")
+    parser.add_argument("--seeds", type=integers, help="comma-separated; all of the world's without")
     parser.add_argument("--folder", type=Path, default=Path("runs/learning"))
     parser.add_argument("--iterations", type=int, help="of each run; the configuration's without")
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="section.field=value")
@@ -93,8 +95,7 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true", help="run nothing")
     given = parser.parse_args()
     world = WORLDS[given.world]
-    estimators = given.estimators.split(",") if given.estimators else world["estimators"]
-    seeds = [int(seed) for seed in given.seeds.split(",")] if given.seeds else world["seeds"]
+    estimators, seeds = given.estimators or world["estimators"], given.seeds or world["seeds"]
     folder, console = given.folder / given.world, Console()
     base = load_config(f"tiny-{given.world}", given.overrides)
     if given.iterations:
@@ -107,6 +108,19 @@ def main() -> None:
             for done in [pool.submit(train, folder / name, run, console, given.jobs) for name, run in runs.items()]:
                 done.result()
     report(given.world, folder, console)
+
+
+def named(text: str) -> list[str]:
+    """Registered estimators, by name."""
+    try:
+        return [get(name).name for name in text.split(",")]
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def integers(text: str) -> list[int]:
+    """Seeds."""
+    return [int(seed) for seed in text.split(",")]
 
 
 def taught(world: str, folder: Path, config: Config, console: Console) -> Path:

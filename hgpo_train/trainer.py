@@ -78,9 +78,12 @@ def start_run(config: Config, folder: Path, *, resume: bool) -> None:
         InputError: The folder holds a run and is not to be resumed, or is a run of other values.
     """
     path = folder / CONFIG
-    if path.exists() and not resume:
+    begun = path.exists() and any(
+        other != path for other in folder.iterdir()
+    )  # not one that a wrong path ended at once
+    if begun and not resume:
         raise InputError(f"{folder} holds a run already; add --resume to go on with it, or give another --out")
-    if path.exists():
+    if begun:
         was, asked = fixed_values(load_config(path)), fixed_values(config)
         for name, value in asked.items():
             if was.get(name) != value:

@@ -206,6 +206,15 @@ def test_a_model_without_a_chat_template(config, runs, tiny, tmp_path):
         runs.trainer(replace(config, model={"path": str(folder)}))
 
 
+def test_a_run_that_never_began_may_be_begun_again(config, runs):
+    config = replace(config, iterations=1, evaluation={"every": 0})
+    with pytest.raises(InputError, match="cannot load"):
+        runs.train(replace(config, model={"path": "nowhere"}))
+    runs.train(config)
+    with pytest.raises(InputError, match="holds a run already"):
+        runs.trainer(config)
+
+
 def test_a_wide_gap_between_engine_and_trainer_is_told(config, runs):
     config = replace(config, iterations=1, evaluation={"every": 0}, update={"gap_warning": 0.0})
     with pytest.warns(TrainingWarning, match="log-probabilities are .* off"):
