@@ -68,7 +68,7 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {
                 learning_rate=4e-3,
                 shape=TinyShape(initial=0.07),
             ),
-            WarmStart(  # from there on as in ALFWorld: everything is imitated, a third of it random
+            WarmStart(  # then everything of a player a third of whose actions are random, failures too
                 policy="mixture:explorer=0.65,random=0.3,stale=0.05",
                 demonstrations=1_600,
                 rows="all",
@@ -154,10 +154,7 @@ def generated_games(folder: Path) -> tuple[str, ...]:
 
 
 def generated_goals(folder: Path) -> tuple[str, ...]:
-    """Catalogues of the bundled one's kind: the same product numbers lie on other products in each of them.
-
-    From one catalogue a small model learns by heart which number goes with which words; from many, to copy it.
-    """
+    """Catalogues of the bundled one's kind, with other products and instructions."""
     paths = [folder / "catalogues" / str(seed) for seed in range(1, CATALOGUES + 1)]
     for seed, path in enumerate(paths, 1):
         if not path.exists():

@@ -78,9 +78,8 @@ def start_run(config: Config, folder: Path, *, resume: bool) -> None:
         InputError: The folder holds a run and is not to be resumed, or is a run of other values.
     """
     path = folder / CONFIG
-    begun = path.exists() and any(
-        other != path for other in folder.iterdir()
-    )  # not one that a wrong path ended at once
+    # A wrong path ends a run before it has left anything but its configuration: it may be begun again.
+    begun = path.exists() and any(other != path for other in folder.iterdir())
     if begun and not resume:
         raise InputError(f"{folder} holds a run already; add --resume to go on with it, or give another --out")
     if begun:

@@ -72,12 +72,13 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
         The folder to be used as `model.path`.
     """
     steps = demonstrate(folder / "demonstrations", config, start, display)
-    made, model = folder / "model", model or folder / "model"
-    if model == made and not (made / "tokenizer_config.json").exists():  # the last file that is written
-        table = scan_steps(steps).select("trajectory", "step", "prompt", "action")
-        rows = table.sort("trajectory", "step").collect()
-        texts = rows.select(pl.format("{}\n{}", "prompt", "action")).to_series().to_list()
-        save_tiny(model, texts, start.shape, start.seed)
+    if model is None:
+        model = folder / "model"
+        if not (model / "tokenizer_config.json").exists():  # the last file that is written
+            table = scan_steps(steps).select("trajectory", "step", "prompt", "action")
+            rows = table.sort("trajectory", "step").collect()
+            texts = rows.select(pl.format("{}\n{}", "prompt", "action")).to_series().to_list()
+            save_tiny(model, texts, start.shape, start.seed)
     settings = SftConfig(
         seed=start.seed,
         rows=start.rows,
