@@ -22,12 +22,13 @@ import re
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import altair as alt
+import numpy as np
 import polars as pl
 from record import RESULTS, keep
 from rich.console import Console
@@ -41,6 +42,7 @@ from hgpo_train.display import Display
 from hgpo_train.settings import to_dict, to_toml
 from hgpo_train.tiny import TinyShape
 from hgpo_train.tracking import read_metrics
+from hgpo_train.trainer import ended
 from hgpo_train.warm_start import WarmStart, warm_start
 
 PARAMETERS: Final[dict[str, dict[str, Any]]] = {"hgpo": {"history_length": 2}}
@@ -89,7 +91,6 @@ def main() -> None:
     parser.add_argument("--estimators", type=named, help="comma-separated; all of the world's without")
     parser.add_argument("--seeds", type=integers, help="comma-separated; all of the world's without")
     parser.add_argument("--folder", type=Path, default=Path("runs/learning"))
-    parser.add_argument("--iterations", type=int, help="of each run; the configuration's without")
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="section.field=value")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; each has its share of the cores")
     parser.add_argument("--draw", action="store_true", help="run nothing")
@@ -98,15 +99,12 @@ def main() -> None:
     estimators, seeds = given.estimators or world["estimators"], given.seeds or world["seeds"]
     folder, console = given.folder / given.world, Console()
     base = load_config(f"tiny-{given.world}", given.overrides)
-    if given.iterations:
-        base = replace(base, iterations=given.iterations)
     if not given.draw:
         folder.mkdir(parents=True, exist_ok=True)
         warm = taught(given.world, folder, base, console)
         runs = {f"{name}-{seed}": configuration(base, warm, name, seed) for seed in seeds for name in estimators}
-        with ThreadPoolExecutor(given.jobs) as pool:
-            for done in [pool.submit(train, folder / name, run, console, given.jobs) for name, run in runs.items()]:
-                done.result()
+        if not all_trained(folder, runs, console, given.jobs):
+            sys.exit(1)
     report(given.world, folder, console)
 
 
@@ -166,11 +164,21 @@ GENERATED: Final = {"alfworld": generated_games, "webshop": generated_goals}
 """What is demonstrated: makes it in the folder, where it is not there yet."""
 
 
-def train(folder: Path, config: Config, console: Console, jobs: int) -> None:
+def all_trained(folder: Path, runs: dict[str, Config], console: Console, jobs: int) -> bool:
+    """Trains what is missing; after one that fails, or Ctrl-C, no other is begun."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        going = [pool.submit(train, folder / name, run, console, jobs) for name, run in runs.items()]
+        return all(run.result() for run in as_completed(going))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def train(folder: Path, config: Config, console: Console, jobs: int) -> bool:
     """One run in a process of its own, from where it was; one of several prints to a file beside its folder."""
     lines = read_metrics(folder / "metrics.jsonl")
-    if lines and lines[-1]["iteration"] >= config.iterations:
-        return
+    if lines and ended(config, lines[-1]["iteration"], lines[-1]["training/environment_steps"]):
+        return True
     folder.mkdir(parents=True, exist_ok=True)
     source = folder.with_suffix(".toml")
     source.write_text(to_toml(config))
@@ -180,8 +188,13 @@ def train(folder: Path, config: Config, console: Console, jobs: int) -> None:
     with ExitStack() as stack:
         output = stack.enter_context(folder.with_suffix(".log").open("a")) if jobs > 1 else None
         command = [*HGPO, "train", str(source), "--out", str(folder), "--resume"]
-        subprocess.run(command, check=True, env=os.environ | threads, stdout=output, stderr=output)
+        code = subprocess.call(command, env=os.environ | threads, stdout=output, stderr=output)
+    if code:
+        said = f": {folder.with_suffix('.log')} says why" if jobs > 1 else ""
+        console.print(f"{folder.name} ended with {code}{said}", soft_wrap=True)
+        return False
     console.print(f"{folder.name}: {time.perf_counter() - began:,.0f} s")
+    return True
 
 
 def curves(folder: Path) -> pl.DataFrame:
@@ -240,14 +253,28 @@ def report(world: str, folder: Path, console: Console) -> None:
     console.print(f"kept in {path} and {picture}")
 
 
+def at_equal_steps(found: pl.DataFrame) -> pl.DataFrame:
+    """Each run's success at the same environment steps: on a line between the evaluations before and after.
+
+    As many points as the run with the fewest evaluations has, evenly spaced up to the shortest run's end.
+    """
+    runs = found.sort("environment_steps").partition_by("estimator", "seed", as_dict=True)
+    end = min(run["environment_steps"].max() for run in runs.values())
+    steps = np.linspace(0, end, min(run.height for run in runs.values()))
+    points = []
+    for (estimator, _), run in runs.items():
+        success = np.interp(steps, run["environment_steps"], run["success"])
+        points.append(pl.DataFrame({"estimator": estimator, "environment_steps": steps, "success": success}))
+    return pl.concat(points)
+
+
 def draw(found: pl.DataFrame, world: str) -> Path:
     """Mean over seeds with the seeds' range, as a PNG."""
-    spread = found.group_by("estimator", "iteration").agg(
-        pl.col("environment_steps").mean(), pl.col("success").mean(),
-        pl.col("success").min().alias("low"), pl.col("success").max().alias("high"),
+    spread = at_equal_steps(found).group_by("estimator", "environment_steps").agg(
+        pl.col("success").mean(), pl.col("success").min().alias("low"), pl.col("success").max().alias("high"),
     )  # fmt: skip
     names = {"grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO (K = 2)", "g2po": "G2PO"}
-    spread = spread.with_columns(pl.col("estimator").replace(names)).sort("estimator", "iteration")
+    spread = spread.with_columns(pl.col("estimator").replace(names)).sort("estimator", "environment_steps")
     base = alt.Chart(alt.Data(values=spread.to_dicts())).encode(
         x=alt.X("environment_steps:Q", title="environment steps of training"),
         color=alt.Color("estimator:N", title=None),

@@ -214,6 +214,8 @@ class Config:
     """Seeds tasks, sampling and mini-batches."""
     iterations: int = 160
     """Iterations of collect, estimate, update."""
+    environment_steps: int | None = None
+    """End earlier, with the iteration that reaches so many environment steps: to compare runs at equal ones."""
     environment: EnvironmentConfig = EnvironmentConfig()
     """What is played."""
     model: ModelConfig = ModelConfig()
@@ -306,6 +308,8 @@ def _check(config: Config) -> None:
     for name, value, bound in at_least:
         if not value >= bound:
             raise InputError(f"expected {name} to be at least {bound}, got {value}")
+    if config.environment_steps is not None and config.environment_steps < 1:
+        raise InputError(f"expected environment_steps of at least 1, or none, got {config.environment_steps}")
     if rollout.temperature <= 0:
         raise InputError(
             f"expected rollout.temperature above 0, got {rollout.temperature}; "

@@ -35,6 +35,7 @@ _COLUMNS: Final = (
     ("grad", "actor/grad_norm", "{:.2f}"),
     ("gap", "training/rollout_logprobs_abs_diff_mean", "{:.4f}"),
     ("s", "timing_s/step", "{:.0f}"),
+    ("env steps", "training/environment_steps", "{:,.0f}"),
 )
 _SHOWN: Final = 15
 _EVERY_S: Final = 0.2

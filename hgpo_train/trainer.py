@@ -52,6 +52,7 @@ _EVERYTHING_TOGETHER: Final = 1_000_000
 _FREE: Final = frozenset(
     {
         "iterations",
+        "environment_steps",
         "evaluation",
         "checkpoint",
         "tracking",
@@ -104,6 +105,12 @@ def fixed_values(config: Config) -> dict[str, Any]:
     return values
 
 
+def ended(config: Config, iteration: int, environment_steps: float) -> bool:
+    """Whether a run is over after so many iterations and environment steps."""
+    budget = config.environment_steps
+    return iteration >= config.iterations or (budget is not None and environment_steps >= budget)
+
+
 class Trainer:
     """Trains a policy by a configuration.
 
@@ -135,12 +142,12 @@ class Trainer:
         self._trackers = make_trackers(config, folder, done + 1 if done else 0)
 
     def run(self) -> State:
-        """Trains until all iterations are done."""
+        """Trains until all iterations are done, or all environment steps are taken."""
         try:
             if self.state.iteration == 0 and self.config.evaluation.every:
                 metrics = self.evaluate()
                 self._track(metrics)
-            while self.state.iteration < self.config.iterations:
+            while not ended(self.config, self.state.iteration, self.state.environment_steps):
                 self.iterate()
         finally:
             self.engine.close()
@@ -260,7 +267,7 @@ class Trainer:
 
     def _due(self, every: int) -> bool:
         done = self.state.iteration
-        return every > 0 and (done % every == 0 or done == self.config.iterations)
+        return every > 0 and (done % every == 0 or ended(self.config, done, self.state.environment_steps))
 
     def _track(self, metrics: dict[str, float]) -> None:
         metrics = metrics | {"training/environment_steps": float(self.state.environment_steps)}

@@ -88,6 +88,7 @@ def test_what_is_written_is_read_back(name, rate, dual_clip, options):
         ("optimiser.learning_rate=-1", "optimiser.learning_rate to be at least 0"),
         ("optimiser.learning_rate=nan", "optimiser.learning_rate to be at least 0"),
         ("optimiser.betas=[0.9]", "two values in"),
+        ("environment_steps=0", "environment_steps of at least 1, or none, got 0"),
     ],
 )
 def test_wrong_values_are_refused_in_one_line(override, line):

@@ -70,6 +70,19 @@ def test_what_a_run_leaves(config, runs):
     assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["000002", "000003"]
 
 
+def test_environment_steps_end_a_run_and_more_of_them_go_on_with_it(config, runs):
+    config = replace(config, iterations=4, evaluation={"every": 4}, checkpoint={"every": 4})
+    whole = runs.train(config, "whole")
+    budget = int(read_metrics(runs.folder / "whole" / "metrics.jsonl")[1]["training/environment_steps"]) + 1
+    ended = runs.train(replace(config, environment_steps=budget), "short")
+    assert ended.state.iteration == 2
+    assert ended.state.environment_steps >= budget
+    assert "val/success_rate" in read_metrics(runs.folder / "short" / "metrics.jsonl")[2]
+    assert ended.newest_checkpoint().name == "000002"
+    assert runs.train(config, "short", resume=True).state == whole.state
+    assert runs.weights("short") == runs.weights("whole")
+
+
 def test_the_policy_loads_in_transformers(config, runs):
     trainer = runs.train(replace(config, iterations=1, evaluation={"every": 0}))
     folder = trainer.newest_checkpoint()
