@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,9 +47,11 @@ def load_tokenizer(path: str) -> Tokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(newest_model(path))
     except (OSError, ValueError) as error:
+        a_folder = path.count("/") > 1  # a Hugging Face name has one slash at most
+        why = "no such folder" if a_folder and not Path(path).exists() else _first_line(error)
         raise InputError(
-            f"cannot load a tokenizer from {path!r}: expected a model's folder, a run's, or a Hugging Face name "
-            f"({_first_line(error)})"
+            f"cannot load a tokenizer from {path!r} ({why}): expected a model's folder, a run's, or a Hugging Face "
+            "name; `hgpo train --list` says what makes the models of the tiny configurations"
         ) from error
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(

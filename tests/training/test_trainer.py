@@ -195,7 +195,7 @@ def test_a_folder_is_not_trained_in_twice(config, runs):
         ({"advantage": {"parameters": {"histroy_length": 2}}}, "did you mean 'history_length'"),
         ({"rollout": {"engine": "transfromers"}}, "did you mean 'transformers'"),
         ({"rollout": {"max_prompt_tokens": 5000}}, "5006, but the model reads at most 4096"),
-        ({"model": {"path": "no/such/model"}}, "cannot load a tokenizer from 'no/such/model'"),
+        ({"model": {"path": "no/such/model"}}, r"cannot load a tokenizer from 'no/such/model' \(no such folder\)"),
         ({"model": {"device": "quantum"}}, "the device 'quantum' cannot be used here"),
         ({"environment": {"prompt_template": "compcat"}}, "did you mean 'compact'"),
         ({"environment": {"split": "trian"}}, "trian"),
