@@ -10,18 +10,19 @@ import hashlib
 import importlib.metadata
 import shutil
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import polars as pl
 
+from hgpo_datasets.reader import step_files
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS, chunks
 from hgpo_train.advantages.registry import Job, estimate, identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 METADATA: Final = "hgpo.advantages"
 ROW_GROUP_ROWS: Final = 50_000
@@ -78,7 +79,10 @@ def write_advantages(
             parts = [joined]
         parts[0].replace(out)
     finally:
-        shutil.rmtree(making, ignore_errors=True)
+        try:
+            shutil.rmtree(making, ignore_errors=True)
+        except KeyboardInterrupt:  # one Ctrl-C comes twice: Polars raises it, and then Python, here
+            shutil.rmtree(making, ignore_errors=True)
     return rows
 
 
@@ -110,19 +114,31 @@ def join_advantages(steps: pl.LazyFrame, advantages: pl.LazyFrame) -> pl.LazyFra
 
 
 def fingerprint(source: Path) -> str:
-    """What a run or a Parquet file is: SHA-256 of a run's manifest, or of a file's size and footer.
+    """What was read: SHA-256 of a run's manifest, of a Parquet file's size and footer, or of a pattern's files' ones.
 
     The manifest holds the SHA-256 of every shard, the footer every column chunk's place and statistics.
+
+    Raises:
+        InputError: There is nothing to read.
     """
     manifest = source / "manifest.jsonl"
-    if source.is_dir() and manifest.exists():
-        return f"sha256:{hashlib.sha256(manifest.read_bytes()).hexdigest()}"
-    if not source.is_file():
-        raise InputError(f"{source} is neither a run with a manifest nor a Parquet file")
-    with source.open("rb") as file:
+    if manifest.exists():
+        return _sha256(manifest.read_bytes())
+    files = step_files(source)
+    if not files:
+        raise InputError(f"{source}: no such files")
+    each = [_sha256(_size_and_footer(Path(file))) for file in files]
+    return each[0] if len(each) == 1 else _sha256("".join(each).encode())
+
+
+def _size_and_footer(path: Path) -> bytes:
+    with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(size - 8, 0))
         length = int.from_bytes(file.read(4), "little")
         file.seek(max(size - 8 - length, 0))
-        digest = hashlib.sha256(str(size).encode() + file.read())
-    return f"sha256:{digest.hexdigest()}"
+        return str(size).encode() + file.read()
+
+
+def _sha256(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"

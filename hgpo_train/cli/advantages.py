@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import fields
+from glob import has_magic
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def advantages(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or a Parquet file of steps. It is never changed.")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="A run's folder, a Parquet file of steps, or 'folder/*.parquet'. It is never changed."),
+    ],
     estimator: Annotated[
         list[str] | None, typer.Option("--estimator", "-e", help="Which estimator; may be repeated. Default: hgpo.")
     ] = None,
@@ -107,8 +112,8 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def default_out(run: Path, jobs: Sequence[Job]) -> Path:
-    """Beside the run, under the estimators' names."""
-    run = run.resolve()
+    """Beside the run, under the estimators' names; for a folder's files (`folder/*.parquet`), beside the folder."""
+    run = (run.parent if has_magic(run.name) else run).resolve()
     stem = run.stem if run.suffix == ".parquet" else run.name
     return run.parent / f"{stem}.advantages" / f"{'+'.join(job.estimator.name for job in jobs)}.parquet"
 
@@ -125,18 +130,22 @@ def _write(console: Console, run: Path, jobs: Sequence[Job], target: Path, chunk
     steps = scan_steps(run)
     total = int(steps.select(pl.len()).collect().item())
     began = time.perf_counter()
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("advantages", total=total)
-        rows = write_advantages(
-            steps,
-            jobs,
-            target,
-            fingerprint=fingerprint(run),
-            chunk_rows=chunk_rows,
-            progress=lambda done: progress.advance(bar, done),
-        )
+    try:
+        with Progress(console=console, transient=True) as progress:
+            bar = progress.add_task("advantages", total=total)
+            rows = write_advantages(
+                steps,
+                jobs,
+                target,
+                fingerprint=fingerprint(run),
+                chunk_rows=chunk_rows,
+                progress=lambda done: progress.advance(bar, done),
+            )
+    except KeyboardInterrupt:
+        console.print(f"Interrupted: {target} is as it was.", soft_wrap=True)
+        raise typer.Exit(130) from None
     _report(console, target, jobs, rows, time.perf_counter() - began)
-    where = f"hgpo stats {run}"
+    where = f"hgpo stats {shlex.quote(str(run))}"
     console.print(f"{rows:,} rows in [bold]{target}[/]. Next: [bold]{where}[/]", highlight=False, soft_wrap=True)
 
 

@@ -62,6 +62,16 @@ def test_side_by_side_and_the_run_unchanged(run: Path) -> None:
     assert table["advantage_hgpo"].equals(want.alias("advantage_hgpo"))
 
 
+def test_files_without_a_manifest_are_named_by_a_pattern(run: Path) -> None:
+    (run / "manifest.jsonl").unlink()
+    with pytest.raises(InputError, match=r"folder/\*\.parquet"):
+        said("advantages", run)
+    assert "96 rows" in said("advantages", run / "*.parquet")
+    table = pl.read_parquet(run.parent / "first.advantages" / "hgpo.parquet")
+    want = compute(pl.scan_parquet(run / "*.parquet"), "hgpo", reward_scale=10.0).collect()["advantage"]
+    assert table["advantage"].equals(want)
+
+
 def test_a_table_that_is_there_stays(run: Path) -> None:
     said("advantages", run)
     with pytest.raises(InputError, match="is there already; --overwrite"):

@@ -1,6 +1,7 @@
 """Step tables around the estimators: bad input, row order and columns, engines, threads, chunks, aborted rollouts."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -268,6 +269,38 @@ def test_a_table_beside_the_run(tmp_path: Path) -> None:
     assert bits(joined) == bits(compute(walks(), "hgpo", history_length=1).collect())
     walks(seed=1).write_parquet(steps)
     assert told["run_fingerprint"] != fingerprint(steps)
+
+
+def test_nothing_is_left_of_a_table_that_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even by an interrupt that comes twice, as Polars' do: the second while the first's leavings are cleared."""
+    removed = []
+    rmtree = shutil.rmtree
+
+    def interrupted(folder: Path, **options: bool) -> None:
+        removed.append(folder)
+        if len(removed) == 2:
+            raise KeyboardInterrupt
+        rmtree(folder, **options)
+
+    def progress(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    jobs = [Job(get("hgpo"), get("hgpo").parameters(), "advantage")]
+    with pytest.raises(KeyboardInterrupt):
+        write_advantages(walks().lazy(), jobs, tmp_path / "out.parquet", progress=progress)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_fingerprint_of_several_files(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        walks(seed=seed).write_parquet(tmp_path / f"{seed}.parquet")
+    both = fingerprint(tmp_path / "*.parquet")
+    assert fingerprint(tmp_path / "0*.parquet") == fingerprint(tmp_path / "0.parquet") != both
+    walks(seed=2).write_parquet(tmp_path / "1.parquet")
+    assert fingerprint(tmp_path / "*.parquet") != both
+    with pytest.raises(InputError, match="no such files"):
+        fingerprint(tmp_path / "*.csv")
 
 
 def test_nothing_half_written(tmp_path: Path) -> None:
