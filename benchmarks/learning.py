@@ -8,9 +8,10 @@
 A model of about a million parameters is made and warm-started on demonstrations, once for all runs: what the explorer
 does, with other actions mixed in (`WORLDS`), in games or shops generated for this with other seeds than the bundled
 ones. Then each run trains on the bundled training tasks and is evaluated on the bundled held-out ones, the policy
-before training included. Runs go on where they were broken off, so the whole may be stopped (Ctrl-C) and started again
-at any time. Everything a run leaves is in --folder; the curves are kept in benchmarks/results/learning_<world>.json and
-drawn beside it.
+before training included. Those are few; so the policies before and after training also play fresh tasks, generated for
+this alone, once for each run's seed (`hgpo eval`). Runs go on where they were broken off, so the whole may be stopped
+(Ctrl-C) and started again at any time. Everything a run leaves is in --folder; figures are kept in
+benchmarks/results/learning_<world>.json and curves drawn beside it.
 """
 
 from __future__ import annotations
@@ -18,32 +19,34 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import re
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import altair as alt
-import numpy as np
-import polars as pl
-from record import RESULTS, keep
+from learning_figures import START, fresh_folder, report
 from rich.console import Console
-from rich.table import Table
 
+from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.webshop import bundled
 from hgpo_train.advantages import get
-from hgpo_train.config import Config, load_config, replace
+from hgpo_train.checkpoint import checkpoints
+from hgpo_train.config import Config, load_config, replace, template_path
 from hgpo_train.display import Display
+from hgpo_train.evaluation import episodes
 from hgpo_train.settings import to_dict, to_toml
 from hgpo_train.tiny import TinyShape
 from hgpo_train.tracking import read_metrics
 from hgpo_train.trainer import ended
 from hgpo_train.warm_start import WarmStart, warm_start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PARAMETERS: Final[dict[str, dict[str, Any]]] = {"hgpo": {"history_length": 2}}
 """What an estimator has of its own; the others are the configuration's."""
@@ -103,9 +106,47 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         warm = taught(given.world, folder, base, console)
         runs = {f"{name}-{seed}": configuration(base, warm, name, seed) for seed in seeds for name in estimators}
-        if not all_trained(folder, runs, console, given.jobs):
+        work = Work(console, given.jobs)
+        trained = [partial(train, folder / name, run, work) for name, run in runs.items()]
+        if not work.all_done(trained) or not work.all_done(fresh_evaluations(given.world, folder, warm, runs, work)):
             sys.exit(1)
     report(given.world, folder, console)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Commands, some at a time.
+
+    Attributes:
+        console: Told what begins and ends.
+        jobs: How many at a time; each has its share of the cores.
+    """
+
+    console: Console
+    jobs: int
+
+    def all_done(self, tasks: list[Callable[[], bool]]) -> bool:
+        """Whether all went well; after one that did not, or Ctrl-C, no other is begun."""
+        pool = ThreadPoolExecutor(self.jobs)
+        try:
+            return all(task.result() for task in as_completed([pool.submit(task) for task in tasks]))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def done(self, name: str, command: list[str], log: Path) -> bool:
+        """Whether a command went well; one of several prints to its log."""
+        self.console.print(f"{name} begins")
+        began = time.perf_counter()
+        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.jobs))}
+        with ExitStack() as stack:
+            output = stack.enter_context(log.open("a")) if self.jobs > 1 else None
+            code = subprocess.call([*HGPO, *command], env=os.environ | threads, stdout=output, stderr=output)
+        if code:
+            why = f": {log} says why" if self.jobs > 1 else ""
+            self.console.print(f"{name} ended with {code}{why}", soft_wrap=True)
+        else:
+            self.console.print(f"{name}: {time.perf_counter() - began:,.0f} s")
+        return not code
 
 
 def named(text: str) -> list[str]:
@@ -123,7 +164,7 @@ def integers(text: str) -> list[int]:
 
 def taught(world: str, folder: Path, config: Config, console: Console) -> Path:
     """The model that all runs start from: taught stage by stage, the last one in the folder itself."""
-    stages, data = WORLDS[world]["warm_start"], GENERATED[world](folder)
+    stages, data = WORLDS[world]["warm_start"], DEMONSTRATED[world](folder)
     model = None
     for number, stage in enumerate(stages, 1):
         place = folder if number == len(stages) else folder / f"warm-start-{number}"
@@ -142,150 +183,86 @@ def configuration(base: Config, warm: Path, estimator: str, seed: int) -> Config
     }})  # fmt: skip
 
 
-def generated_games(folder: Path) -> tuple[str, ...]:
-    """A pack of games; two thirds of them are training games, those that are demonstrated."""
-    path = folder / "games.pack"
+def games(path: Path, number: int, seed: int) -> str:
+    """A pack of generated games, made where it is not there yet; two thirds are for training, a sixth each held out."""
     if not path.exists():
-        sizes = ("--games", "4500", "--seed", "7")
+        sizes = ("--games", str(number), "--seed", str(seed))
         subprocess.run([*HGPO, "data", "synth", "alfworld", *sizes, "--out", str(path)], check=True)
-    return (str(path),)
+    return str(path)
 
 
-def generated_goals(folder: Path) -> tuple[str, ...]:
-    """Catalogues of the bundled one's kind, with other products and instructions."""
-    paths = [folder / "catalogues" / str(seed) for seed in range(1, CATALOGUES + 1)]
-    for seed, path in enumerate(paths, 1):
-        if not path.exists():
-            bundled.make(path, seed=seed)
-    return tuple(map(str, paths))
+def shop(path: Path, seed: int) -> str:
+    """A catalogue of the bundled one's kind, with other products and instructions, made where it is not there yet."""
+    if not path.exists():
+        bundled.make(path, seed=seed)
+    return str(path)
 
 
-GENERATED: Final = {"alfworld": generated_games, "webshop": generated_goals}
-"""What is demonstrated: makes it in the folder, where it is not there yet."""
+DEMONSTRATED: Final[dict[str, Callable[[Path], tuple[str, ...]]]] = {
+    "alfworld": lambda folder: (games(folder / "games.pack", 4_500, seed=7),),
+    "webshop": lambda folder: tuple(shop(folder / "catalogues" / str(seed), seed) for seed in range(1, CATALOGUES + 1)),
+}
+"""What is demonstrated in a world, made in the folder."""
+FRESH: Final[dict[str, Callable[[Path], str]]] = {
+    "alfworld": lambda folder: games(folder / "fresh.pack", 864, seed=11),
+    "webshop": lambda folder: shop(folder / "catalogues" / "fresh", seed=101),
+}
+"""Where the fresh tasks are: those of its held-out split."""
 
 
-def all_trained(folder: Path, runs: dict[str, Config], console: Console, jobs: int) -> bool:
-    """Trains what is missing; after one that fails, or Ctrl-C, no other is begun."""
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        going = [pool.submit(train, folder / name, run, console, jobs) for name, run in runs.items()]
-        return all(run.result() for run in as_completed(going))
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def train(folder: Path, config: Config, console: Console, jobs: int) -> bool:
-    """One run in a process of its own, from where it was; one of several prints to a file beside its folder."""
+def train(folder: Path, config: Config, work: Work) -> bool:
+    """One run in a process of its own, from where it was."""
     lines = read_metrics(folder / "metrics.jsonl")
     if lines and ended(config, lines[-1]["iteration"], lines[-1]["training/environment_steps"]):
         return True
     folder.mkdir(parents=True, exist_ok=True)
     source = folder.with_suffix(".toml")
     source.write_text(to_toml(config))
-    console.print(f"{folder.name} begins")
-    began = time.perf_counter()
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
-    with ExitStack() as stack:
-        output = stack.enter_context(folder.with_suffix(".log").open("a")) if jobs > 1 else None
-        command = [*HGPO, "train", str(source), "--out", str(folder), "--resume"]
-        code = subprocess.call(command, env=os.environ | threads, stdout=output, stderr=output)
-    if code:
-        said = f": {folder.with_suffix('.log')} says why" if jobs > 1 else ""
-        console.print(f"{folder.name} ended with {code}{said}", soft_wrap=True)
-        return False
-    console.print(f"{folder.name}: {time.perf_counter() - began:,.0f} s")
-    return True
+    return work.done(folder.name, ["train", str(source), "--out", str(folder), "--resume"], folder.with_suffix(".log"))
 
 
-def curves(folder: Path) -> pl.DataFrame:
-    """Every evaluation of every run: estimator, seed, iteration, environment steps, success, score."""
-    rows = []
-    for path in sorted(folder.glob("*-*/metrics.jsonl")):
-        estimator, _, seed = path.parent.name.rpartition("-")
-        rows += [
-            {
-                "estimator": estimator,
-                "seed": int(seed),
-                "iteration": line["iteration"],
-                "environment_steps": line["training/environment_steps"],
-                "success": line["val/success_rate"],
-                "score": line["val/score/mean"],
-                "seconds": line.get("timing_s/step"),
-            }
-            for line in read_metrics(path)
-            if line.get("val/success_rate") is not None
-        ]
-    return pl.DataFrame(rows)
+def fresh_evaluations(
+    world: str, folder: Path, warm: Path, runs: dict[str, Config], work: Work
+) -> list[Callable[[], bool]]:
+    """What is still to be evaluated on fresh tasks: the policy before training by all seeds, each run's by its own."""
+    data = FRESH[world](folder)
+    everyone = sorted({run.seed for run in runs.values()})
+    players = [(START, warm, next(iter(runs.values())), everyone)]
+    players += [(name, checkpoints(folder / name / "checkpoints")[-1], run, [run.seed]) for name, run in runs.items()]
+    missing = []
+    for name, model, config, seeds in players:
+        out = fresh_folder(folder, name)
+        if out.exists() and set(seeds) <= set(episodes(scan_steps(out))["seed"].to_list()):
+            continue
+        command = evaluation(config, model, data, seeds, out)
+        missing.append(partial(work.done, f"{name} on fresh tasks", command, folder / "fresh.log"))
+    return missing
 
 
-def report(world: str, folder: Path, console: Console) -> None:
-    """The table, the JSON and the picture."""
-    found = curves(folder)
-    if found.is_empty():
-        console.print(f"no run in {folder} has been evaluated yet")
-        return
-    ends = found.sort("iteration").group_by("estimator", "seed", maintain_order=True).agg(
-        pl.col("success").first().alias("start"), pl.col("success").last().alias("end"), pl.col("iteration").last(),
-        pl.col("environment_steps").last(), pl.col("success").max().alias("best"),
-    )  # fmt: skip
-    table = Table(title=f"{world}: success on held-out tasks")
-    for name in ("estimator", "seed", "iterations", "steps", "warm start", "end", "lift", "best"):
-        table.add_column(name, justify="right")
-    for row in ends.sort("estimator", "seed").iter_rows(named=True):
-        table.add_row(
-            row["estimator"], str(row["seed"]), str(row["iteration"]), f"{row['environment_steps']:,.0f}",
-            f"{row['start']:.1%}", f"{row['end']:.1%}", f"{100 * (row['end'] - row['start']):+.1f}",
-            f"{row['best']:.1%}",
-        )  # fmt: skip
-    console.print(table)
-    means = ends.group_by("estimator").agg(pl.col("start", "end", "environment_steps").mean()).sort("estimator")
-    configs = {
-        path.stem: re.sub(r'(?m)^path = ".*/', 'path = "', path.read_text())  # where the warm start lay says nothing
-        for path in sorted(folder.glob("*-*.toml"))
+def evaluation(config: Config, model: Path, data: str, seeds: list[int], out: Path) -> list[str]:
+    """The command that plays a split as a run's own evaluation does, with other data."""
+    environment, rollout = config.environment, config.rollout
+    options = dict(environment.options) | {"prompt_template": template_path(environment)}
+    policy = {"device": config.model.device, "compute_dtype": config.model.compute_dtype} | rollout.engine_options
+    policy |= {"max_prompt_tokens": rollout.max_prompt_tokens, "max_response_tokens": rollout.max_response_tokens}
+    arguments = {
+        "env": environment.id,
+        "data": data,
+        "split": config.evaluation.split,
+        "seeds": ",".join(map(str, seeds)),
+        "temperature": config.evaluation.temperature,
+        "history-length": environment.history_length,
+        "max-steps": environment.max_steps,
+        "action-format": environment.action_format,
+        "policy": f"transformers:{model}",
+        "out": out,
     }
-    kept = {
-        "ends": {estimator: figures for estimator, *figures in means.iter_rows()},
-        "curves": found.to_dicts(),
-        "configurations": configs,
-    }
-    path = keep(f"learning_{world}", kept)
-    picture = draw(found, world)
-    console.print(f"kept in {path} and {picture}")
-
-
-def at_equal_steps(found: pl.DataFrame) -> pl.DataFrame:
-    """Each run's success at the same environment steps: on a line between the evaluations before and after.
-
-    As many points as the run with the fewest evaluations has, evenly spaced up to the shortest run's end.
-    """
-    runs = found.sort("environment_steps").partition_by("estimator", "seed", as_dict=True)
-    end = min(run["environment_steps"].max() for run in runs.values())
-    steps = np.linspace(0, end, min(run.height for run in runs.values()))
-    points = []
-    for (estimator, _), run in runs.items():
-        success = np.interp(steps, run["environment_steps"], run["success"])
-        points.append(pl.DataFrame({"estimator": estimator, "environment_steps": steps, "success": success}))
-    return pl.concat(points)
-
-
-def draw(found: pl.DataFrame, world: str) -> Path:
-    """Mean over seeds with the seeds' range, as a PNG."""
-    spread = at_equal_steps(found).group_by("estimator", "environment_steps").agg(
-        pl.col("success").mean(), pl.col("success").min().alias("low"), pl.col("success").max().alias("high"),
-    )  # fmt: skip
-    names = {"grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO (K = 2)", "g2po": "G2PO"}
-    spread = spread.with_columns(pl.col("estimator").replace(names)).sort("estimator", "environment_steps")
-    base = alt.Chart(alt.Data(values=spread.to_dicts())).encode(
-        x=alt.X("environment_steps:Q", title="environment steps of training"),
-        color=alt.Color("estimator:N", title=None),
-    )
-    success = alt.Y("success:Q", title="success on held-out tasks", axis=alt.Axis(format="%"))
-    line = base.mark_line(point=True).encode(y=success)
-    ranges = base.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q")
-    path = RESULTS / f"learning_{world}.png"
-    title = f"{world}: mean of {found['seed'].n_unique()} seeds, and their range"
-    (ranges + line).properties(width=520, height=320, title=title).save(path, scale_factor=2)
-    return path
+    return [
+        "eval",
+        *(f"--{name}={value}" for name, value in arguments.items()),
+        *(f"--env-option={name}={value}" for name, value in options.items() if value is not None),
+        *(f"--policy-option={name}={value}" for name, value in policy.items()),
+    ]
 
 
 if __name__ == "__main__":

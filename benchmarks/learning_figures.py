@@ -1,0 +1,171 @@
+"""What came of `learning.py`'s runs: curves over environment steps, success on fresh tasks, a table and a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import altair as alt
+import numpy as np
+import polars as pl
+from record import RESULTS, keep
+from rich.table import Table
+
+from hgpo_datasets import scan_steps
+from hgpo_train.checkpoint import checkpoints
+from hgpo_train.evaluation import compare, episodes
+from hgpo_train.evaluation import report as summary
+from hgpo_train.tracking import read_metrics
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+START: Final = "warm-start"
+"""The name of the policy before training."""
+
+
+def report(world: str, folder: Path, console: Console) -> None:
+    """The table, the JSON and the picture."""
+    found = curves(folder)
+    if found.is_empty():
+        console.print(f"no run in {folder} has been evaluated yet")
+        return
+    ends = found.sort("iteration").group_by("estimator", "seed", maintain_order=True).agg(
+        pl.col("success").first().alias("start"), pl.col("success").last().alias("end"), pl.col("iteration").last(),
+        pl.col("environment_steps").last(), pl.col("success").max().alias("best"),
+    )  # fmt: skip
+    table = Table(title=f"{world}: success on held-out tasks")
+    for name in ("estimator", "seed", "iterations", "steps", "warm start", "end", "lift", "best"):
+        table.add_column(name, justify="right")
+    for row in ends.sort("estimator", "seed").iter_rows(named=True):
+        table.add_row(
+            row["estimator"], str(row["seed"]), str(row["iteration"]), f"{row['environment_steps']:,.0f}",
+            f"{row['start']:.1%}", f"{row['end']:.1%}", f"{100 * (row['end'] - row['start']):+.1f}",
+            f"{row['best']:.1%}",
+        )  # fmt: skip
+    console.print(table)
+    fresh = fresh_figures(folder)
+    if fresh:
+        console.print(fresh_table(world, fresh))
+    means = ends.group_by("estimator").agg(pl.col("start", "end", "environment_steps").mean()).sort("estimator")
+    configs = {
+        path.stem: re.sub(r'(?m)^path = ".*/', 'path = "', path.read_text())  # where the warm start lay says nothing
+        for path in sorted(folder.glob("*-*.toml"))
+    }
+    kept = {
+        "ends": {estimator: figures for estimator, *figures in means.iter_rows()},
+        "curves": found.to_dicts(),
+        "fresh": fresh,
+        "configurations": configs,
+    }
+    path = keep(f"learning_{world}", kept)
+    picture = draw(found, world)
+    console.print(f"kept in {path} and {picture}")
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """The metrics of every run that is there."""
+    return sorted(folder.glob("*-*/metrics.jsonl"))
+
+
+def curves(folder: Path) -> pl.DataFrame:
+    """Every evaluation of every run: estimator, seed, iteration, environment steps, success, score."""
+    rows = []
+    for path in runs_of(folder):
+        estimator, _, seed = path.parent.name.rpartition("-")
+        rows += [
+            {
+                "estimator": estimator,
+                "seed": int(seed),
+                "iteration": line["iteration"],
+                "environment_steps": line["training/environment_steps"],
+                "success": line["val/success_rate"],
+                "score": line["val/score/mean"],
+                "seconds": line.get("timing_s/step"),
+            }
+            for line in read_metrics(path)
+            if line.get("val/success_rate") is not None
+        ]
+    return pl.DataFrame(rows)
+
+
+def fresh_folder(folder: Path, name: str) -> Path:
+    """The step table of fresh tasks, of a run's newest checkpoint or the policy before training."""
+    found = checkpoints(folder / name / "checkpoints")
+    return folder / "fresh" / (f"{name}-{found[-1].name}" if found else name)
+
+
+def fresh_figures(folder: Path) -> dict[str, Any]:
+    """Success on fresh tasks of the policy before training and of each estimator's runs together, and what was gained.
+
+    Intervals are of 95%, by tasks (`hgpo_train.evaluation`); empty without evaluations.
+    """
+    places = {path.parent.name: fresh_folder(folder, path.parent.name) for path in runs_of(folder)}
+    if not all(place.exists() for place in (*places.values(), fresh_folder(folder, START))):
+        return {}
+    played = {name: episodes(scan_steps(place)) for name, place in places.items()}
+    before = episodes(scan_steps(fresh_folder(folder, START)))
+    figures: dict[str, Any] = {"tasks": before["task_id"].n_unique(), START: success(before)}
+    for estimator in sorted({name.rpartition("-")[0] for name in played}):
+        after = pl.concat(table for name, table in played.items() if name.rpartition("-")[0] == estimator)
+        figures[estimator] = success(after) | {"lift": dataclasses.asdict(compare(after, before))}
+    return figures
+
+
+def success(table: pl.DataFrame) -> dict[str, float | None]:
+    """Success of all episodes: mean, std of the seeds, interval."""
+    return dataclasses.asdict(summary(table)[0].measures["success"])
+
+
+def fresh_table(world: str, fresh: dict[str, Any]) -> Table:
+    """The same to look at."""
+    table = Table(title=f"{world}: success on {fresh['tasks']} fresh tasks, with 95% intervals")
+    for name in ("", "success", "lift"):
+        table.add_column(name, justify="right")
+    for name, found in fresh.items():
+        if name == "tasks":
+            continue
+        lift = found.get("lift")
+        gained = (
+            f"{100 * lift['difference']:+.1f} ({100 * lift['low']:+.1f} to {100 * lift['high']:+.1f})" if lift else ""
+        )
+        table.add_row(name, f"{found['mean']:.1%} ({found['low']:.1%} to {found['high']:.1%})", gained)
+    return table
+
+
+def at_equal_steps(found: pl.DataFrame) -> pl.DataFrame:
+    """Each run's success at the same environment steps: on a line between the evaluations before and after.
+
+    As many points as the run with the fewest evaluations has, evenly spaced up to the shortest run's end.
+    """
+    runs = found.sort("environment_steps").partition_by("estimator", "seed", as_dict=True)
+    end = min(run["environment_steps"].max() for run in runs.values())
+    steps = np.linspace(0, end, min(run.height for run in runs.values()))
+    points = []
+    for (estimator, _), run in runs.items():
+        success = np.interp(steps, run["environment_steps"], run["success"])
+        points.append(pl.DataFrame({"estimator": estimator, "environment_steps": steps, "success": success}))
+    return pl.concat(points)
+
+
+def draw(found: pl.DataFrame, world: str) -> Path:
+    """Mean over seeds with the seeds' range, as a PNG."""
+    spread = at_equal_steps(found).group_by("estimator", "environment_steps").agg(
+        pl.col("success").mean(), pl.col("success").min().alias("low"), pl.col("success").max().alias("high"),
+    )  # fmt: skip
+    names = {"grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO (K = 2)", "g2po": "G2PO"}
+    spread = spread.with_columns(pl.col("estimator").replace(names)).sort("estimator", "environment_steps")
+    base = alt.Chart(alt.Data(values=spread.to_dicts())).encode(
+        x=alt.X("environment_steps:Q", title="environment steps of training"),
+        color=alt.Color("estimator:N", title=None),
+    )
+    success = alt.Y("success:Q", title="success on held-out tasks", axis=alt.Axis(format="%"))
+    line = base.mark_line(point=True).encode(y=success)
+    ranges = base.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q")
+    path = RESULTS / f"learning_{world}.png"
+    title = f"{world}: mean of {found['seed'].n_unique()} seeds, and their range"
+    (ranges + line).properties(width=520, height=320, title=title).save(path, scale_factor=2)
+    return path
