@@ -21,8 +21,9 @@ import dataclasses
 import os
 import subprocess
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -113,39 +114,38 @@ def main() -> None:
     report(given.world, folder, console)
 
 
-@dataclasses.dataclass(frozen=True)
 class Work:
-    """Commands, some at a time.
+    """Commands, some at a time; after one that fails, or Ctrl-C, which ends those under way, no other is begun.
 
-    Attributes:
+    Args:
         console: Told what begins and ends.
         jobs: How many at a time; each has its share of the cores.
     """
 
-    console: Console
-    jobs: int
+    def __init__(self, console: Console, jobs: int) -> None:
+        self._console, self._jobs, self._failed = console, jobs, threading.Event()
 
     def all_done(self, tasks: list[Callable[[], bool]]) -> bool:
-        """Whether all went well; after one that did not, or Ctrl-C, no other is begun."""
-        pool = ThreadPoolExecutor(self.jobs)
-        try:
-            return all(task.result() for task in as_completed([pool.submit(task) for task in tasks]))
-        finally:
-            pool.shutdown(cancel_futures=True)
+        """Whether all tasks went well."""
+        with ThreadPoolExecutor(self._jobs) as pool:
+            return all(task.result() for task in [pool.submit(task) for task in tasks])
 
     def done(self, name: str, command: list[str], log: Path) -> bool:
-        """Whether a command went well; one of several prints to its log."""
-        self.console.print(f"{name} begins")
+        """Whether a command of `hgpo` went well; one of several prints to its log."""
+        if self._failed.is_set():
+            return False
+        self._console.print(f"{name} begins")
         began = time.perf_counter()
-        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.jobs))}
+        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self._jobs))}
         with ExitStack() as stack:
-            output = stack.enter_context(log.open("a")) if self.jobs > 1 else None
+            output = stack.enter_context(log.open("a")) if self._jobs > 1 else None
             code = subprocess.call([*HGPO, *command], env=os.environ | threads, stdout=output, stderr=output)
         if code:
-            why = f": {log} says why" if self.jobs > 1 else ""
-            self.console.print(f"{name} ended with {code}{why}", soft_wrap=True)
+            self._failed.set()
+            why = f": {log} says why" if self._jobs > 1 else ""
+            self._console.print(f"{name} ended with {code}{why}", soft_wrap=True)
         else:
-            self.console.print(f"{name}: {time.perf_counter() - began:,.0f} s")
+            self._console.print(f"{name}: {time.perf_counter() - began:,.0f} s")
         return not code
 
 
@@ -215,7 +215,6 @@ def train(folder: Path, config: Config, work: Work) -> bool:
     lines = read_metrics(folder / "metrics.jsonl")
     if lines and ended(config, lines[-1]["iteration"], lines[-1]["training/environment_steps"]):
         return True
-    folder.mkdir(parents=True, exist_ok=True)
     source = folder.with_suffix(".toml")
     source.write_text(to_toml(config))
     return work.done(folder.name, ["train", str(source), "--out", str(folder), "--resume"], folder.with_suffix(".log"))
@@ -266,4 +265,9 @@ def evaluation(config: Config, model: Path, data: str, seeds: list[int], out: Pa
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("Interrupted: the same command goes on from here.")
+    except InputError as error:
+        sys.exit(f"error: {error}")
