@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import altair as alt
 import numpy as np
 import polars as pl
+from readme import ESTIMATORS
 from record import RESULTS, keep
 from rich.table import Table
 
@@ -156,15 +157,14 @@ def draw(found: pl.DataFrame, world: str) -> Path:
     spread = at_equal_steps(found).group_by("estimator", "environment_steps").agg(
         pl.col("success").mean(), pl.col("success").min().alias("low"), pl.col("success").max().alias("high"),
     )  # fmt: skip
-    names = {"grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO (K = 2)", "g2po": "G2PO"}
-    spread = spread.with_columns(pl.col("estimator").replace(names)).sort("estimator", "environment_steps")
+    spread = spread.with_columns(pl.col("estimator").replace(ESTIMATORS)).sort("estimator", "environment_steps")
     base = alt.Chart(alt.Data(values=spread.to_dicts())).encode(
         x=alt.X("environment_steps:Q", title="environment steps of training"),
-        color=alt.Color("estimator:N", title=None),
+        color=alt.Color("estimator:N", title=None, legend=alt.Legend(symbolOpacity=1)),
     )
     success = alt.Y("success:Q", title="success on held-out tasks", axis=alt.Axis(format="%"))
     line = base.mark_line(point=True).encode(y=success)
-    ranges = base.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q")
+    ranges = base.mark_area(opacity=0.15).encode(y="low:Q", y2="high:Q")
     path = RESULTS / f"learning_{world}.png"
     title = f"{world}: mean of {found['seed'].n_unique()} seeds, and their range"
     (ranges + line).properties(width=520, height=320, title=title).save(path, scale_factor=2)

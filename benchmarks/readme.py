@@ -1,18 +1,21 @@
-"""Writes the README's table of measured facts from the kept results, so that no number in it is typed by hand.
+"""Writes the tables of measured facts from the kept results, so that no number in them is typed by hand.
 
-python benchmarks/readme.py
+python benchmarks/readme.py     the README's, and those of docs/training.md
 """
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT: Final = Path(__file__).parent.parent
 RESULTS: Final = Path(__file__).parent / "results"
-BEGIN: Final = "<!-- figures: written by python benchmarks/readme.py -->"
-END: Final = "<!-- end of figures -->"
+ESTIMATORS: Final = {"hgpo": "HGPO (K = 2)", "gigpo": "GiGPO", "grpo": "GRPO", "g2po": "G2PO"}
 
 MICRO, MILLI = 1e6, 1e3
 
@@ -149,11 +152,12 @@ def _learning() -> list[tuple[str, str, str, str]]:
     for name, world in (("ALFWorld", "alfworld"), ("WebShop", "webshop")):
         if not (RESULTS / f"learning_{world}.json").exists():
             continue
-        ends = figures(f"learning_{world}")["ends"]
-        start, end, steps = ends.pop("hgpo")
-        what = f"{name}, held-out success after {steps:,.0f} training steps, 1.1M parameters, HGPO (K = 2)"
-        names = {"gigpo": "GiGPO", "g2po": "G2PO", "grpo": "GRPO"}
-        others = ", ".join(f"{names[estimator]} → {found:.0%}" for estimator, (_, found, _) in ends.items())
+        found = figures(f"learning_{world}")
+        fresh, (*_, steps) = found["fresh"], found["ends"]["hgpo"]
+        start, end = fresh.pop("warm-start")["mean"], fresh.pop("hgpo")["mean"]
+        tasks = f"{fresh.pop('tasks')} fresh tasks"
+        what = f"{name}, success on {tasks} after {steps:,.0f} training steps, 1.1M parameters, HGPO (K = 2)"
+        others = ", ".join(f"{ESTIMATORS[estimator]} → {after['mean']:.0%}" for estimator, after in fresh.items())
         lines.append((what, f"{start:.0%} → {end:.0%}", others, "learning.py"))
     return lines
 
@@ -166,12 +170,45 @@ def table() -> str:
     )
 
 
-def rewrite(page: str) -> str:
-    """The page with its table made anew."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.split(END)[1]}"
+def learning(world: str) -> str:
+    """What training lifted in a world, as Markdown."""
+    found = figures(f"learning_{world}")
+    fresh, ends = found["fresh"], found["ends"]
+    head = (
+        f"| | held out, before → after | fresh: {percent(fresh['warm-start'])} before, after | fresh, gained |",
+        "|---|---|---|---|",
+    )
+    lines = []
+    for estimator in (name for name in ESTIMATORS if name in ends):
+        start, end, _ = ends[estimator]
+        lift = fresh[estimator]["lift"]
+        gained = f"{100 * lift['difference']:.1f} points ({100 * lift['low']:.1f} to {100 * lift['high']:.1f})"
+        lines.append(f"| {ESTIMATORS[estimator]} | {start:.1%} → {end:.1%} | {percent(fresh[estimator])} | {gained} |")
+    return "\n".join([*head, *lines])
+
+
+def percent(measured: dict[str, float]) -> str:
+    """A share with its interval."""
+    return f"{measured['mean']:.1%} ({measured['low']:.1%} to {measured['high']:.1%})"
+
+
+PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
+    "README.md": {"figures": table},
+    "docs/training.md": {"alfworld": partial(learning, "alfworld"), "webshop": partial(learning, "webshop")},
+}
+"""Which tables are in which page, between the comments of their name."""
+
+
+def rewrite(name: str) -> str:
+    """A page with its tables made anew."""
+    page = (ROOT / name).read_text("utf-8")
+    for title, make in PAGES[name].items():
+        begin, end = f"<!-- {title}: written by python benchmarks/readme.py -->", f"<!-- end of {title} -->"
+        before, rest = page.split(begin)
+        page = f"{before}{begin}\n\n{make()}\n\n{end}{rest.split(end)[1]}"
+    return page
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(rewrite(readme.read_text("utf-8")), "utf-8")
+    for name in PAGES:
+        (ROOT / name).write_text(rewrite(name), "utf-8")
