@@ -157,10 +157,13 @@ def draw(found: pl.DataFrame, world: str) -> Path:
     spread = at_equal_steps(found).group_by("estimator", "environment_steps").agg(
         pl.col("success").mean(), pl.col("success").min().alias("low"), pl.col("success").max().alias("high"),
     )  # fmt: skip
+    shown = [title for name, title in ESTIMATORS.items() if name in found["estimator"]]
+    colours = alt.Scale(domain=list(ESTIMATORS.values()))  # an estimator's is the same in every picture
+    legend = alt.Legend(values=shown, symbolOpacity=1)
     spread = spread.with_columns(pl.col("estimator").replace(ESTIMATORS)).sort("estimator", "environment_steps")
     base = alt.Chart(alt.Data(values=spread.to_dicts())).encode(
         x=alt.X("environment_steps:Q", title="environment steps of training"),
-        color=alt.Color("estimator:N", title=None, legend=alt.Legend(symbolOpacity=1)),
+        color=alt.Color("estimator:N", title=None, scale=colours, legend=legend),
     )
     success = alt.Y("success:Q", title="success on held-out tasks", axis=alt.Axis(format="%"))
     line = base.mark_line(point=True).encode(y=success)
