@@ -49,11 +49,9 @@ from hgpo_train.warm_start import WarmStart, warm_start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PARAMETERS: Final[dict[str, dict[str, Any]]] = {"hgpo": {"history_length": 2}}
-"""What an estimator has of its own; the others are the configuration's."""
-WORLDS: Final[dict[str, dict[str, Any]]] = {
+WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with what they have of their own
     "alfworld": {
-        "estimators": ("grpo", "gigpo", "hgpo", "g2po"),
+        "estimators": {"grpo": {}, "gigpo": {}, "hgpo": {"history_length": 2}, "g2po": {"nodes": "alfworld"}},
         "seeds": (0, 1, 2),
         "warm_start": (
             WarmStart(
@@ -64,7 +62,7 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {
         ),
     },
     "webshop": {
-        "estimators": ("grpo", "hgpo"),
+        "estimators": {"grpo": {}, "hgpo": {"history_length": 2}},
         "seeds": (0, 1),
         "warm_start": (
             WarmStart(
@@ -106,7 +104,12 @@ def main() -> None:
     if not given.draw:
         folder.mkdir(parents=True, exist_ok=True)
         warm = taught(given.world, folder, base, console)
-        runs = {f"{name}-{seed}": configuration(base, warm, name, seed) for seed in seeds for name in estimators}
+        own = world["estimators"]
+        runs = {
+            f"{name}-{seed}": configuration(base, warm, name, own.get(name, {}), seed)
+            for seed in seeds
+            for name in estimators
+        }
         work = Work(console, given.jobs)
         trained = [partial(train, folder / name, run, work) for name, run in runs.items()]
         if not work.all_done(trained) or not work.all_done(fresh_evaluations(given.world, folder, warm, runs, work)):
@@ -173,11 +176,11 @@ def taught(world: str, folder: Path, config: Config, console: Console) -> Path:
     return model
 
 
-def configuration(base: Config, warm: Path, estimator: str, seed: int) -> Config:
-    """One run's configuration."""
+def configuration(base: Config, warm: Path, estimator: str, own: dict[str, Any], seed: int) -> Config:
+    """One run's configuration; the estimator has some parameters of its own."""
     values = to_dict(base)
     common = {name: value for name, value in base.advantage.parameters.items() if name != "history_length"}
-    values["advantage"] = {"estimator": estimator, "parameters": common | PARAMETERS.get(estimator, {})}
+    values["advantage"] = {"estimator": estimator, "parameters": common | own}
     return replace(Config(), **{**values, "name": f"{estimator}-{seed}", "seed": seed, "model": {"path": str(warm)} | {
         name: value for name, value in values["model"].items() if name != "path"
     }})  # fmt: skip

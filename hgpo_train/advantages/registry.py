@@ -47,12 +47,14 @@ class Needs:
         context: Which context.
         next_state: Whether it follows steps to the state they led to.
         state_text: Whether it reads the states' text.
+        admissible_actions: Whether it reads the actions that were shown.
     """
 
     depth: int | None = None
     context: Context = "states"
     next_state: bool = False
     state_text: bool = False
+    admissible_actions: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,9 @@ class Job:
         if needs.next_state:
             names += next_state_columns(available, needs.state_text)
         elif needs.state_text:
-            names.append(require(available, "state", why="similarity"))
+            names.append(require(available, "state", why=f"{self.estimator.name} with these parameters"))
+        if needs.admissible_actions:
+            names.append(require(available, "admissible_actions", why=f"{self.estimator.name} with these parameters"))
         return names
 
 

@@ -17,6 +17,7 @@ import polars as pl
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.groups import Groups, encode, encode_pairs
+from hgpo_train.advantages.nodes import alfworld_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -109,6 +110,14 @@ class Columns:
             return hashing.chain_columns(self.hashes("state_hash", "state"), self.first, depth, actions)
 
         return self._once(("chain", kind), make)
+
+    def alfworld_nodes(self) -> NDArray[np.int64]:
+        """The hash of each step's node in G2PO's graph of ALFWorld; see `nodes.alfworld_nodes`."""
+
+        def make() -> NDArray[np.int64]:
+            return alfworld_nodes(self._complete("state"), self._complete("admissible_actions"), self.first)
+
+        return self._once(("alfworld_nodes",), make)
 
     def where(self, row: int) -> str:
         """A row's names, for messages."""
@@ -211,6 +220,11 @@ class Steps:
     def actions(self) -> NDArray[np.int64]:
         """The hash of each step's action."""
         return self.columns.hashes("action_hash", "action")[self.part]
+
+    @property
+    def alfworld_nodes(self) -> NDArray[np.int64]:
+        """The hash of each step's node in G2PO's graph of ALFWorld."""
+        return self.columns.alfworld_nodes()[self.part]
 
     def numbers(self, name: str) -> NDArray[np.float64]:
         """A column as float64; InputError where it is null, NaN or infinite."""

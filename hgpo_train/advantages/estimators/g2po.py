@@ -51,6 +51,8 @@ class G2PO(Parameters):
         cross_steps: Whether the episode's mean and std are over rows (the official default) or over trajectories.
         success_reward: The episode reward that is a success, and what the state after it is worth.
         ddof: 0 divides squares by n, 1 by n - 1.
+        nodes: What makes a node: ``states`` are the step table's; ``alfworld`` is what G2PO's environment makes of
+            ALFWorld's (`hgpo_train.advantages.nodes`).
     """
 
     mode: Mode = "mean_std_norm"
@@ -59,12 +61,12 @@ class G2PO(Parameters):
     cross_steps: bool = True
     success_reward: float = 10.0
     ddof: Literal[0, 1] = 1
+    nodes: Literal["states", "alfworld"] = "states"
 
 
 def estimate(steps: Steps, p: G2PO, details: bool) -> Columns:
     """G2PO's advantages: `advantage`; with details its parts `episode`, `node`, `edge`, and the state's `value`."""
-    state, _ = steps.context(0, "states")
-    nodes = encode_pairs(steps.task, state)
+    nodes = encode_pairs(steps.task, steps.alfworld_nodes if p.nodes == "alfworld" else steps.context(0, "states")[0])
     rewards = episode_rewards(steps, p)
     value = node_values(steps, nodes, rewards, p)
     after = np.where(steps.last, np.where(rewards == p.success_reward, p.success_reward, 0.0), np.roll(value, -1))
@@ -89,9 +91,9 @@ def node_values(steps: Steps, nodes: Groups, rewards: NDArray[np.float64], p: G2
     return value
 
 
-def needs(p: G2PO) -> Needs:  # noqa: ARG001  (an Estimator's signature)
-    """States."""
-    return Needs(depth=0)
+def needs(p: G2PO) -> Needs:
+    """States, or what ALFWorld's nodes are made of."""
+    return Needs(state_text=True, admissible_actions=True) if p.nodes == "alfworld" else Needs(depth=0)
 
 
 def detail_columns(p: G2PO) -> dict[str, pl.DataType]:  # noqa: ARG001  (an Estimator's signature)
