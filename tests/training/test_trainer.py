@@ -139,7 +139,7 @@ def test_broken_off_at_every_stage_ends_in_the_same_bytes(config, runs):
 
 @pytest.mark.slow
 def test_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
-    """HGPO_KILLS sets how many times; benchmarks/resume.py kills 20 times."""
+    """HGPO_KILLS sets how many times, HGPO_SEED when."""
     config = replace(config, iterations=4, checkpoint={"every": 2}, evaluation={"every": 3})
     runs.train(config, "whole")
     path = runs.folder / "config.toml"
