@@ -60,6 +60,16 @@ for data in (None, str(out / "shop")):
         shop.step(action)
     shop.close()
 print("webshop done")
+
+from hgpo_train.cli import main
+sys.stderr = sys.stdout
+run = str(found.run)
+for words in (["train", "tiny-alfworld"], ["sft", run, "--model", "x"], ["eval", "--policy", "transformers:x"]):
+    sys.argv = ["hgpo", *words, "--out", str(out / words[0])]
+    try:
+        main()
+    except SystemExit as end:
+        print(words[0], end.code)
 print(sorted({name.partition(".")[0] for name in sys.modules} & absent))
 """
 
@@ -97,7 +107,12 @@ def test_it_plays_and_computes_with_the_core_alone(tmp_path):
     paths = f"{ROOT}:{ROOT / 'datasets'}"
     done = subprocess.run(command, env={"PYTHONPATH": paths}, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["pytest is absent", "quickstart done", "webshop done", "[]"]
+    *lines, left = done.stdout.splitlines()
+    assert left == "[]"
+    assert lines[:3] == ["pytest is absent", "quickstart done", "webshop done"]
+    for line, command in zip(lines[3::2], ("train 2", "sft 2", "eval 2"), strict=True):
+        assert re.fullmatch(r"error: this needs [a-z]+: pip install 'hgpo\[train\]'", line)
+        assert command in lines[4::2]
 
 
 def test_the_core_is_what_its_page_says_and_nothing_heavy():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 import typer
 
@@ -16,6 +17,9 @@ from hgpo_train.cli.sft import sft
 from hgpo_train.cli.stats import stats
 from hgpo_train.cli.train import train
 from hgpo_train.cli.verify import verify
+
+TRAINING: Final = frozenset({"torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers"})
+"""The packages of the extra `train`."""
 
 app = typer.Typer(name="hgpo", no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
 
@@ -37,9 +41,14 @@ app.command()(train)
 
 
 def main() -> None:
-    """Entry point of the console script: bad input is one line on stderr and exit code 2."""
+    """Entry point of the console script: bad input, or an extra that is not there, is one line and exit code 2."""
     try:
         app()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if error.name not in TRAINING:
+            raise
+        print(f"error: this needs {error.name}: pip install 'hgpo[train]'", file=sys.stderr)
         sys.exit(2)

@@ -39,12 +39,8 @@ def quickstart(
 
 
 def _train(console: Console, folder: Path, seed: int) -> None:
-    from hgpo_envs.errors import InputError
+    from hgpo_train.first_training import first_training
 
-    try:
-        from hgpo_train.first_training import first_training
-    except ImportError as error:
-        raise InputError(f"--train needs {error.name}: pip install 'hgpo[train]'") from error
     console.print("\nOne iteration of training, from nothing: a small model, a warm start, rollouts, HGPO, an update.")
     run = first_training(folder, console, seed=seed)
     console.print(f"\nThe run is in [bold]{run}[/]. Next:", highlight=False)
