@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
-from hgpo_envs.hashing import link, text_hashes
+from hgpo_envs.hashing import link
+from hgpo_train.advantages.steps import hashed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,15 +55,7 @@ def alfworld_nodes(state: pl.Series, admissible: pl.Series, first: NDArray[np.bo
 
     shown = admissible.list.filter(pl.element() != "help").list.join("\n")
     texts = pl.select(pl.format("{}\n\n{}", state, shown)).to_series()
-    alone, plain = _hashes(texts), _hashes(state)
+    alone, plain = hashed(texts), hashed(state)
     own = np.where(hides[before], link(alone[before], alone[latest]), alone[latest])
     begun = first[latest]
     return np.where(begun, np.where(first, plain, link(plain[latest], plain[latest])), own)
-
-
-def _hashes(texts: pl.Series) -> NDArray[np.int64]:
-    """The hash of each text, each distinct text hashed once."""
-    distinct = texts.unique(maintain_order=True)
-    place = texts.to_frame("text").join(distinct.to_frame("text").with_row_index(), on="text", how="left")
-    hashes: NDArray[np.int64] = text_hashes(distinct)[place["index"].to_numpy()]
-    return hashes

@@ -17,7 +17,6 @@ import polars as pl
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.groups import Groups, encode, encode_pairs
-from hgpo_train.advantages.nodes import alfworld_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -87,12 +86,12 @@ class Columns:
 
     def flags(self, name: str) -> NDArray[np.bool_]:
         """A column of true and false (or 0 and 1), refused where it is null."""
-        return self._once(("flags", name), lambda: self._complete(name).cast(pl.Boolean).to_numpy())
+        return self._once(("flags", name), lambda: self.complete(name).cast(pl.Boolean).to_numpy())
 
     def hashes(self, stored: str, text: str) -> NDArray[np.int64]:
         """A stored column of hashes, or the hashes of a text column; refused where it is null."""
         name = stored if self.has(stored) else text
-        return self._once(("hashes", name), lambda: _hashes(self._complete(name)))
+        return self._once(("hashes", name), lambda: hashed(self.complete(name)))
 
     def optional_hashes(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The same for a column with nulls: values, and where they are."""
@@ -110,14 +109,6 @@ class Columns:
             return hashing.chain_columns(self.hashes("state_hash", "state"), self.first, depth, actions)
 
         return self._once(("chain", kind), make)
-
-    def alfworld_nodes(self) -> NDArray[np.int64]:
-        """The hash of each step's node in G2PO's graph of ALFWorld; see `nodes.alfworld_nodes`."""
-
-        def make() -> NDArray[np.int64]:
-            return alfworld_nodes(self._complete("state"), self._complete("admissible_actions"), self.first)
-
-        return self._once(("alfworld_nodes",), make)
 
     def where(self, row: int) -> str:
         """A row's names, for messages."""
@@ -137,7 +128,8 @@ class Columns:
             raise InputError(f"{name} must be a finite number, got {self.frame[name][row]} at {self.where(row)}")
         return values
 
-    def _complete(self, name: str) -> pl.Series:
+    def complete(self, name: str) -> pl.Series:
+        """A column, refused where it is null."""
         column = self.frame[name]
         if column.null_count():
             raise InputError(f"{name} must not be null, as it is at {self.where(int(column.is_null().arg_max() or 0))}")
@@ -147,11 +139,11 @@ class Columns:
         column = self.frame[name]
         there = column.is_not_null().to_numpy()
         values = np.zeros(len(column), dtype=np.int64)
-        values[there] = _hashes(column.drop_nulls())
+        values[there] = hashed(column.drop_nulls())
         return values, there
 
 
-def _hashes(column: pl.Series) -> NDArray[np.int64]:
+def hashed(column: pl.Series) -> NDArray[np.int64]:
     """A column of stored hashes as it is, a column of texts hashed, each distinct text once."""
     if column.dtype == pl.Int64:
         return column.to_numpy()
@@ -221,11 +213,6 @@ class Steps:
         """The hash of each step's action."""
         return self.columns.hashes("action_hash", "action")[self.part]
 
-    @property
-    def alfworld_nodes(self) -> NDArray[np.int64]:
-        """The hash of each step's node in G2PO's graph of ALFWorld."""
-        return self.columns.alfworld_nodes()[self.part]
-
     def numbers(self, name: str) -> NDArray[np.float64]:
         """A column as float64; InputError where it is null, NaN or infinite."""
         return self.columns.numbers(name)[self.part]
@@ -233,6 +220,10 @@ class Steps:
     def flags(self, name: str) -> NDArray[np.bool_]:
         """A column of true and false; InputError where it is null."""
         return self.columns.flags(name)[self.part]
+
+    def complete(self, name: str) -> pl.Series:
+        """A column as it is; InputError where it is null."""
+        return self.columns.complete(name)[self.part]
 
     def texts(self, name: str) -> list[str | None]:
         """A column of texts; Nones where it was not there."""

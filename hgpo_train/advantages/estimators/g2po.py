@@ -31,6 +31,7 @@ import polars as pl
 from hgpo_train.advantages.estimators.gigpo import step_advantages
 from hgpo_train.advantages.estimators.grpo import episode_advantages
 from hgpo_train.advantages.groups import Groups, add_up, encode_pairs, value_order
+from hgpo_train.advantages.nodes import alfworld_nodes
 from hgpo_train.advantages.parameters import Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, Needs, register
 from hgpo_train.advantages.returns import episode_rewards, penalties, rounded
@@ -68,7 +69,11 @@ class G2PO(Parameters):
 
 def estimate(steps: Steps, p: G2PO, details: bool) -> Columns:
     """G2PO's advantages: `advantage`; with details its parts `episode`, `node`, `edge`, and the state's `value`."""
-    nodes = encode_pairs(steps.task, steps.alfworld_nodes if p.nodes == "alfworld" else steps.context(0, "states")[0])
+    if p.nodes == "alfworld":
+        node_of = alfworld_nodes(steps.complete("state"), steps.complete("admissible_actions"), steps.first)
+    else:
+        node_of, _ = steps.context(0, "states")
+    nodes = encode_pairs(steps.task, node_of)
     rewards = episode_rewards(steps, p)
     value = node_values(steps, nodes, rewards, p)
     after = np.where(steps.last, np.where(rewards == p.success_reward, p.success_reward, 0.0), np.roll(value, -1))
