@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from safetensors.torch import load_file, save_file
 
-from hgpo_datasets.durable import sync_folder
+from hgpo_envs.atomic import sync_folder
 from hgpo_envs.errors import InputError
 from hgpo_train.hf import no_progress_bars
 from hgpo_train.update.optimiser import optimiser_tensors, restore_optimiser

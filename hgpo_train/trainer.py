@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_datasets.durable import write_file
+from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get

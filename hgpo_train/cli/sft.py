@@ -21,7 +21,7 @@ def sft(
     """Train a model to act as in the steps of a saved run: the warm start before reinforcement learning."""
     from rich.console import Console
 
-    from hgpo_datasets.durable import write_file
+    from hgpo_envs.atomic import write_file
     from hgpo_train.config import SftConfig, load_config
     from hgpo_train.display import Display
     from hgpo_train.settings import to_toml
