@@ -7,10 +7,12 @@ unpack to gigabytes. So every file that a user names is opened by `open_regular`
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import stat
 import zlib
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import orjson
@@ -18,6 +20,7 @@ import orjson
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 LEAST_UNPACKED: Final = 16 << 20
@@ -141,3 +144,23 @@ def _limited(file: IO[bytes] | gzip.GzipFile, path: Path, limit: int, what: str)
     if len(data) > limit:
         raise InputError(f"{path} has more than {limit:,} bytes, which no {what} has")
     return data
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Says in one line why something could not be written.
+
+    Args:
+        out: What is being made.
+
+    Raises:
+        InputError: The block raised OSError: the disk is full, a folder is read-only.
+    """
+    try:
+        yield
+    except OSError as error:
+        # NumPy's short writes carry no number, only a sentence
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} or "requested and" in str(error)
+        why = "no space left on the disk" if full else error.strerror or str(error)
+        where = f" ({error.filename})" if error.filename and not full else ""
+        raise InputError(f"cannot make {out}: {why}{where}; nothing was left behind") from None

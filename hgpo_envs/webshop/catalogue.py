@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import parse_json, read_bytes
 from hgpo_envs.webshop.loader import HumanInstruction, Product, price_text
 from hgpo_envs.webshop.records import Labels, Records, mapped
 from hgpo_envs.webshop.search import Index
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
+
+LONGEST_MANIFEST: Final = 1 << 20
+"""Bytes of a manifest; the bundled one has 4 kB."""
 
 FORMAT: Final = 2
 """The layout of the folder. A catalogue of another format is refused."""
@@ -171,6 +175,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if known != FORMAT:
         raise InputError(f"{folder} has catalogue format {known}, this version reads {FORMAT}; build it again: {build}")
     return dict(manifest)
+
+
+def is_catalogue(folder: Path) -> bool:
+    """Whether a folder holds a catalogue, of any version and in any state, and nothing that is not part of it."""
+    try:
+        manifest = parse_json(read_bytes(folder / MANIFEST, LONGEST_MANIFEST))
+        known = {MANIFEST, *manifest["files"]} if isinstance(manifest["id"], str) else set()
+    except (InputError, KeyError, TypeError):
+        return False
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or path.is_file()}
+    return found <= known
 
 
 def _product(records: Records, index: int) -> Product:
