@@ -17,9 +17,7 @@ class _TooLarge(Exception):  # noqa: N818 (carries a result past lru_cache, whic
         self.result: Final = result
 
 
-def bounded_cache(
-    function: Callable[P, R], entries: int, largest: int, weigh: Callable[..., int]
-) -> Callable[P, R]:
+def bounded_cache(function: Callable[P, R], entries: int, largest: int, weigh: Callable[..., int]) -> Callable[P, R]:
     """Keeps the results of the latest calls, of which none is heavy.
 
     The cache holds at most `entries * largest` bytes, by the measure of `weigh`.

@@ -19,7 +19,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files import writing
 from hgpo_envs.webshop import loader
 from hgpo_envs.webshop.catalogue import FORMAT, MANIFEST, Catalogue, is_catalogue
-from hgpo_envs.webshop.goals import keep_goals
+from hgpo_envs.webshop.goals import MOST_GOALS, keep_goals
 from hgpo_envs.webshop.index import IndexWriter
 from hgpo_envs.webshop.nouns import finder
 from hgpo_envs.webshop.raw import entries, records
@@ -37,6 +37,9 @@ BATCH_ROWS: Final = 4096
 """Products whose titles are looked at together: a tagger is faster so."""
 
 BATCH_CHARACTERS: Final = 1 << 25
+
+LONGEST_HUMAN: Final = 1 << 28
+"""Characters of the file of human instructions, which is held; the official one has a few million."""
 
 
 def build(
@@ -78,7 +81,8 @@ def build(
     _refuse_input_in(out, items, attributes, human, *([] if nouns is None else [Path(nouns)]))
     with writing(out), new_folder(out, replace=is_catalogue if replace else None) as folder:
         known = _packed_attributes(attributes, tell)
-        instructions = dict(entries(human, _share(tell, "human instructions", human)))
+        told = entries(human, _share(tell, "human instructions", human), most=LONGEST_HUMAN)
+        instructions = dict(told)
         maker = _Maker(folder, known, instructions, finder(nouns), compress=compress)
         share = _share(tell, "products", items)
         for number, record in records(items, share):
@@ -175,11 +179,14 @@ class _Maker:
             return
         row = self._row(asin, record)
         people = list(self._people(asin))
+        combinations = math.prod(len(values) for values in row["options"].values())
+        if combinations > MOST_GOALS:
+            raise InputError(f"its options can be chosen in {float(min(combinations, 10**300)):.0e} ways")
         self.seen[asin] = None
         number = len(self.price)
         self.people += [{"product": number, **person} for person in people]
         self.price.append((row["prices"] + (math.nan,))[:2])
-        self.combinations.append(math.prod(len(values) for values in row["options"].values()))
+        self.combinations.append(combinations)
         if row["instruction"] is not None:
             self.instructed.append(number)
         self.categories.add(row["category"])

@@ -10,7 +10,21 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.paths import inside
 
 HOSTILE = [
-    *("", ".", "/", "//", "..", "../x", "a/..", "a/../..", "a/../../x", "/etc/passwd", "//host/share", "./..", "a/./.."),
+    *(
+        "",
+        ".",
+        "/",
+        "//",
+        "..",
+        "../x",
+        "a/..",
+        "a/../..",
+        "a/../../x",
+        "/etc/passwd",
+        "//host/share",
+        "./..",
+        "a/./..",
+    ),
     *("C:", "C:/x", "c:x", "a/C:x", "x:stream", "a\\b", "..\\x", "\\\\host\\share", "\\x"),
     *("a\0b", "a\nb", "a\x7f", "\ud800", "a/\udfff"),
     *("con", "CON", "a/nul", "NUL.txt", "com1", "COM1.x.y", "lpt9", "com\u00b9", "aux .txt", "conin$", "prn/x"),
@@ -57,4 +71,3 @@ def test_whatever_is_accepted_stays_inside_on_every_system(name):
     assert windows.is_relative_to("D:/folder")
     assert not any(PureWindowsPath(part).is_reserved() for part in windows.parts[1:])
     assert str(below).encode().decode() == str(below)
-
