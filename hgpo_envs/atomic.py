@@ -3,6 +3,7 @@
     write_file(path, data)              a file, complete or absent
     with new_file(path) as file: …      the same, written piece by piece
     with new_folder(path) as folder: …  a folder with everything in it, complete or absent
+    remove_folder(path)                 the end of such a folder, at once
     with FolderLock(folder, "…"): …     at most one writer per folder
     make_folder(path)                   a folder that survives a power failure
     sweep(folder)                       removes what killed processes left
@@ -226,6 +227,25 @@ def new_path(path: Path) -> Iterator[Path]:
             sync_tree(content)
             sync_folder(scratch)
             _move_into_place(scratch, path)
+        finally:
+            _remove_scratch(scratch, lock, path)
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder with everything in it: under its name it is complete or absent, never half of it.
+
+    The caller decides that it may be removed.
+
+    Raises:
+        OSError: The parent cannot be written. The folder is unchanged.
+    """
+    path = path.absolute()
+    with _naming(path):
+        sweep(path.parent)
+        scratch, lock = _make_scratch(path)
+        try:
+            path.rename(scratch / _CONTENT)
+            sync_folder(path.parent)
         finally:
             _remove_scratch(scratch, lock, path)
 
