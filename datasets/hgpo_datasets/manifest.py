@@ -7,7 +7,7 @@ line is found; a last line without its newline was never committed.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -53,6 +53,7 @@ class Shard:
         rows: Steps in it.
         trajectories: Trajectories in it.
         groups: Groups of rollouts in it; none is split over files.
+        replaces: The earlier file whose rows it holds, some of them changed; that file is no longer of the run.
     """
 
     file: str
@@ -61,6 +62,7 @@ class Shard:
     rows: int
     trajectories: int
     groups: int
+    replaces: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Manifest:
         size: Bytes of the whole lines; what follows was never committed.
         check: The last line's check, which the next line takes in.
         problem: What is wrong with it; None when nothing is.
+        replaced: Files that were committed and then replaced by others.
     """
 
     header: Header | None
@@ -80,6 +83,19 @@ class Manifest:
     size: int
     check: str
     problem: str | None = None
+    replaced: tuple[str, ...] = ()
+
+    @property
+    def committed(self) -> int:
+        """How many files were ever committed: the number of the next one."""
+        return len(self.shards) + len(self.replaced)
+
+    def with_shard(self, shard: Shard) -> Manifest:
+        """The manifest with one more committed file, which may replace an earlier one."""
+        if shard.replaces is None:
+            return replace(self, shards=(*self.shards, shard))
+        kept = tuple(other for other in self.shards if other.file != shard.replaces)
+        return replace(self, shards=(*kept, shard), replaced=(*self.replaced, shard.replaces))
 
 
 def canonical(value: object) -> bytes:
@@ -94,7 +110,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
 
 def encode_line(content: Header | Shard, previous_check: str) -> tuple[bytes, str]:
     """A line and its check."""
-    values = asdict(content)
+    values = {name: value for name, value in asdict(content).items() if value is not None}
     if isinstance(content, Header):
         values["format"] = _FORMAT
     check = _check(values, previous_check)
@@ -107,7 +123,7 @@ def extend(manifest: Manifest, content: Header | Shard) -> Manifest:
     size = manifest.size + len(line)
     if isinstance(content, Header):
         return Manifest(content, (), size, check)
-    return Manifest(manifest.header, (*manifest.shards, content), size, check)
+    return replace(manifest.with_shard(content), size=size, check=check)
 
 
 def decode(data: bytes) -> Manifest:
@@ -118,6 +134,7 @@ def decode(data: bytes) -> Manifest:
     """
     header: Header | None = None
     shards: list[Shard] = []
+    replaced: list[str] = []
     size, check, problem = 0, "", None
     while size < len(data) and problem is None:
         end = data.find(b"\n", size) + 1
@@ -125,17 +142,21 @@ def decode(data: bytes) -> Manifest:
             break
         values = _values(data[size:end], check)
         if values is None:
-            problem = f"line {len(shards) + (header is not None) + 1} of {NAME} is damaged"
+            problem = f"line {len(shards) + len(replaced) + (header is not None) + 1} of {NAME} is damaged"
         else:
             check = values.pop("check")
             size = end
             if header is None:
                 header = _header(values)
             else:
-                shards.append(Shard(**values))
+                shard = Shard(**values)
+                if shard.replaces is not None:
+                    shards = [other for other in shards if other.file != shard.replaces]
+                    replaced.append(shard.replaces)
+                shards.append(shard)
     if header is None and problem is None:
         problem = f"{NAME} has no whole first line"
-    return Manifest(header, tuple(shards), size, check, problem)
+    return Manifest(header, tuple(shards), size, check, problem, tuple(replaced))
 
 
 def _check(values: Mapping[str, object], previous_check: str) -> str:

@@ -102,7 +102,7 @@ def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[str]:
         _refuse_or_warn(damaged, f"{folder}: {listed.problem}")
     names = {shard.file for shard in listed.shards}
     for extra in sorted(folder.glob(f"*{_PARQUET}")):
-        if extra.name not in names:
+        if extra.name not in names and extra.name not in listed.replaced:
             _refuse_or_warn(uncommitted, f"{extra} is not committed")
     files = []
     for shard in listed.shards:

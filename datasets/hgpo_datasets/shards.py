@@ -27,6 +27,7 @@ VERSION_KEY: Final = "hgpo.schema_version"
 DIGEST_KEY: Final = "hgpo.sha256"
 RUN_KEY: Final = "hgpo.run"
 CONFIG_KEY: Final = "hgpo.config"
+REPLACES_KEY: Final = "hgpo.replaces"
 
 ROW_GROUP_ROWS: Final = 25_000
 _BLANK: Final = b"0" * 64
@@ -88,8 +89,8 @@ def file_name(number: int) -> str:
     return f"steps-{number:06d}.parquet"
 
 
-def describe(name: str, data: bytes, frame: pl.DataFrame) -> Shard:
-    """A file's entry in the manifest, from its bytes and its rows."""
+def describe(name: str, data: bytes, frame: pl.DataFrame, replaces: str | None = None) -> Shard:
+    """A file's entry in the manifest, from its bytes, its rows, and the name of the file that it replaces."""
     return Shard(
         file=name,
         sha256=hashlib.sha256(data).hexdigest(),
@@ -97,6 +98,7 @@ def describe(name: str, data: bytes, frame: pl.DataFrame) -> Shard:
         rows=len(frame),
         trajectories=frame.select((pl.col("step") == 0).sum()).item(),
         groups=frame.select(schema.GROUP_KEY).n_unique(),
+        replaces=replaces,
     )
 
 
@@ -112,7 +114,8 @@ def adopt(path: Path, header: Header) -> Shard:
     metadata = pl.read_parquet_metadata(io.BytesIO(data))
     if metadata[RUN_KEY] != header.run or metadata[CONFIG_KEY] != canonical(header.config).decode():
         raise InputError(f"{path} belongs to another run ({metadata[RUN_KEY]!r}); move it elsewhere")
-    return describe(path.name, data, pl.read_parquet(data, columns=list(schema.SORT_KEY)))
+    rows = pl.read_parquet(data, columns=list(schema.SORT_KEY))
+    return describe(path.name, data, rows, metadata.get(REPLACES_KEY))
 
 
 def _digest_position(data: bytes) -> int:

@@ -140,8 +140,10 @@ def _verify_run(folder: Path, report: Report) -> None:
             report.problems.append(Problem("missing", str(folder / shard.file), "the manifest lists it; it is missing"))
     names = {shard.file for shard in listed.shards}
     for extra in present:
-        if extra.name not in names:
-            _report_extra(extra, len(listed.shards), report)
+        if extra.name in listed.replaced:
+            report.notes.append(Problem("leftover", str(extra), "replaced; opening the run for writing removes it"))
+        elif extra.name not in names:
+            _report_extra(extra, listed.committed, report)
 
 
 def _report_extra(path: Path, number: int, report: Report) -> None:

@@ -27,7 +27,7 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from types import TracebackType
 
 SHARD_ROWS: Final = 100_000
@@ -174,19 +174,59 @@ class StepWriter:
         self._check_open()
         frames = [one.frame for one in self._ready]
         frame = frames[0] if len(frames) == 1 else pl.concat(frames).sort(schema.SORT_KEY)
+        return self._write(frame, self._forget_ready)
+
+    def replace(self, steps: rows.Rows) -> list[Shard]:
+        """Puts whole trajectories in the place of committed ones that have the same names, for example aborted ones.
+
+        Each file that holds one of them is written again under a new name, the manifest lists the new file in its
+        place, and the old file is removed. Whatever interrupts this, a file holds the old trajectories or the new ones.
+
+        Args:
+            steps: Their rows, as `add_group` takes them.
+
+        Raises:
+            InputError: A row breaks the schema, or a trajectory is not in the run or in another group; nothing changes.
+            OSError: The disk refused; files that were not yet replaced hold the old trajectories.
+        """
+        self.commit()
+        self._check_open()
+        depth = self.header.depth
+        frame = complete(rows.frame(steps, depth, self._defaults), depth)
+        frame = frame.with_columns(pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped)
+        key = [*schema.GROUP_KEY, "trajectory"]
+        wanted = frame.select(key).unique()
+        places: dict[str, pl.DataFrame] = {}
+        for shard in self._manifest.shards:
+            there = pl.read_parquet(self.folder / shard.file, columns=key).unique()
+            if len(found := wanted.join(there, on=key)):
+                places[shard.file] = found
+        missing = wanted.join(pl.concat([wanted.clear(), *places.values()]), on=key, how="anti")
+        if len(missing):
+            raise InputError(f"trajectory {missing['trajectory'][0]!r} of that group is not in run {self.header.run!r}")
+        made = []
+        for file, found in places.items():
+            kept = pl.read_parquet(self.folder / file).join(found, on="trajectory", how="anti")
+            merged = pl.concat([kept, frame.join(found, on="trajectory", how="semi")]).sort(schema.SORT_KEY)
+            made.append(self._write(merged, lambda: None, replaces=file))
+            (self.folder / file).unlink()
+        return made
+
+    def _write(self, frame: pl.DataFrame, done: Callable[[], None], replaces: str | None = None) -> Shard:
+        """Commits rows as one file; `done` is called when the disk has it, also where an exception comes just then."""
         header = self.header
-        config = manifest.canonical(header.config).decode()
-        data = shards.encode(frame, {shards.RUN_KEY: header.run, shards.CONFIG_KEY: config})
-        path = self.folder / shards.file_name(len(self._manifest.shards))
-        shard = shards.describe(path.name, data, frame)
+        metadata = {shards.RUN_KEY: header.run, shards.CONFIG_KEY: manifest.canonical(header.config).decode()}
+        data = shards.encode(frame, metadata if replaces is None else {**metadata, shards.REPLACES_KEY: replaces})
+        path = self.folder / shards.file_name(self._manifest.committed)
+        shard = shards.describe(path.name, data, frame, replaces)
         try:
             durable.write_file(path, data)
             self._append(shard)
-            self._forget_ready()
+            done()
         except BaseException:
             self._manifest = manifest.decode((self.folder / manifest.NAME).read_bytes())
             if shard in self._manifest.shards:  # interrupted when it was done
-                self._forget_ready()
+                done()
             else:
                 path.unlink(missing_ok=True)
             raise
@@ -259,6 +299,7 @@ class StepWriter:
         return self._manifest
 
     def _check_files(self) -> None:
+        self._remove_replaced()
         listed = {shard.file: shard for shard in self._manifest.shards}
         for name, shard in listed.items():
             path = self.folder / name
@@ -268,11 +309,17 @@ class StepWriter:
                 )
         unlisted = sorted(path for path in self.folder.glob(shards.PATTERN) if path.name not in listed)
         for path in unlisted:
-            if path.name != shards.file_name(len(self._manifest.shards)):
+            if path.name != shards.file_name(self._manifest.committed):
                 raise InputError(
                     f"{path} is not of this run; move it elsewhere (scan_steps reads several runs at once)"
                 )
             self._append(shards.adopt(path, self.header))
+        self._remove_replaced()
+
+    def _remove_replaced(self) -> None:
+        """Removes the files that a writer had replaced when it was killed."""
+        for name in self._manifest.replaced:
+            (self.folder / name).unlink(missing_ok=True)
 
     def _read_committed(self) -> tuple[set[Group], set[int]]:
         files = [self.folder / shard.file for shard in self._manifest.shards]
