@@ -83,8 +83,8 @@ class FolderLock:
         try:
             _lock(self._descriptor, folder)
             holder = {"made_by": _MADE_BY, "purpose": purpose, "process": os.getpid(), "host": socket.gethostname()}
-            self._note = {**holder, **details}
-            _write_note(self._descriptor, self._note)
+            self._details = details
+            _write_note(self._descriptor, {**holder, **details})
             _held.add(self)
         except BaseException:
             self._close()
@@ -94,7 +94,8 @@ class FolderLock:
         """Releases the lock. Releasing twice is harmless."""
         if self._descriptor >= 0:
             with suppress(OSError):
-                _write_note(self._descriptor, {**self._note, "released": True})
+                # No process and no host: a finished folder holds the same bytes wherever it was written.
+                _write_note(self._descriptor, {"made_by": _MADE_BY, "released": True, **self._details})
         self._close()
 
     def _close(self) -> None:
@@ -375,7 +376,8 @@ def _note_of(scratch: Path) -> dict[str, Any]:
 
 def _may_be_dead(scratch: Path, note: dict[str, Any]) -> bool:
     """Whether the lock can tell if the owner lives: it can on the owner's machine."""
-    return note.get("host") == socket.gethostname() or time.time() - (scratch / LOCK).stat().st_mtime > _ABANDONED_S
+    here = note.get("released") or note.get("host") == socket.gethostname()
+    return bool(here) or time.time() - (scratch / LOCK).stat().st_mtime > _ABANDONED_S
 
 
 def _remove_scratch(scratch: Path, lock: FolderLock, target: Path) -> None:
