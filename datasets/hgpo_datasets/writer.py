@@ -339,6 +339,7 @@ class StepWriter:
         frame = frames[0] if len(frames) == 1 else pl.concat(frames).sort(schema.SORT_KEY)
         data = shards.encode(frame, self._run.metadata)
         shard = shards.describe(self._run.next_file, data, frame)
+        self._run.check_room(shard)
         self._writing = (shard, batch)
         try:
             self._run.write(shard, data)
