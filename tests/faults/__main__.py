@@ -20,16 +20,26 @@ def main() -> int:
     """Runs the scenarios that are named, or all; the exit status says whether nothing was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(SCENARIOS)}; a part of a name is enough")
+    parser.add_argument("--exactly", action="store_true", help="names are whole names")
+    parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("--thorough", action="store_true", help="every error at every call")
+    parser.add_argument("--most", type=int, default=0, help="how many points of each scenario; 0: every one")
     parser.add_argument("--at", type=int, nargs="*", default=[], help="only these calls")
     parser.add_argument("--json", type=Path, help="where the reports go as JSON")
     options = parser.parse_args()
-    chosen = [one for name, one in SCENARIOS.items() if not options.names or any(p in name for p in options.names)]
+    if options.list:
+        print(*SCENARIOS, sep="\n")
+        return 0
+    chosen = [
+        one
+        for name, one in SCENARIOS.items()
+        if not options.names or any(part == name if options.exactly else part in name for part in options.names)
+    ]
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     reports: dict[str, Report] = {}
     for scenario in chosen:
         with tempfile.TemporaryDirectory(dir=memory, prefix="hgpo-faults-") as work:
-            report = Harness(scenario, Path(work), thorough=options.thorough).run(options.at)
+            report = Harness(scenario, Path(work), most=options.most, thorough=options.thorough).run(options.at)
         reports[scenario.name] = report
         print_report(scenario.name, report)
     if options.json:
@@ -41,8 +51,9 @@ def print_report(name: str, report: Report) -> None:
     """A scenario's points by kind, and what they found."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.covered.items()))
     print(
-        f"{name}: {sum(report.covered.values())} points at {sum(report.calls.values())} calls in "
-        f"{report.seconds:.1f} s ({kinds}; {report.missed} missed): {len(report.failures)} failures",
+        f"{name}: {report.points} points at {sum(report.calls.values())} calls; tried, with what a power cut leaves, "
+        f"{sum(report.covered.values())} in {report.seconds:.1f} s ({kinds}; {report.missed} missed): "
+        f"{len(report.failures)} failures",
         flush=True,
     )
     by_problem: dict[str, list[str]] = {}

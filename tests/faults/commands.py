@@ -19,5 +19,3 @@ def hgpo(*arguments: object) -> None:
             raise
     except BaseException as error:
         raise Traceback(f"{type(error).__name__}: {error}".replace("\n", " ")) from error
-
-

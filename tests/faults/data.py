@@ -20,10 +20,6 @@ GAMES = 2
 
 
 def warm() -> None:
-    import hgpo_envs.alfworld.pack
-    import hgpo_envs.alfworld.release
-    import hgpo_envs.webshop.build
-    import hgpo_envs.webshop.synthetic
     import hgpo_train.cli
     import hgpo_train.cli.downloads  # noqa: F401
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 _HEAD = struct.Struct("<iiqqiiii")
 
@@ -115,17 +118,20 @@ class Disk:
                 self._sync(self._find(call.path))
             case Op.RENAME:
                 self._rename(call)
-            case Op.LINK:
-                folder, name = self._place(call.other)
-                folder.entries[name] = self._must(call.path)
-            case Op.UNLINK | Op.RMDIR:
-                folder, name = self._place(call.path)
-                folder.entries.pop(name, None)
-            case Op.MKDIR:
-                folder, name = self._place(call.path)
-                folder.entries[name] = Folder()
             case Op.SYMLINK:
                 raise NotImplementedError("symbolic links are not modelled")
+            case _:
+                self._name(call)
+
+    def _name(self, call: Call) -> None:
+        """Gives or takes away a name."""
+        folder, name = self._place(call.other if call.op is Op.LINK else call.path)
+        if call.op is Op.LINK:
+            folder.entries[name] = self._must(call.path)
+        elif call.op is Op.MKDIR:
+            folder.entries[name] = Folder()
+        else:
+            folder.entries.pop(name, None)
 
     def _open(self, call: Call) -> None:
         folder, name = self._place(call.path)
@@ -155,8 +161,8 @@ class Disk:
             old.entries[old_name] = new.entries[new_name]
         new.entries[new_name] = moved
         self._renamed.append((old, old_name, new, new_name, moved))
-        if odd := next(_unsynced(moved, ""), None):
-            self.early.append(f"{call}: {odd or 'the file'} was not synced before the rename")
+        for path in _unsynced(moved, ""):
+            self.early.append(f"{call}: {path or 'it'} was not synced before the rename")
 
     def _find(self, path: str) -> File | Folder | None:
         found: File | Folder | None = self._root
@@ -218,9 +224,7 @@ def _change(file: File, call: Call) -> None:
     file.data[call.offset : end] = call.data
 
 
-def _tree(
-    folder: Folder, prefix: str, *, data: bool = True, names: bool = True
-) -> Iterator[tuple[str, bytes | None]]:
+def _tree(folder: Folder, prefix: str, *, data: bool = True, names: bool = True) -> Iterator[tuple[str, bytes | None]]:
     for name, child in (folder.entries if names else folder.synced).items():
         if isinstance(child, Folder):
             yield prefix + name, None

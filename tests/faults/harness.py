@@ -24,6 +24,7 @@ import fnmatch
 import hashlib
 import importlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -33,11 +34,13 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.faults.disk import Call, Disk, Op, read_calls, read_tree, write_tree
 from tests.faults.shim import Mode, arm
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Tree = Mapping[str, bytes | None]
 LONGEST_S = 60
@@ -92,6 +95,7 @@ class Report:
 
     Attributes:
         calls: Calls of the whole run, by name.
+        points: All points, whether they were tried or not.
         covered: Points at which a fault was met, by kind.
         missed: Points that a run did not reach.
         failures: Where something went wrong, and what.
@@ -99,6 +103,7 @@ class Report:
     """
 
     calls: Counter[str] = field(default_factory=Counter)
+    points: int = 0
     covered: Counter[str] = field(default_factory=Counter)
     missed: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
@@ -111,11 +116,12 @@ class Harness:
     Args:
         scenario: The scenario.
         work: An empty folder for everything; a memory file system is fastest.
+        most: How many points are tried, spread over all of them; 0 tries every one.
         thorough: Every error at every call, not only the likely one.
     """
 
-    def __init__(self, scenario: Scenario, work: Path, *, thorough: bool = False) -> None:
-        self.scenario, self.thorough = scenario, thorough
+    def __init__(self, scenario: Scenario, work: Path, *, most: int = 0, thorough: bool = False) -> None:
+        self.scenario, self.most, self.thorough = scenario, most, thorough
         self.root, self.log, self.notes, self.said, self.stage, self.modules = (
             work / name for name in ("root", "log", "notes", "said", "stage", "modules")
         )
@@ -127,10 +133,15 @@ class Harness:
         began = time.monotonic()
         self.scenario.warm()
         self.before = self._prepared()
-        calls = self._whole_run()
-        for point in self._points(calls):
-            if not only or point.at in only:
-                self._try(point, calls)
+        try:
+            calls = self._whole_run()
+        except AssertionError as error:
+            self._failed("whole run", [str(error)])
+            calls = []
+        points = [point for point in (self._points(calls) if calls else ()) if not only or point.at in only]
+        self.report.points = len(points)
+        for point in _spread(points, self.most):
+            self._try(point, calls)
         self.report.seconds = time.monotonic() - began
         return self.report
 
@@ -146,15 +157,14 @@ class Harness:
         return read_tree(self.root)
 
     def _whole_run(self) -> list[Call]:
-        status, _ = self._faulty(Point(0, Mode.OBSERVE))
-        self._share_imports()
+        status, calls = self._faulty(Point(0, Mode.OBSERVE))
         self.after = read_tree(self.root)
-        assert status == 0, f"{self.scenario.name}: fails without a fault: {self.said.read_text()}"
-        calls = read_calls(self.log)
+        assert status == 0, f"fails without a fault: {self.said.read_text().strip()}"
+        self._share_imports()
         self.report.calls.update(call.op.name.lower() for call in calls)
         disk = self._replayed(calls)
         unseen = sorted(path for path, data in self.after.items() if disk.now().get(path, 0) != data)
-        assert disk.now() == self.after, f"{self.scenario.name}: the record misses calls that write {unseen}"
+        assert disk.now() == self.after, f"the record misses calls that write {unseen}"
         for name in self.scenario.foreign:
             if self.after.get(name) != self.before[name]:
                 self.report.failures.append(("whole run", f"the foreign file {name} is touched"))
@@ -170,7 +180,8 @@ class Harness:
 
     def _share_imports(self) -> None:
         """Imports here what the last fork had to import, so that the next ones need not."""
-        for name in self.modules.read_text().split():
+        named = self.modules.read_text().split() if self.modules.exists() else []
+        for name in named:
             if name not in sys.modules:
                 with contextlib.suppress(ImportError):
                     importlib.import_module(name)
@@ -313,6 +324,14 @@ class Harness:
         write_tree(self.root, tree)
 
 
+def _spread(points: list[Point], most: int) -> list[Point]:
+    """Some points of every kind, by a fixed draw."""
+    if not most or len(points) <= most:
+        return points
+    chosen = set(random.Random(len(points)).sample(range(len(points)), most))
+    return [point for number, point in enumerate(points) if number in chosen]
+
+
 def _digest(tree: Tree, noted: Sequence[str], whole: bool) -> str:
     digest = hashlib.sha256(repr((noted, whole)).encode())
     for path, data in sorted((_SCRATCH.sub("*", path), data) for path, data in tree.items()):
@@ -344,6 +363,10 @@ def forked(action: Callable[[], None], said: Path) -> int:
         os._exit(status)
 
 
+def _line(error: BaseException) -> bytes:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".encode(errors="replace")
+
+
 def _ended(action: Callable[[], None]) -> int:
     from hgpo_envs.errors import InputError
 
@@ -354,10 +377,9 @@ def _ended(action: Callable[[], None]) -> int:
         sys.stderr.flush()
         return SAID if error.code else 0
     except (OSError, InputError) as error:
-        line = f"{type(error).__name__}: {error}"
-        os.write(2, line.encode())
-        return SAID if "\n" not in line else BAD
-    except BaseException:  # noqa: BLE001 (the fork ends here, whatever was raised)
-        os.write(2, traceback.format_exc().encode())
+        os.write(2, _line(error))
+        return SAID if "\n" not in str(error) else BAD
+    except BaseException as error:  # noqa: BLE001 (the fork ends here, whatever was raised)
+        os.write(2, traceback.format_exc().encode() + _line(error))
         return BAD
     return 0

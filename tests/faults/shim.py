@@ -49,9 +49,7 @@ def library() -> Path:
     path = Path(tempfile.gettempdir()) / f"hgpo-fault-shim-{os.getuid()}-{name}.so"
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}")
-        subprocess.run(
-            ["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", part, SOURCE], check=True
-        )
+        subprocess.run(["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", part, SOURCE], check=True)
         part.replace(path)
     return path
 
