@@ -6,7 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hgpo_datasets.durable import write_file
+from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError
 from hgpo_train.settings import to_dict
 

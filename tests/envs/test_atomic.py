@@ -8,7 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from hgpo_envs.atomic import FolderLock, append, new_file, new_folder, new_path, scratch_folders, sweep, write_file
+from hgpo_envs.atomic import (
+    FolderLock,
+    append,
+    make_folder,
+    new_file,
+    new_folder,
+    new_path,
+    remove_folder,
+    scratch_folders,
+    seems_locked,
+    sweep,
+    write_file,
+)
 from hgpo_envs.errors import InputError
 
 HELD = """
@@ -36,6 +48,18 @@ with atomic.new_folder(folder / "data", replace=lambda _: True) as made:
             os.kill(os.getpid(), signal.SIGKILL)
         return done
     Path.rename = killed
+"""
+
+
+REMOVING = """
+import os, signal, shutil, sys
+from pathlib import Path
+from hgpo_envs import atomic
+def killed(path, **options):
+    (path / "first").unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+shutil.rmtree = killed
+atomic.remove_folder(Path(sys.argv[1]) / "data")
 """
 
 
@@ -203,6 +227,64 @@ def test_a_lock_can_be_taken_again_after_it_was_released(tmp_path):
     lock.release()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path):
+    """Else the lock would outlive its holder for as long as a forked worker lives."""
+    lock = FolderLock(tmp_path, "training")
+    reading, writing = os.pipe()
+    listening, speaking = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(speaking, b"!")  # it runs
+        os.read(reading, 1)  # until the parent is done
+        os._exit(0)
+    try:
+        assert os.read(listening, 1) == b"!"
+        with pytest.raises(InputError, match="is in use"):  # the fork has not released it either
+            FolderLock(tmp_path, "training")
+        lock.release()
+        FolderLock(tmp_path, "training").release()
+    finally:
+        os.write(writing, b"!")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_reader_sees_whether_a_writer_is_at_work(tmp_path):
+    assert not seems_locked(tmp_path)
+    with FolderLock(tmp_path, "training"):
+        assert seems_locked(tmp_path)
+    assert not seems_locked(tmp_path)
+    holder = subprocess.Popen([sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        assert seems_locked(tmp_path)
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert not seems_locked(tmp_path)
+    for note in (b"", b"nonsense", b" {}", b' {"process": "1"}', b" [1]"):
+        (tmp_path / ".lock").write_bytes(note)
+        assert not seems_locked(tmp_path)
+
+
+def test_a_lock_file_that_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(InputError, match="not a regular file"):
+        FolderLock(tmp_path, "training")
+    assert not seems_locked(tmp_path)
+
+
+def test_a_folder_and_its_missing_parents_are_flushed_to_disk(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("hgpo_envs.atomic.sync_folder", flushed.append)
+    make_folder(tmp_path / "a/b/c")
+    assert flushed == [tmp_path, tmp_path / "a", tmp_path / "a/b"]
+    make_folder(tmp_path / "a/b/c")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "file")
+
+
 def test_append_restores_the_length_when_the_disk_refuses(tmp_path, monkeypatch):
     path = tmp_path / "lines"
     path.write_bytes(b"first\n")
@@ -229,4 +311,19 @@ def test_errors_of_the_operating_system_name_the_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space") as caught:
         write_file(tmp_path / "file", b"x")
     assert caught.value.filename == str(tmp_path / "file")
+    assert tree(tmp_path) == {}
+
+
+def test_a_removed_folder_is_gone_at_once(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in ("first", "second"):
+        (tmp_path / "data" / name).write_bytes(b"1")
+    assert run(REMOVING, tmp_path) == -signal.SIGKILL
+    assert not (tmp_path / "data").exists()
+    sweep(tmp_path)
+    assert tree(tmp_path) == {}
+    (tmp_path / "data").mkdir()
+    remove_folder(tmp_path / "data")
+    with pytest.raises(FileNotFoundError):
+        remove_folder(tmp_path / "data")
     assert tree(tmp_path) == {}
