@@ -1,6 +1,7 @@
 """Policies of coroutines: whatever a coroutine does, every request is answered, and closing returns."""
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -15,33 +16,30 @@ class Panic(BaseException):
     """As extensions written in Rust raise it: no `Exception`."""
 
 
+RAISED = {
+    "cancel": asyncio.CancelledError(),
+    "exit": SystemExit(0),
+    "panic": Panic("at the disco"),
+    "interrupt": KeyboardInterrupt(),
+    "generator": GeneratorExit(),
+}
+
+
 class Acting(AsyncPolicy):
     """Does what the prompt says."""
 
     async def reply(self, request):
-        if request.prompt == "cancel":
-            raise asyncio.CancelledError
-        if request.prompt == "cancel itself":
-            asyncio.current_task().cancel()
-            await asyncio.sleep(3600)
-        if request.prompt == "exit":
-            raise SystemExit(0)
-        if request.prompt == "panic":
-            raise Panic("at the disco")
-        if request.prompt == "interrupt":
-            raise KeyboardInterrupt
-        if request.prompt == "generator":
-            raise GeneratorExit
-        if request.prompt == "wait":
-            await asyncio.sleep(3600)
-        if request.prompt == "refuse to end":
-            while True:
-                try:
-                    await asyncio.sleep(3600)
-                except asyncio.CancelledError:
-                    continue
+        if request.prompt in RAISED:
+            raise RAISED[request.prompt]
         if request.prompt == "block":
             self.blocking.wait(60)
+        if request.prompt == "cancel itself":
+            asyncio.current_task().cancel()
+        if request.prompt in ("wait", "cancel itself"):
+            await asyncio.sleep(3600)
+        while request.prompt == "refuse to end":
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
         return Reply(request.prompt)
 
 

@@ -1,13 +1,12 @@
 """The policy behind a server, against a real HTTP server on loopback that answers, delays, refuses and dies."""
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from chat_server import Api, Handler, completion
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
@@ -19,79 +18,11 @@ from hgpo_train.policies.validation import checked_reply
 KEY = "sk-secret-of-the-test"
 
 
-class Api(ThreadingHTTPServer):
-    """An OpenAI-compatible server whose answers a test decides: `answer(body, attempt) -> (status, headers, body)`."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.bodies: list[dict] = []
-        self.headers: list[dict] = []
-        self.answer: Callable[[dict, int], tuple] = lambda body, attempt: completion("<action>look</action>")
-        self.models: tuple[int, dict] = (200, {"object": "list", "data": [{"id": "tiny", "object": "model"}]})
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Api
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        if callable(self.server.models):
-            self.server.models(self)
-        else:
-            self.send(*self.server.models, {})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.bodies.append(body)
-        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
-        prompt = body["messages"][0]["content"]
-        attempt = sum(b["messages"][0]["content"] == prompt for b in self.server.bodies)
-        answer = self.server.answer(body, attempt)
-        if callable(answer):
-            answer(self)
-            return
-        if answer == "cut":
-            self.close_connection = True
-            self.connection.close()
-            return
-        self.send(*answer)
-
-    def send(self, status: int, body: object, headers: dict | None = None) -> None:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response(status)
-        for name, value in {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(data)),
-            **(headers or {}),
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-
-def completion(text: str | None, finish: str = "stop", **more: object) -> tuple[int, dict]:
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish, **more}
-    return 200, {"id": "1", "object": "chat.completion", "created": 0, "model": "tiny", "choices": [choice]}
-
-
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    running = Api()
-    thread = threading.Thread(target=running.serve_forever, daemon=True)
-    thread.start()
-    yield running
-    running.shutdown()
-    running.server_close()
+    with Api() as running:
+        yield running
 
 
 def request(number: int, prompt: str = "look around", step: int = 0, shorter: Callable[[int], str] = str) -> Request:
