@@ -117,7 +117,7 @@ def add_rows(data: bytes, folder: Path) -> object:
         if refused(lambda: writer.add_group(rows)):
             return "refused"
     report = verify(folder / "run")
-    assert report.ok, report.problems[0].kind
+    assert report.ok, report.problems[0]
     return None
 
 
@@ -143,8 +143,8 @@ def read_dump(data: bytes, folder: Path) -> object:
 
 
 TARGETS = (
-    Target("manifests", manifest_seeds, read_manifest, 12, (b'"file":"', b'"config":', b'"check":"'), chained),
-    Target("shards", shard_seeds, read_shard, 0.6, (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00"), digested),
-    Target("rows", rows_seeds, add_rows, 0.6),
-    Target("rollouts of verl-agent", dump_seeds, read_dump, 0.4, (b"Your task is to: ", b"observation is: ")),
+    Target("manifests", manifest_seeds, read_manifest, 30, (b'"file":"', b'"config":', b'"check":"'), chained),
+    Target("shards", shard_seeds, read_shard, 0.5, (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00"), digested),
+    Target("rows", rows_seeds, add_rows, 0.3),
+    Target("rollouts of verl-agent", dump_seeds, read_dump, 0.2, (b"Your task is to: ", b"observation is: ")),
 )
