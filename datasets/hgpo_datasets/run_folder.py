@@ -200,11 +200,10 @@ def _open_manifest(path: Path) -> int:
 
 def _remove_own(path: Path, shard: Shard) -> None:
     """Removes a shard that was not committed; another program's file under its name stays."""
-    if not os.path.lexists(path):
+    if not os.path.lexists(path) or files.regular(path).st_size != shard.bytes:
         return
-    if files.regular(path).st_size == shard.bytes:
-        if hashlib.sha256(files.read(path, shard.bytes)).hexdigest() == shard.sha256:
-            path.unlink()
+    if hashlib.sha256(files.read(path, shard.bytes)).hexdigest() == shard.sha256:
+        path.unlink()
 
 
 def _content(descriptor: int) -> bytes:
