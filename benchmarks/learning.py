@@ -36,7 +36,7 @@ from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.webshop import bundled
 from hgpo_train.advantages import get
-from hgpo_train.checkpoint import checkpoints
+from hgpo_train.checkpoint_files import checkpoints
 from hgpo_train.config import Config, load_config, replace, template_path
 from hgpo_train.display import Display
 from hgpo_train.evaluation import episodes

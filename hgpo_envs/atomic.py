@@ -3,6 +3,7 @@
     write_file(path, data)              a file, complete or absent
     with new_file(path) as file: …      the same, written piece by piece
     with new_folder(path) as folder: …  a folder with everything in it, complete or absent
+    remove_folder(path)                 the end of such a folder, at once
     with FolderLock(folder, "…"): …     at most one writer per folder
     make_folder(path)                   a folder that survives a power failure
     sweep(folder)                       removes what killed processes left
@@ -82,8 +83,8 @@ class FolderLock:
         try:
             _lock(self._descriptor, folder)
             holder = {"made_by": _MADE_BY, "purpose": purpose, "process": os.getpid(), "host": socket.gethostname()}
-            self._note = {**holder, **details}
-            _write_note(self._descriptor, self._note)
+            self._details = details
+            _write_note(self._descriptor, {**holder, **details})
             _held.add(self)
         except BaseException:
             self._close()
@@ -93,7 +94,8 @@ class FolderLock:
         """Releases the lock. Releasing twice is harmless."""
         if self._descriptor >= 0:
             with suppress(OSError):
-                _write_note(self._descriptor, {**self._note, "released": True})
+                # No process and no host: a finished folder holds the same bytes wherever it was written.
+                _write_note(self._descriptor, {"made_by": _MADE_BY, "released": True, **self._details})
         self._close()
 
     def _close(self) -> None:
@@ -230,6 +232,25 @@ def new_path(path: Path) -> Iterator[Path]:
             _remove_scratch(scratch, lock, path)
 
 
+def remove_folder(path: Path) -> None:
+    """Removes a folder with everything in it: under its name it is complete or absent, never half of it.
+
+    The caller decides that it may be removed.
+
+    Raises:
+        OSError: The parent cannot be written. The folder is unchanged.
+    """
+    path = path.absolute()
+    with _naming(path):
+        sweep(path.parent)
+        scratch, lock = _make_scratch(path)
+        try:
+            path.rename(scratch / _CONTENT)
+            sync_folder(path.parent)
+        finally:
+            _remove_scratch(scratch, lock, path)
+
+
 def append(descriptor: int, data: bytes) -> None:
     """Appends to an open file and returns when the disk has it.
 
@@ -355,7 +376,8 @@ def _note_of(scratch: Path) -> dict[str, Any]:
 
 def _may_be_dead(scratch: Path, note: dict[str, Any]) -> bool:
     """Whether the lock can tell if the owner lives: it can on the owner's machine."""
-    return note.get("host") == socket.gethostname() or time.time() - (scratch / LOCK).stat().st_mtime > _ABANDONED_S
+    here = note.get("released") or note.get("host") == socket.gethostname()
+    return bool(here) or time.time() - (scratch / LOCK).stat().st_mtime > _ABANDONED_S
 
 
 def _remove_scratch(scratch: Path, lock: FolderLock, target: Path) -> None:

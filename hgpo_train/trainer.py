@@ -5,6 +5,7 @@ was killed goes on from its last checkpoint: what it had collected beyond that i
 what it had not is collected again, and on a CPU the weights are the same bytes as those of an unbroken run.
 
     RUN/config.toml     the configuration, after all overrides
+    RUN/origin.json     fingerprints of the data, the prompt template and the model (`hgpo_train.run_folder`)
     RUN/steps/          the step table that was trained on
     RUN/evaluation/     the step table of held-out tasks, `iteration` being the number of iterations before
     RUN/checkpoints/    weights and optimiser
@@ -22,17 +23,18 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_envs.atomic import write_file
-from hgpo_envs.errors import InputError
+from hgpo_envs.atomic import sweep
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
-from hgpo_train.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, sweep, versions
-from hgpo_train.config import load_config, template_path
+from hgpo_train.checkpoint import load_checkpoint, resumed, save_checkpoint, versions
+from hgpo_train.checkpoint_files import State, checkpoints, resumable
+from hgpo_train.config import template_path
 from hgpo_train.engines import check_engine, make_engine
+from hgpo_train.fingerprints import of_model, of_tasks, of_texts
 from hgpo_train.metrics import batch_metrics, episode_metrics
 from hgpo_train.rollout.outcomes import informative
 from hgpo_train.rollout.run import Collection, Machine, collect, open_world
-from hgpo_train.settings import to_dict, to_toml
+from hgpo_train.run_folder import Origin, RunFolder, fixed_values
 from hgpo_train.tracking import make_trackers
 from hgpo_train.update.batches import samples_from_steps
 from hgpo_train.update.learner import Learner
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
     from hgpo_train.hf import Model, Tokenizer
     from hgpo_train.rollout.run import World
 
-CONFIG: Final = "config.toml"
 _EVERYTHING_TOGETHER: Final = 1_000_000
 _FREE: Final = frozenset(
     {
@@ -72,37 +73,16 @@ class TrainingWarning(UserWarning):
     """Something that training goes on in spite of."""
 
 
-def start_run(config: Config, folder: Path, *, resume: bool) -> None:
-    """Makes a run's folder and stores the configuration there.
+def start_run(config: Config, folder: Path, *, resume: bool) -> RunFolder[Config]:
+    """Opens a run's folder for training; no other process may train there until it is released.
 
     Raises:
-        InputError: The folder holds a run and is not to be resumed, or is a run of other values.
+        InputError: Another process trains there; the folder holds a run and is not to be resumed; or it holds a run of
+            another configuration.
     """
-    path = folder / CONFIG
-    # A wrong path ends a run before it has left anything but its configuration: it may be begun again.
-    begun = path.exists() and any(other != path for other in folder.iterdir())
-    if begun and not resume:
-        raise InputError(f"{folder} holds a run already; add --resume to go on with it, or give another --out")
-    if begun:
-        was, asked = fixed_values(load_config(path)), fixed_values(config)
-        for name, value in asked.items():
-            if was.get(name) != value:
-                raise InputError(
-                    f"{folder} was begun with {name} = {was.get(name)!r}, not {value!r}; resume it with the same, "
-                    "or give another --out"
-                )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_file(path, to_toml(config).encode())
-
-
-def fixed_values(config: Config) -> dict[str, Any]:
-    """What a run may not change when it is resumed, by `section.field`."""
-    values: dict[str, Any] = {}
-    for section, held in to_dict(config).items():
-        named = {f"{section}.{field}": value for field, value in held.items()} if isinstance(held, dict) else {}
-        named = named or {section: held}
-        values |= {name: value for name, value in named.items() if section not in _FREE and name not in _FREE}
-    return values
+    # A schedule that falls to 0 over the iterations makes each of them depend on how many there are.
+    free = _FREE if config.optimiser.schedule == "constant" else _FREE - {"iterations"}
+    return RunFolder(folder, config, free, purpose="training", resume=resume)
 
 
 def ended(config: Config, iteration: int, environment_steps: float) -> bool:
@@ -115,27 +95,29 @@ class Trainer:
     """Trains a policy by a configuration.
 
     Args:
-        config: The run's.
-        folder: The run's; what is there is gone on with.
-        display: Is told what happens.
+        run: What `start_run` opened. It is resumed from its newest sound checkpoint, and released when `run` returns.
+        display: Shows what happens.
 
     Raises:
-        InputError: Something in the configuration cannot be used.
+        InputError: Something in the configuration cannot be used, or the run was begun with another model, prompt
+            template or data.
     """
 
-    def __init__(self, config: Config, folder: Path, display: Display) -> None:
-        self.config, self.folder, self._display = config, folder, display
+    def __init__(self, run: RunFolder[Config], display: Display) -> None:
+        config, folder = run.config, run.folder
+        self.config, self.folder, self._run, self._display = config, folder, run, display
         get(config.advantage.estimator).parameters.of(config.advantage.parameters)
         check_engine(config.rollout.engine)
         self._world = open_training_world(config, config.environment.split)
         sweep(folder / "checkpoints")
         self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
         self.model: Model = load_model(config.model, config.seed)
+        run.pin(_origins(config, self._world))
         check_context(self.model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
         self.learner = Learner(self.model, config)
-        self.state = State(versions=versions())
-        if whole := checkpoints(folder / "checkpoints"):
-            self.state = load_checkpoint(whole[-1], self.model, self.learner.optimiser)
+        self.state = State(versions=versions(), run=run.id)
+        if (newest := resumable(folder / "checkpoints", run.id)) is not None:
+            self.state = resumed(load_checkpoint(newest, self.model, self.learner.optimiser), self.state)
         self.engine = make_engine(config, self.model, self.tokenizer)
         self.engine.publish(self.model, self.state.iteration)
         done = self.state.iteration  # line 0 is the evaluation before training, which is then made again
@@ -153,6 +135,7 @@ class Trainer:
             self.engine.close()
             for tracker in self._trackers:
                 tracker.close()
+            self._run.release()
         return self.state
 
     def iterate(self) -> dict[str, float]:
@@ -259,7 +242,7 @@ class Trainer:
         return scan_steps(self.folder / table).filter(pl.col("iteration") == iteration).collect()
 
     def _writer(self, table: str) -> StepWriter:
-        return StepWriter(self.folder / table, run=self.config.name, config=fixed_values(self.config))
+        return StepWriter(self.folder / table, run=self.config.name, config=fixed_values(self.config, _FREE))
 
     def _machine(self) -> Machine:
         # One shard an iteration: a killed collection is then played again as a whole, in batches of the same shapes.
@@ -295,6 +278,17 @@ class Trainer:
                 TrainingWarning,
                 stacklevel=2,
             )
+
+
+def _origins(config: Config, world: World) -> dict[str, Origin]:
+    """What a run depends on and its configuration only names."""
+    environment, template = config.environment, world.settings.template
+    named = f"environment.prompt_template = {environment.prompt_template!r}"
+    return {
+        "prompt template": Origin(named, of_texts([template.text]), template.text),
+        "set of tasks": Origin(f"environment.options = {environment.options}", of_tasks(world, environment.options)),
+        "model": Origin(f"model.path = {config.model.path!r}", of_model(config.model.path)),
+    }
 
 
 def open_training_world(config: Config, split: str) -> World:

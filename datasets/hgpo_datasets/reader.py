@@ -107,7 +107,7 @@ def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[str]:
         _refuse_or_warn(damaged, f"{folder}: {listed.problem}")
     names = {shard.file for shard in listed.shards}
     for extra in present:
-        if extra.name not in names:
+        if extra.name not in names and extra.name not in listed.replaced:
             _refuse_or_warn(uncommitted, f"{extra} is not committed")
     found = []
     for shard in listed.shards:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import files, manifest, schema, shards
@@ -76,7 +77,7 @@ class RunFolder:
     @property
     def next_file(self) -> str:
         """The name of the next shard."""
-        return manifest.file_name(len(self._manifest.shards))
+        return manifest.file_name(self._manifest.committed)
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -112,6 +113,7 @@ class RunFolder:
         line, _ = manifest.encode_line(shard, self._manifest.check)
         atomic.append(self._descriptor, line)
         self._manifest = manifest.extend(self._manifest, shard)
+        self._remove_replaced()
 
     def settle(self, shard: Shard) -> bool:
         """Makes the folder agree with the manifest after `write`, whether it succeeded or not; may be repeated.
@@ -126,9 +128,10 @@ class RunFolder:
         if self._manifest.shards[-1:] == (shard,):
             return True
         listed = manifest.decode(_content(self._descriptor))
-        if listed.shards[-1:] == (shard,) and len(listed.shards) == len(self._manifest.shards) + 1:
+        if listed.shards[-1:] == (shard,) and listed.committed == self._manifest.committed + 1:
             os.fsync(self._descriptor)  # it may have been interrupted before
             self._manifest = listed
+            self._remove_replaced()
             return True
         os.ftruncate(self._descriptor, self._manifest.size)
         if self._is_in_place():
@@ -173,15 +176,23 @@ class RunFolder:
             if size != shard.bytes:
                 raise InputError(f"{path} is damaged; `hgpo verify {self._folder}` says more")
         listed = {shard.file for shard in self._manifest.shards}
-        for path in sorted(path for path in self._folder.glob(shards.PATTERN) if path.name not in listed):
-            if path.name != self.next_file:
+        known = listed.union(self._manifest.replaced)
+        for path in sorted(path for path in self._folder.glob(shards.PATTERN) if path.name not in known):
+            found = shards.adopt(path, self.header) if path.name == self.next_file else None
+            if found is None or found.replaces not in {None, *listed}:
                 raise InputError(
                     f"{path} is not of this run; move it elsewhere (scan_steps reads several runs at once)"
                 )
-            shard = shards.adopt(path, self.header)
-            line, _ = manifest.encode_line(shard, self._manifest.check)
+            line, _ = manifest.encode_line(found, self._manifest.check)
             atomic.append(self._descriptor, line)
-            self._manifest = manifest.extend(self._manifest, shard)
+            self._manifest = manifest.extend(self._manifest, found)
+        self._remove_replaced()
+
+    def _remove_replaced(self) -> None:
+        """Removes files that others replace. One that cannot be removed does no harm; the next writer tries again."""
+        for name in self._manifest.replaced:
+            with suppress(OSError):
+                (self._folder / name).unlink()
 
     def _is_in_place(self) -> bool:
         try:

@@ -28,6 +28,7 @@ VERSION_KEY: Final = "hgpo.schema_version"
 DIGEST_KEY: Final = "hgpo.sha256"
 RUN_KEY: Final = "hgpo.run"
 CONFIG_KEY: Final = "hgpo.config"
+REPLACES_KEY: Final = "hgpo.replaces"
 
 ROW_GROUP_ROWS: Final = 25_000
 _BLANK: Final = b"0" * 64
@@ -80,8 +81,8 @@ def check_version(metadata: Mapping[str, str], name: str) -> int:
     return schema.known_version(int(text), name)
 
 
-def describe(name: str, data: bytes, frame: pl.DataFrame) -> Shard:
-    """A file's entry in the manifest, from its bytes and its rows."""
+def describe(name: str, data: bytes, frame: pl.DataFrame, replaces: str | None = None) -> Shard:
+    """A file's entry in the manifest, from its bytes, its rows, and the name of the file that it replaces."""
     return Shard(
         file=name,
         sha256=hashlib.sha256(data).hexdigest(),
@@ -89,6 +90,7 @@ def describe(name: str, data: bytes, frame: pl.DataFrame) -> Shard:
         rows=len(frame),
         trajectories=frame.select((pl.col("step") == 0).sum()).item(),
         groups=frame.select(schema.GROUP_KEY).n_unique(),
+        replaces=replaces,
     )
 
 
@@ -108,7 +110,7 @@ def adopt(path: Path, header: Header) -> Shard:
     bounds.check_file(path)
     with files.reading(path):
         frame = pl.read_parquet(data, columns=list(schema.SORT_KEY))
-    return describe(path.name, data, frame)
+    return describe(path.name, data, frame, metadata.get(REPLACES_KEY))
 
 
 def _digest_position(data: bytes) -> int:

@@ -170,9 +170,11 @@ def _verify_run(folder: Path, report: Report) -> None:
             _verify_file(folder / shard.file, shard, listed.header, report, seen)
     names = {shard.file for shard in listed.shards}
     for extra in present:
-        if extra.name not in names:
+        if extra.name in listed.replaced:
+            report.note("leftover", extra, "replaced by a later file; opening the run for writing removes it")
+        elif extra.name not in names:
             with _reporting(extra, report):
-                _report_extra(extra, len(listed.shards), report, at_work=at_work)
+                _report_extra(extra, listed.committed, report, at_work=at_work)
 
 
 def _report_extra(path: Path, number: int, report: Report, *, at_work: bool) -> None:

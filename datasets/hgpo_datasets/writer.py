@@ -222,6 +222,47 @@ class StepWriter:
             shard = self._write_shard(self._next_shard())
         return shard
 
+    def replace(self, steps: rows.Rows) -> list[Shard]:
+        """Puts complete trajectories in the place of committed ones of the same names, for example of aborted ones.
+
+        Finished groups are committed first. Each file that holds one of the trajectories is written again under a new
+        name, the manifest lists the new file in its place, and the old file is removed. Whenever this is interrupted,
+        a file holds the old trajectories or the new ones.
+
+        Args:
+            steps: Their rows, as `add_group` takes them.
+
+        Returns:
+            The files that were written.
+
+        Raises:
+            RowError: Rows break the schema, or belong to another run. Nothing is replaced.
+            InputError: A trajectory is not in the run, or is in another group there. Nothing is replaced.
+            OSError: The disk refused; files that were not yet replaced hold the old trajectories.
+        """
+        self.commit()
+        self._check_open()
+        frame = self._completed(steps)
+        key = [*schema.GROUP_KEY, "trajectory"]
+        wanted = frame.select(key).unique()
+        places: dict[str, pl.DataFrame] = {}
+        for file in self._run.files:
+            with reading(file):
+                found = wanted.join(pl.read_parquet(file, columns=key).unique(), on=key)
+            if not found.is_empty():
+                places[file.name] = found
+        missing = wanted.join(pl.concat([wanted.clear(), *places.values()]), on=key, how="anti")
+        if not missing.is_empty():
+            name = missing["trajectory"][0]
+            raise InputError(f"trajectory {name!r} of group {missing.row(0)[:3]} is not in run {self.header.run!r}")
+        return [self._replace_in(file, found, frame) for file, found in places.items()]
+
+    def _replace_in(self, file: str, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
+        with reading(self.folder / file):
+            kept = pl.read_parquet(self.folder / file).join(names, on="trajectory", how="anti")
+        merged = pl.concat([kept, frame.join(names, on="trajectory", how="semi")]).sort(schema.SORT_KEY)
+        return self._write_shard((_Ready(merged, frozenset(), frozenset(), 0),), replaces=file)
+
     def close(self) -> None:
         """Commits what is finished and lets another writer open the run. Groups not finished are given up.
 
@@ -263,17 +304,9 @@ class StepWriter:
 
     def _checked(self, steps: rows.Rows) -> _Ready | None:
         """Complete groups, ready for a shard; None where there are no rows."""
-        depth, run = self.header.depth, self.header.run
-        frame = complete(rows.frame(steps, depth, self._defaults), depth)
+        run, frame = self.header.run, self._completed(steps)
         if frame.is_empty():
             return None
-        foreign = frame.filter(pl.col("run") != run)
-        if not foreign.is_empty():
-            raise RowError(
-                WrongRow(None, name, foreign["step"][row], "run", f"{row_name(foreign, row)}: {other}")
-                for row, name in enumerate(foreign["trajectory"])
-                for other in [f"run is {foreign['run'][row]!r}, expected {run!r}; drop the column to copy rows"]
-            )
         groups = frozenset(Group(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
         self._check_absent(groups)
         names = {text_hash(name): name for name in frame.filter(pl.col("step") == 0)["trajectory"]}
@@ -283,7 +316,6 @@ class StepWriter:
                 WrongRow(None, names[one], 0, "trajectory", f"trajectory {names[one]!r} is already in run {run!r}")
                 for one in known
             )
-        frame = frame.with_columns(pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped)
         size = int(frame.estimated_size())
         if size > MOST_BYTES:
             raise InputError(
@@ -291,6 +323,19 @@ class StepWriter:
                 "leave columns out (`without`)"
             )
         return _Ready(frame, groups, frozenset(names), size)
+
+    def _completed(self, steps: rows.Rows) -> pl.DataFrame:
+        """Rows with every column, as they are stored."""
+        depth, run = self.header.depth, self.header.run
+        frame = complete(rows.frame(steps, depth, self._defaults), depth)
+        foreign = frame.filter(pl.col("run") != run)
+        if not foreign.is_empty():
+            raise RowError(
+                WrongRow(None, name, foreign["step"][row], "run", f"{row_name(foreign, row)}: {other}")
+                for row, name in enumerate(foreign["trajectory"])
+                for other in [f"run is {foreign['run'][row]!r}, expected {run!r}; drop the column to copy rows"]
+            )
+        return frame.with_columns(pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped)
 
     def _name(self, iteration: object, task_id: object, group: object) -> Group:
         """A group's name, as its rows will hold it; what is None is the writer's default."""
@@ -334,11 +379,12 @@ class StepWriter:
             count += 1
         return tuple(self._ready[:count])
 
-    def _write_shard(self, batch: tuple[_Ready, ...]) -> Shard:
+    def _write_shard(self, batch: tuple[_Ready, ...], replaces: str | None = None) -> Shard:
         frames = [one.frame for one in batch]
         frame = frames[0] if len(frames) == 1 else pl.concat(frames).sort(schema.SORT_KEY)
-        data = shards.encode(frame, self._run.metadata)
-        shard = shards.describe(self._run.next_file, data, frame)
+        metadata = self._run.metadata | ({} if replaces is None else {shards.REPLACES_KEY: replaces})
+        data = shards.encode(frame, metadata)
+        shard = shards.describe(self._run.next_file, data, frame, replaces)
         self._run.check_room(shard)
         self._writing = (shard, batch)
         try:

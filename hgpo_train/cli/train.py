@@ -57,13 +57,13 @@ def _run(settings: Config, folder: Path, console: Console, *, resume: bool) -> N
     from hgpo_train.display import Display
     from hgpo_train.trainer import Trainer, start_run
 
-    start_run(settings, folder, resume=resume)
     display = Display(console, settings.iterations)
     again = f"hgpo train --resume --out {folder}"
     try:
-        trainer = Trainer(settings, folder, display)
-        with display.showing():
-            trainer.run()
+        with start_run(settings, folder, resume=resume) as run:
+            trainer = Trainer(run, display)
+            with display.showing():
+                trainer.run()
     except KeyboardInterrupt:
         console.print(f"Interrupted. Nothing committed is lost; go on with: [bold]{again}[/]")
         raise typer.Exit(130) from None

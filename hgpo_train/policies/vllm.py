@@ -163,7 +163,7 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
     Raises:
         InputError: No model is named, an option is unknown, or vLLM is not installed.
     """
-    from hgpo_train.checkpoint import newest_model
+    from hgpo_train.checkpoint_files import newest_model
 
     if not argument:
         raise InputError("policy vllm: expected a model, as in vllm:Qwen/Qwen2.5-1.5B-Instruct")

@@ -15,6 +15,7 @@ from hgpo_envs.atomic import (
     new_file,
     new_folder,
     new_path,
+    remove_folder,
     scratch_folders,
     seems_locked,
     sweep,
@@ -47,6 +48,18 @@ with atomic.new_folder(folder / "data", replace=lambda _: True) as made:
             os.kill(os.getpid(), signal.SIGKILL)
         return done
     Path.rename = killed
+"""
+
+
+REMOVING = """
+import os, signal, shutil, sys
+from pathlib import Path
+from hgpo_envs import atomic
+def killed(path, **options):
+    (path / "first").unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+shutil.rmtree = killed
+atomic.remove_folder(Path(sys.argv[1]) / "data")
 """
 
 
@@ -298,4 +311,19 @@ def test_errors_of_the_operating_system_name_the_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space") as caught:
         write_file(tmp_path / "file", b"x")
     assert caught.value.filename == str(tmp_path / "file")
+    assert tree(tmp_path) == {}
+
+
+def test_a_removed_folder_is_gone_at_once(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in ("first", "second"):
+        (tmp_path / "data" / name).write_bytes(b"1")
+    assert run(REMOVING, tmp_path) == -signal.SIGKILL
+    assert not (tmp_path / "data").exists()
+    sweep(tmp_path)
+    assert tree(tmp_path) == {}
+    (tmp_path / "data").mkdir()
+    remove_folder(tmp_path / "data")
+    with pytest.raises(FileNotFoundError):
+        remove_folder(tmp_path / "data")
     assert tree(tmp_path) == {}

@@ -72,9 +72,13 @@ class Runs:
         self.folder = folder
 
     def trainer(self, config: Config, name: str = "run", *, resume: bool = False, display=None) -> Trainer:
-        start_run(config, self.folder / name, resume=resume)
+        run = start_run(config, self.folder / name, resume=resume)
         console = Console(file=io.StringIO(), width=200)
-        return Trainer(config, self.folder / name, display or Display(console, config.iterations))
+        try:
+            return Trainer(run, display or Display(console, config.iterations))
+        except BaseException:
+            run.release()
+            raise
 
     def train(self, config: Config, name: str = "run", *, resume: bool = False) -> Trainer:
         trainer = self.trainer(config, name, resume=resume)

@@ -11,7 +11,7 @@ from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import open_shared
-from hgpo_train.checkpoint import checkpoints
+from hgpo_train.checkpoint_files import checkpoints
 from hgpo_train.config import SftConfig, replace
 from hgpo_train.display import Display
 from hgpo_train.settings import build
