@@ -43,6 +43,7 @@ class RunFolder:
     """
 
     def __init__(self, folder: Path, run: str | None, config: Mapping[str, Any] | None, depth: int) -> None:
+        files.check_text(folder)
         values = _json_values(config or {})
         self._folder, self._descriptor = folder, -1
         try:

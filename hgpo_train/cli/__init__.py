@@ -41,14 +41,27 @@ app.command()(train)
 
 
 def main() -> None:
-    """Entry point of the console script: bad input, or an extra that is not there, is one line and exit code 2."""
+    """Entry point of the console script: an error that is no bug is one line.
+
+    Exit code 2 for bad input or an extra that is not installed, 1 when the system refuses (a full disk, a read-only
+    folder) or a file turns out to be damaged while it is read.
+    """
     try:
         app()
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _print_error(error, str(error))
         sys.exit(2)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _print_error(error, f"{where}{error.strerror or error}")
+        sys.exit(1)
     except ModuleNotFoundError as error:
         if error.name not in TRAINING:
             raise
         print(f"error: this needs {error.name}: pip install 'hgpo[train]'", file=sys.stderr)
         sys.exit(2)
+
+
+def _print_error(error: BaseException, line: str) -> None:
+    """Prints an error, and what was noted of it: for example, how many groups could not be committed."""
+    print(f"error: {line}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
