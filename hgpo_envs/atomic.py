@@ -5,6 +5,7 @@
     with new_folder(path) as folder: …  a folder with everything in it, complete or absent
     remove_folder(path)                 the end of such a folder, at once
     with FolderLock(folder, "…"): …     at most one writer per folder
+    make_folder(path)                   a folder that survives a power failure
     sweep(folder)                       removes what killed processes left
 
 New content is written in a *scratch folder* beside its target, flushed to disk (`fsync`), and renamed. A process may be
@@ -25,7 +26,9 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import time
+import weakref
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self
@@ -47,6 +50,7 @@ _SCRATCH: Final = re.compile(r"\.hgpo-[0-9a-f]{16}\.tmp")
 _MADE_BY: Final = "hgpo"
 _TRIES: Final = 20
 _ABANDONED_S: Final = 7 * 24 * 3600
+_held: Final[weakref.WeakSet[FolderLock]] = weakref.WeakSet()
 
 
 class FolderLock:
@@ -79,13 +83,22 @@ class FolderLock:
         try:
             _lock(self._descriptor, folder)
             holder = {"made_by": _MADE_BY, "purpose": purpose, "process": os.getpid(), "host": socket.gethostname()}
+            self._details = details
             _write_note(self._descriptor, {**holder, **details})
+            _held.add(self)
         except BaseException:
-            self.release()
+            self._close()
             raise
 
     def release(self) -> None:
         """Releases the lock. Releasing twice is harmless."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                # No process and no host: a finished folder holds the same bytes wherever it was written.
+                _write_note(self._descriptor, {"made_by": _MADE_BY, "released": True, **self._details})
+        self._close()
+
+    def _close(self) -> None:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
@@ -97,6 +110,56 @@ class FolderLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _close_inherited() -> None:
+    """A forked child must not hold its parent's locks: they would outlive the parent."""
+    for lock in list(_held):
+        lock._close()  # noqa: SLF001 (releasing would tell others that the parent is done)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited)
+
+
+def seems_locked(folder: Path) -> bool:
+    """Whether a process of this machine that locked the folder is alive and has not released it.
+
+    For readers that want to know whether a writer is at work, and must not disturb it by locking themselves. Windows
+    and locks of other machines are not recognised: then it is False.
+    """
+    try:
+        note = _note_of(folder)
+    except OSError:
+        return False
+    process = note.get("process")
+    if note.get("released") or note.get("host") != socket.gethostname() or type(process) is not int or os.name == "nt":
+        return False
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
+def make_folder(path: Path) -> None:
+    """Creates a folder and its missing parents, and returns when the disk has their names.
+
+    Raises:
+        FileExistsError: Something else is at `path`.
+        OSError: A parent cannot be written.
+    """
+    if not path.parent.exists():
+        make_folder(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
+        sync_folder(path.parent)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -140,7 +203,7 @@ def new_folder(path: Path, *, replace: Callable[[Path], bool] | None = None) -> 
     """
     path = path.absolute()
     _check_replaceable(path, replace)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with new_path(path) as content:
         content.mkdir()
         yield content
@@ -303,7 +366,8 @@ def _sweep_one(scratch: Path) -> None:
 
 
 def _note_of(scratch: Path) -> dict[str, Any]:
-    descriptor = os.open(scratch / LOCK, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0))
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(scratch / LOCK, flags)
     try:
         return _read_note(descriptor)
     finally:
@@ -312,7 +376,8 @@ def _note_of(scratch: Path) -> dict[str, Any]:
 
 def _may_be_dead(scratch: Path, note: dict[str, Any]) -> bool:
     """Whether the lock can tell if the owner lives: it can on the owner's machine."""
-    return note.get("host") == socket.gethostname() or time.time() - (scratch / LOCK).stat().st_mtime > _ABANDONED_S
+    here = note.get("released") or note.get("host") == socket.gethostname()
+    return bool(here) or time.time() - (scratch / LOCK).stat().st_mtime > _ABANDONED_S
 
 
 def _remove_scratch(scratch: Path, lock: FolderLock, target: Path) -> None:
@@ -337,6 +402,8 @@ def _remove(path: Path) -> None:
 
 
 def _lock(descriptor: int, folder: Path) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise InputError(f"{folder / LOCK} is not a regular file; remove it, or use another folder")
     try:
         locked = lock_descriptor(descriptor, blocking=False)
     except OSError as error:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from hgpo_envs.atomic import FolderLock, sweep, write_file
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import read_bytes
 from hgpo_train.config import Config, SftConfig, load_config
 from hgpo_train.settings import to_dict, to_toml
 
@@ -161,11 +162,10 @@ def read_origin(path: Path) -> dict[str, Any]:
         InputError: It is damaged.
     """
     try:
-        if path.is_file() and path.stat().st_size <= _ORIGIN_BYTES:
-            values: dict[str, Any] = json.loads(path.read_bytes())
-            sound = values["format"] == _FORMAT and isinstance(values["run"], str)
-            if sound and all(one is None or isinstance(one, str) for one in values["fingerprints"].values()):
-                return values
+        values: dict[str, Any] = json.loads(read_bytes(path, _ORIGIN_BYTES))
+        sound = values["format"] == _FORMAT and isinstance(values["run"], str)
+        if sound and all(one is None or isinstance(one, str) for one in values["fingerprints"].values()):
+            return values
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise InputError(f"{path} is damaged; if data, model and prompt template are what they were, remove it and resume")

@@ -13,7 +13,7 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.webshop.bundled import bundled_folder
 from hgpo_envs.webshop.catalogue import MANIFEST, Catalogue
 from hgpo_envs.webshop.engine import AfterDone, ObservationMode, Oddities, RewardScale, WebShopEngine
-from hgpo_envs.webshop.goals import split_ranges
+from hgpo_envs.webshop.goals import checked_seed, split_ranges
 from hgpo_envs.webshop.reward import OptionColours
 from hgpo_envs.webshop.shop import Shop
 
@@ -127,6 +127,7 @@ def open_shop(
     data: str | Path | None, goals: GoalKind = "synthetic", price_seed: int = 0, shuffle_seed: int = 233
 ) -> Shop:
     """A catalogue with its goals; the same arguments share one, as long as the catalogue is the same."""
+    price_seed, shuffle_seed = checked_seed("price_seed", price_seed), checked_seed("shuffle_seed", shuffle_seed)
     if data is None:
         data = bundled_folder()
     folder = Path(data)
@@ -135,7 +136,7 @@ def open_shop(
     return _open_shop(folder, stamp, goals, price_seed, shuffle_seed)
 
 
-@lru_cache(KEPT_SHOPS)
+@lru_cache(KEPT_SHOPS)  # every shop is mapped files and arrays of at most `MOST_GOALS`, whatever the arguments
 def _open_shop(folder: Path, stamp: int, goals: GoalKind, price_seed: int, shuffle_seed: int) -> Shop:
     del stamp  # only tells a rebuilt catalogue from the one before
     return Shop(Catalogue.open(folder), goals, price_seed, shuffle_seed)

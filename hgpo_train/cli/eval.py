@@ -55,7 +55,7 @@ def evaluate(
     from hgpo_train.evaluation import TEMPERATURE
     from hgpo_train.evaluation import evaluate as play
     from hgpo_train.policies.registry import PolicyContext, make_policy
-    from hgpo_train.rollout.collector import RolloutError
+    from hgpo_train.rollout.failures import RolloutError
     from hgpo_train.rollout.progress import shown
     from hgpo_train.rollout.run import Collection, Machine, interruptible, open_world, run_config
 

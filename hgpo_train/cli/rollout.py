@@ -54,7 +54,7 @@ def rollout(
 
     from hgpo_datasets import StepWriter
     from hgpo_train.policies.registry import PolicyContext, make_policy
-    from hgpo_train.rollout.collector import RolloutError
+    from hgpo_train.rollout.failures import RolloutError
     from hgpo_train.rollout.progress import shown
     from hgpo_train.rollout.run import Collection, Machine, collect, interruptible, open_world, run_config
 

@@ -11,11 +11,13 @@ import pytest
 from hgpo_envs.atomic import (
     FolderLock,
     append,
+    make_folder,
     new_file,
     new_folder,
     new_path,
     remove_folder,
     scratch_folders,
+    seems_locked,
     sweep,
     write_file,
 )
@@ -223,6 +225,64 @@ def test_a_lock_can_be_taken_again_after_it_was_released(tmp_path):
     lock = FolderLock(tmp_path, "training")
     lock.release()
     lock.release()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path):
+    """Else the lock would outlive its holder for as long as a forked worker lives."""
+    lock = FolderLock(tmp_path, "training")
+    reading, writing = os.pipe()
+    listening, speaking = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(speaking, b"!")  # it runs
+        os.read(reading, 1)  # until the parent is done
+        os._exit(0)
+    try:
+        assert os.read(listening, 1) == b"!"
+        with pytest.raises(InputError, match="is in use"):  # the fork has not released it either
+            FolderLock(tmp_path, "training")
+        lock.release()
+        FolderLock(tmp_path, "training").release()
+    finally:
+        os.write(writing, b"!")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_reader_sees_whether_a_writer_is_at_work(tmp_path):
+    assert not seems_locked(tmp_path)
+    with FolderLock(tmp_path, "training"):
+        assert seems_locked(tmp_path)
+    assert not seems_locked(tmp_path)
+    holder = subprocess.Popen([sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        assert seems_locked(tmp_path)
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert not seems_locked(tmp_path)
+    for note in (b"", b"nonsense", b" {}", b' {"process": "1"}', b" [1]"):
+        (tmp_path / ".lock").write_bytes(note)
+        assert not seems_locked(tmp_path)
+
+
+def test_a_lock_file_that_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(InputError, match="not a regular file"):
+        FolderLock(tmp_path, "training")
+    assert not seems_locked(tmp_path)
+
+
+def test_a_folder_and_its_missing_parents_are_flushed_to_disk(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("hgpo_envs.atomic.sync_folder", flushed.append)
+    make_folder(tmp_path / "a/b/c")
+    assert flushed == [tmp_path, tmp_path / "a", tmp_path / "a/b"]
+    make_folder(tmp_path / "a/b/c")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "file")
 
 
 def test_append_restores_the_length_when_the_disk_refuses(tmp_path, monkeypatch):
