@@ -13,7 +13,7 @@ from hgpo_datasets.schema import GROUP_KEY, TEXT, TEXTS, Column, columns
 from hgpo_envs.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 Rows = Iterable[Mapping[str, Any]] | pl.DataFrame | Any
 """Steps to be written: mappings, a Polars frame, or anything with Arrow's C stream (a pyarrow or pandas table)."""
@@ -239,7 +239,7 @@ def _typed(series: pl.Series, column: Column, trajectories: pl.Series | None) ->
     try:
         return series.cast(column.type, strict=True)
     except _REFUSALS as error:
-        wrong = _uncastable(series, column)
+        wrong = [row for row in range(len(series)) if not _casts(series.slice(row, 1), column.type)]
         line = f"column {column.name}: expected {column.type}, got values that do not fit it"
         if not wrong:
             raise InputError(line) from error
@@ -248,9 +248,9 @@ def _typed(series: pl.Series, column: Column, trajectories: pl.Series | None) ->
         ) from error
 
 
-def _uncastable(series: pl.Series, column: Column) -> Sequence[int]:
+def _casts(series: pl.Series, kind: pl.DataType) -> bool:
     try:
-        lost = series.cast(column.type, strict=False).is_null() & series.is_not_null()
+        series.cast(kind, strict=True)
     except _REFUSALS:
-        return ()
-    return lost.arg_true().to_list()
+        return False
+    return True

@@ -6,6 +6,7 @@ Whatever fails or interrupts in between, `settle` asks the manifest and makes th
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 from contextlib import suppress
@@ -84,21 +85,32 @@ class RunFolder:
         config = manifest.canonical(self.header.config).decode()
         return {shards.RUN_KEY: self.header.run, shards.CONFIG_KEY: config}
 
+    def check_room(self, shard: Shard) -> None:
+        """Checks that the next shard may be written.
+
+        Raises:
+            InputError: The folder is not the one that was opened, the shard's name is taken, or the manifest is full.
+        """
+        if not self._is_in_place():
+            raise InputError(
+                f"{self._folder} was moved or replaced while a run was written there; move it back and commit again"
+            )
+        if os.path.lexists(self._folder / shard.file):
+            raise InputError(
+                f"{self._folder / shard.file} was put there by another program; move it elsewhere and commit again"
+            )
+        line, _ = manifest.encode_line(shard, self._manifest.check)
+        if self._manifest.size + len(line) > manifest.MOST_BYTES:
+            raise InputError(f"the manifest of {self._folder} is full ({manifest.MOST_BYTES:,} bytes); begin a new run")
+
     def write(self, shard: Shard, data: bytes) -> None:
         """Writes and lists a shard; returns when the disk has both. After anything it raised, call `settle`.
 
         Raises:
             OSError: The disk refused.
-            InputError: The folder is not the one that was opened, or the shard's name is taken.
         """
-        self._check_in_place()
+        atomic.write_file(self._folder / shard.file, data)
         line, _ = manifest.encode_line(shard, self._manifest.check)
-        if self._manifest.size + len(line) > manifest.MOST_BYTES:
-            raise InputError(f"the manifest of {self._folder} is full ({manifest.MOST_BYTES:,} bytes); begin a new run")
-        path = self._folder / shard.file
-        if os.path.lexists(path):
-            raise InputError(f"{path} was put there by another program; move it elsewhere and commit again")
-        atomic.write_file(path, data)
         atomic.append(self._descriptor, line)
         self._manifest = manifest.extend(self._manifest, shard)
         self._remove_replaced()
@@ -123,7 +135,7 @@ class RunFolder:
             return True
         os.ftruncate(self._descriptor, self._manifest.size)
         if self._is_in_place():
-            (self._folder / shard.file).unlink(missing_ok=True)
+            _remove_own(self._folder / shard.file, shard)
         return False
 
     def close(self) -> None:
@@ -182,12 +194,6 @@ class RunFolder:
             with suppress(OSError):
                 (self._folder / name).unlink()
 
-    def _check_in_place(self) -> None:
-        if not self._is_in_place():
-            raise InputError(
-                f"{self._folder} was moved or replaced while a run was written there; move it back and commit again"
-            )
-
     def _is_in_place(self) -> bool:
         try:
             there = (self._folder / manifest.NAME).stat()
@@ -201,6 +207,15 @@ def _open_manifest(path: Path) -> int:
         files.regular(path)
     binary = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | binary, 0o644)
+
+
+def _remove_own(path: Path, shard: Shard) -> None:
+    """Removes a shard that was not committed; another program's file under its name stays."""
+    if not os.path.lexists(path):
+        return
+    if files.regular(path).st_size == shard.bytes:
+        if hashlib.sha256(files.read(path, shard.bytes)).hexdigest() == shard.sha256:
+            path.unlink()
 
 
 def _content(descriptor: int) -> bytes:
@@ -237,8 +252,8 @@ def _package_version() -> str:
 
 def _check_same(folder: Path, there: Header, header: Header, run: str | None, config: Mapping[str, Any] | None) -> None:
     """Raises unless a run that is there can be resumed with what was asked for."""
-    if run is not None and run != there.run:
-        raise InputError(f"{folder} holds the run {there.run!r}, not {run!r}; give another folder")
+    if run is not None and header.run != there.run:
+        raise InputError(f"{folder} holds the run {there.run!r}, not {header.run!r}; give another folder")
     if header.depth != there.depth:
         raise InputError(f"{folder} was written with depth {there.depth}, not {header.depth}; give another folder")
     if there.schema_version != schema.VERSION:

@@ -385,6 +385,7 @@ class StepWriter:
         metadata = self._run.metadata | ({} if replaces is None else {shards.REPLACES_KEY: replaces})
         data = shards.encode(frame, metadata)
         shard = shards.describe(self._run.next_file, data, frame, replaces)
+        self._run.check_room(shard)
         self._writing = (shard, batch)
         try:
             self._run.write(shard, data)
