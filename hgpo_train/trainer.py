@@ -32,6 +32,7 @@ from hgpo_train.config import template_path
 from hgpo_train.engines import check_engine, make_engine
 from hgpo_train.fingerprints import of_model, of_tasks, of_texts
 from hgpo_train.metrics import batch_metrics, episode_metrics
+from hgpo_train.rollout.failures import check, of_steps
 from hgpo_train.rollout.outcomes import informative
 from hgpo_train.rollout.run import Collection, Machine, collect, open_world
 from hgpo_train.run_folder import Origin, RunFolder, fixed_values
@@ -62,6 +63,7 @@ _FREE: Final = frozenset(
         "update.gap_warning",
         "rollout.slots",
         "rollout.engine_options",
+        "rollout.max_failed",
         "model.device",
         "model.gradient_checkpointing",
     }
@@ -185,11 +187,10 @@ class Trainer:
             iteration=self.state.iteration,
         )
         try:
-            with self._display.stage("evaluate"), self._writer("evaluation") as writer:
-                collect(world, self.engine, writer, what, self._machine(), progress=self._display.tally)
+            with self._display.stage("evaluate"):
+                return episode_metrics(self._played("evaluation", world, what), "val")
         finally:
             self.engine.options = training
-        return episode_metrics(self._rows("evaluation", self.state.iteration), "val")
 
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint, or None before the first."""
@@ -220,9 +221,7 @@ class Trainer:
             most=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
             outcome=self._outcome(),
         )
-        with self._writer("steps") as writer:
-            collect(self._world, self.engine, writer, what, self._machine(), progress=self._display.tally)
-        steps = self._rows("steps", iteration)
+        steps = self._played("steps", self._world, what)
         return steps, steps.select(pl.struct("task_id", "group").n_unique()).item()
 
     def _estimate(self, steps: pl.DataFrame) -> pl.DataFrame:
@@ -238,8 +237,17 @@ class Trainer:
         """What the estimator reads rewards from, by which a group says something or nothing."""
         return str(self.config.advantage.parameters.get("reward", "reward"))
 
-    def _rows(self, table: str, iteration: int) -> pl.DataFrame:
-        return scan_steps(self.folder / table).filter(pl.col("iteration") == iteration).collect()
+    def _played(self, table: str, world: World, what: Collection) -> pl.DataFrame:
+        """An iteration's rows in a table, after what was missing or had failed was played.
+
+        Raises:
+            RolloutError: Too many rollouts failed. They are committed, and played again on the next call.
+        """
+        with self._writer(table) as writer:
+            collect(world, self.engine, writer, what, self._machine(), retry_failed=True, progress=self._display.tally)
+        steps = scan_steps(self.folder / table).filter(pl.col("iteration") == what.iteration).collect()
+        check(of_steps(steps.lazy()), self.config.rollout.max_failed, "Resuming plays them again")
+        return steps
 
     def _writer(self, table: str) -> StepWriter:
         return StepWriter(self.folder / table, run=self.config.name, config=fixed_values(self.config, _FREE))
