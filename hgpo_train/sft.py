@@ -20,7 +20,7 @@ from hgpo_train.config import Config, RolloutConfig
 from hgpo_train.fingerprints import of_model, of_rows
 from hgpo_train.policies.generation import encode_prompts
 from hgpo_train.run_folder import Origin, RunFolder
-from hgpo_train.tracking import make_trackers
+from hgpo_train.tracking import log_to, make_trackers
 from hgpo_train.update.batches import Samples, mini_batches, samples_from_steps
 from hgpo_train.update.learner import Learner
 from hgpo_train.update.model import load_model, load_tokenizer
@@ -154,8 +154,7 @@ def _supervise(run: RunFolder[SftConfig], source: str | Path, display: Display) 
                 metrics = _epoch(learner, learner_config, train, state.iteration, display)
             metrics["val/loss"] = -float(learner.logprobs(held_out).mean())
             state = dataclasses.replace(state, iteration=state.iteration + 1)
-            for tracker in trackers:
-                tracker.log(metrics, state.iteration)
+            log_to(trackers, metrics, state.iteration)
             display.row(state.iteration, metrics)
             save_checkpoint(folder / "checkpoints", state, learner.model, tokenizer, learner.optimiser, keep=1)
     finally:

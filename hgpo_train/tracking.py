@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from hgpo_envs.atomic import append, write_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.files import read_bytes
+from hgpo_envs.secrets import redact_json
 from hgpo_train.settings import to_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from hgpo_train.config import Config
@@ -160,7 +161,9 @@ class Hosted:
         except ImportError as error:
             raise InputError(f"tracking.{module} is set but {module} is not installed; pip install {module}") from error
         extra = {"dir": str(folder), "id": folder.name, "resume": "allow"} if module == "wandb" else {"resume": "allow"}
-        self._run: Any = self._module.init(project=project, name=config.name, config=to_dict(config), **extra)
+        self._run: Any = self._module.init(
+            project=project, name=config.name, config=redact_json(to_dict(config)), **extra
+        )
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
         """See `Tracker`."""
@@ -186,6 +189,13 @@ def make_trackers(config: Config, folder: Path, start: int) -> list[Tracker]:
         if project is not None:
             trackers.append(Hosted(module, project, config, folder))
     return trackers
+
+
+def log_to(trackers: Iterable[Tracker], metrics: Mapping[str, float], iteration: int) -> None:
+    """Gives one iteration's metrics to trackers; secrets in names, which environments choose some of, are replaced."""
+    shown = redact_json(metrics)
+    for tracker in trackers:
+        tracker.log(shown, iteration)
 
 
 def _has_tensorboard() -> bool:

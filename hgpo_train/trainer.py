@@ -36,7 +36,7 @@ from hgpo_train.rollout.failures import check, of_steps
 from hgpo_train.rollout.outcomes import informative
 from hgpo_train.rollout.run import Collection, Machine, collect, open_world
 from hgpo_train.run_folder import Origin, RunFolder, fixed_values
-from hgpo_train.tracking import make_trackers
+from hgpo_train.tracking import log_to, make_trackers
 from hgpo_train.update.batches import samples_from_steps
 from hgpo_train.update.learner import Learner
 from hgpo_train.update.model import check_context, load_model, load_tokenizer
@@ -262,8 +262,7 @@ class Trainer:
 
     def _track(self, metrics: dict[str, float]) -> None:
         metrics = metrics | {"training/environment_steps": float(self.state.environment_steps)}
-        for tracker in self._trackers:
-            tracker.log(metrics, self.state.iteration)
+        log_to(self._trackers, metrics, self.state.iteration)
         self._display.row(self.state.iteration, metrics)
 
     def _warn(self, metrics: dict[str, float]) -> None:
