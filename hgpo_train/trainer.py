@@ -37,9 +37,9 @@ from hgpo_train.rollout.outcomes import informative
 from hgpo_train.rollout.run import Collection, Machine, collect, open_world
 from hgpo_train.run_folder import Origin, RunFolder, fixed_values
 from hgpo_train.tracking import log_to, make_trackers
-from hgpo_train.update.batches import samples_from_steps
+from hgpo_train.update.batches import row_faults, samples_from_steps
 from hgpo_train.update.learner import Learner
-from hgpo_train.update.model import check_context, load_model, load_tokenizer
+from hgpo_train.update.model import check_context, load_model, load_tokenizer, vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,7 +148,8 @@ class Trainer:
             steps, drawn = self._collect(iteration)
         metrics = episode_metrics(steps)
         with clock("adv"), self._display.stage("estimate"):
-            rows = self._estimate(steps)
+            rows, left_out = self._usable(self._estimate(steps))
+        metrics["training/rows_left_out"] = float(left_out)
         metrics |= batch_metrics(rows, self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens)
         with clock("update_actor"), self._display.stage("update"):
             metrics |= self.learner.update(samples_from_steps(rows), iteration, self._display.progress)
@@ -232,6 +233,20 @@ class Trainer:
             said = informative(steps.lazy(), self._outcome()).collect()
             rows = rows.join(said, on=said.columns, how="semi", maintain_order="left")
         return rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
+
+    def _usable(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+        """The rows that can be trained on, and how many cannot: one odd row costs no other."""
+        if rows.is_empty():
+            return rows, 0
+        faults = row_faults(rows, vocabulary(self.model))
+        left_out = len(faults) - faults.null_count()
+        if left_out:
+            warnings.warn(
+                f"{left_out} of {len(rows)} rows cannot be trained on and are left out: {faults.drop_nulls()[0]}",
+                TrainingWarning,
+                stacklevel=3,
+            )
+        return rows.filter(faults.is_null()), left_out
 
     def _outcome(self) -> str:
         """What the estimator reads rewards from, by which a group says something or nothing."""

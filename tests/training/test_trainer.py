@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 import hgpo_envs
+import hgpo_train.trainer
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.cli import app
@@ -398,6 +399,27 @@ def test_cut_prompts_are_told(config, runs):
     config = replace(config, iterations=1, evaluation={"every": 0}, rollout={"max_prompt_tokens": 20})
     with pytest.warns(TrainingWarning, match="prompts are as long as"):
         runs.train(config)
+
+
+def test_rows_that_cannot_be_trained_on_are_left_out_with_a_count(config, runs, monkeypatch):
+    """Their tokens are damaged between the table and the update; the other rows are trained on."""
+    compute = hgpo_train.trainer.compute
+
+    def damaging(steps, *args, **kwargs):
+        odd = pl.when(pl.int_range(pl.len()) == 1).then(pl.lit([-5], pl.List(pl.Int32)))
+        rows = compute(steps, *args, **kwargs)
+        return rows.with_columns(odd.otherwise(pl.col("response_token_ids")).alias("response_token_ids"))
+
+    monkeypatch.setattr(hgpo_train.trainer, "compute", damaging)
+    config = replace(config, iterations=1, evaluation={"every": 0})
+    with pytest.warns(
+        TrainingWarning, match=r"1 of \d+ rows cannot be trained on .*response_token_ids from 0 to 383, got -5"
+    ):
+        runs.train(config)
+    line = read_metrics(runs.folder / "run" / "metrics.jsonl")[-1]
+    assert line["training/rows_left_out"] == 1
+    assert line["training/rows"] == len(scan_steps(runs.folder / "run" / "steps").collect()) - 1
+    assert line["actor/optimiser_steps"] > 0
 
 
 def test_dynamic_sampling_trains_on_groups_that_say_something(config, runs):
