@@ -26,10 +26,12 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 LONGEST_INPUT = 1 << 17
 CPU_S = 10.0
@@ -119,7 +121,7 @@ def fuzz(target: Target, inputs: int, seed: int) -> Result:
 
 def _in_a_process(target: Target, first: int, last: int, seed: int, shared: mmap.mmap) -> tuple[Result, int]:
     with tempfile.TemporaryDirectory(
-        prefix="hgpo-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None
+        prefix="hgpo-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
     ) as work:
         kept = Path(work) / "result.json"
         sys.stdout.flush()
@@ -269,12 +271,13 @@ def limit_memory() -> None:
 
 
 HOSTILE_VALUES: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 1e308, -0.0, 0.5, "", " ", "\x00", "a" * 300, "../../x", "/etc/x",
-    "\ud800", "日本", [], {}, [[]], [None], {"": None}, {"a": {"b": []}}, float("nan"), float("inf"), 10**400,
+    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 1e308, -0.0, 0.5, "", " ", "\x00", "a" * 300, "../../x",
+    "/etc/x", "\ud800", "日本", [], {}, [[]], [None], {"": None}, {"a": {"b": []}}, float("nan"), float("inf"), 10**400,
 )  # fmt: skip
 HOSTILE_BYTES = (
-    b"\x00", b"\xff", b"\n", b"\r\n", b"\\", b'"', b"'", b"{", b"}", b"[", b"]", b",", b":", b"../", b"/", b"\xed\xa0\x80", b"\xf0\x9f",
-    b"NaN", b"1e999", b"-1", b"null", b"%s", b"\x1b[0m", b"\xef\xbb\xbf", b"\xe2\x80\xae", b"0" * 40, b"9" * 5000, b"[" * 2000,
+    b"\x00", b"\xff", b"\n", b"\r\n", b"\\", b'"', b"'", b"{", b"}", b"[", b"]", b",", b":", b"../", b"/", b"\xed\xa0\x80",
+    b"\xf0\x9f", b"NaN", b"1e999", b"-1", b"null", b"%s", b"\x1b[0m", b"\xef\xbb\xbf", b"\xe2\x80\xae", b"0" * 40, b"9" * 5000,
+    b"[" * 2000,
 )  # fmt: skip
 _NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
 

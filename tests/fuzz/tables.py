@@ -29,9 +29,9 @@ def manifest_seeds(folder: Path) -> Sequence[bytes]:
 
 def chained(data: bytes) -> bytes:
     """The same lines with checks that are right."""
-    from hgpo_datasets.manifest import canonical
-
     import xxhash
+
+    from hgpo_datasets.manifest import canonical
 
     check, lines = "", []
     for line in data.split(b"\n"):
@@ -125,7 +125,8 @@ def dump_seeds(_: Path) -> Sequence[bytes]:
     shown = (
         "user\n\nYou are an expert agent operating in the ALFRED Embodied Environment.\n"
         "Your current observation is: You are in a room.\n\nYour task is to: put a mug on a desk\n"
-        "Your admissible actions of the current situation are: ['look'\n 'go'].\n\nNow it's your turn to take an action.\n"
+        "Your admissible actions of the current situation are: ['look'\n 'go'].\n\n"
+        "Now it's your turn to take an action.\n"
         "\nassistant\n"
     )
     record = {"input": shown, "output": "<think>x</think><action>look</action>", "score": 0.0, "step": 7}

@@ -88,13 +88,20 @@ CLICKS = (
 TEMPLATES = (
     b"{{ task }}\n{{ observation }}\n{{ admissible_actions | join(', ') }}",
     b"{% if history %}{{ history }}{% endif %}{{ admissible_actions | listed('help') }}{{ step }}/{{ max_steps }}",
-    b"{% for number, seen, done in pairs %}{{ number }} {{ seen }} {{ done }}{% endfor %}{{ admissible_actions | numbered }}",
-    b"{% set x = namespace(a=1) %}{% for i in range(3) %}{{ loop.index }}{% endfor %}{{ task.upper()[:2] }}{{ 'a' ~ 3 }}",
+    (
+        b"{% for number, seen, done in pairs %}{{ number }} {{ seen }} {{ done }}{% endfor %}"
+        b"{{ admissible_actions | numbered }}"
+    ),
+    (
+        b"{% set x = namespace(a=1) %}{% for i in range(3) %}{{ loop.index }}{% endfor %}"
+        b"{{ task.upper()[:2] }}{{ 'a' ~ 3 }}"
+    ),
 )
 BRACES = (
-    b"{{ ", b" }}", b"{% for i in range(10**9) %}", b"{% endfor %}", b"{% include 'x' %}", b"{{ 'x' * 10**9 }}", b"| join", b"| listed",
-    b".__class__", b"{{ self }}", b"{{ cycler }}", b"{% macro m(a) %}", b"{% endmacro %}", b"{{ task.format(task) }}", b"{% import 'os' as o %}",
-    b"| tojson", b"| round(9)", b"{{ 1/0 }}", b"{{ 9**9**9 }}", b"| center(10**9)", b"{{ pairs[0] }}", b"{% raw %}", b"{# ", b"| random",
+    b"{{ ", b" }}", b"{% for i in range(10**9) %}", b"{% endfor %}", b"{% include 'x' %}", b"{{ 'x' * 10**9 }}", b"| join",
+    b"| listed", b".__class__", b"{{ self }}", b"{{ cycler }}", b"{% macro m(a) %}", b"{% endmacro %}", b"{{ task.format(task) }}",
+    b"{% import 'os' as o %}", b"| tojson", b"| round(9)", b"{{ 1/0 }}", b"{{ 9**9**9 }}", b"| center(10**9)", b"{{ pairs[0] }}", b"{% raw %}",
+    b"{# ", b"| random",
 )  # fmt: skip
 
 
@@ -144,7 +151,10 @@ def settings_seeds(_: Path) -> Sequence[bytes]:
     from hgpo_train.config import shipped
 
     return [path.read_bytes() for name, path in shipped().items() if name.startswith("tiny")] + [
-        b'name = "x"\niterations = 3\n[environment]\nid = "HGPO/ALFWorld-v0"\nmax_steps = 9\n[environment.options]\nx = 1\n',
+        (
+            b'name = "x"\niterations = 3\n[environment]\nid = "HGPO/ALFWorld-v0"\nmax_steps = 9\n'
+            b"[environment.options]\nx = 1\n"
+        ),
         b"[advantage]\nestimator = 'hgpo'\n[advantage.parameters]\nalpha = 1.0\n[rollout.engine_options]\na = [1, 2]\n",
     ]
 
@@ -232,9 +242,8 @@ def answer(data: bytes, folder: Path) -> object:
 
     made = asked()
     made.answer = data
-    with StepWriter(folder / "run", run="r") as writer:
-        with contextlib.suppress(RolloutError):
-            collect(made.world, made.policy, writer, Collection(tasks=1, group_size=2), Machine(slots=2))
+    with StepWriter(folder / "run", run="r") as writer, contextlib.suppress(RolloutError):
+        collect(made.world, made.policy, writer, Collection(tasks=1, group_size=2), Machine(slots=2))
     report = verify(folder / "run")
     assert report.ok, report.problems[0]
     rows = scan_steps(folder / "run").select("trajectory", "aborted", "error").collect()
