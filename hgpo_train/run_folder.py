@@ -98,7 +98,7 @@ class RunFolder(Generic[C]):
         """
         path = self.folder / ORIGIN
         if self.begun and os.path.lexists(path):
-            was = self._stored()
+            was = read_origin(path)
             self.id = was["run"]
             for name, origin in origins.items():
                 self._check_origin(name, origin, was["fingerprints"].get(name))
@@ -153,26 +153,22 @@ class RunFolder(Generic[C]):
             f"not {was[:16]}; put back what was there{stored}, or give another --out"
         )
 
-    def _stored(self) -> dict[str, Any]:
-        path = self.folder / ORIGIN
-        stored = _read_origin(path) if path.is_file() and path.stat().st_size <= _ORIGIN_BYTES else None
-        if stored is None:
-            raise InputError(
-                f"{path} is damaged; if data, model and prompt template are what they were, remove it and resume"
-            )
-        return stored
 
+def read_origin(path: Path) -> dict[str, Any]:
+    """The values of an `origin.json`.
 
-def _read_origin(path: Path) -> dict[str, Any] | None:
-    """The values of an `origin.json`, or None if it is not one."""
+    Raises:
+        InputError: It is damaged.
+    """
     try:
-        values: dict[str, Any] = json.loads(path.read_bytes())
-        sound = values["format"] == _FORMAT and isinstance(values["run"], str)
-        if sound and all(one is None or isinstance(one, str) for one in values["fingerprints"].values()):
-            return values
+        if path.is_file() and path.stat().st_size <= _ORIGIN_BYTES:
+            values: dict[str, Any] = json.loads(path.read_bytes())
+            sound = values["format"] == _FORMAT and isinstance(values["run"], str)
+            if sound and all(one is None or isinstance(one, str) for one in values["fingerprints"].values()):
+                return values
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-    return None
+    raise InputError(f"{path} is damaged; if data, model and prompt template are what they were, remove it and resume")
 
 
 def fixed_values(config: Config | SftConfig, free: Collection[str]) -> dict[str, Any]:

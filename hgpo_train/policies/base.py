@@ -213,6 +213,7 @@ class AsyncPolicy(ABC):
         concurrency: How many requests run at once; the others wait their turn.
 
     Attributes:
+        loop: The event loop, in a thread of its own.
         deadline_s: Seconds that `reply` may take; a request that takes longer is a ``PolicyTimedOut``. None for none.
     """
 
@@ -223,8 +224,8 @@ class AsyncPolicy(ABC):
 
     def __init__(self, concurrency: int = 128) -> None:
         self._ready: queue.SimpleQueue[tuple[int, Reply | Failure]] = queue.SimpleQueue()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="hgpo-policy", daemon=True)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="hgpo-policy", daemon=True)
         self._thread.start()
         self._gate = asyncio.Semaphore(concurrency)
         self._tasks: set[asyncio.Task[None]] = set()  # held, or they are collected as garbage
@@ -238,7 +239,7 @@ class AsyncPolicy(ABC):
 
     def submit(self, requests: Sequence[Request]) -> None:
         """See `Policy`."""
-        self._loop.call_soon_threadsafe(self._begin, list(requests))
+        self.loop.call_soon_threadsafe(self._begin, list(requests))
 
     def collect(self, timeout: float | None) -> Sequence[tuple[int, Reply | Failure]]:
         """See `Policy`."""
@@ -254,17 +255,17 @@ class AsyncPolicy(ABC):
 
     def close(self) -> None:
         """Cancels what still runs and ends the event loop; returns within `CLOSING_S`, whatever the coroutines do."""
-        if self._loop.is_closed():
+        if self.loop.is_closed():
             return
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
+            self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self._end()))
             self._thread.join(CLOSING_S)
         if not self._thread.is_alive():  # else a coroutine blocks the thread: it ends with the process
-            self._loop.close()
+            self.loop.close()
 
     def _begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            task = self._loop.create_task(self._run(request))
+            task = self.loop.create_task(self._run(request))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -297,4 +298,4 @@ class AsyncPolicy(ABC):
                     await asyncio.gather(*self._tasks, return_exceptions=True)
                     await self.release()
         finally:
-            self._loop.stop()
+            self.loop.stop()

@@ -300,4 +300,7 @@ class Collector:
         self._free.append(slot)
         self._groups.finish(trajectory)
         if self.tally.failures >= self._failures_allowed:
-            raise RolloutError(f"{self.tally.failures} rollouts failed one after the other, the last with {failure}")
+            raise RolloutError(
+                f"{self.tally.failures} rollouts failed one after the other, the last with {failure}. Whole groups are "
+                "committed; the same command continues from there."
+            )

@@ -88,10 +88,9 @@ class Failures:
         return self.failed / self.rollouts if self.rollouts else 0.0
 
     def __str__(self) -> str:
-        often = "" if self.times == self.failed else f", {self.times} times"
         return (
-            f"{self.failed} of {self.rollouts} rollouts failed ({self.share:.0%}); "
-            f"the commonest reason{often}: {self.reason}"
+            f"{self.failed} of {self.rollouts} rollouts failed ({self.share:.0%}), "
+            f"{self.times} of them with {self.reason.rstrip('.')}"
         )
 
 
@@ -126,16 +125,16 @@ def of_table(run: str | os.PathLike[str]) -> Failures:
     return Failures(rollouts, aborted, reason, times)
 
 
-def check(failures: Failures, most: float = MAX_FAILED) -> None:
+def check(failures: Failures, most: float = MAX_FAILED, advice: str = "") -> None:
     """Raises where more than a share failed, or all.
 
     Args:
         failures: What failed.
         most: The largest share that is allowed, in [0, 1].
+        advice: Said after the reason.
 
     Raises:
         RolloutError: More failed; its line holds the counts and the commonest reason.
     """
     if failures.failed and (failures.share > most or failures.failed == failures.rollouts):
-        allowed = "" if failures.failed == failures.rollouts else f" More than {most:.0%} is too much."
-        raise RolloutError(f"{failures}{allowed}")
+        raise RolloutError(f"{failures}. {advice}".rstrip())

@@ -1,35 +1,17 @@
 """`hgpo rollout` as a user has it: a process, its exit code, Ctrl-C, SIGKILL."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import polars as pl
 import pytest
+from command import DOORS, hgpo
 from typer.testing import CliRunner
 
-import hgpo_envs
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.cli import app
 from hgpo_train.cli.rollout import pairs
-
-ROOT = Path(hgpo_envs.__file__).parent.parent
-DOORS = ["rollout", "--env", "doors_env:HGPO-Test/Doors-v0", "--env-option", "count=400", "--max-steps", "20"]
-
-
-def hgpo(*arguments: str) -> subprocess.Popen[str]:
-    paths = [str(ROOT), str(ROOT / "datasets"), str(Path(__file__).parent.parent / "worlds")]
-    return subprocess.Popen(
-        [sys.executable, "-c", "from hgpo_train.cli import main; main()", *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def test_a_run_and_going_on_with_it(tmp_path):
