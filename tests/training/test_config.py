@@ -181,5 +181,5 @@ def test_files_that_hold_something_else(tmp_path, text, line):
     (tmp_path / "run.toml").write_bytes(text)
     with pytest.raises(InputError, match=line):
         load_config(tmp_path / "run.toml")
-    with pytest.raises(InputError, match="not a file"):
+    with pytest.raises(InputError, match="found a folder"):
         read_toml(tmp_path)
