@@ -199,7 +199,7 @@ def answer(data: bytes, _: Path) -> object:
 
     asked = server()
     asked.answer = data
-    request = Request(0, "p", 1, 0, 0, Task("t", "do it"), State("s", ["look"], True, False, False, 0.0, 0.0, {}), None, lambda _: "p")
+    request = Request(0, "p", 1, 0, 0, Task("t", "train", "do it", "x"), State("s", ["look"], True, False, False, 0.0, 0.0, {}), None, lambda _: "p")
     got = asked.loop.run_until_complete(asked.policy.reply(request))
     assert isinstance(got, Reply | Failure)
     if isinstance(got, Failure):
