@@ -33,6 +33,7 @@ from hgpo_train.config import (
 )
 from hgpo_train.fingerprints import of_path, of_texts
 from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.rollout.failures import check, of_table
 from hgpo_train.rollout.run import Collection, collect
 from hgpo_train.sft import supervise
 from hgpo_train.tiny import TinyShape, save_tiny
@@ -143,6 +144,7 @@ def demonstrate(folder: Path, config: Config, start: WarmStart, display: Display
 
     Raises:
         InputError: The table that is there was made otherwise.
+        RolloutError: Too many rollouts failed. They are played again on the next call.
     """
     environment = config.environment
     places = [{"data": place} for place in start.data] or [{}]
@@ -165,5 +167,6 @@ def demonstrate(folder: Path, config: Config, start: WarmStart, display: Display
             policy = make_policy(start.policy, PolicyContext(world.shared.source.name, environment.action_format))
             tasks = min(start.demonstrations // len(places), len(world.tasks))
             what = Collection(tasks=tasks, seed=start.seed, iteration=number)
-            collect(world, policy, writer, what, progress=display.tally)
+            collect(world, policy, writer, what, retry_failed=True, progress=display.tally)
+    check(of_table(folder))
     return folder
