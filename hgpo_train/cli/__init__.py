@@ -95,6 +95,7 @@ def _crash(error: BaseException) -> NoReturn:
 _DISK: Final = {
     errno.ENOSPC: "free some space; the same command continues from what is committed",
     errno.EDQUOT: "free some of your quota; the same command continues from what is committed",
+    errno.EFBIG: "files may not grow so large here (`ulimit -f`); the same command continues from what is committed",
     errno.EROFS: "write to another place",
     errno.EACCES: "write to another place, or change who may write there",
     errno.EPERM: "write to another place, or change who may write there",
