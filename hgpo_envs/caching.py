@@ -42,7 +42,7 @@ def bounded_cache(function: Callable[P, R], entries: int, largest: int, weigh: C
 
     def cached(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return kept(*args, **kwargs)
+            return kept(*args, **kwargs)  # type: ignore[arg-type]  # hashable, as the docstring asks
         except _TooLarge as large:
             return cast("R", large.result)
 

@@ -129,9 +129,8 @@ def download(
     """
     if os.path.lexists(target):
         raise InputError(f"{target} already exists; choose another name, or remove it first")
-    settings = {"tries": tries, "pause": pause, "timeout": timeout}
     with open_partial(target.parent, url) as part:
-        got = complete(part, url, sha256=sha256, progress=progress, **settings)
+        got = complete(part, url, sha256=sha256, tries=tries, pause=pause, timeout=timeout, progress=progress)
         part.path.replace(target)
         part.remove()
     return Downloaded(target, url, got.size, got.sha256, got.validator)

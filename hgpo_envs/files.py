@@ -21,6 +21,7 @@ from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from io import BufferedReader
     from pathlib import Path
 
 LEAST_UNPACKED: Final = 16 << 20
@@ -33,7 +34,7 @@ GZIP: Final = b"\x1f\x8b"
 """How a gzipped file begins."""
 
 
-def open_regular(path: Path, what: str = "file") -> IO[bytes]:
+def open_regular(path: Path, what: str = "file") -> BufferedReader:
     """Opens a regular file, or a link to one, for reading.
 
     Args:
@@ -52,7 +53,7 @@ def open_regular(path: Path, what: str = "file") -> IO[bytes]:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise InputError(f"cannot read {path}: expected a {what}, found a folder, pipe or device")
-    return os.fdopen(descriptor, "rb")
+    return open(descriptor, "rb")  # noqa: PTH123 (it is open already)
 
 
 def read_bytes(path: Path, limit: int, what: str = "file") -> bytes:

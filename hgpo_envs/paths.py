@@ -24,8 +24,8 @@ _FORBIDDEN: Final = re.compile(r'[\x00-\x1f\x7f<>:"|?*\\\ud800-\udfff]')
 _RESERVED: Final = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])\s*(\..*)?", re.IGNORECASE)
 
 
-def inside(folder: Path, name: str) -> Path:
-    """The path of a name from data, below a folder.
+def inside(folder: Path, name: object) -> Path:
+    r"""The path of a name from data, below a folder.
 
     Args:
         folder: The folder.
@@ -33,7 +33,7 @@ def inside(folder: Path, name: str) -> Path:
 
     Raises:
         InputError: The name is absolute, leads out of the folder, or cannot be a file's name on every system: control
-            characters, `\\` and `: < > " | ? *`, Windows' device names, a dot or space at the end of a part, a part of
+            characters, `\` and `: < > " | ? *`, Windows' device names, a dot or space at the end of a part, a part of
             more than 255 bytes. The message does not say where the name comes from.
 
     >>> from pathlib import PurePosixPath
@@ -44,11 +44,12 @@ def inside(folder: Path, name: str) -> Path:
     ...
     hgpo_envs.errors.InputError: the name 'train/../../secret' leads out of the folder, or is not a portable file name
     """
-    parts = [part for part in name.split("/") if part not in ("", ".")] if isinstance(name, str) else []
-    if not parts or name.startswith("/") or not all(map(_portable, parts)) or len(name.encode()) > LONGEST_NAME:
-        shown = repr(name) if len(repr(name)) <= 80 else f"{name!r:.80}…"
-        raise InputError(f"the name {shown} leads out of the folder, or is not a portable file name")
-    return folder.joinpath(*parts)
+    if isinstance(name, str):
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if parts and name[0] != "/" and all(map(_portable, parts)) and len(name.encode()) <= LONGEST_NAME:
+            return folder.joinpath(*parts)
+    shown = repr(name) if len(repr(name)) <= 80 else f"{repr(name)[:80]}…"
+    raise InputError(f"the name {shown} leads out of the folder, or is not a portable file name")
 
 
 def _portable(part: str) -> bool:

@@ -205,7 +205,7 @@ def _zip_members(archive: Path, file: IO[bytes], limits: Limits) -> Iterator[_Me
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise InputError(f"{archive}: refused: {info.filename!r} is not deflated but compressed otherwise")
             opener = None if info.is_dir() else lambda info=info: packed.open(info)
-            yield _Member(info.filename, opener)  # type: ignore[arg-type]  # called with no argument
+            yield _Member(info.filename, opener)
 
 
 def _tar_members(archive: Path, file: IO[bytes], allowed: int) -> Iterator[_Member]:
@@ -222,10 +222,10 @@ def _tar_members(archive: Path, file: IO[bytes], allowed: int) -> Iterator[_Memb
         if size < 0:
             raise tarfile.ReadError("a file of negative size")
         opener = None if info.isdir() else lambda place=place, size=size: stream.content(place, size)
-        yield _Member(info.name, opener)  # type: ignore[arg-type]  # called with no argument
+        yield _Member(info.name, opener)
         # `packed` would keep every header that it has read
-        packed.members.clear()
-        packed.pax_headers.clear()
+        packed.members.clear()  # type: ignore[attr-defined]
+        packed.pax_headers = {}
         stream.header_left = LONGEST_HEADER
         info = packed.next()
     # `next` takes a damaged header for the end
@@ -252,7 +252,7 @@ class _Stream(io.RawIOBase):
         self._allowed, self._at = allowed, 0
         self.last = b""
 
-    def read(self, size: int | None = -1) -> bytes:  # type: ignore[override]  # never None
+    def read(self, size: int | None = -1) -> bytes:
         """Bytes of a header."""
         wanted = self._allowed if size is None or size < 0 else size
         if wanted > self.header_left:
@@ -288,7 +288,7 @@ class _Content(io.RawIOBase):
     def __init__(self, take: Callable[[int], bytes], size: int) -> None:
         self._take, self._left = take, size
 
-    def read(self, size: int = -1) -> bytes:  # type: ignore[override]  # never None
+    def read(self, size: int = -1) -> bytes:
         data = self._take(min(size, self._left))
         if not data and self._left:
             raise EOFError("the archive is cut off")

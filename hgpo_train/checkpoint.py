@@ -5,11 +5,13 @@ What is in one, and how it is verified: `hgpo_train.checkpoint_files`.
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hgpo_envs.atomic import new_folder, remove_folder
@@ -66,10 +68,13 @@ def save_checkpoint(
         warnings.warn(f"{target} is no checkpoint of this run; renamed to {kept.name}", CheckpointWarning, stacklevel=2)
     with new_folder(target, replace=removable) as made:
         (made / OPTIMISER).parent.mkdir()
-        with no_progress_bars():
-            model.save_pretrained(made)
-        tokenizer.save_pretrained(made)
-        save_file(optimiser_tensors(model, optimiser), made / OPTIMISER)
+        try:
+            with no_progress_bars():
+                model.save_pretrained(made)
+            tokenizer.save_pretrained(made)
+            save_file(optimiser_tensors(model, optimiser), made / OPTIMISER)
+        except SafetensorError as error:  # it hides errors of the operating system in its own
+            raise OSError(errno.EIO, str(error), str(target)) from error
         write_state(made, state)
         write_manifest(made)
     for old in [path for path in checkpoints(folder) if removable(path)][:-keep] if keep else []:

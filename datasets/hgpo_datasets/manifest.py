@@ -234,7 +234,7 @@ def _shard_rules(number: int, earlier: Collection[str]) -> dict[str, Rule]:
         "file": (lambda value: value == name, repr(name)),
         "sha256": (lambda value: isinstance(value, str) and bool(_SHA256.fullmatch(value)), "64 hexadecimal digits"),
         **dict.fromkeys(("bytes", "rows", "trajectories", "groups"), _COUNT),
-        "replaces": (lambda value: value in earlier, "an earlier file"),
+        "replaces": (lambda value: isinstance(value, str) and value in earlier, "an earlier file"),
     }
 
 

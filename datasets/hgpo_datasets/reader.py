@@ -88,6 +88,7 @@ def _files(source: str, damaged: Choice, uncommitted: Choice, options: dict[str,
     if "://" in source and not source.startswith("file://"):
         return [source] if source.endswith(_PARQUET) else _remote_run(source, options)
     path = Path(source.removeprefix("file://"))
+    files.check_text(path)
     if path.is_dir():
         return _run(path, damaged, uncommitted)
     if not os.path.lexists(path):

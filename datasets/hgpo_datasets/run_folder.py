@@ -6,6 +6,7 @@ Whatever fails or interrupts in between, `settle` asks the manifest and makes th
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 from contextlib import suppress
@@ -16,6 +17,7 @@ from hgpo_datasets.manifest import Header, Manifest, Shard
 from hgpo_datasets.rows import clean_text
 from hgpo_envs import atomic
 from hgpo_envs.errors import InputError
+from hgpo_envs.secrets import redact_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +44,7 @@ class RunFolder:
     """
 
     def __init__(self, folder: Path, run: str | None, config: Mapping[str, Any] | None, depth: int) -> None:
+        files.check_text(folder)
         values = _json_values(config or {})
         self._folder, self._descriptor = folder, -1
         try:
@@ -84,21 +87,32 @@ class RunFolder:
         config = manifest.canonical(self.header.config).decode()
         return {shards.RUN_KEY: self.header.run, shards.CONFIG_KEY: config}
 
+    def check_room(self, shard: Shard) -> None:
+        """Checks that the next shard may be written.
+
+        Raises:
+            InputError: The folder is not the one that was opened, the shard's name is taken, or the manifest is full.
+        """
+        if not self._is_in_place():
+            raise InputError(
+                f"{self._folder} was moved or replaced while a run was written there; move it back and commit again"
+            )
+        if os.path.lexists(self._folder / shard.file):
+            raise InputError(
+                f"{self._folder / shard.file} was put there by another program; move it elsewhere and commit again"
+            )
+        line, _ = manifest.encode_line(shard, self._manifest.check)
+        if self._manifest.size + len(line) > manifest.MOST_BYTES:
+            raise InputError(f"the manifest of {self._folder} is full ({manifest.MOST_BYTES:,} bytes); begin a new run")
+
     def write(self, shard: Shard, data: bytes) -> None:
         """Writes and lists a shard; returns when the disk has both. After anything it raised, call `settle`.
 
         Raises:
             OSError: The disk refused.
-            InputError: The folder is not the one that was opened, or the shard's name is taken.
         """
-        self._check_in_place()
+        atomic.write_file(self._folder / shard.file, data)
         line, _ = manifest.encode_line(shard, self._manifest.check)
-        if self._manifest.size + len(line) > manifest.MOST_BYTES:
-            raise InputError(f"the manifest of {self._folder} is full ({manifest.MOST_BYTES:,} bytes); begin a new run")
-        path = self._folder / shard.file
-        if os.path.lexists(path):
-            raise InputError(f"{path} was put there by another program; move it elsewhere and commit again")
-        atomic.write_file(path, data)
         atomic.append(self._descriptor, line)
         self._manifest = manifest.extend(self._manifest, shard)
         self._remove_replaced()
@@ -123,7 +137,7 @@ class RunFolder:
             return True
         os.ftruncate(self._descriptor, self._manifest.size)
         if self._is_in_place():
-            (self._folder / shard.file).unlink(missing_ok=True)
+            _remove_own(self._folder / shard.file, shard)
         return False
 
     def close(self) -> None:
@@ -182,12 +196,6 @@ class RunFolder:
             with suppress(OSError):
                 (self._folder / name).unlink()
 
-    def _check_in_place(self) -> None:
-        if not self._is_in_place():
-            raise InputError(
-                f"{self._folder} was moved or replaced while a run was written there; move it back and commit again"
-            )
-
     def _is_in_place(self) -> bool:
         try:
             there = (self._folder / manifest.NAME).stat()
@@ -201,6 +209,14 @@ def _open_manifest(path: Path) -> int:
         files.regular(path)
     binary = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | binary, 0o644)
+
+
+def _remove_own(path: Path, shard: Shard) -> None:
+    """Removes a shard that was not committed; another program's file under its name stays."""
+    if not os.path.lexists(path) or files.regular(path).st_size != shard.bytes:
+        return
+    if hashlib.sha256(files.read(path, shard.bytes)).hexdigest() == shard.sha256:
+        path.unlink()
 
 
 def _content(descriptor: int) -> bytes:
@@ -218,9 +234,10 @@ def _is_beginning(data: bytes) -> bool:
 
 
 def _json_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration as it is stored: JSON values without secrets."""
     try:
-        text = manifest.canonical(config)
-        values: dict[str, Any] = manifest.plain(config)
+        values: dict[str, Any] = redact_json(manifest.plain(config))
+        text = manifest.canonical(values)
     except TypeError as error:
         raise InputError(f"expected a configuration of JSON values: {error}") from error
     if len(text) > _MOST_CONFIG:
@@ -237,18 +254,19 @@ def _package_version() -> str:
 
 def _check_same(folder: Path, there: Header, header: Header, run: str | None, config: Mapping[str, Any] | None) -> None:
     """Raises unless a run that is there can be resumed with what was asked for."""
-    if run is not None and run != there.run:
-        raise InputError(f"{folder} holds the run {there.run!r}, not {run!r}; give another folder")
+    if run is not None and header.run != there.run:
+        raise InputError(f"{folder} holds the run {there.run!r}, not {header.run!r}; give another folder")
     if header.depth != there.depth:
         raise InputError(f"{folder} was written with depth {there.depth}, not {header.depth}; give another folder")
     if there.schema_version != schema.VERSION:
         raise InputError(
             f"{folder} was written in schema version {there.schema_version}; give another folder to write to"
         )
-    if config is not None and header.config != there.config:
-        names = sorted({*header.config, *there.config})
-        name = next(name for name in names if header.config.get(name) != there.config.get(name))
-        was, asked = there.config.get(name), header.config.get(name)
+    before = redact_json(there.config)  # runs of version 0.1 may hold secrets
+    if config is not None and header.config != before:
+        names = sorted({*header.config, *before})
+        name = next(name for name in names if header.config.get(name) != before.get(name))
+        was, asked = before.get(name), header.config.get(name)
         raise InputError(
             f"{folder} was written with {name} = {was!r}, not {asked!r}; give another folder or the same value"
         )

@@ -162,7 +162,7 @@ def task_type(task_id: str) -> str:
     >>> task_type("train/pick_and_place_simple-Mug-None-Shelf-1/trial_1")
     'pick_and_place_simple'
     """
-    return task_id.split("/")[-2].split("-")[0] if "/" in task_id else task_id
+    return task_id.split("/")[-2].split("-", maxsplit=1)[0] if "/" in task_id else task_id
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from hgpo_envs.files import open_regular, read_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from io import BufferedReader
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -155,21 +156,29 @@ def mapped(path: Path, *kinds: type[np.generic], columns: int = 0) -> NDArray[An
     """
     with open_regular(path, "array of a catalogue") as file:
         try:
-            version = np.lib.format.read_magic(file)
-            if version != (1, 0):
-                raise ValueError(f"format {version}")
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-            size = os.fstat(file.fileno()).st_size - file.tell()
-            fits = len(shape) == 1 + bool(columns) and shape[1:] == (columns,) * bool(columns) and min(shape) >= 0
-            if not fits or fortran or not any(issubclass(dtype.type, kind) for kind in kinds):
-                raise ValueError(f"{dtype} of shape {shape}")
-            if math.prod(shape) * dtype.itemsize != size:
-                raise ValueError(f"{dtype} of shape {shape} in {size:,} bytes")
+            shape, dtype, size = _header(file, kinds, columns)
             if size <= _SMALL:
                 return np.frombuffer(file.read(size), dtype).reshape(shape)
             return np.memmap(file, dtype, "r", file.tell(), shape).view(np.ndarray)
         except (ValueError, TypeError, OverflowError, RecursionError, MemoryError, SyntaxError) as error:
             raise InputError(f"{path} is damaged ({error!s:.100}); build the catalogue again") from None
+
+
+def _header(
+    file: BufferedReader, kinds: tuple[type[np.generic], ...], columns: int
+) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, type and bytes of the array in a .npy file. Raises ValueError where it is not as expected."""
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        raise ValueError(f"format {version}")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    size = os.fstat(file.fileno()).st_size - file.tell()
+    fits = len(shape) == 1 + bool(columns) and shape[1:] == (columns,) * bool(columns) and min(shape) >= 0
+    if not fits or fortran or not any(issubclass(dtype.type, kind) for kind in kinds):
+        raise ValueError(f"{dtype} of shape {shape}")
+    if math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"{dtype} of shape {shape} in {size:,} bytes")
+    return shape, dtype, size
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from hgpo_envs.webshop.reward import OptionColours
 from hgpo_envs.webshop.shop import Shop
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from hgpo_envs.webshop.goals import GoalKind
 
@@ -81,6 +81,7 @@ class WebShopSource:
         **oddities: str | bool | int,
     ) -> None:
         _one_of("observation_mode", observation_mode, get_args(ObservationMode))
+        self._arguments = (data, goals, observation_mode, show_attributes, price_seed, shuffle_seed), oddities
         self.shop: Final = open_shop(data, goals, price_seed, shuffle_seed)
         self.observation_mode: Final = observation_mode
         self.show_attributes: Final = show_attributes
@@ -96,6 +97,10 @@ class WebShopSource:
         if self.oddities != Oddities():
             changed = asdict(self.oddities).items() - asdict(Oddities()).items()
             self._versions["oddities"] = ", ".join(f"{name}={value}" for name, value in sorted(changed))
+
+    def __reduce__(self) -> tuple[Callable[..., WebShopSource], tuple[object, ...]]:
+        """Another process opens the catalogue anew."""
+        return _reopen, self._arguments
 
     def ids(self, split: str) -> Sequence[str]:
         """The task ids of `train`, `eval`, `test`, or of `all`, in the goals' order.
@@ -121,6 +126,10 @@ class WebShopSource:
     def weighted_id(self, seed: int) -> str:
         """The task that the original draws by weight, after `random.seed(seed)` and a reset without a session."""
         return str(self.shop.goals.draw(seed))
+
+
+def _reopen(arguments: tuple[Any, ...], oddities: Mapping[str, Any]) -> WebShopSource:
+    return WebShopSource(*arguments, **oddities)
 
 
 def open_shop(

@@ -21,6 +21,7 @@ def sft(
     """Train a model to act as in the steps of a saved run: the warm start before reinforcement learning."""
     from rich.console import Console
 
+    from hgpo_train.cli.training import early_ends
     from hgpo_train.config import SftConfig, load_config
     from hgpo_train.display import Display
     from hgpo_train.settings import to_toml
@@ -33,12 +34,8 @@ def sft(
         return
     console = Console()
     display = Display(console, settings.update.epochs)
-    try:
-        with display.showing():
-            checkpoint = supervise(settings, steps, out, display)
-    except KeyboardInterrupt:
-        console.print("Interrupted. The same command goes on after the last whole epoch.")
-        raise typer.Exit(130) from None
+    with early_ends(f"the same command (it continues after the last epoch in {out})"), display.showing():
+        checkpoint = supervise(settings, steps, out, display)
     console.print(
         f"The policy is in [bold]{checkpoint}[/]. Next: [bold]hgpo train CONFIG --set model.path={out}[/]",
         soft_wrap=True,

@@ -17,8 +17,8 @@ from bounded import outcome
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs.errors import InputError
 from hgpo_envs.atomic import new_folder
+from hgpo_envs.errors import InputError
 from hgpo_envs.unpack import Limits
 from hgpo_envs.unpack import unpack as unpack_into
 

@@ -8,6 +8,7 @@ import torch
 from doors import DoorsEngine, DoorsSource, solution
 from rich.console import Console
 
+from hgpo_train.checkpoint_files import checkpoints
 from hgpo_train.config import Config, replace
 from hgpo_train.display import Display
 from hgpo_train.tiny import TinyShape, save_tiny
@@ -86,7 +87,7 @@ class Runs:
         return trainer
 
     def weights(self, name: str) -> dict[str, bytes]:
-        newest = max((self.folder / name / "checkpoints").iterdir())
+        newest = checkpoints(self.folder / name / "checkpoints")[-1]
         return {path.name: path.read_bytes() for path in sorted(newest.rglob("*.safetensors"))}
 
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -152,6 +153,26 @@ def test_saving_an_iteration_again_replaces_it(tokenizer, tmp_path):
         other, others = trained(tokenizer, seed=9)
         assert load_checkpoint(folder, other, others).tasks_drawn == drawn
         assert all(torch.equal(*both) for both in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000, 300_000])
+def test_a_full_disk_leaves_the_checkpoints_as_they_are(tokenizer, tmp_path, size):
+    """A limit on the size of files stands for it, which fails in the same places with a real error."""
+    model, optimiser = trained(tokenizer)
+    save_checkpoint(tmp_path, State(iteration=1), model, tokenizer, optimiser, keep=1)
+    before = contents(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for iteration in (1, 2):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        try:
+            with pytest.raises(OSError, match=r"[Ff]ile too large"):
+                save_checkpoint(tmp_path, State(iteration=iteration), model, tokenizer, optimiser, keep=1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert contents(tmp_path) == before
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["000001"]
+    save_checkpoint(tmp_path, State(iteration=2), model, tokenizer, optimiser, keep=1)
+    assert [path.name for path in checkpoints(tmp_path)] == ["000002"]
 
 
 SAVING = """
@@ -510,7 +531,8 @@ def test_a_manifest_names_nothing_outside_its_checkpoint(pair, tmp_path, name):
     values = json.loads(path.read_text())
     values["files"][name] = {"bytes": 0, "sha256": "0"}
     path.write_text(json.dumps(values, indent=1) + "\n")
-    assert "outside" in verify_checkpoint(folder / "000002").problems[0].message
+    message = verify_checkpoint(folder / "000002").problems[0].message
+    assert "leads out of the folder" in message or "is no file's name" in message
 
 
 def test_other_versions_are_told():

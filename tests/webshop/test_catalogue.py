@@ -3,7 +3,6 @@
 import gzip
 import json
 import pickle
-import resource
 import shutil
 import signal
 import subprocess
