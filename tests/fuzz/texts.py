@@ -230,8 +230,7 @@ def read_answer(data: bytes, _: Path) -> object:
     if isinstance(got, Failure):
         assert "\n" not in got.line
         return got.kind
-    assert isinstance(got.response, str)
-    return None
+    return None  # what is in it is checked where it becomes a row: the next target
 
 
 def answer(data: bytes, folder: Path) -> object:

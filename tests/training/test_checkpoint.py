@@ -109,6 +109,7 @@ def stop_at(monkeypatch, at, model, tokenizer):
                 raise Stop
             return rename(self, target)
 
+        monkeypatch.setattr("hgpo_envs.atomic._exchange", lambda *_: False)  # as on a system that cannot
         monkeypatch.setattr(Path, "rename", stopping)
         monkeypatch.setattr(Path, "replace", stop)
     else:
