@@ -151,11 +151,19 @@ def _with(completion: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]
     return {**completion, "choices": [{**completion["choices"][0], **changed}]}
 
 
+class Server(ThreadingHTTPServer):
+    """Many clients that hang up at any moment."""
+
+    request_queue_size = 512
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hung up is no news."""
+
+
 def serve(port: Connection) -> None:
     """The server's process."""
-    ThreadingHTTPServer.request_queue_size = 512
-    ThreadingHTTPServer.daemon_threads = True
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     port.send(server.server_port)
     server.serve_forever()
 

@@ -16,6 +16,7 @@ import os
 from array import array
 from bisect import bisect_left
 from contextlib import contextmanager
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -160,7 +161,7 @@ def mapped(path: Path, *kinds: type[np.generic], columns: int = 0) -> NDArray[An
             if size <= _SMALL:
                 return np.frombuffer(file.read(size), dtype).reshape(shape)
             return np.memmap(file, dtype, "r", file.tell(), shape).view(np.ndarray)
-        except (ValueError, TypeError, OverflowError, RecursionError, MemoryError, SyntaxError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError, MemoryError, SyntaxError, TokenError) as error:
             raise InputError(f"{path} is damaged ({error!s:.100}); build the catalogue again") from None
 
 

@@ -71,16 +71,20 @@ class WorkerSlots:
         shared: The task source; it is pickled, and opened again in each process.
         count: How many processes.
         timeout_s: A start or a command that takes longer costs the process its life.
-        opening_s: The same for a process that starts and opens the task source.
+        opening_s: The same for a process that starts and opens the task source; twice `timeout_s` and a minute unless
+            given, for a new process imports the environment's packages and reads its data.
 
     Raises:
         InputError: The task source cannot be pickled.
     """
 
-    def __init__(self, shared: SharedSource, count: int, *, timeout_s: float = 300.0, opening_s: float = 600.0) -> None:
+    def __init__(
+        self, shared: SharedSource, count: int, *, timeout_s: float = 300.0, opening_s: float | None = None
+    ) -> None:
         self.count = count
         self._closing = False
-        self._timeout_s, self._opening_s = timeout_s, opening_s
+        self._timeout_s = timeout_s
+        self._opening_s = 2 * timeout_s + 60 if opening_s is None else opening_s
         self._calls_made = 0
         self._done: queue.SimpleQueue[tuple[int, int, State | Failure, float]] = queue.SimpleQueue()
         pickled = attempt("", ForkingPickler.dumps, shared)

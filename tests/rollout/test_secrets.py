@@ -1,4 +1,4 @@
-"""A random key is planted wherever a user can put one; no byte of what is printed or stored holds it in any encoding."""
+"""A random key is planted wherever a user can put one: nothing that is printed or stored holds it, however encoded."""
 
 import base64
 import json
