@@ -4,6 +4,7 @@
     with new_file(path) as file: …      the same, written piece by piece
     with new_folder(path) as folder: …  a folder with everything in it, complete or absent
     remove_folder(path)                 the end of such a folder, at once
+    with scratch_folder(path) as …      a folder for intermediate files beside a path
     with FolderLock(folder, "…"): …     at most one writer per folder
     make_folder(path)                   a folder that survives a power failure
     sweep(folder)                       removes what killed processes left
@@ -239,6 +240,23 @@ def new_path(path: Path) -> Iterator[Path]:
             sync_tree(content)
             sync_folder(scratch)
             _move_into_place(scratch, path)
+        finally:
+            _remove_scratch(scratch, lock, path)
+
+
+@contextmanager
+def scratch_folder(beside: Path) -> Iterator[Path]:
+    """Gives an empty folder for intermediate files, in the folder of `beside`; it is removed when the block ends.
+
+    If the process dies, the next writer in that folder removes it.
+    """
+    path = beside.absolute()
+    with _naming(path):
+        sweep(path.parent)
+        scratch, lock = _make_scratch(path)
+        try:
+            (scratch / _CONTENT).mkdir()
+            yield scratch / _CONTENT
         finally:
             _remove_scratch(scratch, lock, path)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +16,7 @@ import orjson
 import polars as pl
 
 from hgpo_datasets.reader import step_files
+from hgpo_envs.atomic import make_folder, new_path, scratch_folder
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS, chunks
 from hgpo_train.advantages.registry import Job, estimate, identity
@@ -41,7 +41,7 @@ def write_advantages(
 ) -> int:
     """Computes several estimators in one pass, a chunk of whole groups at a time, into one Parquet file.
 
-    The file is there whole or not at all.
+    The file is complete or absent under its name; an existing one is replaced when the new one is complete.
 
     Args:
         steps: The step table.
@@ -58,15 +58,13 @@ def write_advantages(
     names = [name for name in identity(available) if name != "aborted"]
     columns = list(dict.fromkeys([*identity(available), *(name for job in jobs for name in job.columns(available))]))
     whole = "batch" if any(job.estimator.scope == "batch" for job in jobs) else "group"
-    making = out.with_name(out.name + ".part")
-    shutil.rmtree(making, ignore_errors=True)  # what a killed process left
     metadata = {METADATA: _metadata(jobs, fingerprint)}
     parts: list[Path] = []
     rows = 0
-    try:
+    make_folder(out.parent)
+    with new_path(out) as content, scratch_folder(out) as making:
         for chunk in chunks(steps, columns, chunk_rows, whole=whole):
             table = pl.concat([chunk.select(names), estimate(chunk, jobs)], how="horizontal")
-            making.mkdir(parents=True, exist_ok=True)
             parts.append(making / f"{len(parts):06d}.parquet")
             table.write_parquet(parts[-1], row_group_size=ROW_GROUP_ROWS, metadata=metadata)
             rows += chunk.height
@@ -74,15 +72,9 @@ def write_advantages(
         if not parts:
             raise InputError("the step table has no rows")
         if len(parts) > 1:  # Polars appends to no Parquet file: parts are strung together, a row group at a time
-            joined = making / "joined.parquet"
-            pl.scan_parquet(parts, glob=False).sink_parquet(joined, row_group_size=ROW_GROUP_ROWS, metadata=metadata)
-            parts = [joined]
-        parts[0].replace(out)
-    finally:
-        try:
-            shutil.rmtree(making, ignore_errors=True)
-        except KeyboardInterrupt:  # one Ctrl-C comes twice: Polars raises it, and then Python, here
-            shutil.rmtree(making, ignore_errors=True)
+            pl.scan_parquet(parts, glob=False).sink_parquet(content, row_group_size=ROW_GROUP_ROWS, metadata=metadata)
+        else:
+            parts[0].rename(content)
     return rows
 
 
