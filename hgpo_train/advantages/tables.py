@@ -19,7 +19,8 @@ import polars as pl
 from hgpo_datasets.reader import step_files
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS, chunks
-from hgpo_train.advantages.registry import Job, estimate, identity
+from hgpo_train.advantages.columns import batch_keys, row_keys
+from hgpo_train.advantages.registry import Job, carry_out, columns_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,9 +55,10 @@ def write_advantages(
     Returns:
         The number of rows.
     """
-    available = steps.collect_schema().names()
-    names = [name for name in identity(available) if name != "aborted"]
-    columns = list(dict.fromkeys([*identity(available), *(name for job in jobs for name in job.columns(available))]))
+    schema = steps.collect_schema()
+    names = row_keys(schema)
+    columns = list(dict.fromkeys([*batch_keys(schema), *names, *columns_read(schema, jobs)]))
+    added = [column for job in jobs for column in job.added]
     whole = "batch" if any(job.estimator.scope == "batch" for job in jobs) else "group"
     making = out.with_name(out.name + ".part")
     shutil.rmtree(making, ignore_errors=True)  # what a killed process left
@@ -65,7 +67,7 @@ def write_advantages(
     rows = 0
     try:
         for chunk in chunks(steps, columns, chunk_rows, whole=whole):
-            table = pl.concat([chunk.select(names), estimate(chunk, jobs)], how="horizontal")
+            table = carry_out(chunk, jobs).select(*names, *added).collect()
             making.mkdir(parents=True, exist_ok=True)
             parts.append(making / f"{len(parts):06d}.parquet")
             table.write_parquet(parts[-1], row_group_size=ROW_GROUP_ROWS, metadata=metadata)

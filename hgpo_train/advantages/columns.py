@@ -1,0 +1,357 @@
+"""From a step table in any row order to the columns that estimators are written over.
+
+    task_key          the rollouts that are compared; null in trajectories that were aborted
+    trajectory_key    the rows of one trajectory; `step` orders them
+    batch_key         the rows of one run and iteration
+    reward            the step's reward, chosen, scaled and rounded as the parameters say
+    penalty           what the step's action cost: `invalid_action_penalty` or 0
+    return            R_t, the discounted rewards from this step on, less the penalty
+    episode_return    S, the sum of the trajectory's rewards
+    episode_score     S less this row's penalty
+    state_hash        the state; next_state_hash the state that the step led to, null where that is not known
+    history_hash_k    the state and the k states before it; null where there are fewer. context_hash_k: with actions
+
+Keys are made by hashing, so they hold within one query only. Hashes are the table's own, or made from its texts. What
+an estimator does not use is not computed. Bad rows are found by expressions; Python only writes the line.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from hgpo_envs import hashing
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages.windows import along, chain, discounted, key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from hgpo_train.advantages.parameters import Context, Parameters
+
+BATCH_KEYS: Final = ("run", "iteration")
+"""Rows that agree on these were rolled out for one update."""
+
+GROUP_KEYS: Final = ("run", "iteration", "env_id", "task_id", "group")
+"""Rows that agree on those of these columns that are there are rollouts of one task, to be compared."""
+
+CHAINS: Final[Mapping[Context, str]] = {"states": "history_hash_", "states_actions": "context_hash_"}
+"""The columns of each context, before their depth."""
+
+_REWARDS: Final = {"reward": "reward", "success": "won", "score": "score"}
+
+
+def group_keys(columns: Collection[str]) -> list[str]:
+    """The columns that say which rollouts are compared: those of `GROUP_KEYS`, or `task` for `task_id`."""
+    keys = [name for name in GROUP_KEYS if name in columns]
+    if "task_id" in columns:
+        return keys
+    if "task" in columns:
+        return [*keys, "task"]
+    raise InputError(f"a step table names its tasks in `task_id` or `task`; this one has {_listed(columns)}")
+
+
+def batch_keys(columns: Collection[str]) -> list[str]:
+    """The columns that say which rows are one batch; none where all are."""
+    return [name for name in BATCH_KEYS if name in columns]
+
+
+def row_keys(columns: Collection[str]) -> list[str]:
+    """The columns that name a row."""
+    return [*group_keys(columns), "trajectory", "step"]
+
+
+def require(columns: Collection[str], *alternatives: str, why: str) -> str:
+    """The first of some columns that is there, or an InputError."""
+    for name in alternatives:
+        if name in columns:
+            return name
+    wanted = " or ".join(f"`{name}`" for name in alternatives)
+    raise InputError(f"{why} needs the column {wanted}; the table has {_listed(columns)}")
+
+
+def missing(column: str, columns: Collection[str], why: str) -> InputError:
+    """The error for a documented column that a table neither has nor can give."""
+    deep = re.fullmatch(r"((?:history|context)_hash_)(\d+)", column)
+    if not deep:
+        return InputError(f"{why} needs the column `{column}`; the table has {_listed(columns)}")
+    stem, depth = deep[1], int(deep[2])
+    stored = sum(f"{stem}{k}" in columns for k in range(depth + 1))
+    lacking = ("action_hash", "action") if "state_hash" in columns or "state" in columns else ("state_hash", "state")
+    had = f"has them to depth {stored - 1}" if stored else "has none"
+    return InputError(
+        f"contexts of depth {depth} need {stem}0 … {stem}{depth}: the table {had}, "
+        f"and neither `{lacking[0]}` nor `{lacking[1]}` to make them from"
+    )
+
+
+def _listed(columns: Collection[str]) -> str:
+    return ", ".join(columns) or "no columns"
+
+
+# ----------------------------------------------------------------------------------------------------------- keys
+
+
+def with_keys(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """Adds the keys, and `(aborted)`, true in trajectories with an aborted row.
+
+    Raises:
+        InputError: A column that names rows is missing; when collected, for an empty table, a step that is there twice,
+            or a trajectory in two tasks.
+    """
+    schema = steps.collect_schema()
+    groups = group_keys(schema)
+    for name in ("trajectory", "step"):
+        require(schema, name, why="an advantage")
+    if not schema["step"].is_integer():
+        raise InputError(f"step must be a whole number in every row, got {schema['step']}")
+    trajectory = key([*(name for name in ("run",) if name in schema), "trajectory"])
+    checked = batches([key(groups), trajectory, *map(pl.col, row_keys(schema))], _checked_trajectories, pl.Int64())
+    steps = steps.with_columns(
+        key(groups).alias("task_key"), checked.alias("trajectory_key"), key(batch_keys(schema)).alias("batch_key")
+    )
+    aborted = pl.lit(value=False)
+    if "aborted" in schema:
+        aborted = along(pl.col("aborted").cast(pl.Boolean).any(), backwards=True)
+    steps = steps.with_columns(aborted.alias("(aborted)"))
+    return steps.with_columns(pl.when(~pl.col("(aborted)")).then(name).alias(name) for name in ("task_key", "batch_key"))
+
+
+def _checked_trajectories(columns: Sequence[pl.Series]) -> pl.Series:
+    """The key of each row's trajectory, refused where steps are there twice or trajectories are in two tasks."""
+    task, trajectory, *names = columns
+    if not len(trajectory):
+        raise InputError("the step table has no rows")
+    rows = pl.DataFrame([task.alias("task"), trajectory.alias("trajectory"), names[-1].alias("step")])
+    if rows["step"].null_count():
+        raise InputError("step must be a whole number in every row, got null")
+    begins = pl.col("trajectory").ne_missing(pl.col("trajectory").shift(1))
+    onward = (pl.col("step") > pl.col("step").shift(1)) & (pl.col("task") == pl.col("task").shift(1))
+    unique = pl.col("trajectory").filter(begins).is_unique().all()
+    in_order, heads = rows.select(order=(begins | onward).all(), heads=unique).row(0)
+    if in_order and heads:  # as tables are written
+        return trajectory
+    shared = rows.select((pl.col("task").n_unique() > 1).over("trajectory")).to_series()
+    if shared.any():
+        tasks = pl.DataFrame(names[:-1]).filter(trajectory == trajectory[shared.arg_max() or 0]).unique(maintain_order=True)
+        *first, name = tasks.row(0)
+        raise InputError(
+            f"a trajectory belongs to one task, but trajectory {name!r} is in {first} and in {list(tasks.row(1)[:-1])}; "
+            "name trajectories apart"
+        )
+    twice = rows.select(pl.struct("trajectory", "step").is_duplicated()).to_series()
+    if twice.any():
+        *_, name, trajectory_name, step = (series[twice.arg_max() or 0] for series in names)
+        raise InputError(
+            f"a step is there once, but trajectory {trajectory_name!r} of task {name!r} has step {step} twice"
+        )
+    return trajectory
+
+
+# -------------------------------------------------------------------------------------------------------- refusing
+
+
+def refused(value: pl.Expr, kind: pl.DataType, bad: pl.Expr, wrong: str, shown: pl.Expr, names: Sequence[pl.Expr]) -> pl.Expr:
+    """A value as it is; an InputError where a row is bad.
+
+    Args:
+        value: What is passed on.
+        kind: Its type.
+        bad: Which rows are bad.
+        wrong: The line, with ``{shown}`` for the bad row's value; the row's names follow it.
+        shown: The value to show.
+        names: What names a row.
+    """
+
+    def check(columns: Sequence[pl.Series]) -> pl.Series:
+        passed, found, shown, *named = columns
+        row = found.arg_max() if found.any() else None
+        if row is None:
+            return passed
+        where = ", ".join(f"{label}={series[row]!r}" for label, series in zip(labels, named, strict=True))
+        raise InputError(f"{wrong.format(shown=shown[row])} at {where}")
+
+    labels = [name.meta.output_name() for name in names]
+    return batches([value, bad.fill_null(value=False), shown, *names], check, kind, is_elementwise=True)
+
+
+def batches(
+    columns: Sequence[pl.Expr],
+    function: Callable[[Sequence[pl.Series]], pl.Series],
+    kind: pl.DataType,
+    *,
+    is_elementwise: bool = False,
+) -> pl.Expr:
+    """A function of whole columns as an expression; each gets a name of its own, which Polars needs."""
+
+    def call(given: Sequence[pl.Series], return_dtype: object = None) -> pl.Series:  # noqa: ARG001
+        return function(given)
+
+    named = [column.alias(f"(input {number})") for number, column in enumerate(columns)]
+    return pl.map_batches(named, call, return_dtype=kind, is_elementwise=is_elementwise)
+
+
+def complete(name: str, kind: pl.DataType, names: Sequence[pl.Expr]) -> pl.Expr:
+    """A column, refused where it is null in a trajectory that counts."""
+    bad = pl.col(name).is_null() & ~pl.col("(aborted)")
+    return refused(pl.col(name), kind, bad, f"{name} must not be null, as it is", pl.col(name), names)
+
+
+# --------------------------------------------------------------------------------------------------------- returns
+
+
+def with_returns(steps: pl.LazyFrame, p: Parameters, names: Sequence[pl.Expr]) -> pl.LazyFrame:
+    """Adds `reward`, `penalty`, `return`, `episode_return` and `episode_score`.
+
+    Source: Eq. 5 of GiGPO (arXiv 2505.10978); `compute_step_discounted_returns` of verl-agent's core_gigpo.py, and
+    `apply_invalid_action_penalty` of its trainers for when the penalty comes off.
+
+    Args:
+        steps: A table with keys.
+        p: Which rewards, scaled, discounted and rounded how.
+        names: What names a row, for messages.
+
+    Raises:
+        InputError: A column is missing; when collected, a reward is no finite number or a return overflows.
+    """
+    schema = steps.collect_schema()
+    source = require(schema, _REWARDS[p.reward], why=f"reward={p.reward!r}")
+    steps = steps.with_columns(penalties(schema, p, names).alias("penalty"))
+    value = pl.col(source).cast(pl.Float64)
+    bad = ~value.is_finite().fill_null(value=False) & ~pl.col("(aborted)")
+    must = "must not be null, as it is" if p.reward == "success" else "must be a finite number, got {shown}"
+    steps = steps.with_columns(refused(value, pl.Float64(), bad, f"{source} {must}", pl.col(source), names).alias("reward"))
+    if p.reward != "reward":
+        last = pl.col("step") == pl.col("step").max().over("trajectory_key")
+        steps = steps.with_columns(reward=pl.when(last).then("reward").otherwise(0.0))
+    reward = rounded(pl.col("reward") * p.reward_scale, p)
+    if p.penalty_at == "reward":
+        reward = reward - rounded(pl.col("penalty"), p)
+    steps = steps.with_columns(reward=reward)
+    steps = steps.with_columns(
+        along(pl.col("reward").cum_sum().last()).alias("episode_return"),
+        *([] if p.returns == "from_end" else [discounted(pl.col("reward"), p.gamma).alias("return")]),
+    )
+    if p.returns == "from_end":
+        steps = steps.with_columns((power(p.gamma, steps_left()) * pl.col("episode_return")).alias("return"))
+    whole = {"return": pl.col("return"), "episode_score": pl.col("episode_return")}
+    over = "a {name} must be a finite number, got {{shown}}: rewards are too large"
+    for name, value in whole.items():
+        less = penalised(value, p)
+        line = over.format(name=name.replace("_", " "))
+        bad = ~less.is_finite() & ~pl.col("(aborted)")
+        steps = steps.with_columns(refused(less, pl.Float64(), bad, line, less, names).alias(name))
+    return steps
+
+
+def penalties(columns: Collection[str], p: Parameters, names: Sequence[pl.Expr]) -> pl.Expr:
+    """What each row's action costs: 0, or `invalid_action_penalty` where it was invalid."""
+    if not p.invalid_action_penalty:
+        return pl.lit(0.0)
+    require(columns, "action_valid", why="invalid_action_penalty")
+    bad = pl.col("action_valid").is_null() & ~pl.col("(aborted)")
+    flag = pl.col("action_valid")
+    line = "action_valid must not be null, as it is"
+    valid = refused(flag.cast(pl.Boolean), pl.Boolean(), bad, line, flag, names)
+    return pl.when(valid).then(0.0).otherwise(p.invalid_action_penalty)
+
+
+def penalised(value: pl.Expr, p: Parameters) -> pl.Expr:
+    """Returns or scores, rounded, with the penalty off where penalties come off these."""
+    if p.penalty_at == "reward":
+        return rounded(value, p)
+    return rounded(rounded(value, p) - rounded(pl.col("penalty"), p), p)
+
+
+def rounded(value: pl.Expr, p: Parameters) -> pl.Expr:
+    """Values rounded to float32 (and held as float64), unless the precision is float64."""
+    exact = value if p.precision == "float64" else value.cast(pl.Float32).cast(pl.Float64)
+    return exact + 0.0  # one zero, not two
+
+
+def steps_left() -> pl.Expr:
+    """T - t: how many steps follow a step in its trajectory."""
+    return along(pl.int_range(pl.len()), backwards=True)
+
+
+def power(base: float, exponent: pl.Expr) -> pl.Expr:
+    """base^exponent in float64."""
+    return pl.lit(base, pl.Float64).pow(exponent.cast(pl.Float64))
+
+
+# ---------------------------------------------------------------------------------------------------------- hashes
+
+
+def text_hash(name: str) -> pl.Expr:
+    """The hashes of a column of texts, as `hgpo_envs.hashing` makes them; null where there is none."""
+
+    def hashes(texts: pl.Series) -> pl.Series:
+        distinct = texts.drop_nulls().unique()
+        made = pl.Series(hashing.text_hashes(distinct), dtype=pl.Int64)
+        return texts.replace_strict(distinct, made, default=None, return_dtype=pl.Int64)
+
+    return pl.col(name).cast(pl.String).map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
+
+
+def with_hashes(steps: pl.LazyFrame, depth: int, names: Sequence[pl.Expr]) -> pl.LazyFrame:
+    """Adds the hashes that a table does not have but has the texts for, contexts down to a depth.
+
+    Args:
+        steps: A table with keys.
+        depth: The deepest context.
+        names: What names a row, for messages.
+    """
+    steps = steps.with_columns(
+        text_hash(name).alias(f"{name}_hash")
+        for name in ("state", "action")
+        if name in steps.collect_schema() and f"{name}_hash" not in steps.collect_schema()
+    )
+    schema = steps.collect_schema()
+    if "state_hash" not in schema:
+        return steps
+    shown = [name for name in ("state_hash", "state") if name in schema][-1]
+    bad = pl.col("state_hash").is_null() & ~pl.col("(aborted)")
+    line = f"{shown} must not be null, as it is"
+    steps = steps.with_columns(
+        refused(pl.col("state_hash"), pl.Int64(), bad, line, pl.col("state_hash"), names).alias("state_hash"),
+        _next_state(schema).alias("next_state_hash"),
+    )
+    for kind, stem in CHAINS.items():
+        stored = all(f"{stem}{k}" in schema for k in range(depth + 1))
+        if not stored and (kind == "states" or "action_hash" in schema):
+            steps = _with_chain(steps, stem, depth, kind)
+    return steps
+
+
+def _next_state(columns: Collection[str]) -> pl.Expr:
+    """Where each step led: what the table says, else the state of the trajectory's next step."""
+    stored = [pl.col("next_state_hash")] if "next_state_hash" in columns else []
+    texts = [text_hash("next_state")] if "next_state" in columns else []
+    return pl.coalesce(*texts, *stored, along(pl.col("state_hash").shift(-1)))
+
+
+def _with_chain(steps: pl.LazyFrame, stem: str, depth: int, kind: Context) -> pl.LazyFrame:
+    """Contexts as chains of the states before a step, and of the actions between them."""
+    before = {
+        (name, k): along(pl.col(f"{name}_hash").shift(k)).alias(f"({name} {k})")
+        for name in ("state", "action")[: 2 if kind == "states_actions" else 1]
+        for k in range(1, depth + 1)
+    }
+    steps = steps.with_columns(before.values())
+    made = {0: pl.col("state_hash")}
+    for k in range(1, depth + 1):
+        found = pl.col(f"(state {k})")
+        for back in range(k, 0, -1):
+            if ("action", back) in before:
+                found = chain(found, pl.col(f"(action {back})"))
+            found = chain(found, pl.col(f"(state {back - 1})") if back > 1 else pl.col("state_hash"))
+        made[k] = found
+    return steps.with_columns(value.alias(f"{stem}{k}") for k, value in made.items())
+
+
+def types(frame: pl.LazyFrame, names: Collection[str]) -> dict[str, Any]:
+    """The types of some columns."""
+    schema = frame.collect_schema()
+    return {name: schema[name] for name in names}
