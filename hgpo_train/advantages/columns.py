@@ -18,16 +18,16 @@ an estimator does not use is not computed. Bad rows are found by expressions; Py
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import polars as pl
 
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.windows import along, chain, discounted, key
+from hgpo_train.advantages.windows import along, batches, chain, discounted, key, trajectory_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from hgpo_train.advantages.parameters import Context, Parameters
 
@@ -72,12 +72,12 @@ def require(columns: Collection[str], *alternatives: str, why: str) -> str:
     raise InputError(f"{why} needs the column {wanted}; the table has {_listed(columns)}")
 
 
-def missing(column: str, columns: Collection[str], why: str) -> InputError:
+def missing(column: str, columns: Collection[str], why: str, depth: int | None = None) -> InputError:
     """The error for a documented column that a table neither has nor can give."""
     deep = re.fullmatch(r"((?:history|context)_hash_)(\d+)", column)
     if not deep:
         return InputError(f"{why} needs the column `{column}`; the table has {_listed(columns)}")
-    stem, depth = deep[1], int(deep[2])
+    stem, depth = deep[1], int(deep[2]) if depth is None else depth
     stored = sum(f"{stem}{k}" in columns for k in range(depth + 1))
     lacking = ("action_hash", "action") if "state_hash" in columns or "state" in columns else ("state_hash", "state")
     had = f"has them to depth {stored - 1}" if stored else "has none"
@@ -95,7 +95,7 @@ def _listed(columns: Collection[str]) -> str:
 
 
 def with_keys(steps: pl.LazyFrame) -> pl.LazyFrame:
-    """Adds the keys, and `(aborted)`, true in trajectories with an aborted row.
+    """Adds the keys, not yet null where trajectories were aborted.
 
     Raises:
         InputError: A column that names rows is missing; when collected, for an empty table, a step that is there twice,
@@ -109,14 +109,9 @@ def with_keys(steps: pl.LazyFrame) -> pl.LazyFrame:
         raise InputError(f"step must be a whole number in every row, got {schema['step']}")
     trajectory = key([*(name for name in ("run",) if name in schema), "trajectory"])
     checked = batches([key(groups), trajectory, *map(pl.col, row_keys(schema))], _checked_trajectories, pl.Int64())
-    steps = steps.with_columns(
+    return steps.with_columns(
         key(groups).alias("task_key"), checked.alias("trajectory_key"), key(batch_keys(schema)).alias("batch_key")
     )
-    aborted = pl.lit(value=False)
-    if "aborted" in schema:
-        aborted = along(pl.col("aborted").cast(pl.Boolean).any(), backwards=True)
-    steps = steps.with_columns(aborted.alias("(aborted)"))
-    return steps.with_columns(pl.when(~pl.col("(aborted)")).then(name).alias(name) for name in ("task_key", "batch_key"))
 
 
 def _checked_trajectories(columns: Sequence[pl.Series]) -> pl.Series:
@@ -124,15 +119,12 @@ def _checked_trajectories(columns: Sequence[pl.Series]) -> pl.Series:
     task, trajectory, *names = columns
     if not len(trajectory):
         raise InputError("the step table has no rows")
-    rows = pl.DataFrame([task.alias("task"), trajectory.alias("trajectory"), names[-1].alias("step")])
-    if rows["step"].null_count():
+    if names[-1].null_count():
         raise InputError("step must be a whole number in every row, got null")
-    begins = pl.col("trajectory").ne_missing(pl.col("trajectory").shift(1))
-    onward = (pl.col("step") > pl.col("step").shift(1)) & (pl.col("task") == pl.col("task").shift(1))
-    unique = pl.col("trajectory").filter(begins).is_unique().all()
-    in_order, heads = rows.select(order=(begins | onward).all(), heads=unique).row(0)
-    if in_order and heads:  # as tables are written
-        return trajectory
+    rows = pl.DataFrame([task.alias("task"), trajectory.alias("trajectory"), names[-1].alias("step")])
+    moves = (pl.col("task") != pl.col("task").shift(1)) & (pl.col("trajectory") == pl.col("trajectory").shift(1))
+    if trajectory_order(trajectory, names[-1]) is None and not rows.select(moves.any()).item():
+        return trajectory  # as tables are written
     shared = rows.select((pl.col("task").n_unique() > 1).over("trajectory")).to_series()
     if shared.any():
         tasks = pl.DataFrame(names[:-1]).filter(trajectory == trajectory[shared.arg_max() or 0]).unique(maintain_order=True)
@@ -153,57 +145,64 @@ def _checked_trajectories(columns: Sequence[pl.Series]) -> pl.Series:
 # -------------------------------------------------------------------------------------------------------- refusing
 
 
-def refused(value: pl.Expr, kind: pl.DataType, bad: pl.Expr, wrong: str, shown: pl.Expr, names: Sequence[pl.Expr]) -> pl.Expr:
-    """A value as it is; an InputError where a row is bad.
+class Refusal(NamedTuple):
+    """What is wrong with some rows: which ones, the line, and the value that it shows as ``{shown}``."""
+
+    bad: pl.Expr
+    line: str
+    shown: pl.Expr
+
+
+def refused(value: pl.Expr, kind: pl.DataType, refusals: Sequence[Refusal], rows: Sequence[pl.Expr]) -> pl.Expr:
+    """A value as it is; an InputError that names the first bad row if there is one.
 
     Args:
         value: What is passed on.
         kind: Its type.
-        bad: Which rows are bad.
-        wrong: The line, with ``{shown}`` for the bad row's value; the row's names follow it.
-        shown: The value to show.
-        names: What names a row.
+        refusals: What is refused, in the order in which it is looked for.
+        rows: What names a row.
     """
+    labels = [row.meta.output_name() for row in rows]
 
     def check(columns: Sequence[pl.Series]) -> pl.Series:
-        passed, found, shown, *named = columns
-        row = found.arg_max() if found.any() else None
-        if row is None:
-            return passed
-        where = ", ".join(f"{label}={series[row]!r}" for label, series in zip(labels, named, strict=True))
-        raise InputError(f"{wrong.format(shown=shown[row])} at {where}")
+        value, named = columns[0], columns[1 : 1 + len(rows)]
+        for number, refusal in enumerate(refusals):
+            bad, shown = columns[1 + len(rows) + 2 * number :][:2]
+            row = bad.arg_max() if bad.any() else None
+            if row is not None:
+                where = ", ".join(f"{label}={series[row]!r}" for label, series in zip(labels, named, strict=True))
+                raise InputError(f"{refusal.line.format(shown=shown[row])} at {where}")
+        return value
 
-    labels = [name.meta.output_name() for name in names]
-    return batches([value, bad.fill_null(value=False), shown, *names], check, kind, is_elementwise=True)
-
-
-def batches(
-    columns: Sequence[pl.Expr],
-    function: Callable[[Sequence[pl.Series]], pl.Series],
-    kind: pl.DataType,
-    *,
-    is_elementwise: bool = False,
-) -> pl.Expr:
-    """A function of whole columns as an expression; each gets a name of its own, which Polars needs."""
-
-    def call(given: Sequence[pl.Series], return_dtype: object = None) -> pl.Series:  # noqa: ARG001
-        return function(given)
-
-    named = [column.alias(f"(input {number})") for number, column in enumerate(columns)]
-    return pl.map_batches(named, call, return_dtype=kind, is_elementwise=is_elementwise)
+    looked_at = [column for each in refusals for column in (each.bad.fill_null(value=False), each.shown)]
+    return batches([value, *rows, *looked_at], check, kind)
 
 
-def complete(name: str, kind: pl.DataType, names: Sequence[pl.Expr]) -> pl.Expr:
-    """A column, refused where it is null in a trajectory that counts."""
-    bad = pl.col(name).is_null() & ~pl.col("(aborted)")
-    return refused(pl.col(name), kind, bad, f"{name} must not be null, as it is", pl.col(name), names)
+def absent(name: str) -> Refusal:
+    """Nulls of a column, in trajectories that count."""
+    return Refusal(pl.col(name).is_null() & ~pl.col("(aborted)"), f"{name} must not be null, as it is", pl.col(name))
+
+
+def infinite(value: pl.Expr, line: str) -> Refusal:
+    """Values that are no finite numbers, in trajectories that count."""
+    return Refusal(~value.is_finite().fill_null(value=False) & ~pl.col("(aborted)"), line, value)
+
+
+def complete(steps: pl.LazyFrame, *names: str) -> pl.LazyFrame:
+    """Refuses nulls of some columns, in trajectories that count."""
+    schema = steps.collect_schema()
+    for name in names:
+        if name not in schema:
+            raise pl.exceptions.ColumnNotFoundError(f'"{name}" not found')
+    rows = [pl.col(name) for name in row_keys(schema)]
+    return steps.with_columns(refused(pl.col(name), schema[name], [absent(name)], rows).alias(name) for name in names)
 
 
 # --------------------------------------------------------------------------------------------------------- returns
 
 
-def with_returns(steps: pl.LazyFrame, p: Parameters, names: Sequence[pl.Expr]) -> pl.LazyFrame:
-    """Adds `reward`, `penalty`, `return`, `episode_return` and `episode_score`.
+def with_returns(steps: pl.LazyFrame, p: Parameters, rows: Sequence[pl.Expr]) -> pl.LazyFrame:
+    """Adds `reward`, `penalty`, `return`, `episode_return` and `episode_score`; keys become null where it was aborted.
 
     Source: Eq. 5 of GiGPO (arXiv 2505.10978); `compute_step_discounted_returns` of verl-agent's core_gigpo.py, and
     `apply_invalid_action_penalty` of its trainers for when the penalty comes off.
@@ -211,51 +210,47 @@ def with_returns(steps: pl.LazyFrame, p: Parameters, names: Sequence[pl.Expr]) -
     Args:
         steps: A table with keys.
         p: Which rewards, scaled, discounted and rounded how.
-        names: What names a row, for messages.
+        rows: What names a row, for messages.
 
     Raises:
         InputError: A column is missing; when collected, a reward is no finite number or a return overflows.
     """
     schema = steps.collect_schema()
     source = require(schema, _REWARDS[p.reward], why=f"reward={p.reward!r}")
-    steps = steps.with_columns(penalties(schema, p, names).alias("penalty"))
-    value = pl.col(source).cast(pl.Float64)
-    bad = ~value.is_finite().fill_null(value=False) & ~pl.col("(aborted)")
-    must = "must not be null, as it is" if p.reward == "success" else "must be a finite number, got {shown}"
-    steps = steps.with_columns(refused(value, pl.Float64(), bad, f"{source} {must}", pl.col(source), names).alias("reward"))
+    chosen, penalty = pl.col(source).cast(pl.Float64), pl.lit(0.0)
+    number = infinite(pl.col("(source)"), f"{source} must be a finite number, got {{shown}}")
+    refusals = [absent(source) if p.reward == "success" else number]
+    if p.invalid_action_penalty:
+        require(schema, "action_valid", why="invalid_action_penalty")
+        penalty = pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)
+        refusals.append(absent("action_valid"))
     if p.reward != "reward":
         last = pl.col("step") == pl.col("step").max().over("trajectory_key")
-        steps = steps.with_columns(reward=pl.when(last).then("reward").otherwise(0.0))
-    reward = rounded(pl.col("reward") * p.reward_scale, p)
+        chosen = pl.when(last).then(chosen).otherwise(0.0)
+    steps = steps.with_columns(chosen.alias("(source)"), penalty.alias("penalty"))
+    reward = rounded(pl.col("(source)") * p.reward_scale, p)
     if p.penalty_at == "reward":
         reward = reward - rounded(pl.col("penalty"), p)
-    steps = steps.with_columns(reward=reward)
+    steps = steps.with_columns(reward.alias("reward"))
+    reward, total = pl.col("reward"), along(pl.col("reward").cum_sum(reverse=True).first(), backwards=True)
+    aborted = pl.lit(value=False)
+    if "aborted" in schema:
+        aborted = pl.col("aborted").cast(pl.Boolean).any().over("trajectory_key")
     steps = steps.with_columns(
-        along(pl.col("reward").cum_sum().last()).alias("episode_return"),
-        *([] if p.returns == "from_end" else [discounted(pl.col("reward"), p.gamma).alias("return")]),
+        discounted(reward, p.gamma).alias("return"), total.alias("episode_return"), aborted.alias("(aborted)")
     )
     if p.returns == "from_end":
         steps = steps.with_columns((power(p.gamma, steps_left()) * pl.col("episode_return")).alias("return"))
-    whole = {"return": pl.col("return"), "episode_score": pl.col("episode_return")}
-    over = "a {name} must be a finite number, got {{shown}}: rewards are too large"
-    for name, value in whole.items():
-        less = penalised(value, p)
-        line = over.format(name=name.replace("_", " "))
-        bad = ~less.is_finite() & ~pl.col("(aborted)")
-        steps = steps.with_columns(refused(less, pl.Float64(), bad, line, less, names).alias(name))
-    return steps
-
-
-def penalties(columns: Collection[str], p: Parameters, names: Sequence[pl.Expr]) -> pl.Expr:
-    """What each row's action costs: 0, or `invalid_action_penalty` where it was invalid."""
-    if not p.invalid_action_penalty:
-        return pl.lit(0.0)
-    require(columns, "action_valid", why="invalid_action_penalty")
-    bad = pl.col("action_valid").is_null() & ~pl.col("(aborted)")
-    flag = pl.col("action_valid")
-    line = "action_valid must not be null, as it is"
-    valid = refused(flag.cast(pl.Boolean), pl.Boolean(), bad, line, flag, names)
-    return pl.when(valid).then(0.0).otherwise(p.invalid_action_penalty)
+    counts = ~pl.col("(aborted)")
+    steps = steps.with_columns(pl.when(counts).then(name).alias(name) for name in ("task_key", "batch_key"))
+    steps = steps.with_columns(
+        penalised(pl.col(value), p).alias(name) for name, value in (("episode_score", "episode_return"), ("return", "return"))
+    )
+    line = "{} must be a finite number, got {{shown}}: rewards are too large"
+    return steps.with_columns(
+        refused(pl.col(name), pl.Float64(), [*refusals, infinite(pl.col(name), line.format(words))], rows).alias(name)
+        for name, words in (("return", "a return"), ("episode_score", "an episode's score"))
+    )
 
 
 def penalised(value: pl.Expr, p: Parameters) -> pl.Expr:
@@ -295,13 +290,13 @@ def text_hash(name: str) -> pl.Expr:
     return pl.col(name).cast(pl.String).map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
 
 
-def with_hashes(steps: pl.LazyFrame, depth: int, names: Sequence[pl.Expr]) -> pl.LazyFrame:
+def with_hashes(steps: pl.LazyFrame, depth: int, rows: Sequence[pl.Expr]) -> pl.LazyFrame:
     """Adds the hashes that a table does not have but has the texts for, contexts down to a depth.
 
     Args:
         steps: A table with keys.
         depth: The deepest context.
-        names: What names a row, for messages.
+        rows: What names a row, for messages.
     """
     steps = steps.with_columns(
         text_hash(name).alias(f"{name}_hash")
@@ -312,10 +307,9 @@ def with_hashes(steps: pl.LazyFrame, depth: int, names: Sequence[pl.Expr]) -> pl
     if "state_hash" not in schema:
         return steps
     shown = [name for name in ("state_hash", "state") if name in schema][-1]
-    bad = pl.col("state_hash").is_null() & ~pl.col("(aborted)")
-    line = f"{shown} must not be null, as it is"
+    unknown = absent("state_hash")._replace(line=f"{shown} must not be null, as it is")
     steps = steps.with_columns(
-        refused(pl.col("state_hash"), pl.Int64(), bad, line, pl.col("state_hash"), names).alias("state_hash"),
+        refused(pl.col("state_hash"), pl.Int64(), [unknown], rows).alias("state_hash"),
         _next_state(schema).alias("next_state_hash"),
     )
     for kind, stem in CHAINS.items():
@@ -349,9 +343,3 @@ def _with_chain(steps: pl.LazyFrame, stem: str, depth: int, kind: Context) -> pl
             found = chain(found, pl.col(f"(state {back - 1})") if back > 1 else pl.col("state_hash"))
         made[k] = found
     return steps.with_columns(value.alias(f"{stem}{k}") for k, value in made.items())
-
-
-def types(frame: pl.LazyFrame, names: Collection[str]) -> dict[str, Any]:
-    """The types of some columns."""
-    schema = frame.collect_schema()
-    return {name: schema[name] for name in names}

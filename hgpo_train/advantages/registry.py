@@ -151,15 +151,14 @@ def _with_columns_of(job: Job, steps: pl.LazyFrame, given: Collection[str]) -> p
     """A table with keys, the table's own columns put aside, and those that a job adds."""
     p, name = job.parameters, job.estimator.name
     rows = [pl.col(f"(given) {key}").alias(key) for key in columns.row_keys(given)]
-    steps = steps.with_columns(pl.col(f"(given) {key}").alias(key) for key in given)
-    steps = columns.with_returns(steps, p, rows)
-    steps = columns.with_hashes(steps, getattr(p, "history_length", DEFAULT_DEPTH), rows)
+    steps = with_columns_for(steps.with_columns(pl.col(f"(given) {key}").alias(key) for key in given), p, rows)
     try:
         estimated = job.estimator.estimate(steps, p)
         schema = estimated.collect_schema()
     except pl.exceptions.ColumnNotFoundError as error:
         absent = str(error).split('"')[1] if '"' in str(error) else str(error).splitlines()[0]
-        raise columns.missing(absent, given, f"{name} with these parameters") from None
+        depth = getattr(p, "history_length", None)
+        raise columns.missing(absent, given, f"{name} with these parameters", depth) from None
     for made in job.added.values():
         if made not in schema:
             raise InputError(f"the estimator {name!r} must add a column {made!r}; it adds none")
@@ -167,10 +166,25 @@ def _with_columns_of(job: Job, steps: pl.LazyFrame, given: Collection[str]) -> p
     advantage = pl.when(counts).then(pl.col("advantage").cast(pl.Float64))
     if p.precision == "float32":
         advantage = advantage.cast(pl.Float32).cast(pl.Float64)
-    wrong = f"the advantage of {name} must be a finite number, got {{shown}}"
-    checked = columns.refused(advantage, pl.Float64(), ~advantage.is_finite(), wrong, advantage, rows)
+    refusal = columns.infinite(pl.col("advantage"), f"the advantage of {name} must be a finite number, got {{shown}}")
+    checked = columns.refused(advantage, pl.Float64(), [refusal], rows)
     details = [pl.when(counts).then(pl.col(made)).alias(column) for column, made in job.added.items()][1:]
     return estimated.with_columns(checked.alias(job.column), *details)
+
+
+def prepare(steps: pl.LazyFrame, p: Parameters) -> pl.LazyFrame:
+    """A step table with all the columns that an estimator is written over; `hgpo_train.advantages.columns` lists them.
+
+    For looking at what an estimator sees: those of the table's own columns that have the same names are replaced.
+    """
+    rows = [pl.col(key) for key in columns.row_keys(steps.collect_schema())]
+    return with_columns_for(columns.with_keys(steps), p, rows)
+
+
+def with_columns_for(steps: pl.LazyFrame, p: Parameters, rows: Sequence[pl.Expr]) -> pl.LazyFrame:
+    """A table with keys, and returns and hashes as the parameters say; `rows` names a row in messages."""
+    steps = columns.with_returns(steps, p, rows)
+    return columns.with_hashes(steps, getattr(p, "history_length", DEFAULT_DEPTH), rows)
 
 
 def columns_read(schema: pl.Schema, jobs: Sequence[Job]) -> list[str]:

@@ -15,10 +15,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import polars as pl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from hgpo_train.advantages.parameters import Mode
 
@@ -74,20 +77,65 @@ def along(value: pl.Expr, *, backwards: bool = False) -> pl.Expr:
 def discounted(reward: pl.Expr, gamma: float) -> pl.Expr:
     """R_t = r_t + γ R_{t+1}: the discounted sum of the rewards of a step and those after it.
 
-    R_{t+1} is an exponentially weighted sum, (1 - α) y + α x with α = 1 - γ and x = r / α, taken backwards. It is
-    the same wherever in a trajectory the same rewards follow, and no power of γ under- or overflows.
+    The one sum that is no window: each term is rounded with those after it, as in the recursion, for a return that lies
+    between two float32 numbers is rounded to another one if its last bit differs. Polars' own recursion
+    (`ewm_mean`) and sums of γ^t r_t round differently.
 
     >>> steps = pl.DataFrame({"trajectory_key": 0, "step": [0, 1, 2], "r": [1.0, 0.0, 4.0]})
     >>> steps.select(discounted(pl.col("r"), 0.5)).to_series().to_list()
     [2.0, 2.0, 4.0]
     """
-    alpha = 1 - gamma
-    if gamma == 0:
-        return reward
-    if alpha == 0:
-        return along(reward.cum_sum(), backwards=True)
-    after = (reward / alpha).shift(1, fill_value=0.0).ewm_mean(alpha=alpha, adjust=False)
-    return reward + gamma * along(after, backwards=True)
+
+    def returns(columns: Sequence[pl.Series]) -> pl.Series:
+        trajectory, step, rewards = columns
+        order = trajectory_order(trajectory, step)
+        if order is None:
+            return pl.Series(_backwards(trajectory, rewards, gamma))
+        found = np.empty(len(rewards))
+        found[order.to_numpy()] = _backwards(trajectory.gather(order), rewards.gather(order), gamma)
+        return pl.Series(found)
+
+    return batches([pl.col("trajectory_key"), pl.col("step"), reward], returns, pl.Float64())
+
+
+def trajectory_order(trajectory: pl.Series, step: pl.Series) -> pl.Series | None:
+    """The rows by trajectory and step; None if they are in order, each trajectory's together and its steps ascending."""
+    rows = pl.DataFrame([trajectory.alias("trajectory"), step.alias("step")])
+    begins = pl.col("trajectory").ne_missing(pl.col("trajectory").shift(1)).fill_null(value=True)
+    onward = (begins | (pl.col("step") > pl.col("step").shift(1))).all()
+    apart = pl.col("trajectory").filter(begins).is_unique().all()
+    if all(rows.select(onward=onward, apart=apart).row(0)):
+        return None
+    return rows.select(pl.arg_sort_by("trajectory", "step")).to_series()
+
+
+def _backwards(trajectory: pl.Series, rewards: pl.Series, gamma: float) -> NDArray[np.float64]:
+    """Returns of rows in order: all trajectories go back a step at a time together, those still running a prefix."""
+    values = rewards.to_numpy()
+    starts = np.flatnonzero(trajectory.ne_missing(trajectory.shift(1)).fill_null(value=True).to_numpy())
+    lengths = np.diff(starts, append=len(values))
+    by_length = np.argsort(-lengths, kind="stable")
+    ends, lengths = (starts + lengths - 1)[by_length], lengths[by_length]
+    returns, running = np.empty(len(values)), np.zeros(len(lengths))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for back in range(int(lengths.max(initial=0))):
+            going = int(np.searchsorted(-lengths, -back))  # those of more than `back` steps
+            at = ends[:going] - back
+            running = values[at] + gamma * running[:going]
+            returns[at] = running
+    return returns
+
+
+def batches(
+    columns: Sequence[pl.Expr], function: Callable[[Sequence[pl.Series]], pl.Series], kind: pl.DataType
+) -> pl.Expr:
+    """A function of whole columns as an expression; each gets a name of its own, which Polars needs."""
+
+    def call(given: Sequence[pl.Series], return_dtype: object = None) -> pl.Series:  # noqa: ARG001
+        return function(given)
+
+    named = [column.alias(f"(input {number})") for number, column in enumerate(columns)]
+    return pl.map_batches(named, call, return_dtype=kind)
 
 
 def mean(
@@ -145,8 +193,8 @@ def normalise(
     if mode == "mean_std_norm":
         variance = pl.col(_SQUARE) - pl.col(_MEAN) * pl.col(_MEAN)
         if ddof:
-            variance = variance * count / (count - ddof)
-        result = centred / (variance.sqrt() + epsilon)
+            variance = quotient(variance * count, count - ddof)
+        result = quotient(centred, variance.sqrt() + epsilon)
     if not epsilon:  # 0 / 0 where all are equal
         result = pl.when(pl.col(_SPAN) > 0).then(result).otherwise(centred)
     if alone is None:
@@ -179,8 +227,13 @@ def weighted_mean(
     total = pl.sum_horizontal(weight * pl.col(name) for name, weight in levels.items())
     steps = steps.with_columns(pl.sum_horizontal(counted.values()).alias("(weight)"))
     whole = pl.when(pl.col("(weight)") > 0).then(pl.col("(weight)") + epsilon).otherwise(1.0)
-    parts = [(weight / whole).alias(f"weight_{name}") for name, weight in counted.items()]
-    return steps.with_columns(*parts, advantage=total / whole)
+    parts = [quotient(weight, whole).alias(f"weight_{name}") for name, weight in counted.items()]
+    return steps.with_columns(*parts, advantage=quotient(total, whole))
+
+
+def quotient(above: pl.Expr, below: pl.Expr) -> pl.Expr:
+    """above · (1 / below). Polars divides a column so by one value and otherwise as it is, with another last bit."""
+    return above * (1.0 / below)
 
 
 def _where_grouped(value: pl.Expr) -> pl.Expr:

@@ -14,7 +14,6 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import chain_columns, text_hashes
 from hgpo_train.advantages import Job, carry_out, compute, get, names, register
 from hgpo_train.advantages.filters import informative
-from hgpo_train.advantages.groups import Groups, encode_pairs
 from hgpo_train.advantages.tables import fingerprint, join_advantages, read_metadata, write_advantages
 
 ROOT = Path(__file__).parent.parent.parent
@@ -319,15 +318,6 @@ def test_groups_in_two_places_are_refused_in_chunks(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- small things
-
-
-def test_keys_that_collide_stay_apart() -> None:
-    """Two pairs whose mixed 64-bit keys are equal, by design."""
-    odd = np.int64(-7046029254386353131)
-    with np.errstate(over="ignore"):
-        inner = np.array([odd, np.int64(0), odd], dtype=np.int64)
-    outer = Groups(np.array([0, 1, 0]), 2)
-    assert encode_pairs(outer, inner).code.tolist() == [0, 1, 0]
 
 
 def test_the_group_filter() -> None:

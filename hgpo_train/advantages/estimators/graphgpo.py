@@ -32,13 +32,13 @@ import polars as pl
 
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.columns import batches, penalised, power
+from hgpo_train.advantages.columns import penalised, power
 from hgpo_train.advantages.estimators.gigpo import weighted_parts
 from hgpo_train.advantages.estimators.grpo import episode_advantages
 from hgpo_train.advantages.parameters import Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
 from hgpo_train.advantages.similarity import Similar, number_by_task
-from hgpo_train.advantages.windows import along, chain, normalise, within
+from hgpo_train.advantages.windows import along, batches, chain, normalise, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

@@ -23,7 +23,7 @@ import polars as pl
 from hgpo_train.advantages.estimators.grpo import first_step
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.windows import mean, normalise, within
+from hgpo_train.advantages.windows import mean, normalise, quotient, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,14 @@ def estimate(steps: pl.LazyFrame, p: ReinforcePP) -> pl.LazyFrame:
         sample = None if p.cross_steps else first_step()
         steps = normalise(steps, x, within(), "centred", mode="mean_norm", sample=sample, alone=x)
         x = pl.col("centred")
-    batch, n = pl.col("batch_key"), pl.len().over("batch_key")
-    share = n / (n + p.epsilon)
-    steps = mean(steps, x, batch, "(batch mean)")
-    steps = steps.with_columns((x - pl.col("(batch mean)") * share).alias("(whitened)"))
-    steps = mean(steps, pl.col("(whitened)") ** 2, batch, "(batch square)")
-    variance = pl.col("(batch square)") * share * n / (n - 1).clip(1)
-    return steps.with_columns(advantage=pl.col("(whitened)") / (variance + p.epsilon).sqrt())
+    batch, n = pl.col("batch_key"), pl.len().over("batch_key").cast(pl.Float64)
+    share = quotient(n, n + p.epsilon)
+    steps = mean(steps, x, batch, "(mean of batch)")
+    steps = steps.with_columns((x - pl.col("(mean of batch)") * share).alias("centred"))
+    centred = pl.col("centred")
+    steps = mean(steps, centred * centred, batch, "(square of batch)")
+    variance = quotient(pl.col("(square of batch)") * share * n, (n - 1).clip(1))
+    return steps.with_columns(advantage=quotient(centred, (variance + p.epsilon).sqrt()))
 
 
 ESTIMATOR = register(

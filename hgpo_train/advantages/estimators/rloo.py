@@ -12,14 +12,12 @@ it: its advantage is the score itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import polars as pl
 
 from hgpo_train.advantages.estimators.grpo import first_step
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.windows import normalise, size, within
+from hgpo_train.advantages.windows import normalise, quotient, size, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +36,7 @@ def estimate(steps: pl.LazyFrame, p: RLOO) -> pl.LazyFrame:
     score, n = pl.col("episode_score"), pl.col(size("centred"))
     sample = None if p.cross_steps else first_step()
     steps = normalise(steps, score, within(), "centred", mode="mean_norm", sample=sample, alone=score)
-    return steps.with_columns(advantage=pl.when(n > 1).then(pl.col("centred") * (n / (n - 1))).otherwise("centred"))
+    return steps.with_columns(advantage=pl.when(n > 1).then(quotient(pl.col("centred") * n, n - 1)).otherwise("centred"))
 
 
 ESTIMATOR = register(Estimator("rloo", "Episode scores against the mean of the task's other ones", RLOO, estimate))
