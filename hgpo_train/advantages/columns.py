@@ -24,7 +24,7 @@ import polars as pl
 
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.windows import along, batches, chain, discounted, key, trajectory_order
+from hgpo_train.advantages.windows import along, batches, chain, discounted, key, summed, trajectory_order
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -94,52 +94,43 @@ def _listed(columns: Collection[str]) -> str:
 # ----------------------------------------------------------------------------------------------------------- keys
 
 
-def with_keys(steps: pl.LazyFrame) -> pl.LazyFrame:
-    """Adds the keys, not yet null where trajectories were aborted.
+def with_keys(steps: pl.LazyFrame, schema: pl.Schema) -> pl.LazyFrame:
+    """Adds the keys, not yet null where trajectories were aborted, and `(fault)`, what is wrong with a row's names.
 
     Raises:
-        InputError: A column that names rows is missing; when collected, for an empty table, a step that is there twice,
-            or a trajectory in two tasks.
+        InputError: A column that names rows is missing; when collected, the table has no rows.
     """
-    schema = steps.collect_schema()
     groups = group_keys(schema)
     for name in ("trajectory", "step"):
         require(schema, name, why="an advantage")
     if not schema["step"].is_integer():
         raise InputError(f"step must be a whole number in every row, got {schema['step']}")
-    trajectory = key([*(name for name in ("run",) if name in schema), "trajectory"])
-    checked = batches([key(groups), trajectory, *map(pl.col, row_keys(schema))], _checked_trajectories, pl.Int64())
-    return steps.with_columns(
-        key(groups).alias("task_key"), checked.alias("trajectory_key"), key(batch_keys(schema)).alias("batch_key")
+    steps = steps.with_columns(
+        key(groups).alias("task_key"),
+        key([*(name for name in ("run",) if name in schema), "trajectory"]).alias("trajectory_key"),
+        key(batch_keys(schema)).alias("batch_key"),
     )
+    names = [pl.col(name) for name in ("task_key", "trajectory_key", "step")]
+    return steps.with_columns(batches(names, _faults, pl.Int8()).alias("(fault)"))
 
 
-def _checked_trajectories(columns: Sequence[pl.Series]) -> pl.Series:
-    """The key of each row's trajectory, refused where steps are there twice or trajectories are in two tasks."""
-    task, trajectory, *names = columns
-    if not len(trajectory):
+_SHARED, _TWICE = 1, 2
+
+
+def _faults(columns: Sequence[pl.Series]) -> pl.Series:
+    """Where a trajectory is in two tasks and where a step is there twice; 0 elsewhere."""
+    task, trajectory, step = columns
+    if not len(step):
         raise InputError("the step table has no rows")
-    if names[-1].null_count():
+    if step.null_count():
         raise InputError("step must be a whole number in every row, got null")
-    rows = pl.DataFrame([task.alias("task"), trajectory.alias("trajectory"), names[-1].alias("step")])
+    rows = pl.DataFrame({"task": task, "trajectory": trajectory, "step": step})
     moves = (pl.col("task") != pl.col("task").shift(1)) & (pl.col("trajectory") == pl.col("trajectory").shift(1))
-    if trajectory_order(trajectory, names[-1]) is None and not rows.select(moves.any()).item():
-        return trajectory  # as tables are written
-    shared = rows.select((pl.col("task").n_unique() > 1).over("trajectory")).to_series()
-    if shared.any():
-        tasks = pl.DataFrame(names[:-1]).filter(trajectory == trajectory[shared.arg_max() or 0]).unique(maintain_order=True)
-        *first, name = tasks.row(0)
-        raise InputError(
-            f"a trajectory belongs to one task, but trajectory {name!r} is in {first} and in {list(tasks.row(1)[:-1])}; "
-            "name trajectories apart"
-        )
-    twice = rows.select(pl.struct("trajectory", "step").is_duplicated()).to_series()
-    if twice.any():
-        *_, name, trajectory_name, step = (series[twice.arg_max() or 0] for series in names)
-        raise InputError(
-            f"a step is there once, but trajectory {trajectory_name!r} of task {name!r} has step {step} twice"
-        )
-    return trajectory
+    if trajectory_order(trajectory, step) is None and not rows.select(moves.any()).item():
+        return pl.zeros(len(step), pl.Int8, eager=True)  # as tables are written
+    shared = (pl.col("task").n_unique() > 1).over("trajectory")
+    twice = pl.struct("trajectory", "step").is_duplicated()
+    return rows.select(pl.when(shared).then(_SHARED).when(twice).then(_TWICE).otherwise(0).cast(pl.Int8)).to_series()
 
 
 # -------------------------------------------------------------------------------------------------------- refusing
@@ -153,29 +144,46 @@ class Refusal(NamedTuple):
     shown: pl.Expr
 
 
-def refused(value: pl.Expr, kind: pl.DataType, refusals: Sequence[Refusal], rows: Sequence[pl.Expr]) -> pl.Expr:
-    """A value as it is; an InputError that names the first bad row if there is one.
+def faults(refusals: Sequence[Refusal], rows: Sequence[pl.Expr]) -> pl.Expr:
+    """False; an InputError that names the first bad row if there is one. One value for the whole table.
 
     Args:
-        value: What is passed on.
-        kind: Its type.
         refusals: What is refused, in the order in which it is looked for.
-        rows: What names a row.
+        rows: What names a row: the task's columns, trajectory and step.
     """
     labels = [row.meta.output_name() for row in rows]
+    named = [row.alias(label) for row, label in zip(rows, labels, strict=True)]
+    fault = pl.col("(fault)").cast(pl.Int32)
+    for number, refusal in enumerate(refusals, start=_TWICE + 1):
+        fault = pl.when((fault == 0) & refusal.bad.fill_null(value=False)).then(number).otherwise(fault)
+    shown = [refusal.shown.alias(f"(shown {number})") for number, refusal in enumerate(refusals)]
+    bad = pl.struct(fault.alias("(fault)"), *named, *shown).filter(fault != 0).implode()
 
     def check(columns: Sequence[pl.Series]) -> pl.Series:
-        value, named = columns[0], columns[1 : 1 + len(rows)]
-        for number, refusal in enumerate(refusals):
-            bad, shown = columns[1 + len(rows) + 2 * number :][:2]
-            row = bad.arg_max() if bad.any() else None
-            if row is not None:
-                where = ", ".join(f"{label}={series[row]!r}" for label, series in zip(labels, named, strict=True))
-                raise InputError(f"{refusal.line.format(shown=shown[row])} at {where}")
-        return value
+        found = columns[0].explode(empty_as_null=False).struct.unnest()
+        if found.height:
+            number = found["(fault)"].min()
+            raise InputError(_line(found.filter(pl.col("(fault)") == number), int(str(number)), labels, refusals))
+        return pl.Series([False])
 
-    looked_at = [column for each in refusals for column in (each.bad.fill_null(value=False), each.shown)]
-    return batches([value, *rows, *looked_at], check, kind)
+    return batches([bad], check, pl.Boolean(), returns_scalar=True)
+
+
+def _line(found: pl.DataFrame, number: int, labels: Sequence[str], refusals: Sequence[Refusal]) -> str:
+    """What is wrong with the first of some bad rows."""
+    first = found.row(0, named=True)
+    task, trajectory, step = (first[label] for label in labels[-3:])
+    if number == _SHARED:
+        tasks = found.filter(pl.col(labels[-2]) == trajectory).select(labels[:-2]).unique(maintain_order=True).rows()
+        return (
+            f"a trajectory belongs to one task, but trajectory {trajectory!r} is in {', '.join(map(str, tasks[0]))} and in "
+            f"{', '.join(map(str, tasks[1]))}; name trajectories apart"
+        )
+    if number == _TWICE:
+        return f"a step is there once, but trajectory {trajectory!r} of task {task!r} has step {step} twice"
+    place = number - _TWICE - 1
+    where = ", ".join(f"{label}={first[label]!r}" for label in labels)
+    return f"{refusals[place].line.format(shown=first[f'(shown {place})'])} at {where}"
 
 
 def absent(name: str) -> Refusal:
@@ -188,20 +196,10 @@ def infinite(value: pl.Expr, line: str) -> Refusal:
     return Refusal(~value.is_finite().fill_null(value=False) & ~pl.col("(aborted)"), line, value)
 
 
-def complete(steps: pl.LazyFrame, *names: str) -> pl.LazyFrame:
-    """Refuses nulls of some columns, in trajectories that count."""
-    schema = steps.collect_schema()
-    for name in names:
-        if name not in schema:
-            raise pl.exceptions.ColumnNotFoundError(f'"{name}" not found')
-    rows = [pl.col(name) for name in row_keys(schema)]
-    return steps.with_columns(refused(pl.col(name), schema[name], [absent(name)], rows).alias(name) for name in names)
-
-
 # --------------------------------------------------------------------------------------------------------- returns
 
 
-def with_returns(steps: pl.LazyFrame, p: Parameters, rows: Sequence[pl.Expr]) -> pl.LazyFrame:
+def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple[pl.LazyFrame, list[Refusal]]:
     """Adds `reward`, `penalty`, `return`, `episode_return` and `episode_score`; keys become null where it was aborted.
 
     Source: Eq. 5 of GiGPO (arXiv 2505.10978); `compute_step_discounted_returns` of verl-agent's core_gigpo.py, and
@@ -210,12 +208,14 @@ def with_returns(steps: pl.LazyFrame, p: Parameters, rows: Sequence[pl.Expr]) ->
     Args:
         steps: A table with keys.
         p: Which rewards, scaled, discounted and rounded how.
-        rows: What names a row, for messages.
+        schema: The columns of the table.
+
+    Returns:
+        The table, and what is to be refused of it.
 
     Raises:
-        InputError: A column is missing; when collected, a reward is no finite number or a return overflows.
+        InputError: A column is missing.
     """
-    schema = steps.collect_schema()
     source = require(schema, _REWARDS[p.reward], why=f"reward={p.reward!r}")
     chosen, penalty = pl.col(source).cast(pl.Float64), pl.lit(0.0)
     number = infinite(pl.col("(source)"), f"{source} must be a finite number, got {{shown}}")
@@ -232,25 +232,23 @@ def with_returns(steps: pl.LazyFrame, p: Parameters, rows: Sequence[pl.Expr]) ->
     if p.penalty_at == "reward":
         reward = reward - rounded(pl.col("penalty"), p)
     steps = steps.with_columns(reward.alias("reward"))
-    reward, total = pl.col("reward"), along(pl.col("reward").cum_sum(reverse=True).first(), backwards=True)
     aborted = pl.lit(value=False)
     if "aborted" in schema:
         aborted = pl.col("aborted").cast(pl.Boolean).any().over("trajectory_key")
     steps = steps.with_columns(
-        discounted(reward, p.gamma).alias("return"), total.alias("episode_return"), aborted.alias("(aborted)")
+        discounted(pl.col("reward"), p.gamma).alias("return"),
+        summed(pl.col("reward")).alias("episode_return"),
+        aborted.alias("(aborted)"),
     )
+    value = {"episode_score": pl.col("episode_return"), "return": pl.col("return")}
     if p.returns == "from_end":
-        steps = steps.with_columns((power(p.gamma, steps_left()) * pl.col("episode_return")).alias("return"))
+        value["return"] = power(p.gamma, steps_left()) * pl.col("episode_return")
     counts = ~pl.col("(aborted)")
-    steps = steps.with_columns(pl.when(counts).then(name).alias(name) for name in ("task_key", "batch_key"))
     steps = steps.with_columns(
-        penalised(pl.col(value), p).alias(name) for name, value in (("episode_score", "episode_return"), ("return", "return"))
+        *(pl.when(counts).then(name).alias(name) for name in ("task_key", "batch_key")),
+        *(penalised(of, p).alias(name) for name, of in value.items()),
     )
-    line = "{} must be a finite number, got {{shown}}: rewards are too large"
-    return steps.with_columns(
-        refused(pl.col(name), pl.Float64(), [*refusals, infinite(pl.col(name), line.format(words))], rows).alias(name)
-        for name, words in (("return", "a return"), ("episode_score", "an episode's score"))
-    )
+    return steps, refusals
 
 
 def penalised(value: pl.Expr, p: Parameters) -> pl.Expr:
@@ -290,31 +288,17 @@ def text_hash(name: str) -> pl.Expr:
     return pl.col(name).cast(pl.String).map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
 
 
-def with_hashes(steps: pl.LazyFrame, depth: int, rows: Sequence[pl.Expr]) -> pl.LazyFrame:
-    """Adds the hashes that a table does not have but has the texts for, contexts down to a depth.
-
-    Args:
-        steps: A table with keys.
-        depth: The deepest context.
-        rows: What names a row, for messages.
-    """
-    steps = steps.with_columns(
-        text_hash(name).alias(f"{name}_hash")
-        for name in ("state", "action")
-        if name in steps.collect_schema() and f"{name}_hash" not in steps.collect_schema()
-    )
-    schema = steps.collect_schema()
-    if "state_hash" not in schema:
+def with_hashes(steps: pl.LazyFrame, depth: int, schema: pl.Schema) -> pl.LazyFrame:
+    """Adds the hashes that a table does not have but has the texts for, contexts down to a depth."""
+    derived = [name for name in ("state", "action") if name in schema and f"{name}_hash" not in schema]
+    steps = steps.with_columns(text_hash(name).alias(f"{name}_hash") for name in derived)
+    there = {*schema, *(f"{name}_hash" for name in derived)}
+    if "state_hash" not in there:
         return steps
-    shown = [name for name in ("state_hash", "state") if name in schema][-1]
-    unknown = absent("state_hash")._replace(line=f"{shown} must not be null, as it is")
-    steps = steps.with_columns(
-        refused(pl.col("state_hash"), pl.Int64(), [unknown], rows).alias("state_hash"),
-        _next_state(schema).alias("next_state_hash"),
-    )
+    steps = steps.with_columns(_next_state(schema).alias("next_state_hash"))
     for kind, stem in CHAINS.items():
         stored = all(f"{stem}{k}" in schema for k in range(depth + 1))
-        if not stored and (kind == "states" or "action_hash" in schema):
+        if not stored and (kind == "states" or "action_hash" in there):
             steps = _with_chain(steps, stem, depth, kind)
     return steps
 

@@ -46,6 +46,7 @@ class Estimator(Generic[P]):
         details: The names of the optional columns, for given parameters.
         scope: ``group`` if a group of rollouts is enough to compute it, ``batch`` if it takes the whole batch, that
             is all rows of one run and iteration.
+        complete: The columns that must not be null, for given parameters.
         function: The function that it was made of, if it was.
     """
 
@@ -55,6 +56,7 @@ class Estimator(Generic[P]):
     estimate: Callable[[pl.LazyFrame, P], pl.LazyFrame]
     details: Callable[[P], Sequence[str]] = lambda _: ()
     scope: str = "group"
+    complete: Callable[[P], Sequence[str]] = lambda _: ()
     function: Callable[..., pl.LazyFrame] | None = None
 
 
@@ -132,7 +134,7 @@ def compute(
 def carry_out(steps: pl.LazyFrame | pl.DataFrame, jobs: Sequence[Job]) -> pl.LazyFrame:
     """A step table with the columns of several estimators."""
     steps = steps.lazy()
-    given = steps.collect_schema().names()
+    given = steps.collect_schema()
     added: list[str] = []
     for job in jobs:
         for name in job.added:
@@ -141,17 +143,17 @@ def carry_out(steps: pl.LazyFrame | pl.DataFrame, jobs: Sequence[Job]) -> pl.Laz
             added.append(name)
     # Estimators may use any name for a column of theirs, so the table's own are kept under names that they do not use.
     kept = {f"(given) {name}": name for name in given}
-    steps = columns.with_keys(steps.with_columns(pl.col(name).alias(kept_as) for kept_as, name in kept.items()))
+    steps = columns.with_keys(steps.with_columns(pl.col(name).alias(kept_as) for kept_as, name in kept.items()), given)
     for job in jobs:
         steps = _with_columns_of(job, steps, given)
     return steps.select(*(pl.col(kept_as).alias(name) for kept_as, name in kept.items()), *added)
 
 
-def _with_columns_of(job: Job, steps: pl.LazyFrame, given: Collection[str]) -> pl.LazyFrame:
+def _with_columns_of(job: Job, steps: pl.LazyFrame, given: pl.Schema) -> pl.LazyFrame:
     """A table with keys, the table's own columns put aside, and those that a job adds."""
     p, name = job.parameters, job.estimator.name
-    rows = [pl.col(f"(given) {key}").alias(key) for key in columns.row_keys(given)]
-    steps = with_columns_for(steps.with_columns(pl.col(f"(given) {key}").alias(key) for key in given), p, rows)
+    steps = steps.with_columns(pl.col(f"(given) {column}").alias(column) for column in given)
+    steps, refusals = _prepared(steps, p, given)
     try:
         estimated = job.estimator.estimate(steps, p)
         schema = estimated.collect_schema()
@@ -159,17 +161,20 @@ def _with_columns_of(job: Job, steps: pl.LazyFrame, given: Collection[str]) -> p
         absent = str(error).split('"')[1] if '"' in str(error) else str(error).splitlines()[0]
         depth = getattr(p, "history_length", None)
         raise columns.missing(absent, given, f"{name} with these parameters", depth) from None
+    refusals += [columns.absent(column) for column in job.estimator.complete(p)]
     for made in job.added.values():
         if made not in schema:
             raise InputError(f"the estimator {name!r} must add a column {made!r}; it adds none")
-    counts = ~pl.col("(aborted)")
-    advantage = pl.when(counts).then(pl.col("advantage").cast(pl.Float64))
+    advantage = pl.col("advantage").cast(pl.Float64)
     if p.precision == "float32":
         advantage = advantage.cast(pl.Float32).cast(pl.Float64)
-    refusal = columns.infinite(pl.col("advantage"), f"the advantage of {name} must be a finite number, got {{shown}}")
-    checked = columns.refused(advantage, pl.Float64(), [refusal], rows)
-    details = [pl.when(counts).then(pl.col(made)).alias(column) for column, made in job.added.items()][1:]
-    return estimated.with_columns(checked.alias(job.column), *details)
+    line = f"the advantage of {name} must be a finite number, got {{shown}}: rewards are too large, or a column is null"
+    rows = [pl.col(f"(given) {key}").alias(key) for key in columns.row_keys(given)]
+    fault = columns.faults([*refusals, columns.infinite(advantage, line)], rows)
+    added = {column: pl.col(made) for column, made in job.added.items()} | {job.column: advantage}
+    return estimated.with_columns(
+        pl.when(~(pl.col("(aborted)") | fault)).then(value).alias(column) for column, value in added.items()
+    )
 
 
 def prepare(steps: pl.LazyFrame, p: Parameters) -> pl.LazyFrame:
@@ -177,14 +182,16 @@ def prepare(steps: pl.LazyFrame, p: Parameters) -> pl.LazyFrame:
 
     For looking at what an estimator sees: those of the table's own columns that have the same names are replaced.
     """
-    rows = [pl.col(key) for key in columns.row_keys(steps.collect_schema())]
-    return with_columns_for(columns.with_keys(steps), p, rows)
+    schema = steps.collect_schema()
+    return _prepared(columns.with_keys(steps, schema), p, schema)[0]
 
 
-def with_columns_for(steps: pl.LazyFrame, p: Parameters, rows: Sequence[pl.Expr]) -> pl.LazyFrame:
-    """A table with keys, and returns and hashes as the parameters say; `rows` names a row in messages."""
-    steps = columns.with_returns(steps, p, rows)
-    return columns.with_hashes(steps, getattr(p, "history_length", DEFAULT_DEPTH), rows)
+def _prepared(
+    steps: pl.LazyFrame, p: Parameters, given: pl.Schema
+) -> tuple[pl.LazyFrame, list[columns.Refusal]]:
+    """A table with keys, and returns and hashes as the parameters say; and what is to be refused of it."""
+    steps, refusals = columns.with_returns(steps, p, given)
+    return columns.with_hashes(steps, getattr(p, "history_length", DEFAULT_DEPTH), given), refusals
 
 
 def columns_read(schema: pl.Schema, jobs: Sequence[Job]) -> list[str]:
@@ -261,7 +268,7 @@ def from_function(
         return function(steps, **{parameter.name: getattr(p, parameter.name) for parameter in own})
 
     summary = (inspect.getdoc(function) or name).splitlines()[0].rstrip(".")
-    return Estimator(name, summary, parameters, estimate, lambda _: details, scope, function)
+    return Estimator(name, summary, parameters, estimate, lambda _: details, scope, function=function)
 
 
 def get(name: str) -> Estimator[Any]:

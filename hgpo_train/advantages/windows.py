@@ -86,16 +86,44 @@ def discounted(reward: pl.Expr, gamma: float) -> pl.Expr:
     [2.0, 2.0, 4.0]
     """
 
-    def returns(columns: Sequence[pl.Series]) -> pl.Series:
+    return _in_order(reward, lambda rewards, starts: _backwards(rewards, starts, gamma))
+
+
+def summed(reward: pl.Expr) -> pl.Expr:
+    """The sum of each trajectory's rewards, added in the order of its steps, on each of its rows.
+
+    >>> steps = pl.DataFrame({"trajectory_key": [7, 8, 7], "step": [1, 0, 0], "r": [1.0, 5.0, 4.0]})
+    >>> steps.select(summed(pl.col("r"))).to_series().to_list()
+    [5.0, 5.0, 5.0]
+    """
+
+    def sums(rewards: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.float64]:
+        lengths = np.diff(starts, append=len(rewards))
+        number = np.repeat(np.arange(len(starts)), lengths)
+        return np.repeat(np.bincount(number, rewards, len(starts)), lengths)
+
+    return _in_order(reward, sums)
+
+
+def _in_order(
+    reward: pl.Expr, function: Callable[[NDArray[np.float64], NDArray[np.intp]], NDArray[np.float64]]
+) -> pl.Expr:
+    """A function of rewards by trajectory and step, and of the rows where trajectories start, as an expression."""
+
+    def call(columns: Sequence[pl.Series]) -> pl.Series:
         trajectory, step, rewards = columns
         order = trajectory_order(trajectory, step)
-        if order is None:
-            return pl.Series(_backwards(trajectory, rewards, gamma))
-        found = np.empty(len(rewards))
-        found[order.to_numpy()] = _backwards(trajectory.gather(order), rewards.gather(order), gamma)
-        return pl.Series(found)
+        if order is not None:
+            trajectory, rewards = trajectory.gather(order), rewards.gather(order)
+        starts = trajectory.ne_missing(trajectory.shift(1)).fill_null(value=True).arg_true().to_numpy().astype(np.intp)
+        values = function(rewards.to_numpy(), starts)
+        if order is not None:
+            placed = np.empty(len(values))
+            placed[order.to_numpy()] = values
+            values = placed
+        return pl.Series(values)
 
-    return batches([pl.col("trajectory_key"), pl.col("step"), reward], returns, pl.Float64())
+    return batches([pl.col("trajectory_key"), pl.col("step"), reward], call, pl.Float64())
 
 
 def trajectory_order(trajectory: pl.Series, step: pl.Series) -> pl.Series | None:
@@ -109,10 +137,8 @@ def trajectory_order(trajectory: pl.Series, step: pl.Series) -> pl.Series | None
     return rows.select(pl.arg_sort_by("trajectory", "step")).to_series()
 
 
-def _backwards(trajectory: pl.Series, rewards: pl.Series, gamma: float) -> NDArray[np.float64]:
+def _backwards(values: NDArray[np.float64], starts: NDArray[np.intp], gamma: float) -> NDArray[np.float64]:
     """Returns of rows in order: all trajectories go back a step at a time together, those still running a prefix."""
-    values = rewards.to_numpy()
-    starts = np.flatnonzero(trajectory.ne_missing(trajectory.shift(1)).fill_null(value=True).to_numpy())
     lengths = np.diff(starts, append=len(values))
     by_length = np.argsort(-lengths, kind="stable")
     ends, lengths = (starts + lengths - 1)[by_length], lengths[by_length]
@@ -127,7 +153,11 @@ def _backwards(trajectory: pl.Series, rewards: pl.Series, gamma: float) -> NDArr
 
 
 def batches(
-    columns: Sequence[pl.Expr], function: Callable[[Sequence[pl.Series]], pl.Series], kind: pl.DataType
+    columns: Sequence[pl.Expr],
+    function: Callable[[Sequence[pl.Series]], pl.Series],
+    kind: pl.DataType,
+    *,
+    returns_scalar: bool = False,
 ) -> pl.Expr:
     """A function of whole columns as an expression; each gets a name of its own, which Polars needs."""
 
@@ -135,7 +165,7 @@ def batches(
         return function(given)
 
     named = [column.alias(f"(input {number})") for number, column in enumerate(columns)]
-    return pl.map_batches(named, call, return_dtype=kind)
+    return pl.map_batches(named, call, return_dtype=kind, returns_scalar=returns_scalar)
 
 
 def mean(

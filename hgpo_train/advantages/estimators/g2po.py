@@ -27,7 +27,7 @@ from typing import Literal
 
 import polars as pl
 
-from hgpo_train.advantages.columns import complete, power, rounded, steps_left
+from hgpo_train.advantages.columns import power, rounded, steps_left
 from hgpo_train.advantages.estimators.gigpo import weighted_parts
 from hgpo_train.advantages.estimators.grpo import episode_advantages
 from hgpo_train.advantages.nodes import with_alfworld_nodes
@@ -64,7 +64,7 @@ def estimate(steps: pl.LazyFrame, p: G2PO) -> pl.LazyFrame:
     """Adds `advantage`, its parts `episode`, `node` and `edge`, and the state's `value`."""
     node = within("history_hash_0")
     if p.nodes == "alfworld":
-        steps = with_alfworld_nodes(complete(steps, "state", "admissible_actions"))
+        steps = with_alfworld_nodes(steps)
         node = within("alfworld_node")
     reward = pl.col("episode_return")
     visit = rounded(rounded(power(p.gamma, steps_left() + 1), p) * reward, p)  # the official code's float32
@@ -87,5 +87,6 @@ ESTIMATOR = register(
         G2PO,
         estimate,
         lambda _: ("episode", "node", "edge", "value"),
+        complete=lambda p: ("state", "admissible_actions") if p.nodes == "alfworld" else ("history_hash_0",),
     )
 )

@@ -78,5 +78,6 @@ ESTIMATOR = register(
         GiGPO,
         estimate,
         lambda _: ("episode", "step", "size"),
+        complete=lambda p: ("state" if p.similarity else "history_hash_0",),
     )
 )

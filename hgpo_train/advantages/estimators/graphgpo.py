@@ -142,13 +142,14 @@ def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
     Args:
         nodes: int64 of each row's node, of the node after it (null where that is not known), and of the goals.
     """
-    named = pl.concat([series.rename("node").cast(pl.Int64) for series in nodes]).to_frame().lazy().with_row_index("row")
+    goals = nodes[2].drop_nulls().unique()
+    named = pl.concat([series.rename("node").cast(pl.Int64) for series in (nodes[0], nodes[1], goals)]).to_frame().lazy().with_row_index("row")
     first = named.select(pl.col("row").min().over("node").cast(pl.Int64))  # a number for each node
     code = first.collect(engine="streaming").to_series().to_numpy()
     height = len(nodes[0])
     state, after, goal = code[:height], code[height : 2 * height], code[2 * height :]
     distance = np.full(len(code), np.inf)
-    distance[goal[nodes[2].is_not_null().to_numpy()]] = 0.0
+    distance[goal] = 0.0
     known = (nodes[0].is_not_null() & nodes[1].is_not_null()).to_numpy()
     source, target, reached = state[known], after[known], 0.0
     while True:
@@ -172,5 +173,6 @@ ESTIMATOR = register(
         GraphGPO,
         estimate,
         lambda _: ("episode", "step", "distance"),
+        complete=lambda _: ("state_hash",),
     )
 )

@@ -92,4 +92,13 @@ def details(p: HGPO) -> list[str]:
     return [*named, *(f"weight_{name}" for name in named), *map(size, levels)]
 
 
-ESTIMATOR = register(Estimator("hgpo", "Steps against those with the same history", HGPO, estimate, details))
+ESTIMATOR = register(
+    Estimator(
+        "hgpo",
+        "Steps against those with the same history",
+        HGPO,
+        estimate,
+        details,
+        complete=lambda p: (f"{CHAINS[p.context]}0",),
+    )
+)
