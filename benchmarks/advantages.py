@@ -33,7 +33,7 @@ from record import keep
 from rich.console import Console
 from rich.table import Table
 
-from hgpo_datasets import shards
+from hgpo_datasets import manifest, shards
 from hgpo_envs.hashing import chain_columns, link
 from hgpo_train.advantages import Job, compute, get
 
@@ -108,7 +108,7 @@ def write(folder: Path, tasks: int, rollouts: int) -> tuple[str, int]:
     rows = 0
     for number, start in enumerate(range(0, tasks, SHARD_TASKS)):
         frame = simulate(min(SHARD_TASKS, tasks - start), rollouts, number)
-        (folder / shards.file_name(number)).write_bytes(shards.encode(frame, {}))
+        (folder / manifest.file_name(number)).write_bytes(shards.encode(frame, {}))
         rows += frame.height
     return str(folder / shards.PATTERN), rows
 

@@ -14,7 +14,7 @@ from record import RESULTS, keep
 from rich.table import Table
 
 from hgpo_datasets import scan_steps
-from hgpo_train.checkpoint import checkpoints
+from hgpo_train.checkpoint_files import checkpoints
 from hgpo_train.evaluation import compare, episodes
 from hgpo_train.evaluation import report as summary
 from hgpo_train.tracking import read_metrics

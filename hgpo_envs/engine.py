@@ -32,6 +32,10 @@ class Task:
     task_type: str
     versions: Mapping[str, str] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[type[Task], tuple[Any, ...]]:
+        """Pickles a mapping of any type, `MappingProxyType` too, as a dictionary: workers send tasks and states."""
+        return Task, (self.id, self.split, self.instruction, self.task_type, dict(self.versions))
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -57,6 +61,11 @@ class State:
     reward: float
     score: float
     info: Mapping[str, Any]
+
+    def __reduce__(self) -> tuple[type[State], tuple[Any, ...]]:
+        """See `Task.__reduce__`."""
+        flags = (self.valid, self.terminated, self.won)
+        return State, (self.text, self.actions, *flags, self.reward, self.score, dict(self.info))
 
 
 class Engine(Protocol):

@@ -14,6 +14,7 @@ from hgpo_envs.hashing import DEFAULT_DEPTH
 from hgpo_envs.memory import Memory
 from hgpo_envs.prompts import PromptTemplate, load_template
 from hgpo_envs.responses import DEFAULT_FALLBACK_CHARACTERS, FALLBACK_CHARACTERS, numbered, parse
+from hgpo_envs.texts import storable
 
 if TYPE_CHECKING:
     from hgpo_envs.engine import Engine, State, Task
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 ACTION_FORMATS: Final = ("command", "response", "number")
 """What an action is: the bare command, a model's whole response, or the number of an admissible action, from 1."""
+
+LONGEST_COMMAND: Final = 1 << 16
+"""Characters of a command that are carried out; a longer one is cut there, so that no policy can fill the memory with
+its history, its prompts and its info."""
 
 _RESERVED: Final = frozenset({"task", "task_id", "task_type", "split", "versions", "step", "action"})
 
@@ -150,13 +155,16 @@ class Episode:
         self.observe(command, well_formed, self.engine.act(command))
 
     def read(self, text: str) -> tuple[str, bool | None]:
-        """The command in a text, and whether the text kept the form of a response (None for a bare command)."""
+        """The command in a text, and whether the text kept the form of a response (None for a bare command).
+
+        Lone surrogates are replaced (`hgpo_envs.texts.storable`), and a command is cut after `LONGEST_COMMAND`.
+        """
+        text = storable(text)
         if self.settings.action_format == "response":
             response = parse(text, self.settings.fallback_characters)
-            return response.action, response.valid
-        if self.settings.action_format == "number":
-            return numbered(text, self.state.actions), None
-        return text, None
+            return response.action[:LONGEST_COMMAND], response.valid
+        text = text[:LONGEST_COMMAND]
+        return (numbered(text, self.state.actions) if self.settings.action_format == "number" else text), None
 
     def observe(self, command: str, well_formed: bool | None, state: State) -> None:
         """Takes note of a command that was carried out and of the state that it led to."""

@@ -1,36 +1,37 @@
 """Downloads over HTTP that survive what networks do: cut connections, stalls, wrong lengths, changed files.
 
-A download grows in `<name>.part`, with what identifies the remote file (its validator) in `<name>.part.json`. When it
-is interrupted, by the network or by Ctrl-C, the next try asks for the rest, on the condition that the remote file is
-still the same (RFC 9110, Range with If-Range); a server that has another file, or no ranges, sends all of it anew. Only
-a file whose length and checksum are right gets its name.
+The bytes wait in `hgpo_envs.partial` with what identifies the remote file (its validator). When a download is
+interrupted, by the network or by Ctrl-C, the next try asks for the rest, on the condition that the remote file is still
+the same (RFC 9110, Range with If-Range); a server that has another file, or no ranges, sends all of it again. Only a
+file of the right length and checksum gets its name.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 import httpx
 
 from hgpo_envs.errors import InputError
+from hgpo_envs.partial import Partial
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from typing import BinaryIO
 
 TRIES: Final = 8
 """Tries in a row without a byte gained before it gives up."""
 LONGEST_PAUSE: Final = 60.0
+LARGEST: Final = 64 << 30
+"""Bytes of the largest file that is believed; a server that sends more is not sending data of ours."""
 RETRY_STATUS: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
 class Progress(Protocol):
@@ -74,26 +75,31 @@ class _TryAgain(Exception):  # noqa: N818 (not an error yet)
 
 
 @dataclass(slots=True)
-class _Part:
-    """What is known of a file under way."""
+class _Known:
+    """What is known of a file under way.
+
+    Attributes:
+        url: Where it comes from.
+        validator: The server's entity tag or date of it; "" if it gave none.
+        total: Its length in bytes, where the server tells.
+        sha256: Of all bytes, once they are complete and checked.
+    """
 
     url: str
     validator: str = ""
     total: int | None = None
+    sha256: str = ""
 
     @classmethod
-    def load(cls, path: Path, url: str) -> _Part:
-        try:
-            known = json.loads(path.read_text("utf-8"))
-            if known["url"] == url:
-                return cls(url, str(known["validator"]), known["total"])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # no note, or not a whole one: as if nothing had come yet
-        return cls(url)
+    def load(cls, part: Partial, url: str) -> _Known:
+        note = part.note
+        validator, total, digest = note.get("validator"), note.get("total"), note.get("sha256", "")
+        if note.get("url") != url or not isinstance(validator, str) or not isinstance(digest, str):
+            return cls(url)  # no note, or not a complete one: as if nothing had come yet
+        return cls(url, validator, total if type(total) is int else None, digest)
 
-    def save(self, path: Path) -> None:
-        text = json.dumps({"url": self.url, "validator": self.validator, "total": self.total})
-        path.write_text(text, encoding="utf-8")
+    def save(self, part: Partial) -> None:
+        part.save(url=self.url, validator=self.validator, total=self.total, sha256=self.sha256)
 
 
 def download(
@@ -110,7 +116,7 @@ def download(
 
     Args:
         url: http or https.
-        target: The file to make; an existing one is replaced when the new one is whole.
+        target: The file to make; it must not exist. Its folder is made if it does not exist.
         sha256: What its SHA-256 must be, where that is known.
         tries: Tries in a row without a byte gained before it gives up.
         pause: Seconds before the second try; doubles with each, up to a minute.
@@ -118,92 +124,102 @@ def download(
         progress: Is told how far it is.
 
     Raises:
-        InputError: The file is not there, is not what it should be, or the network stays away. What has come is kept
-            for the next call, unless it was wrong.
+        InputError: The target exists, the remote file does not, is not what it should be, or the network stays away.
+            What has come is kept for the next call, unless it was wrong.
     """
+    if os.path.lexists(target):
+        raise InputError(f"{target} already exists; choose another name, or remove it first")
+    with open_partial(target.parent, url) as part:
+        got = complete(part, url, sha256=sha256, tries=tries, pause=pause, timeout=timeout, progress=progress)
+        part.path.replace(target)
+        part.remove()
+    return Downloaded(target, url, got.size, got.sha256, got.validator)
+
+
+def open_partial(beside: Path, url: str) -> Partial:
+    """The place of a download (`Partial`). Raises InputError for an address that cannot be one, or a full disk."""
     if not url.startswith(("http://", "https://")):
         raise InputError(f"expected a URL that starts with http:// or https://, got {url!r}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part, note = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.part.json")
-    with _alone(part), httpx.Client(timeout=timeout, follow_redirects=True) as client:
-        known = _persist(client, url, part, note, tries, pause, progress)
-        digest = _checked(part, note, url, sha256)
-        part.replace(target)
-        note.unlink(missing_ok=True)
-    return Downloaded(target, url, target.stat().st_size, digest, known.validator)
-
-
-@contextmanager
-def _alone(part: Path) -> Iterator[None]:
-    """Holds the part file against other processes, where the system can."""
     try:
-        import fcntl
-    except ImportError:  # Windows: nothing holds others off there
-        part.touch()
-        yield
-        return
-    with part.open("ab") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(f"another process is downloading {part}; wait for it") from None
-        yield
+        return Partial(beside, url)
+    except OSError as error:
+        raise InputError(f"cannot write in {beside}: {error.strerror}") from None
+
+
+def complete(
+    part: Partial,
+    url: str,
+    *,
+    sha256: str | None = None,
+    tries: int = TRIES,
+    pause: float = 1.0,
+    timeout: float = 30.0,
+    progress: Progress | None = None,
+) -> Downloaded:
+    """Downloads what is missing of a file; nothing if it is complete already.
+
+    Args and errors are those of `download`; the bytes stay in `part`.
+    """
+    known = _Known.load(part, url)
+    if known.sha256 and part.size == known.total and sha256 in (None, known.sha256):
+        return Downloaded(part.path, url, part.size, known.sha256, known.validator)
+    with httpx.Client(timeout=timeout, follow_redirects=True) as client:
+        known = _persist(client, url, part, tries, pause, progress)
+    known.sha256, known.total = _checked(part, url, sha256), part.size
+    known.save(part)
+    return Downloaded(part.path, url, part.size, known.sha256, known.validator)
 
 
 def _persist(
-    client: httpx.Client, url: str, part: Path, note: Path, tries: int, pause: float, progress: Progress | None
-) -> _Part:
-    """Tries until the part is whole."""
+    client: httpx.Client, url: str, part: Partial, tries: int, pause: float, progress: Progress | None
+) -> _Known:
+    """Tries until the part is complete."""
     failures = 0
     while True:
-        before = _size(part)
+        before = part.size
         try:
-            return _try(client, url, part, note, progress)
+            return _try(client, url, part, progress)
         except (httpx.TransportError, _TryAgain) as error:
-            failures = 1 if _size(part) > before else failures + 1
+            failures = 1 if part.size > before else failures + 1
             if failures >= tries:
                 reason = str(error) or type(error).__name__
                 raise InputError(
                     f"{url}: {reason}; gave up after {failures} tries without a byte gained. "
-                    "What has come is kept: run the same command to go on"
+                    "What has come is kept: run the same command to resume"
                 ) from None
             asked = error.pause if isinstance(error, _TryAgain) else None
             time.sleep(min(LONGEST_PAUSE, pause * 2 ** (failures - 1) if asked is None else asked))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise InputError(f"{url}: {error}") from None
         except OSError as error:
-            raise InputError(f"cannot write {part}: {error.strerror}") from None
+            raise InputError(f"cannot write {part.path}: {error.strerror}") from None
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _try(client: httpx.Client, url: str, part: Path, note: Path, progress: Progress | None) -> _Part:
+def _try(client: httpx.Client, url: str, part: Partial, progress: Progress | None) -> _Known:
     """One request: adds what it brings to the part."""
-    known = _Part.load(note, url)
-    have = _size(part) if known.validator else 0  # bytes of we know not what are of no use
+    known = _Known.load(part, url)
+    have = part.size if known.validator else 0  # bytes of an unknown file are of no use
     headers = {"Accept-Encoding": "identity"}
     if have:
         headers |= {"Range": f"bytes={have}-", "If-Range": known.validator}
     with client.stream("GET", url, headers=headers) as answer:
         if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE and have and have == known.total:
-            return known  # it was whole already
+            return known  # it was complete already
         start = _accept(answer, have, known)
         if start is None:
-            note.unlink(missing_ok=True)
+            part.clear()
             raise _TryAgain("the file on the server is another one now", 0)
         if start == 0:
-            known = _Part(url, _validator(answer), _length(answer))
-            known.save(note)
-        with part.open("r+b") as file:
+            known = _Known(url, _validator(answer), _number(answer, "Content-Length"))
+            known.save(part)
+        with part.path.open("r+b") as file:
             file.truncate(start)
             file.seek(start)
             _receive(answer, file, known.total, progress)
     return known
 
 
-def _accept(answer: httpx.Response, have: int, known: _Part) -> int | None:
+def _accept(answer: httpx.Response, have: int, known: _Known) -> int | None:
     """Where the answer's bytes belong in the file; None when they do not fit what is there."""
     status = answer.status_code
     if status == httpx.codes.OK:
@@ -215,8 +231,7 @@ def _accept(answer: httpx.Response, have: int, known: _Part) -> int | None:
     if status == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE and have:
         return None
     if status in RETRY_STATUS:
-        wait = answer.headers.get("Retry-After", "")
-        raise _TryAgain(f"the server answered {status}", float(wait) if wait.isdigit() else None)
+        raise _TryAgain(f"the server answered {status}", _number(answer, "Retry-After"))
     raise InputError(f"{answer.url}: the server answered {status} {answer.reason_phrase}; check the address")
 
 
@@ -226,14 +241,16 @@ def _validator(answer: httpx.Response) -> str:
     return tag if tag and not tag.startswith("W/") else answer.headers.get("Last-Modified", "")
 
 
-def _length(answer: httpx.Response) -> int | None:
-    length = answer.headers.get("Content-Length", "")
-    return int(length) if length.isdigit() else None
+def _number(answer: httpx.Response, header: str) -> int | None:
+    number: str = answer.headers.get(header, "")
+    return int(number) if _NUMBER.fullmatch(number) else None
 
 
 def _receive(answer: httpx.Response, file: BinaryIO, total: int | None, progress: Progress | None) -> None:
     """Writes the answer's bytes at the file's position."""
     for piece in answer.iter_raw():
+        if file.tell() + len(piece) > LARGEST:
+            raise InputError(f"{answer.url}: sends more than {LARGEST:,} bytes; this is no data of ours")
         file.write(piece)
         if progress is not None:
             progress(file.tell(), total)
@@ -244,13 +261,12 @@ def _receive(answer: httpx.Response, file: BinaryIO, total: int | None, progress
         raise _TryAgain(f"expected {total} bytes, got {file.tell()}")
 
 
-def _checked(part: Path, note: Path, url: str, expected: str | None) -> str:
-    """The part's SHA-256, flushed to disk; a wrong one is removed."""
-    with part.open("r+b") as file:
+def _checked(part: Partial, url: str, expected: str | None) -> str:
+    """The part's SHA-256, flushed to disk; a wrong file is removed."""
+    with part.path.open("r+b") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
     if expected is not None and digest != expected.lower():
-        part.unlink()
-        note.unlink(missing_ok=True)
+        part.remove()
         raise InputError(f"{url}: expected SHA-256 {expected.lower()}, got {digest}; the download was removed")
     return digest

@@ -15,9 +15,10 @@ A template may use these fields, and no others:
 | max_steps | int | the step limit |
 | action_format | str | ``response`` when tags are asked for, ``command`` the bare action, ``number`` its number |
 
-Beside Jinja's own filters there is ``listed``: ``{{ admissible_actions | listed("help") }}`` quotes the actions, one a
-line, and leaves out those that are named; ``numbered`` does the same with each action's number before it, as
-``action_format="number"`` counts.
+A user's template is rendered in a sandbox of bounded cost, which also says which of Jinja's filters there are
+(`hgpo_envs.sandbox`). Beside them there is ``listed``: ``{{ admissible_actions | listed("help") }}`` quotes the
+actions, one a line, and leaves out those that are named; ``numbered`` does the same with each action's number before
+it, as ``action_format="number"`` counts.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ import jinja2.meta
 import xxhash
 
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.files import read_bytes
+from hgpo_envs.sandbox import LONGEST_TEMPLATE, Sandbox, render_within
+from hgpo_envs.texts import storable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from hgpo_envs.memory import Memory
 
@@ -67,8 +71,9 @@ def _numbered(actions: Iterable[str], *left_out: str) -> str:
     return "\n".join([f"{number}. {action}" for number, action in enumerate(actions, 1) if action not in left_out])
 
 
-_JINJA.filters["listed"] = _listed
-_JINJA.filters["numbered"] = _numbered
+_OWN_FILTERS: Final = {"listed": _listed, "numbered": _numbered}
+_JINJA.filters |= _OWN_FILTERS
+_SANDBOX: Final = Sandbox(_OWN_FILTERS)
 
 
 class PromptTemplate:
@@ -77,24 +82,34 @@ class PromptTemplate:
     Args:
         text: The template itself.
         name: Where it comes from, for error lines.
+        trusted: Whether it may do what Jinja can, unbounded and a little faster: the package's own templates.
 
     Raises:
-        InputError: The template is not valid Jinja, or uses a field that does not exist.
+        InputError: The template is not valid Jinja, uses a field that does not exist, or cannot be used in the sandbox
+            (`hgpo_envs.sandbox`).
     """
 
-    def __init__(self, text: str, name: str) -> None:
-        self.text, self.name = text, name
+    def __init__(self, text: str, name: str, *, trusted: bool = False) -> None:
+        self.text, self.name, self.trusted = text, name, trusted
+        environment: jinja2.Environment = _JINJA if trusted else _SANDBOX
+        if len(text) > LONGEST_TEMPLATE:
+            raise InputError(
+                f"prompt template {name}: has {len(text):,} characters; expected at most {LONGEST_TEMPLATE:,}"
+            )
         try:
-            used = jinja2.meta.find_undeclared_variables(_JINJA.parse(text))
-            self._template = _JINJA.from_string(text)
+            used = jinja2.meta.find_undeclared_variables(environment.parse(text))
+            self._template = environment.from_string(text)
         except jinja2.TemplateError as error:
             line = getattr(error, "lineno", None)
-            raise InputError(f"prompt template {name} is not valid Jinja (line {line}): {error.message}") from error
-        for field in sorted(used - set(FIELDS) - set(_JINJA.globals)):
+            reason = _one_line(error.message or type(error).__name__)
+            raise InputError(f"prompt template {name} is not valid Jinja (line {line}): {reason}") from error
+        except Exception as error:  # what Jinja's parser does not look at: nesting, numbers of thousands of digits
+            raise InputError(f"prompt template {name} cannot be compiled: {_one_line(str(error))}") from error
+        for field in sorted(used - set(FIELDS) - set(environment.globals)):
             raise InputError(f"prompt template {name}: {unknown('field', field, FIELDS)}")
 
-    def __reduce__(self) -> tuple[type[PromptTemplate], tuple[str, str]]:
-        return PromptTemplate, (self.text, self.name)
+    def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[str, str, bool]]:
+        return _again, (self.text, self.name, self.trusted)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PromptTemplate:
         return self
@@ -125,20 +140,49 @@ class PromptTemplate:
             max_steps: The step limit.
             action_format: ``command``, ``response`` or ``number``.
             history_length: Shows at most this many pairs, for a prompt that must be shorter; None shows all K.
+
+        Raises:
+            InputError: A user's template fails, or costs more than a rendering may (`hgpo_envs.sandbox.BUDGET`).
         """
         pairs = memory.pairs(history_length)
-        return self._template.render(
-            task=task,
-            observation=observation,
-            admissible_actions=admissible_actions,
-            history=memory.text(history_length),
-            pairs=pairs,
-            history_length=len(pairs),
-            steps_taken=memory.steps_taken,
-            step=memory.steps_taken + 1,
-            max_steps=max_steps,
-            action_format=action_format,
-        ).strip()
+        fields = {
+            "task": task,
+            "observation": observation,
+            "admissible_actions": admissible_actions,
+            "history": memory.text(history_length),
+            "pairs": pairs,
+            "history_length": len(pairs),
+            "steps_taken": memory.steps_taken,
+            "step": memory.steps_taken + 1,
+            "max_steps": max_steps,
+            "action_format": action_format,
+        }
+        if self.trusted:
+            return self._template.render(fields).strip()
+        try:
+            return storable(render_within(self._template, len(self.text), fields).strip())
+        except Exception as error:  # whatever a user's template raises is its own mistake
+            line = _line_of(error)
+            reason = _one_line(str(error)) or type(error).__name__
+            raise InputError(f"prompt template {self.name} fails{line}: {reason}") from error
+
+
+def _again(text: str, name: str, trusted: bool) -> PromptTemplate:
+    return PromptTemplate(text, name, trusted=trusted)
+
+
+def _one_line(text: str) -> str:
+    return storable(" ".join(text.split()))[:300]
+
+
+def _line_of(error: BaseException) -> str:
+    """The line of the template at which an error was raised, for error lines."""
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f" at line {line}" if line else ""
 
 
 def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
@@ -151,8 +195,9 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
         folder = files("hgpo_envs") / "templates"
         own = folder / f"{benchmark.lower()}.j2"
         own = own if own.is_file() else folder / "text.j2"
-        return PromptTemplate(own.read_text(encoding="utf-8"), own.name)
+        return PromptTemplate(own.read_text(encoding="utf-8"), own.name, trusted=True)
     try:
-        return PromptTemplate(Path(path).read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_bytes(Path(path), 4 * LONGEST_TEMPLATE, "prompt template").decode("utf-8")
+    except (InputError, UnicodeDecodeError) as error:
         raise InputError(f"prompt_template: expected a readable UTF-8 file, got {str(path)!r} ({error})") from error
+    return PromptTemplate(text.replace("\r\n", "\n"), str(path))

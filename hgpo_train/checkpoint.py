@@ -1,70 +1,52 @@
-"""Checkpoints: whole or absent, safetensors only, and readable by Transformers and vLLM as they are.
+"""Checkpoints: complete or absent, safetensors only, and readable by Transformers and vLLM as they are.
 
-    checkpoints/000010/                 after ten iterations
-        model.safetensors …             save_pretrained of the model (or of its adapters), with tokenizer and settings
-        trainer/optimiser.safetensors   AdamW's moments and steps by parameter; apart, because vLLM loads every
-                                        *.safetensors beside the model
-        trainer/state.json              how far the run is
-
-A checkpoint is written under another name, synced, and renamed; what was not renamed is swept away at the next start.
+What is in one, and how it is verified: `hgpo_train.checkpoint_files`.
 """
 
 from __future__ import annotations
 
-import json
+import errno
 import os
-import shutil
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from hgpo_datasets.durable import sync_folder
+from hgpo_envs.atomic import new_folder, remove_folder
 from hgpo_envs.errors import InputError
+from hgpo_train.checkpoint_files import (
+    OPTIMISER,
+    CheckpointWarning,
+    State,
+    checkpoints,
+    read_state,
+    removable,
+    set_aside,
+    write_manifest,
+    write_state,
+)
 from hgpo_train.hf import no_progress_bars
 from hgpo_train.update.optimiser import optimiser_tensors, restore_optimiser
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     import torch
     from torch import Tensor
 
     from hgpo_train.hf import Model, Tokenizer
 
-_PART: Final = ".part"
-_OPTIMISER: Final = "trainer/optimiser.safetensors"
-_STATE: Final = "trainer/state.json"
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """How far a run is.
-
-    Attributes:
-        iteration: Iterations that are done.
-        tasks_drawn: Tasks of the order that they played.
-        environment_steps: Steps that were collected for training.
-        versions: Versions of what computed it.
-    """
-
-    iteration: int = 0
-    tasks_drawn: int = 0
-    environment_steps: int = 0
-    versions: dict[str, str] = field(default_factory=dict)
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints of a folder, oldest first."""
-    whole = (path.parent.parent for path in folder.glob(f"[0-9]*/{_STATE}"))
-    return sorted(path for path in whole if not path.name.endswith(_PART))
-
 
 def save_checkpoint(
     folder: Path, state: State, model: Model, tokenizer: Tokenizer, optimiser: torch.optim.Optimizer, *, keep: int = 0
 ) -> Path:
     """Writes a checkpoint and removes all but the newest ones.
+
+    A checkpoint of the same iteration is replaced. Whatever else has its name is renamed (`set_aside`), and folders
+    that hold something else than a checkpoint are never removed.
 
     Args:
         folder: Of all checkpoints.
@@ -76,42 +58,42 @@ def save_checkpoint(
 
     Returns:
         The checkpoint's folder.
+
+    Raises:
+        OSError: The disk is full, or the folder cannot be written. The checkpoints are as before.
     """
     target = folder / f"{state.iteration:06d}"
-    part = target.with_name(target.name + _PART)
-    shutil.rmtree(part, ignore_errors=True)
-    (part / _STATE).parent.mkdir(parents=True)
-    with no_progress_bars():
-        model.save_pretrained(part)
-    tokenizer.save_pretrained(part)
-    save_file(optimiser_tensors(model, optimiser), part / _OPTIMISER)
-    (part / _STATE).write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
-    _sync(part)
-    if target.exists():
-        _remove(target)
-    part.replace(target)
-    sync_folder(folder)
-    for old in checkpoints(folder)[:-keep] if keep else []:
-        _remove(old)
+    if os.path.lexists(target) and not removable(target):
+        kept = set_aside(target)
+        warnings.warn(f"{target} is no checkpoint of this run; renamed to {kept.name}", CheckpointWarning, stacklevel=2)
+    with new_folder(target, replace=removable) as made:
+        (made / OPTIMISER).parent.mkdir()
+        try:
+            with no_progress_bars():
+                model.save_pretrained(made)
+            tokenizer.save_pretrained(made)
+            save_file(optimiser_tensors(model, optimiser), made / OPTIMISER)
+        except SafetensorError as error:  # it hides errors of the operating system in its own
+            raise OSError(errno.EIO, str(error), str(target)) from error
+        write_state(made, state)
+        write_manifest(made)
+    for old in [path for path in checkpoints(folder) if removable(path)][:-keep] if keep else []:
+        if old != target:
+            remove_folder(old)
     return target
-
-
-def sweep(folder: Path) -> None:
-    """Removes what a killed process left half written."""
-    for part in folder.glob(f"*{_PART}"):
-        shutil.rmtree(part)
 
 
 def load_checkpoint(folder: Path, model: Model, optimiser: torch.optim.Optimizer) -> State:
     """Puts a checkpoint's weights and moments into a model and an optimiser of the same shapes.
 
+    Its files are not verified here: `hgpo_train.checkpoint_files.resumable` does it.
+
     Raises:
         InputError: The checkpoint is of another model.
     """
     load_weights(folder, model)
-    restore_optimiser(model, optimiser, load_file(folder / _OPTIMISER))
-    values: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-    return State(**values)
+    restore_optimiser(model, optimiser, load_file(folder / OPTIMISER))
+    return read_state(folder)
 
 
 def load_weights(folder: Path, model: Model) -> None:
@@ -149,31 +131,16 @@ def _check_same(folder: Path, saved: dict[str, Tensor], expected: dict[str, Tens
             )
 
 
-def newest_model(path: str) -> str:
-    """Where a model is: a run's folder stands for its newest checkpoint, anything else for itself."""
-    whole = checkpoints(Path(path) / "checkpoints")
-    return str(whole[-1]) if whole else path
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            sync_folder(path)
-        else:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-    sync_folder(folder)
-
-
-def _remove(checkpoint: Path) -> None:
-    """Takes a checkpoint away at once: renamed first, so that half of one is never seen."""
-    part = checkpoint.with_name(checkpoint.name + _PART)
-    shutil.rmtree(part, ignore_errors=True)
-    checkpoint.replace(part)
-    shutil.rmtree(part)
+def resumed(stored: State, now: State) -> State:
+    """The state of a run that is resumed, with the versions of today; warns if they are others than they were."""
+    for name, version in now.versions.items():
+        if (was := stored.versions.get(name, version)) != version:
+            warnings.warn(
+                f"the run was computed with {name} {was} until now, and is resumed with {version}: results may differ",
+                CheckpointWarning,
+                stacklevel=3,
+            )
+    return replace(stored, versions=now.versions, run=now.run)
 
 
 def versions(names: Iterable[str] = ("hgpo", "torch", "transformers", "peft", "polars")) -> dict[str, str]:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Final, Protocol
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_train.checkpoint import newest_model
+from hgpo_train.checkpoint_files import newest_model
 from hgpo_train.policies.base import Policy
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.update.model import compute_dtype
@@ -72,7 +72,7 @@ def _vllm(config: Config, model: Model, tokenizer: Tokenizer, options: Generatio
 
     del tokenizer
     path = newest_model(getattr(model, "name_or_path", "") or config.model.path)
-    return VLLMPolicy(path, options, config.rollout.engine_options)
+    return VLLMPolicy(path, options, {"trust_remote_code": False, **config.rollout.engine_options})
 
 
 ENGINES: Final[dict[str, Callable[[Config, Model, Tokenizer, GenerationOptions], Engine]]] = {

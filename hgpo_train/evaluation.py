@@ -46,6 +46,7 @@ def evaluate(
     seeds: Sequence[int] = SEEDS,
     machine: Machine | None = None,
     *,
+    retry_failed: bool = False,
     progress: Callable[[Tally], None] = lambda _: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> bool:
@@ -57,6 +58,7 @@ def evaluate(
         writer: The run.
         seeds: Different integers, at least 0.
         machine: How it is run.
+        retry_failed: Play the episodes again that the run holds as aborted.
         progress: Called now and then with the tally of the seed that is under way.
         stopping: Asked now and then whether to stop early.
 
@@ -67,7 +69,7 @@ def evaluate(
         raise InputError(f"seeds: expected different integers of at least 0, got {list(seeds)}")
     for seed in seeds:
         what = Collection(tasks=len(world.tasks), group_size=1, seed=seed, order="sweep", iteration=seed)
-        collect(world, policy, writer, what, machine, progress=progress, stopping=stopping)
+        collect(world, policy, writer, what, machine, retry_failed=retry_failed, progress=progress, stopping=stopping)
         if stopping():
             return False
     return True
@@ -120,7 +122,7 @@ class Report:
         name: ``all``, or the task type.
         tasks: How many tasks.
         episodes: How many whole episodes.
-        aborted: Episodes that broke off for a reason outside the task; they are left out.
+        aborted: Episodes that failed for a reason outside the task; they are left out.
         seeds: The seeds.
         measures: Each of `MEASURES`.
     """

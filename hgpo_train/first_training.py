@@ -20,7 +20,7 @@ def first_training(folder: Path, console: Console, *, seed: int = 0) -> Path:
     """Makes a small model, teaches it a little, and trains it for one iteration of HGPO (K = 2).
 
     It takes about a minute on two cores; the policy it leaves has seen too little to play well. Called again with the
-    same folder it goes on where it was broken off.
+    same folder it resumes.
 
     Args:
         folder: Where everything goes.
@@ -44,9 +44,7 @@ def first_training(folder: Path, console: Console, *, seed: int = 0) -> Path:
     with display.showing():
         warm = warm_start(folder, config, start, display)
     config = replace(config, model={"path": str(warm)})
-    run = folder / "train"
-    start_run(config, run, resume=True)
     display = Display(console, config.iterations)
-    with display.showing():
-        Trainer(config, run, display).run()
-    return run
+    with start_run(config, folder / "train", resume=True) as run, display.showing():
+        Trainer(run, display).run()
+    return run.folder

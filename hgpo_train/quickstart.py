@@ -12,6 +12,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import Job, get
 from hgpo_train.advantages.tables import fingerprint, write_advantages
 from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.rollout.failures import check, of_tally
 from hgpo_train.rollout.run import Collection, collect, open_world, run_config
 from hgpo_train.statistics import statistics
 
@@ -56,13 +57,21 @@ def play(run: Path, seed: int, tasks: int, group_size: int, progress: Callable[[
     """Collects groups on bundled games by a seeded mixture of expert and random choices.
 
     Raises:
-        InputError: The folder holds something else.
+        InputError: The folder holds something else, or more groups than are asked for.
+        RolloutError: More than a tenth of the rollouts failed.
     """
     world = open_world(ENV, split="train", action_format="command")
     policy = make_policy(POLICY, PolicyContext(world.shared.source.name, "command"))
     what = Collection(tasks, group_size, seed)
     with StepWriter(run, config=run_config(world, {"split": "train"}, POLICY, {}, what)) as writer:
-        return collect(world, policy, writer, what, progress=progress)
+        if len(writer.committed) > tasks:
+            raise InputError(
+                f"{run} holds {len(writer.committed)} groups, more than the {tasks} that are asked for; ask for as "
+                "many, or give another --out"
+            )
+        tally = collect(world, policy, writer, what, retry_failed=True, progress=progress)
+    check(of_tally(tally))
+    return tally
 
 
 def estimate(run: Path) -> Path:

@@ -15,9 +15,10 @@ import tomllib
 import types
 import typing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.files import read_bytes
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -26,6 +27,9 @@ T = TypeVar("T")
 
 EXTENDS = "extends"
 """The key by which a file names the files (relative to itself) whose values it starts from."""
+
+_BYTES: Final = 16 << 20
+"""The longest configuration file that is read."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -37,17 +41,26 @@ def _read_toml(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     path = path.resolve()
     if path in above:
         raise InputError(f"{path} extends itself by way of {above[-1].name}; take one `extends` out")
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not TOML: {error}") from error
+    values = _parsed(path)
     parents = values.pop(EXTENDS, [])
+    named = [parents] if isinstance(parents, str) else parents
+    if not isinstance(named, list) or not all(isinstance(parent, str) and "\0" not in parent for parent in named):
+        raise InputError(f"{path}: expected {EXTENDS} to name a file or a list of files, got {parents!r}")
     merged: dict[str, Any] = {}
-    for parent in [parents] if isinstance(parents, str) else parents:
+    for parent in named:
         merged = merge(merged, _read_toml(path.parent / parent, (*above, path)))
     return merge(merged, values)
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    """The values of one file."""
+    data = read_bytes(path, _BYTES, "configuration")
+    try:
+        return tomllib.loads(data.decode("utf-8").replace("\r\n", "\n"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not TOML: byte {error.start} is not UTF-8") from error
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, and integers of thousands of digits
+        raise InputError(f"{path} is not TOML: {error}") from error
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +88,7 @@ def parse_override(text: str) -> dict[str, Any]:
         raise InputError(f"expected an override of the form section.field=value, got {text!r}")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         parsed = value.strip()
     for key in reversed(keys):
         parsed = {key: parsed}
@@ -114,13 +127,20 @@ def _convert(hint: object, value: object, where: str) -> object:
         return value
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_convert(choices[0], item, where) for item in value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if hint is float and type(value) is int:
+        return _float(value, where)
     kind: Any = origin or hint
     if kind is not Any and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
         name = "a list" if kind is tuple else f"a value of type {kind.__name__}"
         raise InputError(f"expected {where} to be {name}, got {value!r}")
     return value
+
+
+def _float(value: int, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise InputError(f"expected {where} to be a value of type float, got an integer too large for one") from None
 
 
 def field_docs(cls: type) -> dict[str, str]:

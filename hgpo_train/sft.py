@@ -6,20 +6,24 @@ The loss is the negative log-likelihood of each row's response (and the end of t
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
 
 from hgpo_datasets import scan_steps
+from hgpo_envs.atomic import sweep
 from hgpo_envs.errors import InputError
-from hgpo_train.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, sweep, versions
+from hgpo_train.checkpoint import load_checkpoint, resumed, save_checkpoint, versions
+from hgpo_train.checkpoint_files import State, checkpoints, resumable
 from hgpo_train.config import Config, RolloutConfig
+from hgpo_train.fingerprints import of_model, of_rows
 from hgpo_train.policies.generation import encode_prompts
-from hgpo_train.tracking import make_trackers
+from hgpo_train.run_folder import Origin, RunFolder
+from hgpo_train.tracking import log_to, make_trackers
 from hgpo_train.update.batches import Samples, mini_batches, samples_from_steps
 from hgpo_train.update.learner import Learner
-from hgpo_train.update.model import load_model, load_tokenizer
+from hgpo_train.update.model import load_model, load_tokenizer, vocabulary
 from hgpo_train.update.optimiser import learning_rate
 
 if TYPE_CHECKING:
@@ -28,6 +32,19 @@ if TYPE_CHECKING:
     from hgpo_train.config import SftConfig
     from hgpo_train.display import Display
     from hgpo_train.hf import Tokenizer
+
+
+_FREE: Final = frozenset(
+    {
+        "tracking",
+        "update.micro_batch_tokens",
+        "update.logit_chunk",
+        "update.gap_warning",
+        "model.device",
+        "model.gradient_checkpointing",
+    }
+)
+"""What may change between a run and its resumption: it does not decide what is learnt, but for rounding."""
 
 
 def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
@@ -88,18 +105,68 @@ def split_off(rows: pl.DataFrame, share: float, seed: int) -> tuple[pl.DataFrame
 
 
 def supervise(config: SftConfig, source: str | Path, folder: Path, display: Display) -> Path:
-    """Trains a model on demonstrations, epoch by epoch; a run that was broken off goes on after its last epoch.
+    """Trains a model on demonstrations, epoch by epoch; an interrupted run is resumed after its last epoch.
 
     Args:
         config: The run's.
         source: A step table.
-        folder: The run's.
-        display: Is told what happens.
+        folder: The run's; no other process may train there meanwhile.
+        display: Shows what happens.
 
     Returns:
         The folder of the last checkpoint.
+
+    Raises:
+        InputError: Something cannot be used, another process trains in the folder, or the folder holds a run of
+            another configuration, of other demonstrations or of another model.
     """
-    learner_config = Config(
+    # A schedule that falls to 0 over the epochs makes each of them depend on how many there are.
+    free = _FREE | {"update.epochs"} if config.optimiser.schedule == "constant" else _FREE
+    with RunFolder(folder, config, free, purpose="training", resume=True) as run:
+        return _supervise(run, source, display)
+
+
+def _supervise(run: RunFolder[SftConfig], source: str | Path, display: Display) -> Path:
+    config, folder = run.config, run.folder
+    learner_config = _learner_config(config)
+    tokenizer = load_tokenizer(config.model.path)
+    rows = demonstrations(source, config)
+    run.pin(
+        {
+            "set of demonstrations": Origin(f"the step table {str(source)!r}", of_rows(rows)),
+            "model": Origin(f"model.path = {config.model.path!r}", of_model(config.model.path)),
+        }
+    )
+    sweep(folder / "checkpoints")
+    train_rows, held_out_rows = split_off(
+        tokenise(rows, tokenizer, config.max_prompt_tokens), config.held_out, config.seed
+    )
+    model = load_model(config.model, config.seed)
+    known = vocabulary(model)
+    train = samples_from_steps(with_prompts_as_responses(train_rows) if config.prompt_loss else train_rows, known)
+    held_out = samples_from_steps(held_out_rows, known)
+    learner = Learner(model, learner_config, reference=False)
+    state = State(versions=versions(), run=run.id)
+    if (newest := resumable(folder / "checkpoints", run.id)) is not None:
+        state = resumed(load_checkpoint(newest, learner.model, learner.optimiser), state)
+    trackers = make_trackers(learner_config, folder, state.iteration + 1)
+    try:
+        while state.iteration < config.update.epochs:
+            with display.stage("train"):
+                metrics = _epoch(learner, learner_config, train, state.iteration, display)
+            metrics["val/loss"] = -float(learner.logprobs(held_out).mean())
+            state = dataclasses.replace(state, iteration=state.iteration + 1)
+            log_to(trackers, metrics, state.iteration)
+            display.row(state.iteration, metrics)
+            save_checkpoint(folder / "checkpoints", state, learner.model, tokenizer, learner.optimiser, keep=1)
+    finally:
+        for tracker in trackers:
+            tracker.close()
+    return checkpoints(folder / "checkpoints")[-1]
+
+
+def _learner_config(config: SftConfig) -> Config:
+    return Config(
         name=config.name,
         seed=config.seed,
         iterations=config.update.epochs,
@@ -109,30 +176,6 @@ def supervise(config: SftConfig, source: str | Path, folder: Path, display: Disp
         rollout=RolloutConfig(temperature=1.0),
         tracking=config.tracking,
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    sweep(folder / "checkpoints")
-    tokenizer = load_tokenizer(config.model.path)
-    rows = tokenise(demonstrations(source, config), tokenizer, config.max_prompt_tokens)
-    train_rows, held_out_rows = split_off(rows, config.held_out, config.seed)
-    train = samples_from_steps(with_prompts_as_responses(train_rows) if config.prompt_loss else train_rows)
-    held_out = samples_from_steps(held_out_rows)
-    learner = Learner(load_model(config.model, config.seed), learner_config, reference=False)
-    state = State(versions=versions())
-    if whole := checkpoints(folder / "checkpoints"):
-        state = load_checkpoint(whole[-1], learner.model, learner.optimiser)
-    trackers = make_trackers(learner_config, folder, state.iteration + 1)
-    while state.iteration < config.update.epochs:
-        with display.stage("train"):
-            metrics = _epoch(learner, learner_config, train, state.iteration, display)
-        metrics["val/loss"] = -float(learner.logprobs(held_out).mean())
-        state = dataclasses.replace(state, iteration=state.iteration + 1)
-        for tracker in trackers:
-            tracker.log(metrics, state.iteration)
-        display.row(state.iteration, metrics)
-        save_checkpoint(folder / "checkpoints", state, learner.model, tokenizer, learner.optimiser, keep=1)
-    for tracker in trackers:
-        tracker.close()
-    return checkpoints(folder / "checkpoints")[-1]
 
 
 def _epoch(learner: Learner, config: Config, samples: Samples, epoch: int, display: Display) -> dict[str, float]:

@@ -5,6 +5,7 @@ was killed goes on from its last checkpoint: what it had collected beyond that i
 what it had not is collected again, and on a CPU the weights are the same bytes as those of an unbroken run.
 
     RUN/config.toml     the configuration, after all overrides
+    RUN/origin.json     fingerprints of the data, the prompt template and the model (`hgpo_train.run_folder`)
     RUN/steps/          the step table that was trained on
     RUN/evaluation/     the step table of held-out tasks, `iteration` being the number of iterations before
     RUN/checkpoints/    weights and optimiser
@@ -22,21 +23,23 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_datasets.durable import write_file
-from hgpo_envs.errors import InputError
+from hgpo_envs.atomic import sweep
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
-from hgpo_train.checkpoint import State, checkpoints, load_checkpoint, save_checkpoint, sweep, versions
-from hgpo_train.config import load_config, template_path
+from hgpo_train.checkpoint import load_checkpoint, resumed, save_checkpoint, versions
+from hgpo_train.checkpoint_files import State, checkpoints, resumable
+from hgpo_train.config import template_path
 from hgpo_train.engines import check_engine, make_engine
+from hgpo_train.fingerprints import of_model, of_tasks, of_texts
 from hgpo_train.metrics import batch_metrics, episode_metrics
+from hgpo_train.rollout.failures import check, of_steps
 from hgpo_train.rollout.outcomes import informative
 from hgpo_train.rollout.run import Collection, Machine, collect, open_world
-from hgpo_train.settings import to_dict, to_toml
-from hgpo_train.tracking import make_trackers
-from hgpo_train.update.batches import samples_from_steps
+from hgpo_train.run_folder import Origin, RunFolder, fixed_values
+from hgpo_train.tracking import log_to, make_trackers
+from hgpo_train.update.batches import row_faults, samples_from_steps
 from hgpo_train.update.learner import Learner
-from hgpo_train.update.model import check_context, load_model, load_tokenizer
+from hgpo_train.update.model import check_context, load_model, load_tokenizer, vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +50,6 @@ if TYPE_CHECKING:
     from hgpo_train.hf import Model, Tokenizer
     from hgpo_train.rollout.run import World
 
-CONFIG: Final = "config.toml"
 _EVERYTHING_TOGETHER: Final = 1_000_000
 _FREE: Final = frozenset(
     {
@@ -61,6 +63,7 @@ _FREE: Final = frozenset(
         "update.gap_warning",
         "rollout.slots",
         "rollout.engine_options",
+        "rollout.max_failed",
         "model.device",
         "model.gradient_checkpointing",
     }
@@ -72,37 +75,16 @@ class TrainingWarning(UserWarning):
     """Something that training goes on in spite of."""
 
 
-def start_run(config: Config, folder: Path, *, resume: bool) -> None:
-    """Makes a run's folder and stores the configuration there.
+def start_run(config: Config, folder: Path, *, resume: bool) -> RunFolder[Config]:
+    """Opens a run's folder for training; no other process may train there until it is released.
 
     Raises:
-        InputError: The folder holds a run and is not to be resumed, or is a run of other values.
+        InputError: Another process trains there; the folder holds a run and is not to be resumed; or it holds a run of
+            another configuration.
     """
-    path = folder / CONFIG
-    # A wrong path ends a run before it has left anything but its configuration: it may be begun again.
-    begun = path.exists() and any(other != path for other in folder.iterdir())
-    if begun and not resume:
-        raise InputError(f"{folder} holds a run already; add --resume to go on with it, or give another --out")
-    if begun:
-        was, asked = fixed_values(load_config(path)), fixed_values(config)
-        for name, value in asked.items():
-            if was.get(name) != value:
-                raise InputError(
-                    f"{folder} was begun with {name} = {was.get(name)!r}, not {value!r}; resume it with the same, "
-                    "or give another --out"
-                )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_file(path, to_toml(config).encode())
-
-
-def fixed_values(config: Config) -> dict[str, Any]:
-    """What a run may not change when it is resumed, by `section.field`."""
-    values: dict[str, Any] = {}
-    for section, held in to_dict(config).items():
-        named = {f"{section}.{field}": value for field, value in held.items()} if isinstance(held, dict) else {}
-        named = named or {section: held}
-        values |= {name: value for name, value in named.items() if section not in _FREE and name not in _FREE}
-    return values
+    # A schedule that falls to 0 over the iterations makes each of them depend on how many there are.
+    free = _FREE if config.optimiser.schedule == "constant" else _FREE - {"iterations"}
+    return RunFolder(folder, config, free, purpose="training", resume=resume)
 
 
 def ended(config: Config, iteration: int, environment_steps: float) -> bool:
@@ -115,27 +97,29 @@ class Trainer:
     """Trains a policy by a configuration.
 
     Args:
-        config: The run's.
-        folder: The run's; what is there is gone on with.
-        display: Is told what happens.
+        run: What `start_run` opened. It is resumed from its newest sound checkpoint, and released when `run` returns.
+        display: Shows what happens.
 
     Raises:
-        InputError: Something in the configuration cannot be used.
+        InputError: Something in the configuration cannot be used, or the run was begun with another model, prompt
+            template or data.
     """
 
-    def __init__(self, config: Config, folder: Path, display: Display) -> None:
-        self.config, self.folder, self._display = config, folder, display
+    def __init__(self, run: RunFolder[Config], display: Display) -> None:
+        config, folder = run.config, run.folder
+        self.config, self.folder, self._run, self._display = config, folder, run, display
         get(config.advantage.estimator).parameters.of(config.advantage.parameters)
         check_engine(config.rollout.engine)
         self._world = open_training_world(config, config.environment.split)
         sweep(folder / "checkpoints")
         self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
         self.model: Model = load_model(config.model, config.seed)
+        run.pin(_origins(config, self._world))
         check_context(self.model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
         self.learner = Learner(self.model, config)
-        self.state = State(versions=versions())
-        if whole := checkpoints(folder / "checkpoints"):
-            self.state = load_checkpoint(whole[-1], self.model, self.learner.optimiser)
+        self.state = State(versions=versions(), run=run.id)
+        if (newest := resumable(folder / "checkpoints", run.id)) is not None:
+            self.state = resumed(load_checkpoint(newest, self.model, self.learner.optimiser), self.state)
         self.engine = make_engine(config, self.model, self.tokenizer)
         self.engine.publish(self.model, self.state.iteration)
         done = self.state.iteration  # line 0 is the evaluation before training, which is then made again
@@ -153,6 +137,7 @@ class Trainer:
             self.engine.close()
             for tracker in self._trackers:
                 tracker.close()
+            self._run.release()
         return self.state
 
     def iterate(self) -> dict[str, float]:
@@ -163,7 +148,8 @@ class Trainer:
             steps, drawn = self._collect(iteration)
         metrics = episode_metrics(steps)
         with clock("adv"), self._display.stage("estimate"):
-            rows = self._estimate(steps)
+            rows, left_out = self._usable(self._estimate(steps))
+        metrics["training/rows_left_out"] = float(left_out)
         metrics |= batch_metrics(rows, self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens)
         with clock("update_actor"), self._display.stage("update"):
             metrics |= self.learner.update(samples_from_steps(rows), iteration, self._display.progress)
@@ -202,11 +188,10 @@ class Trainer:
             iteration=self.state.iteration,
         )
         try:
-            with self._display.stage("evaluate"), self._writer("evaluation") as writer:
-                collect(world, self.engine, writer, what, self._machine(), progress=self._display.tally)
+            with self._display.stage("evaluate"):
+                return episode_metrics(self._played("evaluation", world, what), "val")
         finally:
             self.engine.options = training
-        return episode_metrics(self._rows("evaluation", self.state.iteration), "val")
 
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint, or None before the first."""
@@ -237,9 +222,7 @@ class Trainer:
             most=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
             outcome=self._outcome(),
         )
-        with self._writer("steps") as writer:
-            collect(self._world, self.engine, writer, what, self._machine(), progress=self._display.tally)
-        steps = self._rows("steps", iteration)
+        steps = self._played("steps", self._world, what)
         return steps, steps.select(pl.struct("task_id", "group").n_unique()).item()
 
     def _estimate(self, steps: pl.DataFrame) -> pl.DataFrame:
@@ -251,15 +234,38 @@ class Trainer:
             rows = rows.join(said, on=said.columns, how="semi", maintain_order="left")
         return rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
 
+    def _usable(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+        """The rows that can be trained on, and how many cannot: one odd row costs no other."""
+        if rows.is_empty():
+            return rows, 0
+        faults = row_faults(rows, vocabulary(self.model))
+        left_out = len(faults) - faults.null_count()
+        if left_out:
+            warnings.warn(
+                f"{left_out} of {len(rows)} rows cannot be trained on and are left out: {faults.drop_nulls()[0]}",
+                TrainingWarning,
+                stacklevel=3,
+            )
+        return rows.filter(faults.is_null()), left_out
+
     def _outcome(self) -> str:
         """What the estimator reads rewards from, by which a group says something or nothing."""
         return str(self.config.advantage.parameters.get("reward", "reward"))
 
-    def _rows(self, table: str, iteration: int) -> pl.DataFrame:
-        return scan_steps(self.folder / table).filter(pl.col("iteration") == iteration).collect()
+    def _played(self, table: str, world: World, what: Collection) -> pl.DataFrame:
+        """An iteration's rows in a table, after what was missing or had failed was played.
+
+        Raises:
+            RolloutError: Too many rollouts failed. They are committed, and played again on the next call.
+        """
+        with self._writer(table) as writer:
+            collect(world, self.engine, writer, what, self._machine(), retry_failed=True, progress=self._display.tally)
+        steps = scan_steps(self.folder / table).filter(pl.col("iteration") == what.iteration).collect()
+        check(of_steps(steps.lazy()), self.config.rollout.max_failed, "Resuming plays them again")
+        return steps
 
     def _writer(self, table: str) -> StepWriter:
-        return StepWriter(self.folder / table, run=self.config.name, config=fixed_values(self.config))
+        return StepWriter(self.folder / table, run=self.config.name, config=fixed_values(self.config, _FREE))
 
     def _machine(self) -> Machine:
         # One shard an iteration: a killed collection is then played again as a whole, in batches of the same shapes.
@@ -271,8 +277,7 @@ class Trainer:
 
     def _track(self, metrics: dict[str, float]) -> None:
         metrics = metrics | {"training/environment_steps": float(self.state.environment_steps)}
-        for tracker in self._trackers:
-            tracker.log(metrics, self.state.iteration)
+        log_to(self._trackers, metrics, self.state.iteration)
         self._display.row(self.state.iteration, metrics)
 
     def _warn(self, metrics: dict[str, float]) -> None:
@@ -295,6 +300,17 @@ class Trainer:
                 TrainingWarning,
                 stacklevel=2,
             )
+
+
+def _origins(config: Config, world: World) -> dict[str, Origin]:
+    """What a run depends on and its configuration only names."""
+    environment, template = config.environment, world.settings.template
+    named = f"environment.prompt_template = {environment.prompt_template!r}"
+    return {
+        "prompt template": Origin(named, of_texts([template.text]), template.text),
+        "set of tasks": Origin(f"environment.options = {environment.options}", of_tasks(world, environment.options)),
+        "model": Origin(f"model.path = {config.model.path!r}", of_model(config.model.path)),
+    }
 
 
 def open_training_world(config: Config, split: str) -> World:

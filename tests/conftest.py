@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-for name, examples in (("default", 100), ("thorough", 1_000), ("exhaustive", 10_000)):
+for name, examples in (("quick", 10), ("default", 100), ("thorough", 1_000), ("exhaustive", 10_000)):
     settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

@@ -7,18 +7,19 @@ file with what this gives for its rows.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from hgpo_datasets.row_errors import RowError, WrongRow
 from hgpo_datasets.schema import GROUP_KEY, SORT_KEY, columns
 from hgpo_envs import hashing
-from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 Hashes = tuple[NDArray[np.int64], NDArray[np.bool_]]
 """Hashes, and where they are known."""
@@ -38,7 +39,7 @@ def complete(frame: pl.DataFrame, depth: int) -> pl.DataFrame:
         depth: The deepest hash that the schema holds.
 
     Raises:
-        InputError: The rows break a rule of the schema; the line names the row.
+        RowError: Rows break a rule of the schema; it names the first of each trajectory.
     """
     frame = frame.sort(SORT_KEY)
     if frame.is_empty():
@@ -50,7 +51,7 @@ def complete(frame: pl.DataFrame, depth: int) -> pl.DataFrame:
     hashes = text_hashes(frame)
     _check_states(frame, hashes, last)
     computed = derived(frame, first, depth, hashes)
-    _check_given(frame, computed)
+    _check_derived(frame, computed)
     next_state = pl.when(pl.lit(pl.Series(last))).then(pl.col("next_state")).alias("next_state")
     names = [column.name for column in columns(depth)]
     return pl.concat([frame.drop(computed.columns), computed], how="horizontal").with_columns(next_state).select(names)
@@ -73,18 +74,19 @@ def row_name(frame: pl.DataFrame, row: int) -> str:
     return f"task {frame['task_id'][row]!r}, trajectory {frame['trajectory'][row]!r}, step {frame['step'][row]}"
 
 
-def value_problems(frame: pl.DataFrame, last: NDArray[np.bool_]) -> list[tuple[str, pl.Expr]]:
-    """The rules on values as (what is wrong, the rows where it is)."""
+def value_problems(frame: pl.DataFrame, last: NDArray[np.bool_]) -> list[tuple[str, str, pl.Expr]]:
+    """The rules on values as (the column, what is wrong, the rows where it is)."""
     inner = pl.lit(pl.Series(~last))
-    problems = [(f"{name} is not finite", ~pl.col(name).is_finite()) for name in ("reward", "score")]
-    problems += [(f"{name} is NaN", pl.col(name).is_nan()) for name in ("environment_s", "policy_s")]
+    finite = ("reward", "score", "episode_return")
+    problems = [(name, f"{name} is not finite", ~pl.col(name).is_finite()) for name in finite]
+    problems += [(name, f"{name} is NaN", pl.col(name).is_nan()) for name in ("environment_s", "policy_s")]
     problems += [
-        (f"{flag} before the last row", pl.col(flag) & inner) for flag in ("terminated", "truncated", "aborted")
+        (flag, f"{flag} before the last row", pl.col(flag) & inner) for flag in ("terminated", "truncated", "aborted")
     ]
-    logprobs, tokens = pl.col("response_logprobs"), pl.col("response_token_ids")
-    if frame["response_logprobs"].null_count() < len(frame):
-        problems.append(("response_logprobs holds NaN", logprobs.list.eval(pl.element().is_nan()).list.any()))
-        problems.append(("response_logprobs is not one a token", logprobs.list.len() != tokens.list.len()))
+    name, logprobs, tokens = "response_logprobs", pl.col("response_logprobs"), pl.col("response_token_ids")
+    if frame[name].null_count() < len(frame):
+        problems.append((name, f"{name} holds NaN", logprobs.list.eval(pl.element().is_nan()).list.any()))
+        problems.append((name, f"{name} is not one a token", logprobs.list.len() != tokens.list.len()))
     return problems
 
 
@@ -107,9 +109,8 @@ def derived(
     (state, _), (action, known), (following, followed) = (hashes or text_hashes(frame)).values()
     starts, lengths = _spans(first)
     last = np.append(first[1:], True)
-    returns = [
-        math.fsum(frame["reward"][int(start) : int(start + n)]) for start, n in zip(starts, lengths, strict=True)
-    ]
+    rewards = frame["reward"]
+    returns = [_exact_sum(rewards[int(start) : int(start + n)]) for start, n in zip(starts, lengths, strict=True)]
     history, exists = hashing.chain_columns(state, first, depth)
     context, _ = hashing.chain_columns(state, first, depth, action)
     context_exists = _all_known_between(exists, known)
@@ -124,6 +125,20 @@ def derived(
             _nullable("next_state_hash", np.where(last, following, np.roll(state, -1)), followed | ~last),
         ]
     )
+
+
+def _exact_sum(rewards: pl.Series) -> float:
+    """The sum, rounded once; infinite where it is too large for a float, NaN where a term is not finite."""
+    try:
+        return math.fsum(rewards)
+    except ValueError:  # inf and -inf, which only a damaged file holds
+        return math.nan
+    except OverflowError:  # of a partial sum: the sum itself may be small
+        total = sum(map(Fraction, rewards))
+    try:
+        return float(total)
+    except OverflowError:
+        return math.inf if total > 0 else -math.inf
 
 
 def _spans(first: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -161,44 +176,75 @@ def _nullable(name: str, values: NDArray[np.int64], defined: NDArray[np.bool_]) 
     return series if defined.all() else series.set(pl.Series(~defined), None)
 
 
+def _wrong(
+    frame: pl.DataFrame, rows: NDArray[np.bool_] | pl.Series, column: str, text: str | Callable[[int], str]
+) -> list[WrongRow]:
+    """The first of the rows in each trajectory that has some."""
+    places: list[int] = np.flatnonzero(np.asarray(rows, dtype=np.bool_)).tolist()
+    first: dict[str, int] = {}
+    for place, name in zip(places, frame["trajectory"].gather(places), strict=True):
+        first.setdefault(name, place)
+    wrong = []
+    for name, place in first.items():
+        line = text if isinstance(text, str) else text(place)
+        wrong.append(WrongRow(None, name, frame["step"][place], column, f"{row_name(frame, place)}: {line}"))
+    return wrong
+
+
+def _refuse(wrong: list[WrongRow]) -> None:
+    if wrong:
+        raise RowError(wrong)
+
+
 def _check_steps(frame: pl.DataFrame, first: NDArray[np.bool_]) -> None:
-    broken = broken_steps(frame, first)
-    if len(broken):
-        line = f"{row_name(frame, int(broken[0]))}: expected whole trajectories with steps 0, 1, 2, …"
-        raise InputError(f"{line}; a step before it is missing or it came twice")
+    broken = np.zeros(len(frame), dtype=np.bool_)
+    broken[broken_steps(frame, first)] = True
+    text = "expected complete trajectories with steps 0, 1, 2, …; a step before it is missing or given twice"
+    _refuse(_wrong(frame, broken, "step", text))
     seen: set[str] = set()
+    twice = []
     for name in frame["trajectory"].gather(np.flatnonzero(first)):
         if name in seen:
-            raise InputError(f"trajectory {name!r} is in two groups; expected an identifier that is unique in the run")
+            line = f"trajectory {name!r} is in two groups; expected an identifier that is unique in the run"
+            twice.append(WrongRow(None, name, 0, "trajectory", line))
         seen.add(name)
+    _refuse(twice)
 
 
 def _check_values(frame: pl.DataFrame, last: NDArray[np.bool_]) -> None:
     problems = value_problems(frame, last)
-    found = frame.select(wrong.any().alias(name) for name, wrong in problems).row(0)
-    for (name, wrong), here in zip(problems, found, strict=True):
+    found = frame.select(wrong.any().alias(text) for _, text, wrong in problems).row(0)
+    refused = []
+    for (column, text, wrong), here in zip(problems, found, strict=True):
         if here:
-            row = frame.select(wrong.fill_null(value=False).arg_max()).item()
-            raise InputError(f"{row_name(frame, row)}: {name}")
+            refused += _wrong(frame, frame.select(wrong.fill_null(value=False)).to_series(), column, text)
+    _refuse(refused)
 
 
 def _check_states(frame: pl.DataFrame, hashes: Mapping[str, Hashes], last: NDArray[np.bool_]) -> None:
     (state, known), _, (following, followed) = hashes.values()
-    if not known.all():
-        line = "expected `state`, or `state_hash` where texts are not stored"
-        raise InputError(f"{row_name(frame, int(np.argmin(known)))}: {line}")
+    needed = "expected `state`, or `state_hash` where texts are not stored"
+    _refuse(_wrong(frame, ~known, "state", needed))
     broken = followed & ~last & (following != np.roll(state, -1))
-    if broken.any():
-        raise InputError(f"{row_name(frame, int(np.argmax(broken)))}: next_state is not the state of the next step")
+    _refuse(_wrong(frame, broken, "next_state", "next_state is not the state of the next step"))
 
 
-def _check_given(frame: pl.DataFrame, computed: pl.DataFrame) -> None:
-    """Raises for a derived value that came with the rows and is not what follows from them."""
+def _difference(given: pl.Series, wanted: pl.Series) -> Callable[[int], str]:
+    return lambda row: f"{given.name} is {given[row]}; its rows give {wanted[row]}"
+
+
+def _check_derived(frame: pl.DataFrame, computed: pl.DataFrame) -> None:
+    """Raises for a sum of rewards that is no number, and for given derived values that do not follow from the rows."""
+    refused = []
+    if not computed["episode_return"].is_finite().all():
+        endless = ~computed["episode_return"].is_finite()
+        text = "the sum of the trajectory's rewards is too large for a float"
+        refused += _wrong(frame, endless, "reward", text)
     for wanted in computed:
         given = frame[wanted.name]
         if given.null_count() == len(given):
             continue
         differs = (given - wanted).abs() > _ROUNDING if given.dtype.is_float() else given != wanted
         if differs.any():
-            row = int(differs.fill_null(value=False).arg_true()[0])
-            raise InputError(f"{row_name(frame, row)}: {given.name} is {given[row]}; its rows give {wanted[row]}")
+            refused += _wrong(frame, differs.fill_null(value=False), given.name, _difference(given, wanted))
+    _refuse(refused)

@@ -3,24 +3,34 @@
 The first line describes the run, each other line a shard. A shard is committed when its line is on disk. Each line ends
 with `check`, the xxh3_64 of the line before's check and the line's own content, so that a changed, lost or reordered
 line is found; a last line without its newline was never committed.
+
+Names of files come from the manifest and become paths: only the name that the writer gives to the shard of a line is
+accepted there, so that no manifest leads a reader out of the run's folder.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import xxhash
 
-from hgpo_datasets.schema import known_version
+from hgpo_datasets import files
+from hgpo_datasets.schema import MAX_DEPTH, known_version
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
 
 NAME: Final = "manifest.jsonl"
+MOST_BYTES: Final = 64 << 20
+"""The largest manifest that is read or written: about 250,000 shards."""
+
 _FORMAT: Final = "hgpo step table"
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,7 @@ class Shard:
         rows: Steps in it.
         trajectories: Trajectories in it.
         groups: Groups of rollouts in it; none is split over files.
+        replaces: The earlier file whose rows it holds, some of them changed; that file is no longer of the run.
     """
 
     file: str
@@ -61,6 +72,7 @@ class Shard:
     rows: int
     trajectories: int
     groups: int
+    replaces: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,7 @@ class Manifest:
         size: Bytes of the whole lines; what follows was never committed.
         check: The last line's check, which the next line takes in.
         problem: What is wrong with it; None when nothing is.
+        replaced: Files that were committed and then replaced by others.
     """
 
     header: Header | None
@@ -80,6 +93,19 @@ class Manifest:
     size: int
     check: str
     problem: str | None = None
+    replaced: tuple[str, ...] = ()
+
+    @property
+    def committed(self) -> int:
+        """How many files were ever committed: the number of the next one."""
+        return len(self.shards) + len(self.replaced)
+
+    def with_shard(self, shard: Shard) -> Manifest:
+        """The manifest with one more committed file, which may replace an earlier one."""
+        if shard.replaces is None:
+            return replace(self, shards=(*self.shards, shard))
+        kept = tuple(other for other in self.shards if other.file != shard.replaces)
+        return replace(self, shards=(*kept, shard), replaced=(*self.replaced, shard.replaces))
 
 
 def canonical(value: object) -> bytes:
@@ -94,7 +120,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
 
 def encode_line(content: Header | Shard, previous_check: str) -> tuple[bytes, str]:
     """A line and its check."""
-    values = asdict(content)
+    values = {name: value for name, value in asdict(content).items() if value is not None}
     if isinstance(content, Header):
         values["format"] = _FORMAT
     check = _check(values, previous_check)
@@ -107,35 +133,79 @@ def extend(manifest: Manifest, content: Header | Shard) -> Manifest:
     size = manifest.size + len(line)
     if isinstance(content, Header):
         return Manifest(content, (), size, check)
-    return Manifest(manifest.header, (*manifest.shards, content), size, check)
+    return replace(manifest.with_shard(content), size=size, check=check)
+
+
+def file_name(number: int) -> str:
+    """The name of a run's shard.
+
+    >>> file_name(3)
+    'steps-000003.parquet'
+    """
+    return f"steps-{number:06d}.parquet"
+
+
+def read(folder: Path) -> Manifest:
+    """Reads a run's manifest as far as it is right; what is wrong is said in `problem`.
+
+    Raises:
+        InputError: It is missing, not a regular file, too large, or written by a newer version.
+    """
+    return decode(files.read(folder / NAME, MOST_BYTES))
+
+
+def current(folder: Path) -> Manifest:
+    """Reads a run's manifest again as long as a writer replaces files that it lists.
+
+    Raises:
+        InputError: As `read` raises.
+    """
+    listed = read(folder)
+    while not all((folder / shard.file).exists() for shard in listed.shards):
+        again = read(folder)
+        if again.check == listed.check:  # missing for good
+            break
+        listed = again
+    return listed
 
 
 def decode(data: bytes) -> Manifest:
-    """Reads a manifest as far as it is right; what is wrong is said in `problem`, never raised.
+    """Decodes a manifest as far as it is right; what is wrong is said in `problem`.
 
     Raises:
-        InputError: It was written by a newer version.
+        InputError: It is another file's content, or was written by a newer version.
     """
     header: Header | None = None
-    shards: list[Shard] = []
+    shards: dict[str, Shard] = {}
+    replaced: list[str] = []
     size, check, problem = 0, "", None
-    while size < len(data) and problem is None:
+    while size < len(data):
         end = data.find(b"\n", size) + 1
         if not end:
             break
+        line = f"line {len(shards) + len(replaced) + (header is not None) + 1} of {NAME}"
         values = _values(data[size:end], check)
         if values is None:
-            problem = f"line {len(shards) + (header is not None) + 1} of {NAME} is damaged"
+            problem = f"{line} is damaged"
+            break
+        following = values.pop("check")
+        rules = _shard_rules(len(shards) + len(replaced), shards)
+        problem = _wrong_header(values) if header is None else _wrong(values, rules)
+        if problem:
+            problem = f"{line} {problem}"
+            break
+        if header is None:
+            header = Header(**values)
         else:
-            check = values.pop("check")
-            size = end
-            if header is None:
-                header = _header(values)
-            else:
-                shards.append(Shard(**values))
+            shard = Shard(**values)
+            if shard.replaces is not None:
+                del shards[shard.replaces]
+                replaced.append(shard.replaces)
+            shards[shard.file] = shard
+        size, check = end, following
     if header is None and problem is None:
-        problem = f"{NAME} has no whole first line"
-    return Manifest(header, tuple(shards), size, check, problem)
+        problem = f"{NAME} has no complete first line"
+    return Manifest(header, tuple(shards.values()), size, check, problem, tuple(replaced))
 
 
 def _check(values: Mapping[str, object], previous_check: str) -> str:
@@ -153,8 +223,53 @@ def _values(line: bytes, previous_check: str) -> dict[str, Any] | None:
     return values if whole else None
 
 
-def _header(values: dict[str, Any]) -> Header:
+Rule = tuple["Callable[[Any], bool]", str]
+"""Whether a value is right, and what is expected."""
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+_OPTIONAL: Final = frozenset({"replaces"})
+_COUNT: Final[Rule] = (_count, "a count")
+_TEXT: Final[Rule] = (lambda value: isinstance(value, str), "a text")
+_HEADER_RULES: Final[Mapping[str, Rule]] = {
+    "run": _TEXT,
+    "depth": (lambda value: _count(value) and value <= MAX_DEPTH, f"a depth up to {MAX_DEPTH}"),
+    "schema_version": _COUNT,
+    "hgpo_version": _TEXT,
+    "config": (lambda value: isinstance(value, dict), "an object"),
+}
+
+
+def _shard_rules(number: int, earlier: Collection[str]) -> dict[str, Rule]:
+    name = file_name(number)
+    return {
+        "file": (lambda value: value == name, repr(name)),
+        "sha256": (lambda value: isinstance(value, str) and bool(_SHA256.fullmatch(value)), "64 hexadecimal digits"),
+        **dict.fromkeys(("bytes", "rows", "trajectories", "groups"), _COUNT),
+        "replaces": (lambda value: isinstance(value, str) and value in earlier, "an earlier file"),
+    }
+
+
+def _wrong(values: Mapping[str, object], rules: Mapping[str, Rule]) -> str | None:
+    """What is wrong with a line's values, or None."""
+    for name in sorted(values.keys() - rules.keys()):
+        return f"has the unknown key {name!r:.80}; was it written by a newer hgpo?"
+    for name, (is_right, expected) in rules.items():
+        if name not in values:
+            if name in _OPTIONAL:
+                continue
+            return f"lacks {name!r}"
+        if not is_right(values[name]):
+            return f"has {name} = {values[name]!r:.80}; expected {expected}"
+    return None
+
+
+def _wrong_header(values: dict[str, Any]) -> str | None:
     if values.pop("format", None) != _FORMAT:
         raise InputError(f"{NAME} does not describe a step table run")
-    known_version(values["schema_version"], NAME)
-    return Header(**values)
+    if _count(values.get("schema_version")):
+        known_version(values["schema_version"], NAME)
+    return _wrong(values, _HEADER_RULES)

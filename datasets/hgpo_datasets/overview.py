@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from hgpo_datasets import manifest, schema
-from hgpo_datasets.page_checksums import column_bytes
+from hgpo_datasets import bounds, files, manifest, schema
 from hgpo_datasets.reader import scan_steps, step_files
+from hgpo_datasets.rows import clean_text
+from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
     import os
@@ -97,20 +97,29 @@ class Overview:
 
 
 def overview(source: str | os.PathLike[str]) -> Overview:
-    """Looks a run, a file, or a pattern of them over; reads no text, so that large runs take seconds.
+    """Summarises a run, a file, or a pattern of them on this machine; reads no text, so that large runs take seconds.
+
+    A writer may be at work in the run: what is committed when it is called is what is summarised.
 
     Raises:
-        InputError: There is nothing to read.
+        InputError: There is nothing to read, or a file is damaged or not on this machine.
     """
-    steps = scan_steps(source)
-    depth = schema.stored_depth(steps.collect_schema().names())
-    ends = _ends(steps).collect(engine="streaming")
+    if "://" in str(source):
+        raise InputError(f"{source}: expected a run or files on this machine")
+    found = step_files(source)
+    if not found:
+        raise InputError(f"no committed rows in {source}")
+    with files.reading(source):
+        steps = scan_steps(found)
+        depth = schema.stored_depth(steps.collect_schema().names())
+        ends = _ends(steps).collect(engine="streaming")
+    if ends.is_empty():
+        raise InputError(f"no rows in {source}")
     names = ends.select(pl.col("run", "env_id", "split").unique().sort().drop_nulls().implode()).row(0, named=True)
     sizes = ends.group_by(_RUN_GROUP).len()["len"].value_counts(sort=False).sort("len")
     lengths = ends["episode_length"]
-    files = step_files(source)
     return Overview(
-        source=str(source),
+        source=clean_text(str(source)),
         runs=names["run"],
         env_ids=names["env_id"],
         splits=names["split"],
@@ -124,9 +133,9 @@ def overview(source: str | os.PathLike[str]) -> Overview:
         depth=depth,
         total=_kinds(ends.with_columns(task_type=pl.lit(None, pl.String)))[0],
         kinds=_kinds(ends),
-        files=len(files),
-        bytes=sum(Path(file).stat().st_size for file in files),
-        family_bytes=_family_bytes(files, depth),
+        files=len(found),
+        bytes=sum(files.regular(Path(file)).st_size for file in found),
+        family_bytes=_family_bytes(found, depth),
         config=_config(Path(source)),
     )
 
@@ -159,18 +168,18 @@ def _kinds(ends: pl.DataFrame) -> list[Kind]:
     return [Kind(**row) for row in table.iter_rows(named=True)]
 
 
-def _family_bytes(files: list[str], depth: int) -> dict[str, int]:
+def _family_bytes(found: list[str], depth: int) -> dict[str, int]:
     families = {column.name: column.family for column in schema.columns(depth)}
     totals = dict.fromkeys(schema.FAMILIES, 0)
-    for file in files:
-        with Path(file).open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for name, size in column_bytes(data).items():
-                family = families.get(name, "other")
-                totals[family] = totals.get(family, 0) + size
+    for file in found:
+        for name, size in bounds.column_bytes(Path(file)).items():
+            family = families.get(name, "other")
+            totals[family] = totals.get(family, 0) + size
     return totals
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
-    path = folder / manifest.NAME
-    header = manifest.decode(path.read_bytes()).header if path.exists() else None
+    if not folder.is_dir():
+        return None
+    header = manifest.read(folder).header
     return dict(header.config) if header else None

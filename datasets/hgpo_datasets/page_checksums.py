@@ -17,7 +17,6 @@ from hgpo_datasets import thrift
 from hgpo_datasets.thrift import Field, Structure
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Iterator
 
 _MAGIC: Final = b"PAR1"
@@ -60,13 +59,13 @@ def add_page_checksums(parquet: bytes) -> bytes:
     """The same Parquet file with a CRC-32 in every page header.
 
     Args:
-        parquet: A whole file without bloom filters, as Polars writes it.
+        parquet: A complete file without bloom filters, as Polars writes it.
 
     Raises:
         ValueError: It is not such a file.
     """
     data = memoryview(parquet)
-    footer = _footer(data)
+    footer = footer_of(data)
     out = bytearray(_MAGIC)
     groups = footer[_FILE_ROW_GROUPS].value.values
     moved = [_add_to_row_group(data, number, group, out) for number, group in enumerate(groups)]
@@ -84,33 +83,17 @@ def damaged_pages(parquet: bytes) -> list[Page]:
         ValueError: The file's structure is so damaged that its pages cannot be walked.
     """
     data = memoryview(parquet)
-    groups = _footer(data)[_FILE_ROW_GROUPS].value.values
+    groups = footer_of(data)[_FILE_ROW_GROUPS].value.values
     try:
         return [
             page
             for group, metadata in enumerate(groups)
             for chunk in metadata[_GROUP_COLUMNS].value.values
-            for page in _pages(data, group, chunk[_CHUNK_METADATA].value)
+            for page in pages_of(data, group, chunk[_CHUNK_METADATA].value)
             if _PAGE_CRC not in page.header or page.header[_PAGE_CRC].value != _crc(data[page.start : page.end])
         ]
     except (KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"its footer lacks what every column chunk has ({type(error).__name__}: {error})") from error
-
-
-def column_bytes(parquet: bytes | mmap.mmap) -> dict[str, int]:
-    """The stored bytes of each top-level column, pages and their headers; only the footer is read.
-
-    Raises:
-        ValueError: The file's structure is damaged.
-    """
-    sizes: dict[str, int] = {}
-    with memoryview(parquet) as data:
-        for group in _footer(data)[_FILE_ROW_GROUPS].value.values:
-            for chunk in group[_GROUP_COLUMNS].value.values:
-                column = chunk[_CHUNK_METADATA].value
-                name = column[_COLUMN_PATH].value.values[0].decode()
-                sizes[name] = sizes.get(name, 0) + column[_COLUMN_COMPRESSED_SIZE].value
-    return sizes
 
 
 def _crc(stored: memoryview) -> int:
@@ -118,9 +101,14 @@ def _crc(stored: memoryview) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value  # Thrift's i32 is signed
 
 
-def _footer(data: memoryview) -> Structure:
+def footer_of(data: memoryview) -> Structure:
+    """A file's footer, from its bytes.
+
+    Raises:
+        ValueError: It is not a complete Parquet file.
+    """
     if len(data) < 12 or bytes(data[:4]) != _MAGIC or bytes(data[-4:]) != _MAGIC:
-        raise ValueError("not a whole Parquet file: it does not begin and end with PAR1")
+        raise ValueError("not a complete Parquet file: it does not begin and end with PAR1")
     length = int.from_bytes(data[-8:-4], "little")
     if length > len(data) - 12:
         raise ValueError(f"its footer says it is {length} bytes long, more than the file holds")
@@ -130,8 +118,12 @@ def _footer(data: memoryview) -> Structure:
     return footer
 
 
-def _pages(data: memoryview, group: int, column: Structure) -> Iterator[Page]:
-    """The pages of a column chunk, in the order they lie in."""
+def pages_of(data: memoryview, group: int, column: Structure) -> Iterator[Page]:
+    """The pages of a column chunk, in the order they lie in.
+
+    Raises:
+        ValueError: They lie outside the file or the column.
+    """
     path = b".".join(column[_COLUMN_PATH].value.values).decode("utf-8", "replace")
     position = min(column[n].value for n in (_COLUMN_DATA_OFFSET, _COLUMN_DICTIONARY_OFFSET) if n in column)
     end = position + column[_COLUMN_COMPRESSED_SIZE].value
@@ -154,7 +146,7 @@ def _add_to_column(data: memoryview, group: int, chunk: Structure, out: bytearra
         raise ValueError("expected a Parquet file without index pages and bloom filters")
     before = len(out)
     moved: dict[int, Page] = {}
-    for page in _pages(data, group, column):
+    for page in pages_of(data, group, column):
         page.header[_PAGE_CRC] = Field(thrift.I32, _crc(data[page.start : page.end]))
         offset = len(out)
         out += thrift.encode(page.header)

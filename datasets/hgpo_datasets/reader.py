@@ -1,7 +1,8 @@
 """Reads step tables: `scan_steps` gives one LazyFrame over a file, a run, several runs, or a URL.
 
-Only what a manifest lists is read, so a writer may be at work in the run or may have been killed there. Sizes are
-compared with the manifest before anything is read; flipped bytes are what `hgpo verify` looks for.
+Only what a manifest lists is read, so a writer may be at work in the run or may have been killed there. Before a local
+file is read it is checked to be a regular file of the committed size whose footer claims no more than the file can
+hold; changed bytes inside pages are found by `hgpo verify`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import polars as pl
 
-from hgpo_datasets import manifest, schema, shards
+from hgpo_datasets import bounds, files, manifest, schema, shards
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from hgpo_datasets.manifest import Shard
 
 Source = str | os.PathLike[str]
 Choice = Literal["refuse", "skip"]
@@ -61,7 +64,7 @@ def scan_steps(
     found = [_files(one, damaged, uncommitted, options) for one in sources]
     if not any(found):
         raise InputError(f"no committed rows in {', '.join(map(str, given)) or 'an empty list'}")
-    return _scan([files for files in found if files], options)
+    return _scan([some for some in found if some], options)
 
 
 def step_files(source: Source) -> list[str]:
@@ -85,35 +88,47 @@ def _files(source: str, damaged: Choice, uncommitted: Choice, options: dict[str,
     if "://" in source and not source.startswith("file://"):
         return [source] if source.endswith(_PARQUET) else _remote_run(source, options)
     path = Path(source.removeprefix("file://"))
-    if path.is_file():
-        return [str(path)]
+    files.check_text(path)
     if path.is_dir():
         return _run(path, damaged, uncommitted)
-    raise InputError(f"{source}: no such file or run")
+    if not os.path.lexists(path):
+        raise InputError(f"{source}: no such file or run")
+    bounds.check_file(path)
+    return [str(path)]
 
 
 def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[str]:
-    path = folder / manifest.NAME
-    if not path.exists():
+    if not os.path.lexists(folder / manifest.NAME):
         hint = "name its files (folder/*.parquet) to read them without one"
         raise InputError(f"{folder} is not a run: it has no {manifest.NAME}; {hint}")
-    listed = manifest.decode(path.read_bytes())
+    with files.reading(folder):
+        present = sorted(folder.glob(f"*{_PARQUET}"))  # before the manifest is read: a writer may be at work
+    listed = manifest.current(folder)
     if listed.problem:
         _refuse_or_warn(damaged, f"{folder}: {listed.problem}")
     names = {shard.file for shard in listed.shards}
-    for extra in sorted(folder.glob(f"*{_PARQUET}")):
-        if extra.name not in names:
+    for extra in present:
+        if extra.name not in names and extra.name not in listed.replaced:
             _refuse_or_warn(uncommitted, f"{extra} is not committed")
-    files = []
+    found = []
     for shard in listed.shards:
-        file = folder / shard.file
-        if not file.exists():
-            _refuse_or_warn(damaged, f"{file} is missing")
-        elif file.stat().st_size != shard.bytes:
-            _refuse_or_warn(damaged, f"{file} is damaged: {file.stat().st_size} bytes, {shard.bytes} were committed")
+        if problem := _problem(folder / shard.file, shard):
+            _refuse_or_warn(damaged, problem)
         else:
-            files.append(str(file))
-    return files
+            found.append(str(folder / shard.file))
+    return found
+
+
+def _problem(file: Path, shard: Shard) -> str | None:
+    """What is wrong with a committed file, as far as its size and footer tell."""
+    try:
+        size = files.regular(file).st_size
+        if size != shard.bytes:
+            return f"{file} is damaged: {size} bytes, {shard.bytes} were committed"
+        bounds.check_file(file)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def _refuse_or_warn(choice: Choice, line: str) -> None:
@@ -131,27 +146,23 @@ def _remote_run(url: str, options: dict[str, Any]) -> list[str]:
 
 
 def _read_remote(url: str, options: dict[str, Any]) -> bytes:
-    try:
+    with files.reading(url):
         lines = pl.scan_lines(url, storage_options=options or None).collect()["line"]
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"{url} cannot be read: {str(error).splitlines()[0]}") from error
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _scan(sources: list[list[str]], options: dict[str, Any]) -> pl.LazyFrame:
     """One frame over the files; those of one source have the same columns."""
-    seen = [_columns(files[0], options) for files in sources]
+    seen = [_columns(source[0], options) for source in sources]
     schemas: dict[str, Any] = {}
     if any(one != seen[0] for one in seen):
         depth = min(schema.stored_depth(one) for one in seen)
         schemas = {"schema": schema.polars_schema(depth), "missing_columns": "insert", "extra_columns": "ignore"}
-    files = [file for source in sources for file in source]
-    return pl.scan_parquet(files, storage_options=options or None, glob=False, **schemas)
+    every = [file for source in sources for file in source]
+    return pl.scan_parquet(every, storage_options=options or None, glob=False, **schemas)
 
 
 def _columns(file: str, options: dict[str, Any]) -> dict[str, pl.DataType]:
-    try:
+    with files.reading(file):
         shards.check_version(pl.read_parquet_metadata(file, storage_options=options or None), file)
         return dict(pl.scan_parquet(file, storage_options=options or None, glob=False).collect_schema())
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 """The version written. A reader of version n reads every version up to n and refuses what comes after."""
 
+MAX_DEPTH: Final = 64
+"""The deepest hash that a run may store."""
+
 GROUP_KEY: Final = ("iteration", "task_id", "group")
 """Names one group of rollouts within a run."""
 

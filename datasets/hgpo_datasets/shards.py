@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from hgpo_datasets import schema
+from hgpo_datasets import bounds, files, schema
 from hgpo_datasets.manifest import Header, Shard, canonical
 from hgpo_datasets.page_checksums import add_page_checksums
 from hgpo_envs.errors import InputError
@@ -27,6 +28,7 @@ VERSION_KEY: Final = "hgpo.schema_version"
 DIGEST_KEY: Final = "hgpo.sha256"
 RUN_KEY: Final = "hgpo.run"
 CONFIG_KEY: Final = "hgpo.config"
+REPLACES_KEY: Final = "hgpo.replaces"
 
 ROW_GROUP_ROWS: Final = 25_000
 _BLANK: Final = b"0" * 64
@@ -74,22 +76,13 @@ def check_version(metadata: Mapping[str, str], name: str) -> int:
         InputError: There is none, or it is newer than this reader.
     """
     text = metadata.get(VERSION_KEY)
-    if text is None or not text.isdigit():
+    if text is None or not re.fullmatch("[0-9]{1,9}", text):
         raise InputError(f"{name}: expected a step table; the file names no {VERSION_KEY}")
     return schema.known_version(int(text), name)
 
 
-def file_name(number: int) -> str:
-    """The name of a run's shard.
-
-    >>> file_name(3)
-    'steps-000003.parquet'
-    """
-    return f"steps-{number:06d}.parquet"
-
-
-def describe(name: str, data: bytes, frame: pl.DataFrame) -> Shard:
-    """A file's entry in the manifest, from its bytes and its rows."""
+def describe(name: str, data: bytes, frame: pl.DataFrame, replaces: str | None = None) -> Shard:
+    """A file's entry in the manifest, from its bytes, its rows, and the name of the file that it replaces."""
     return Shard(
         file=name,
         sha256=hashlib.sha256(data).hexdigest(),
@@ -97,22 +90,27 @@ def describe(name: str, data: bytes, frame: pl.DataFrame) -> Shard:
         rows=len(frame),
         trajectories=frame.select((pl.col("step") == 0).sum()).item(),
         groups=frame.select(schema.GROUP_KEY).n_unique(),
+        replaces=replaces,
     )
 
 
 def adopt(path: Path, header: Header) -> Shard:
-    """The entry of a file that its writer left whole but unlisted when it was killed.
+    """The entry of a complete file that its writer could not list in the manifest before it was killed.
 
     Raises:
-        InputError: The file is damaged or of another run.
+        InputError: The file is damaged, or belongs to another run.
     """
-    data = path.read_bytes()
+    data = files.read(path, bounds.MOST_BYTES)
     if problem := digest_problem(data):
-        raise InputError(f"{path} is not in the manifest and damaged ({problem}); delete it to resume the run")
-    metadata = pl.read_parquet_metadata(io.BytesIO(data))
-    if metadata[RUN_KEY] != header.run or metadata[CONFIG_KEY] != canonical(header.config).decode():
-        raise InputError(f"{path} belongs to another run ({metadata[RUN_KEY]!r}); move it elsewhere")
-    return describe(path.name, data, pl.read_parquet(data, columns=list(schema.SORT_KEY)))
+        raise InputError(f"{path} is not in the manifest and damaged ({problem}); remove it to resume the run")
+    with files.reading(path):
+        metadata = pl.read_parquet_metadata(io.BytesIO(data))
+    if metadata.get(RUN_KEY) != header.run or metadata.get(CONFIG_KEY) != canonical(header.config).decode():
+        raise InputError(f"{path} belongs to another run ({metadata.get(RUN_KEY)!r:.80}); move it elsewhere")
+    bounds.check_file(path)
+    with files.reading(path):
+        frame = pl.read_parquet(data, columns=list(schema.SORT_KEY))
+    return describe(path.name, data, frame, metadata.get(REPLACES_KEY))
 
 
 def _digest_position(data: bytes) -> int:

@@ -3,12 +3,15 @@
 Bytes are compared with the manifest's SHA-256 and with the digest that each file carries, so that a flip is found
 wherever it is, padding included; page checksums then say where it is. Rows are read only from files whose bytes are
 right: order, steps, nulls, NaN, and every derived column computed again from the others.
+
+Whatever is in the folder becomes a problem in the report, never an exception, and nothing is read without a limit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,15 +19,17 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
-from hgpo_datasets import durable, manifest, schema, shards
+from hgpo_datasets import bounds, files, manifest, schema, shards
 from hgpo_datasets.derive import broken_steps, derived, first_rows, row_name, value_problems
 from hgpo_datasets.page_checksums import damaged_pages
+from hgpo_datasets.rows import clean_text
+from hgpo_envs.atomic import scratch_folders, seems_locked
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from hgpo_datasets.manifest import Header, Shard
 
@@ -36,8 +41,8 @@ class Problem:
     """One thing that is wrong.
 
     Attributes:
-        kind: `manifest`, `missing`, `size`, `bytes`, `digest`, `foreign`, `uncommitted`, `version`, `columns`, `null`,
-            `order`, `steps`, `value`, `derived`, `run`, `group` or `trajectory`.
+        kind: `manifest`, `missing`, `unreadable`, `size`, `bytes`, `digest`, `structure`, `foreign`, `uncommitted`,
+            `version`, `columns`, `null`, `order`, `steps`, `value`, `derived`, `run`, `group` or `trajectory`.
         file: The file it is in.
         message: What is wrong, in one line.
     """
@@ -47,6 +52,11 @@ class Problem:
     message: str
 
 
+def _problem(kind: str, path: Path, message: str) -> Problem:
+    """A problem in a path; paths may hold bytes that are no text."""
+    return Problem(kind, clean_text(str(path)), clean_text(message))
+
+
 @dataclass(slots=True)
 class Report:
     """What `verify` found.
@@ -54,7 +64,7 @@ class Report:
     Attributes:
         source: What was verified.
         problems: What is wrong; empty when nothing is.
-        notes: What is odd but harmless: leftovers of a writer that was killed.
+        notes: What is harmless: leftovers of a writer that was killed, and what a writer at work has not listed yet.
         files: Files read.
         rows: Rows read.
         bytes: Bytes read.
@@ -72,6 +82,18 @@ class Report:
         """Whether nothing is wrong."""
         return not self.problems
 
+    def add(self, kind: str, path: Path, message: str) -> None:
+        """Adds a problem."""
+        self.problems.append(_problem(kind, path, message))
+
+    def note(self, kind: str, path: Path, message: str) -> None:
+        """Adds a note."""
+        self.notes.append(_problem(kind, path, message))
+
+    def summary(self) -> str:
+        """How much was read, in words."""
+        return f"{self.files} files, {self.rows:,} rows, {self.bytes:,} bytes"
+
     def to_dict(self) -> dict[str, Any]:
         """The report as values of JSON."""
         return {"ok": self.ok, **asdict(self)}
@@ -88,86 +110,127 @@ class _Seen:
 def verify(source: str | os.PathLike[str]) -> Report:
     """Verifies a run's folder or a single file; a file in a run's folder is compared with the manifest, too.
 
+    A writer may be at work in the run: what it has not finished is a note, not a problem.
+
     Raises:
         InputError: There is no such run or file.
     """
     path = Path(source)
-    report = Report(str(path))
+    report = Report(clean_text(str(path)))
     if path.is_dir():
-        _verify_run(path, report)
+        if not _is_there(path / manifest.NAME):
+            raise InputError(f"{path} is not a run: it has no {manifest.NAME}; name a file to verify it alone")
+        with _reporting(path, report):
+            _verify_run(path, report)
     elif path.is_file():
-        try:
-            listed = _manifest_of(path.parent)
-        except InputError:
-            listed = None  # of the future; the file says so itself
-        shard = next((one for one in listed.shards if one.file == path.name), None) if listed else None
-        header = listed.header if listed and shard else None
-        _verify_file(path, shard, header, report, _Seen())
+        with _reporting(path, report):
+            _verify_lone_file(path, report)
     else:
         raise InputError(f"{path}: no such run or file on this machine")
     return report
 
 
-def _manifest_of(folder: Path) -> manifest.Manifest | None:
-    path = folder / manifest.NAME
-    return manifest.decode(path.read_bytes()) if path.exists() else None
+@contextmanager
+def _reporting(path: Path, report: Report) -> Iterator[None]:
+    """Turns whatever is raised into a problem: no content of a file may end a verification."""
+    try:
+        yield
+    except InputError as error:
+        report.add("unreadable", path, str(error))
+    except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001 (Polars' panics are no Exception)
+        report.add("unreadable", path, f"cannot be read ({type(error).__name__}: {files.first_line(error)})")
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
+def _verify_lone_file(path: Path, report: Report) -> None:
+    listed = None
+    if _is_there(path.parent / manifest.NAME):
+        with suppress(InputError):  # of the future, or no manifest: then the file is verified by itself
+            listed = manifest.read(path.parent)
+    shard = next((one for one in listed.shards if one.file == path.name), None) if listed else None
+    _verify_file(path, shard, listed.header if listed and shard else None, report, _Seen())
 
 
 def _verify_run(folder: Path, report: Report) -> None:
-    present = sorted(folder.glob("*.parquet"))  # before the manifest is read: a writer may be at work
-    report.notes += [
-        Problem("leftover", str(path), "temporary file of a writer that was killed or is at work")
-        for path in sorted(folder.glob(f"*{durable.PART}"))
-    ]
-    try:
-        listed = _manifest_of(folder)
-    except InputError as error:
-        report.problems.append(Problem("version", str(folder / manifest.NAME), str(error)))
-        return
-    if listed is None:
-        raise InputError(f"{folder} is not a run: it has no {manifest.NAME}; name a file to verify it alone")
+    at_work = seems_locked(folder)  # before anything is read, as the listing is read before the manifest
+    present = sorted(folder.glob("*.parquet"))
+    for part in sorted(folder.glob(f"{shards.PATTERN}.part")):
+        report.note("leftover", part, "temporary file of an earlier version; it may be removed")
+    for scratch in scratch_folders(folder):
+        report.note("leftover", scratch, "scratch folder of a writer that was killed or is at work")
     path = folder / manifest.NAME
-    report.bytes += path.stat().st_size
+    try:
+        listed = manifest.current(folder)
+        size = files.regular(path).st_size
+    except InputError as error:
+        report.add("version" if "newer" in str(error) else "manifest", path, str(error))
+        return
+    report.bytes += size
     if listed.problem:
-        report.problems.append(Problem("manifest", str(path), listed.problem))
-    elif listed.size < path.stat().st_size:
-        report.problems.append(Problem("manifest", str(path), "its last line is not whole; opening the run mends that"))
+        report.add("manifest", path, listed.problem)
+    elif listed.size < size and not at_work:
+        report.add("manifest", path, "its last line is not complete; opening the run repairs that")
     seen = _Seen()
     for shard in listed.shards:
-        if (folder / shard.file).exists():
+        with _reporting(folder / shard.file, report):
             _verify_file(folder / shard.file, shard, listed.header, report, seen)
-        else:
-            report.problems.append(Problem("missing", str(folder / shard.file), "the manifest lists it; it is missing"))
     names = {shard.file for shard in listed.shards}
     for extra in present:
-        if extra.name not in names:
-            _report_extra(extra, len(listed.shards), report)
+        if extra.name in listed.replaced:
+            report.note("leftover", extra, "replaced by a later file; opening the run for writing removes it")
+        elif extra.name not in names:
+            with _reporting(extra, report):
+                _report_extra(extra, listed.committed, report, at_work=at_work)
 
 
-def _report_extra(path: Path, number: int, report: Report) -> None:
-    if path.name == shards.file_name(number) and shards.digest_problem(path.read_bytes()) is None:
-        line = "whole, but not in the manifest; opening the run for writing lists it"
-        report.problems.append(Problem("uncommitted", str(path), line))
+def _report_extra(path: Path, number: int, report: Report, *, at_work: bool) -> None:
+    ours = path.name == manifest.file_name(number)
+    if ours and shards.digest_problem(files.read(path, bounds.MOST_BYTES)) is None:
+        if at_work:
+            report.note("uncommitted", path, "complete, but not yet in the manifest; a writer is at work")
+        else:
+            line = "complete, but not in the manifest; opening the run for writing lists it"
+            report.add("uncommitted", path, line)
     else:
-        report.problems.append(Problem("foreign", str(path), "not in the manifest"))
+        report.add("foreign", path, "not in the manifest")
 
 
 def _verify_file(path: Path, shard: Shard | None, header: Header | None, report: Report, seen: _Seen) -> None:
-    data = path.read_bytes()
+    if not _is_there(path):
+        if path.name in manifest.current(path.parent).replaced:
+            report.note("replaced", path, "replaced by a writer during the verification; verify again")
+        else:
+            report.add("missing", path, "the manifest lists it; it is missing")
+        return
+    size = files.regular(path).st_size
     report.files += 1
-    report.bytes += len(data)
-    problems = list(_byte_problems(str(path), data, shard)) or list(_row_problems(path, data, header, report, seen))
-    report.problems += problems
+    report.bytes += size
+    if shard is not None and size != shard.bytes:
+        report.add("size", path, f"{size} bytes; {shard.bytes} were committed")
+        return
+    data = files.read(path, bounds.MOST_BYTES)
+    name = clean_text(str(path))
+    problems = list(_byte_problems(name, data, shard))
+    problems = problems or list(_structure_problems(name, data))
+    report.problems += problems or list(_row_problems(path, data, header, report, seen))
 
 
 def _byte_problems(name: str, data: bytes, shard: Shard | None) -> Iterable[Problem]:
     digest = shards.digest_problem(data)
-    if shard is not None and len(data) != shard.bytes:
-        yield Problem("size", name, f"{len(data)} bytes; {shard.bytes} were committed")
-    elif shard is not None and hashlib.sha256(data).hexdigest() != shard.sha256:
+    if shard is not None and hashlib.sha256(data).hexdigest() != shard.sha256:
         yield Problem("bytes", name, f"its SHA-256 is not the committed one; {_where(data)}")
     elif digest:
         yield Problem("digest", name, f"{digest}; {_where(data)}")
+
+
+def _structure_problems(name: str, data: bytes) -> Iterable[Problem]:
+    try:
+        bounds.check_bytes(data)
+    except ValueError as error:
+        yield Problem("structure", name, str(error))
 
 
 def _where(data: bytes) -> str:
@@ -187,7 +250,7 @@ def _where(data: bytes) -> str:
 
 
 def _row_problems(path: Path, data: bytes, header: Header | None, report: Report, seen: _Seen) -> Iterable[Problem]:
-    name = str(path)
+    name = clean_text(str(path))
     try:
         shards.check_version(pl.read_parquet_metadata(io.BytesIO(data)), path.name)
     except InputError as error:
@@ -229,8 +292,8 @@ def _content_problems(name: str, frame: pl.DataFrame, depth: int) -> Iterable[Pr
         line = f"{len(broken)} steps are not contiguous from 0; the first is {row_name(frame, int(broken[0]))}"
         yield Problem("steps", name, line)
         return
-    wrong = {text: frame.select(rule.fill_null(value=False)).to_series() for text, rule in value_problems(frame, last)}
-    for text, rows in wrong.items():
+    for _, text, rule in value_problems(frame, last):
+        rows = frame.select(rule.fill_null(value=False)).to_series()
         if rows.any():
             yield Problem("value", name, _rows_line(frame, rows, text))
     for computed in derived(frame, first, depth):

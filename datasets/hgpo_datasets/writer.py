@@ -1,18 +1,20 @@
 """Writes a run: groups of rollouts in, committed shards out.
 
     StepWriter("runs/first", config={"seed": 1})
-        add_group(rows)      a whole group of rollouts at once, or
+        add_group(rows)      one or more complete groups of rollouts, or
         add(rows) … finish   steps as they come, from many environments, in any order
         commit()             a shard on disk; happens by itself when enough rows wait
 
-A run that was broken off is opened again with the same call: what is committed stays, `committed` names it, leftovers
-are swept away. A shard that was whole on disk but not yet listed is listed now.
+A run that was interrupted is opened again with the same call: what is committed stays, and `committed` names it. A
+shard that was complete on disk but not yet listed in the manifest is listed then.
+
+What holds, whatever is raised and whenever the process is killed: a group is in the table completely or not at all,
+and once; a committed group stays. A group that was accepted (`add_group` or `finish` returned, or raised OSError) is
+committed when the block is left, however it is left, unless the disk refuses.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +22,26 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import polars as pl
 
-from hgpo_datasets import durable, manifest, rows, schema, shards
-from hgpo_datasets.derive import complete
-from hgpo_datasets.manifest import Header, Manifest, Shard
+from hgpo_datasets import bounds, rows, schema, shards
+from hgpo_datasets.derive import complete, row_name
+from hgpo_datasets.files import reading
+from hgpo_datasets.row_errors import RowError, WrongRow
+from hgpo_datasets.run_folder import RunFolder
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
+from hgpo_envs.secrets import redact
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Collection, Iterable
     from types import TracebackType
 
+    from hgpo_datasets.manifest import Header, Shard
+
 SHARD_ROWS: Final = 100_000
 SHARD_BYTES: Final = 256 << 20
+MOST_BYTES: Final = bounds.MOST_BYTES // 4
+"""The most bytes in memory that one call of `add_group` may bring, and that make a shard."""
 
 
 class Group(NamedTuple):
@@ -42,12 +52,13 @@ class Group(NamedTuple):
     group: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Ready:
-    """Whole groups that wait for a shard."""
+    """Accepted groups that wait for a shard: one call of `add_group`."""
 
     frame: pl.DataFrame
     groups: frozenset[Group]
+    trajectories: frozenset[int]
     bytes: int
 
 
@@ -57,19 +68,24 @@ class StepWriter:
     After an OSError (a full disk) nothing is lost: the groups wait in memory and `commit` may be called again.
 
     Args:
-        folder: The run's folder; made where it is missing, resumed where it holds a run.
-        run: The run's name; the folder's name unless given.
-        config: What the run was made with (seeds, versions, settings): values of JSON. Kept in the manifest and in
-            every file. A resumed run must have the same; None takes what is there.
-        depth: The deepest history and context hash to store.
+        folder: The run's folder; created if it is missing, resumed if it holds a run.
+        run: The run's name; the folder's name by default.
+        config: What the run was made with (seeds, versions, settings): JSON values. Kept in the manifest and in every
+            file, without secrets (`hgpo_envs.secrets`). A resumed run must have the same; None accepts what is there.
+        depth: The deepest history and context hash to store, at most `schema.MAX_DEPTH`.
         shard_rows: Rows that make a shard by themselves; `commit` makes one at any time. A group is never split.
-        shard_bytes: Bytes in memory that make a shard, whatever its rows: what bounds the memory.
+        shard_bytes: Bytes in memory that make a shard, whatever its rows: this bounds the memory.
         defaults: Values of columns that the rows lack (`env_id`, `split`, `iteration` …).
         without: Columns or families whose values are not stored, for example `["prompt", "tokens", "timings"]`; hashes
             are computed before.
 
+    Attributes:
+        folder: The run's folder.
+        committed: The groups that are committed.
+
     Raises:
         InputError: Another writer has the run open, or what is in the folder does not fit.
+        OSError: The folder cannot be written.
 
     >>> import tempfile
     >>> step = {"task_id": "t", "trajectory": "a", "step": 0, "state": "a room", "action": "look", "reward": 0.0}
@@ -92,62 +108,66 @@ class StepWriter:
         defaults: Mapping[str, Any] | None = None,
         without: Collection[str] = (),
     ) -> None:
-        self.folder = Path(folder)
+        if not 0 <= depth <= schema.MAX_DEPTH:
+            raise InputError(f"depth: expected 0 to {schema.MAX_DEPTH}, got {depth}")
+        rows.check_defaults(defaults or {}, depth)
+        self.folder = Path(folder).absolute()
         self._dropped = _columns_to_drop(without, depth)
-        self._limits = (shard_rows, shard_bytes)
+        self._limits = (shard_rows, min(shard_bytes, MOST_BYTES))
         self._ready: list[_Ready] = []
-        self._waiting: dict[Group, list[rows.Rows]] = {}
-        name = run or self.folder.resolve().name
-        header = Header(name, depth, schema.VERSION, _package_version(), _json_values(config or {}))
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._descriptor = durable.open_locked(self.folder / manifest.NAME)
+        self._waiting: dict[Group, list[Mapping[str, Any]]] = {}
+        self._writing: tuple[Shard, tuple[_Ready, ...]] | None = None
+        self._run = RunFolder(self.folder, run, config, depth)
         try:
-            self._manifest = self._open_run(header, run, config)
             self.committed, self._trajectories = self._read_committed()
         except BaseException:
-            os.close(self._descriptor)
+            self._run.close()
             raise
         self._defaults = {**(defaults or {}), "run": self.header.run}
 
     @property
     def header(self) -> Header:
         """What holds for the whole run."""
-        assert self._manifest.header is not None
-        return self._manifest.header
+        return self._run.header
 
     def add_group(self, steps: rows.Rows) -> None:
-        """Takes one or more whole groups of rollouts.
+        """Takes one or more complete groups of rollouts. One call is one unit: all of its rows are taken, or none.
 
         Args:
             steps: Their rows in any order: mappings, a Polars frame, or a table with Arrow's C stream (pyarrow,
                 pandas). Columns and what may be left out: docs/step_table.md.
 
         Raises:
-            InputError: A row breaks the schema, or the group is already in the run; nothing of it is taken.
+            RowError: Rows break the schema, or belong to another run. `RowError.wrong` names each trajectory that has
+                wrong rows, with the row and the column. Nothing of the call is taken; without or with corrected rows
+                of these trajectories it may be repeated.
+            InputError: These are not rows, a column is unknown or missing, or a group is already in the run. Nothing
+                is taken.
+            OSError: The rows are taken and filled a shard, which the disk refused. `commit` may be called again.
         """
         self._check_open()
-        depth = self.header.depth
-        frame = complete(rows.frame(steps, depth, self._defaults), depth)
-        if frame.is_empty():
-            return
-        groups = frozenset(Group(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
-        names = {text_hash(name) for name in frame.filter(pl.col("step") == 0)["trajectory"]}
-        self._check_new(frame, groups, names)
-        frame = frame.with_columns(pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped)
-        self._ready.append(_Ready(frame, groups, int(frame.estimated_size())))
-        self._trajectories |= names
-        shard_rows, shard_bytes = self._limits
-        rows_ready, bytes_ready = sum(len(one.frame) for one in self._ready), sum(one.bytes for one in self._ready)
-        if rows_ready >= shard_rows or bytes_ready >= shard_bytes:
-            self.commit()
+        taken = self._checked(steps)
+        if taken is not None:
+            self._ready.append(taken)
+            self._commit_full()
 
     def add(self, steps: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> None:
-        """Takes one row or several, of any groups, in any order; they wait until `finish` says their group is whole."""
+        """Takes one row or several, of any groups, in any order; they wait until `finish` is called for their group.
+
+        Only the columns that name the group are checked here, the others by `finish`.
+
+        Raises:
+            InputError: This is not a row, its `iteration`, `task_id` or `group` is missing or of a wrong type, or its
+                group is already in the run. The rows before it are taken.
+        """
+        self._check_open()
         for step in [steps] if isinstance(steps, Mapping) else steps:
-            iteration, task_id, group = (step.get(name, self._defaults.get(name)) for name in schema.GROUP_KEY)
-            if task_id is None:
-                raise InputError("expected a value for 'task_id' in every row; it is missing")
-            self._waiting.setdefault(Group(iteration or 0, task_id, group or 0), []).append(step)
+            if not isinstance(step, Mapping):
+                raise InputError(f"expected rows that are mappings, got {type(step).__name__}")
+            name = self._name(*(step.get(column) for column in schema.GROUP_KEY))
+            if name not in self._waiting:
+                self._check_absent({name})
+            self._waiting.setdefault(name, []).append(step)
 
     def finish(self, task_id: str, group: int = 0, iteration: int | None = None) -> None:
         """Says that every row of a group was added.
@@ -156,50 +176,105 @@ class StepWriter:
             task_id: The group's task.
             group: Its number among the task's groups.
             iteration: Its iteration; the writer's default unless given.
-        """
-        name = Group(self._defaults.get("iteration", 0) if iteration is None else iteration, task_id, group)
-        if name not in self._waiting:
-            raise InputError(f"no rows wait for group {tuple(name)}; add them before it is finished")
-        self.add_group(self._waiting[name])
-        del self._waiting[name]
-
-    def commit(self) -> Shard | None:
-        """Writes the finished groups as one shard and returns when the disk has it; None where there are none.
 
         Raises:
-            OSError: The disk refused. No shard is there, the groups are kept, and `commit` may be called again.
+            RowError: Rows break the schema, as in `add_group`. All rows of the group still wait: add what is missing
+                and finish it again, or `discard` it.
+            InputError: No rows of this group wait.
+            OSError: The group is taken and filled a shard, which the disk refused. `commit` may be called again.
+        """
+        self._check_open()
+        name = self._name(iteration, task_id, group)
+        if name not in self._waiting:
+            raise InputError(f"no rows wait for group {tuple(name)}; add them before it is finished")
+        self._take_waiting(name)
+        self._commit_full()
+
+    def discard(self, task_id: str, group: int = 0, iteration: int | None = None) -> None:
+        """Gives up the rows of a group that was not finished. Without such rows nothing happens.
+
+        Args:
+            task_id: The group's task.
+            group: Its number among the task's groups.
+            iteration: Its iteration; the writer's default unless given.
+        """
+        name = self._name(iteration, task_id, group)
+        self._waiting.pop(name, None)
+
+    def commit(self) -> Shard | None:
+        """Writes the finished groups as a shard and returns when the disk has it.
+
+        Groups that could not be written before, and are too large for one shard together, make several.
+
+        Returns:
+            The last shard written; None where no groups wait.
+
+        Raises:
+            OSError: The disk refused. The groups that are not yet in a shard are kept, and `commit` may be called
+                again.
+            InputError: The run's folder was moved or replaced, or the writer is closed. The groups are kept.
         """
         if not self._ready:
             return None
         self._check_open()
-        frames = [one.frame for one in self._ready]
-        frame = frames[0] if len(frames) == 1 else pl.concat(frames).sort(schema.SORT_KEY)
-        header = self.header
-        config = manifest.canonical(header.config).decode()
-        data = shards.encode(frame, {shards.RUN_KEY: header.run, shards.CONFIG_KEY: config})
-        path = self.folder / shards.file_name(len(self._manifest.shards))
-        shard = shards.describe(path.name, data, frame)
-        try:
-            durable.write_file(path, data)
-            self._append(shard)
-            self._forget_ready()
-        except BaseException:
-            self._manifest = manifest.decode((self.folder / manifest.NAME).read_bytes())
-            if shard in self._manifest.shards:  # interrupted when it was done
-                self._forget_ready()
-            else:
-                path.unlink(missing_ok=True)
-            raise
+        self._settle()
+        shard = None
+        while self._ready:
+            shard = self._write_shard(self._next_shard())
         return shard
 
+    def replace(self, steps: rows.Rows) -> list[Shard]:
+        """Puts complete trajectories in the place of committed ones of the same names, for example of aborted ones.
+
+        Finished groups are committed first. Each file that holds one of the trajectories is written again under a new
+        name, the manifest lists the new file in its place, and the old file is removed. Whenever this is interrupted,
+        a file holds the old trajectories or the new ones.
+
+        Args:
+            steps: Their rows, as `add_group` takes them.
+
+        Returns:
+            The files that were written.
+
+        Raises:
+            RowError: Rows break the schema, or belong to another run. Nothing is replaced.
+            InputError: A trajectory is not in the run, or is in another group there. Nothing is replaced.
+            OSError: The disk refused; files that were not yet replaced hold the old trajectories.
+        """
+        self.commit()
+        self._check_open()
+        frame = self._completed(steps)
+        key = [*schema.GROUP_KEY, "trajectory"]
+        wanted = frame.select(key).unique()
+        places: dict[str, pl.DataFrame] = {}
+        for file in self._run.files:
+            with reading(file):
+                found = wanted.join(pl.read_parquet(file, columns=key).unique(), on=key)
+            if not found.is_empty():
+                places[file.name] = found
+        missing = wanted.join(pl.concat([wanted.clear(), *places.values()]), on=key, how="anti")
+        if not missing.is_empty():
+            name = missing["trajectory"][0]
+            raise InputError(f"trajectory {name!r} of group {missing.row(0)[:3]} is not in run {self.header.run!r}")
+        return [self._replace_in(file, found, frame) for file, found in places.items()]
+
+    def _replace_in(self, file: str, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
+        with reading(self.folder / file):
+            kept = pl.read_parquet(self.folder / file).join(names, on="trajectory", how="anti")
+        merged = pl.concat([kept, frame.join(names, on="trajectory", how="semi")]).sort(schema.SORT_KEY)
+        return self._write_shard((_Ready(merged, frozenset(), frozenset(), 0),), replaces=file)
+
     def close(self) -> None:
-        """Commits what is finished and lets another writer open the run. Groups not finished are given up."""
-        if self._descriptor >= 0:
+        """Commits what is finished and lets another writer open the run. Groups not finished are given up.
+
+        Raises:
+            OSError: The disk refused. The groups that were not committed are lost.
+        """
+        if self._run.is_open:
             try:
                 self.commit()
             finally:
-                os.close(self._descriptor)
-                self._descriptor = -1
+                self._run.close()
 
     def __enter__(self) -> Self:
         return self
@@ -207,86 +282,170 @@ class StepWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Commits what is whole, also when the block broke off (Ctrl-C); a group still waiting only if it did not."""
+        """Commits what is finished; a group whose rows still wait only if the block did not raise.
+
+        What the block raised is what comes out: if the disk then refuses, that is added to it as a note.
+
+        Raises:
+            RowError: The block raised nothing, and waiting rows break the schema. All other groups are committed.
+            OSError: The block raised nothing, and the disk refused. Groups that were not committed are lost.
+        """
+        refused = None if error is not None else self._take_all_waiting()
         try:
-            if kind is None:
-                for name in list(self._waiting):
-                    self.finish(name.task_id, name.group, name.iteration)
-        finally:
-            if isinstance(error, OSError):
-                self._ready = []  # the disk refused a moment ago: raise that error, not a second one
             self.close()
+        except (Exception, pl.exceptions.PanicException) as failure:
+            lost = sum(len(one.groups) for one in self._ready)
+            line = f"{lost} finished groups could not be committed to {self.folder}"
+            if error is None:
+                failure.add_note(f"{line}; {refused}" if refused else line)
+                raise
+            error.add_note(f"while leaving, {line}: {failure}")
+        if refused is not None:
+            raise refused
+
+    def _checked(self, steps: rows.Rows) -> _Ready | None:
+        """Complete groups, ready for a shard; None where there are no rows."""
+        run, frame = self.header.run, self._completed(steps)
+        if frame.is_empty():
+            return None
+        groups = frozenset(Group(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
+        self._check_absent(groups)
+        names = {text_hash(name): name for name in frame.filter(pl.col("step") == 0)["trajectory"]}
+        known = names.keys() & self._trajectories.union(*(one.trajectories for one in self._ready))
+        if known:
+            raise RowError(
+                WrongRow(None, names[one], 0, "trajectory", f"trajectory {names[one]!r} is already in run {run!r}")
+                for one in known
+            )
+        size = int(frame.estimated_size())
+        if size > MOST_BYTES:
+            raise InputError(
+                f"the groups take {size:,} bytes; expected at most {MOST_BYTES:,} together; give fewer at once, or "
+                "leave columns out (`without`)"
+            )
+        return _Ready(frame, groups, frozenset(names), size)
+
+    def _completed(self, steps: rows.Rows) -> pl.DataFrame:
+        """Rows with every column, as they are stored."""
+        depth, run = self.header.depth, self.header.run
+        frame = complete(rows.frame(steps, depth, self._defaults), depth)
+        foreign = frame.filter(pl.col("run") != run)
+        if not foreign.is_empty():
+            raise RowError(
+                WrongRow(None, name, foreign["step"][row], "run", f"{row_name(foreign, row)}: {other}")
+                for row, name in enumerate(foreign["trajectory"])
+                for other in [f"run is {foreign['run'][row]!r}, expected {run!r}; drop the column to copy rows"]
+            )
+        dropped = [pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped]
+        return frame.with_columns(_redacted(frame["error"])).with_columns(dropped)
+
+    def _name(self, iteration: object, task_id: object, group: object) -> Group:
+        """A group's name, as its rows will hold it; what is None is the writer's default."""
+        given = (iteration, task_id, group)
+        values = [
+            rows.key_value(name, self._defaults.get(name, default) if value is None else value)
+            for name, value, default in zip(schema.GROUP_KEY, given, (0, None, 0), strict=True)
+        ]
+        return Group(*values)
+
+    def _take_waiting(self, name: Group) -> None:
+        if not self._holds(name):  # else it was taken just before an interrupt
+            taken = self._checked(self._waiting[name])
+            if taken is not None:
+                self._ready.append(taken)
+        del self._waiting[name]
+
+    def _take_all_waiting(self) -> InputError | None:
+        """Takes every group that waits; returns the first refusal."""
+        refused = None
+        for name in list(self._waiting):
+            try:
+                self._take_waiting(name)
+            except InputError as error:
+                refused = refused or error
+        return refused
+
+    def _commit_full(self) -> None:
+        shard_rows, shard_bytes = self._limits
+        rows_ready, bytes_ready = sum(len(one.frame) for one in self._ready), sum(one.bytes for one in self._ready)
+        if rows_ready >= shard_rows or bytes_ready >= shard_bytes:
+            self.commit()
+
+    def _next_shard(self) -> tuple[_Ready, ...]:
+        """The first of the ready groups, as many as fit into one shard."""
+        size, count = self._ready[0].bytes, 1
+        for one in self._ready[1:]:
+            size += one.bytes
+            if size > 2 * MOST_BYTES:
+                break
+            count += 1
+        return tuple(self._ready[:count])
+
+    def _write_shard(self, batch: tuple[_Ready, ...], replaces: str | None = None) -> Shard:
+        frames = [one.frame for one in batch]
+        frame = frames[0] if len(frames) == 1 else pl.concat(frames).sort(schema.SORT_KEY)
+        metadata = self._run.metadata | ({} if replaces is None else {shards.REPLACES_KEY: replaces})
+        data = shards.encode(frame, metadata)
+        shard = shards.describe(self._run.next_file, data, frame, replaces)
+        self._run.check_room(shard)
+        self._writing = (shard, batch)
+        try:
+            self._run.write(shard, data)
+            self._settle()
+        except BaseException as error:
+            self._settle_after(error)
+            raise
+        return shard
+
+    def _settle_after(self, error: BaseException) -> None:
+        try:
+            self._settle()
+        except Exception as second:  # noqa: BLE001 (the next commit tries again; the first error is what comes out)
+            error.add_note(f"what it left in {self.folder} could not be removed yet: {second}")
+
+    def _settle(self) -> None:
+        """Makes disk and memory agree after a shard was written, refused, or interrupted at any line."""
+        if self._writing is None:
+            return
+        shard, batch = self._writing
+        if self._run.settle(shard):
+            self.committed = self.committed.union(*(one.groups for one in batch))
+            self._trajectories = self._trajectories.union(*(one.trajectories for one in batch))
+            self._ready = [one for one in self._ready if one not in batch]
+        self._writing = None
 
     def _check_open(self) -> None:
-        if self._descriptor < 0:
-            raise InputError(f"the writer of run {self.header.run!r} was closed; open another one to go on")
+        if not self._run.is_open:
+            raise InputError(f"the writer of run {self.header.run!r} is closed; open another one to continue the run")
 
-    def _forget_ready(self) -> None:
-        self.committed = self.committed.union(*(one.groups for one in self._ready))
-        self._ready = []
+    def _holds(self, name: Group) -> bool:
+        return name in self.committed or any(name in one.groups for one in self._ready)
 
-    def _check_new(self, frame: pl.DataFrame, groups: frozenset[Group], names: set[int]) -> None:
-        if twice := groups & self.committed.union(*(one.groups for one in self._ready)):
-            raise InputError(
-                f"group {tuple(min(twice))} (iteration, task, group) is already in run {self.header.run!r}"
-            )
-        if names & self._trajectories:
-            name = next(name for name in frame["trajectory"] if text_hash(name) in self._trajectories)
-            raise InputError(f"trajectory {name!r} is already in run {self.header.run!r}; expected a new identifier")
+    def _check_absent(self, groups: Iterable[Group]) -> None:
+        if twice := [name for name in groups if self._holds(name)]:
+            name = tuple(min(twice))
+            raise InputError(f"group {name} (iteration, task, group) is already in run {self.header.run!r}")
 
-    def _append(self, content: Header | Shard) -> None:
-        line, _ = manifest.encode_line(content, self._manifest.check)
-        durable.append(self._descriptor, line)
-        self._manifest = manifest.extend(self._manifest, content)
-
-    def _open_run(self, header: Header, run: str | None, config: Mapping[str, Any] | None) -> Manifest:
-        """Reads the manifest, or begins one; sweeps leftovers; lists a shard that was whole but not yet listed."""
-        data = (self.folder / manifest.NAME).read_bytes()
-        self._manifest = manifest.decode(data)
-        fresh = _is_beginning(data) and not list(self.folder.glob(shards.PATTERN))
-        if self._manifest.problem and not fresh:
-            raise InputError(f"{self.folder}: {self._manifest.problem}; `hgpo verify {self.folder}` says more")
-        os.ftruncate(self._descriptor, self._manifest.size)  # a line that was never whole was never committed
-        for part in self.folder.glob(f"{shards.PATTERN}{durable.PART}"):
-            part.unlink()
-        if fresh:
-            self._manifest = Manifest(None, (), 0, "")
-            self._append(header)
-            durable.sync_folder(self.folder)
-        else:
-            _check_same(self.folder, self.header, header, run, config)
-            self._check_files()
-        return self._manifest
-
-    def _check_files(self) -> None:
-        listed = {shard.file: shard for shard in self._manifest.shards}
-        for name, shard in listed.items():
-            path = self.folder / name
-            if not path.exists() or path.stat().st_size != shard.bytes:
-                raise InputError(
-                    f"{path} is {'damaged' if path.exists() else 'missing'}; `hgpo verify {self.folder}` says more"
-                )
-        unlisted = sorted(path for path in self.folder.glob(shards.PATTERN) if path.name not in listed)
-        for path in unlisted:
-            if path.name != shards.file_name(len(self._manifest.shards)):
-                raise InputError(
-                    f"{path} is not of this run; move it elsewhere (scan_steps reads several runs at once)"
-                )
-            self._append(shards.adopt(path, self.header))
-
-    def _read_committed(self) -> tuple[set[Group], set[int]]:
-        files = [self.folder / shard.file for shard in self._manifest.shards]
+    def _read_committed(self) -> tuple[frozenset[Group], frozenset[int]]:
+        files = self._run.files
         if not files:
-            return set(), set()
-        first = pl.scan_parquet(files).filter(pl.col("step") == 0).select(*schema.GROUP_KEY, "trajectory").collect()
-        groups = {Group(*row) for row in first.select(schema.GROUP_KEY).unique().iter_rows()}
-        return groups, {text_hash(name) for name in first["trajectory"]}
+            return frozenset(), frozenset()
+        with reading(self.folder):
+            starts = pl.scan_parquet(files, glob=False).filter(pl.col("step") == 0)
+            first = starts.select(*schema.GROUP_KEY, "trajectory").collect()
+        groups = frozenset(Group(*row) for row in first.select(schema.GROUP_KEY).unique().iter_rows())
+        return groups, frozenset(text_hash(name) for name in first["trajectory"])
 
 
-def _is_beginning(data: bytes) -> bool:
-    """Whether a manifest is empty, or a first line that was never whole; never somebody's other file."""
-    opening = b'{"check":"'
-    return b"\n" not in data and data.startswith(opening[: len(data)])
+def _redacted(errors: pl.Series) -> pl.Series:
+    """The column `error` without secrets, which servers and libraries repeat in their messages.
+
+    States, prompts and responses are stored as they were read: their hashes and token ids belong to those texts, and
+    a policy redacts the replies of its server itself.
+    """
+    if errors.null_count() == len(errors):
+        return errors
+    return pl.Series("error", [text and redact(text) for text in errors], dtype=errors.dtype)
 
 
 def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
@@ -300,37 +459,3 @@ def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
         if not column.null:
             raise InputError(f"column {column.name} is never null; a run cannot be written without it")
     return [column.name for column in chosen]
-
-
-def _json_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = manifest.plain(config)
-    except TypeError as error:
-        raise InputError(f"expected a configuration of JSON values: {error}") from error
-    return values
-
-
-def _package_version() -> str:
-    try:
-        return importlib.metadata.version("hgpo")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _check_same(folder: Path, there: Header, header: Header, run: str | None, config: Mapping[str, Any] | None) -> None:
-    """Raises unless a run that is there can be resumed with what was asked for."""
-    if run is not None and run != there.run:
-        raise InputError(f"{folder} holds the run {there.run!r}, not {run!r}; give another folder")
-    if header.depth != there.depth:
-        raise InputError(f"{folder} was written with depth {there.depth}, not {header.depth}; give another folder")
-    if there.schema_version != schema.VERSION:
-        raise InputError(
-            f"{folder} was written in schema version {there.schema_version}; give another folder to write to"
-        )
-    if config is not None and header.config != there.config:
-        names = sorted({*header.config, *there.config})
-        name = next(name for name in names if header.config.get(name) != there.config.get(name))
-        was, asked = there.config.get(name), header.config.get(name)
-        raise InputError(
-            f"{folder} was written with {name} = {was!r}, not {asked!r}; give another folder or the same value"
-        )

@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import orjson
-
-from hgpo_envs.alfworld.games import read_file
+from hgpo_envs.alfworld.games import LONGEST_FILE, read_file
+from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import open_regular, parse_json, read_bytes, writing
+from hgpo_envs.paths import inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -85,19 +86,26 @@ class FolderStore:
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
         """The JSON object of the `traj_data.json` beside it; None where there is none."""
         path = self._folders[task_id] / TRAJECTORY_FILE
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
         try:
-            data: dict[str, Any] = orjson.loads(path.read_bytes())
-        except orjson.JSONDecodeError as error:
-            raise InputError(f"{path} is not whole JSON ({error}); copy or fetch it again") from None
+            data = parse_json(read_bytes(path, LONGEST_FILE, "traj_data.json"))
+        except InputError as error:
+            raise InputError(f"{path}: {error}; copy or fetch it again") from None
+        if not isinstance(data, dict):
+            raise InputError(f"{path}: expected a JSON object, got {type(data).__name__}; copy or fetch it again")
         return data
 
 
 def _game_folders(folder: Path) -> Iterator[Path]:
-    for place, _, files in os.walk(folder):
+    for place, _, files in os.walk(folder, onerror=_unreadable):
         if GAME_FILE in files:
             yield Path(place)
+
+
+def _unreadable(error: OSError) -> None:
+    """Without this, the games in a folder that may not be read would be missing without a word."""
+    raise InputError(f"cannot read the folder {error.filename}: {error.strerror}") from None
 
 
 def _task_id(place: Path, *, alone: bool) -> str | None:
@@ -114,9 +122,9 @@ _TAIL: Final = 4096
 
 def _solvable(path: Path) -> bool:
     """Whether a game is marked solvable: read from the file's end, where the mark is, else from all of it."""
-    with path.open("rb") as file:
+    with open_regular(path, "game file") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        tail = file.read()
+        tail = file.read(_TAIL)
     marks = _SOLVABLE.findall(tail)
     if marks and tail.rstrip().endswith(b"}"):
         return bool(marks[-1] == b"true")
@@ -129,19 +137,32 @@ def write_folder(files: Files, ids: Iterable[str], folder: Path) -> int:
     Args:
         files: Where the games come from.
         ids: Which to write.
-        folder: Made if it is not there.
+        folder: Made if it does not exist. It must not hold `json_2.1.1`, which appears complete or not at all.
 
     Returns:
         The number of games written.
+
+    Raises:
+        InputError: `json_2.1.1` exists, a task id cannot be a path, or the disk is full.
     """
     count = 0
-    for task_id in ids:
-        place = folder / ROOT / task_id
-        place.mkdir(parents=True, exist_ok=True)
-        _write(place / GAME_FILE, files.read(task_id))
-        _write(place / TRAJECTORY_FILE, files.trajectory(task_id) or {"task_type": task_id.split("/")[1].split("-")[0]})
-        count += 1
+    with writing(folder / ROOT), new_folder(folder / ROOT) as made:
+        for task_id in ids:
+            place = inside(made, task_id)
+            place.mkdir(parents=True)
+            _write(place / GAME_FILE, files.read(task_id))
+            _write(place / TRAJECTORY_FILE, files.trajectory(task_id) or {"task_type": task_type(task_id)})
+            count += 1
     return count
+
+
+def task_type(task_id: str) -> str:
+    """What a task id says of its type.
+
+    >>> task_type("train/pick_and_place_simple-Mug-None-Shelf-1/trial_1")
+    'pick_and_place_simple'
+    """
+    return task_id.split("/")[-2].split("-", maxsplit=1)[0] if "/" in task_id else task_id
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ which is the order in which the environment lists them.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections import Counter, defaultdict
@@ -14,12 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-
 from hgpo_envs.alfworld.goals import TASK_TYPES, Goal, parse_goal
 from hgpo_envs.alfworld.grammar import Grammar, recognise, split_task
 from hgpo_envs.alfworld.world import NOTHING, Ability, Trait, World
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import parse_json, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -53,6 +53,8 @@ STATIONS: Final = {
     "fridge": Ability.COOLABLE,
 }
 """What each kind of receptacle does to the objects that can have it done."""
+LONGEST_FILE: Final = 4 << 20
+"""Bytes of a game file or of a `traj_data.json`; the largest official one has 139 kB."""
 KNIVES: Final = frozenset({"knife", "butterknife"})
 
 
@@ -118,14 +120,24 @@ def read_game(path: Path) -> Game:
 
 def read_file(path: Path) -> dict[str, Any]:
     """The JSON object of a game file; what is missing or no game is refused."""
+    if not os.path.lexists(path):
+        raise InputError(f"no game at {path}: expected a game.tw-pddl file")
+    content = read_bytes(path, LONGEST_FILE, "game.tw-pddl file")
     try:
-        data = orjson.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"no game at {path}: expected a game.tw-pddl file") from None
-    except orjson.JSONDecodeError as error:
-        raise InputError(f"{path} is not whole JSON ({error}); copy or fetch the game again") from None
+        return checked(parse_json(content))
+    except InputError as error:
+        raise InputError(f"{path}: {error}; copy or fetch the game again") from None
+
+
+def checked(data: object) -> dict[str, Any]:
+    """The JSON object of a game file, if it is one. The message does not say where it comes from."""
     if not isinstance(data, dict) or not all(isinstance(data.get(key), str) for key in TEXTS):
-        raise InputError(f"{path} is no game: expected the texts {', '.join(TEXTS)}")
+        raise InputError(f"no game: expected a JSON object with the texts {', '.join(TEXTS)}")
+    walkthrough = data.get("walkthrough")
+    if walkthrough is not None and not (
+        isinstance(walkthrough, list) and all(isinstance(command, str) for command in walkthrough)
+    ):
+        raise InputError("no game: expected `walkthrough` to be a list of texts")
     return data
 
 
@@ -145,6 +157,9 @@ def compile_game(data: Mapping[str, Any], where: str = "the game") -> Game:
         return compile_problem(data["pddl_problem"], grammar, task, data.get("walkthrough"))
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        # a damaged problem contradicts itself in more ways than are worth a line each
+        raise InputError(f"{where}: the game contradicts itself ({type(error).__name__}: {error!s:.80})") from None
 
 
 def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iterable[str] | None = None) -> Game:
@@ -189,10 +204,7 @@ def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iter
         accepts=tuple(frozen.get(name, frozenset()) for name in receptacle_types),
         location_ids=entities["location"],
         location_names=tuple(names[name] for name in entities["location"]),
-        receptacles_at=tuple(
-            tuple(index for index, place in enumerate(places) if place == location)
-            for location in range(len(entities["location"]))
-        ),
+        receptacles_at=_at_each(places, len(entities["location"])),
         start=_start(facts, object_index, receptacle_index, location_index),
         goal=goal,
         wanted=_matching(object_types, goal.object_type, abilities, goal.ability),
@@ -276,6 +288,15 @@ def _places(facts: Facts, receptacles: tuple[str, ...], locations: Mapping[str, 
         if places.setdefault(receptacle, location) != location:
             raise InputError(f"receptacle {receptacle} is at two locations, which the engine does not know")
     return tuple(locations[places[name]] if name in places else NOTHING for name in receptacles)
+
+
+def _at_each(places: tuple[int, ...], locations: int) -> tuple[tuple[int, ...], ...]:
+    """The receptacles at each location."""
+    found: list[list[int]] = [[] for _ in range(locations)]
+    for receptacle, place in enumerate(places):
+        if place != NOTHING:
+            found[place].append(receptacle)
+    return tuple(map(tuple, found))
 
 
 def _types(rows: list[tuple[str, ...]], names: tuple[str, ...]) -> tuple[str, ...]:

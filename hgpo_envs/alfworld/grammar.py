@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.alfworld.parts import DOMAIN, GRAMMAR, digest, domain_parts, fingerprint, grammar_parts
+from hgpo_envs.caching import bounded_cache
 from hgpo_envs.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ _ARRIVALS: Final = {
 }
 
 
-@lru_cache(maxsize=64)
-def recognise(domain: str, grammar: str) -> Grammar:
+def _recognise(domain: str, grammar: str) -> Grammar:
     """The wording of a game, from its domain and its grammar without a task (`split_task`).
 
     Raises:
@@ -128,6 +127,10 @@ def recognise(domain: str, grammar: str) -> Grammar:
         raise InputError(_unknown("grammar", parts, wrong))
     (_, put), (_, puts), (_, arrives), _ = choices
     return Grammar(str(put).split()[0], str(put), str(puts), bool(arrives), HELP if has_help else None)
+
+
+recognise = bounded_cache(_recognise, 64, 1 << 19, lambda _, domain, grammar: len(domain) + len(grammar))
+"""`_recognise`, which is called for every game and has few different texts to read."""
 
 
 def _plain_rule(parts: Mapping[str, str], name: str) -> str:

@@ -22,9 +22,11 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import orjson
 
-from hgpo_envs.alfworld.games import TEXTS, compile_game
+from hgpo_envs.alfworld.games import LONGEST_FILE, TEXTS, checked, compile_game
 from hgpo_envs.alfworld.grammar import join_task, split_task
+from hgpo_envs.atomic import new_file
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import inflate, open_regular, parse_json, writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +39,8 @@ _CHECKED_HEADER: Final = struct.Struct("<60sI")
 _ENTRY: Final = struct.Struct("<QIII")
 _WINDOW: Final = 1 << 15
 """The most that deflate can use of a dictionary."""
+LONGEST_TEXTS: Final = 16 << 20
+"""Bytes of all domains and grammars of a pack; those of the official games have 60 kB."""
 _KEPT_OF_TRAJECTORY: Final = ("task_id", "task_type", "pddl_params", "scene")
 """What the original's text environment and its expert read in `traj_data.json`, and the scene."""
 
@@ -53,17 +57,21 @@ class PackStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
+        with open_regular(path, "pack of ALFWorld games") as file:
             if os.fstat(file.fileno()).st_size < _CHECKED_HEADER.size:
                 raise InputError(_foreign(path))
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._count, texts, index = self._open()
-        self._domains: list[str] = texts["domains"]
-        self._grammars: list[str] = texts["grammars"]
-        self._dictionary = texts["dictionary"].encode()
-        self._index = index
+        self._count, packed_texts, self._index = self._open()
+        try:
+            self._domains, self._grammars, self._dictionary = _texts(packed_texts)
+            self._ids = _ids(self._index, self._count)
+        except InputError as error:
+            raise self._malformed(error) from None
 
-    def _open(self) -> tuple[int, dict[str, Any], bytes]:
+    def _malformed(self, error: InputError) -> InputError:
+        return InputError(f"{self.path} is not a sound pack: {error}; copy or build it again")
+
+    def _open(self) -> tuple[int, bytes, bytes]:
         head = self._map[: _CHECKED_HEADER.size]
         fields, check = _CHECKED_HEADER.unpack(head)
         magic, version, count, length, texts_at, texts_size, index_at, index_size, body_check = _HEADER.unpack(
@@ -83,15 +91,14 @@ class PackStore:
         texts, index = self._map[texts_at : texts_at + texts_size], self._map[index_at : index_at + index_size]
         if zlib.crc32(index, zlib.crc32(texts)) != body_check:
             raise InputError(f"{self.path} is damaged (its index fails its checksum); copy or build it again")
-        return count, orjson.loads(zlib.decompress(texts)), index
+        return count, texts, index
 
     def __reduce__(self) -> tuple[type[PackStore], tuple[Path]]:
         return PackStore, (self.path,)
 
     def ids(self) -> Sequence[str]:
         """All task ids, sorted."""
-        names = self._index[_ENTRY.size * self._count :].decode()
-        return names.split("\n")[:-1]
+        return self._ids.split("\n")[:-1]
 
     def _name(self, number: int) -> bytes:
         """The id of the n-th game, as in the index."""
@@ -107,10 +114,13 @@ class PackStore:
         """The JSON object of a game file, as it was packed. Raises KeyError for an unknown id."""
         entry = self._read(task_id)
         file = dict(entry["file"])
-        file["pddl_domain"] = self._domains[entry["domain"]]
-        file["grammar"] = join_task(self._grammars[entry["grammar"]], entry["task"])
-        file["pddl_problem"] = entry["problem"]
-        return file
+        try:
+            file["pddl_domain"] = self._domains[entry["domain"]]
+            file["grammar"] = join_task(self._grammars[entry["grammar"]], entry["task"])
+            file["pddl_problem"] = entry["problem"]
+            return checked(file)
+        except InputError as error:
+            raise self._malformed(InputError(f"{task_id}: {error}")) from None
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
         """What is kept of the game's `traj_data.json`; None where it had none."""
@@ -126,7 +136,11 @@ class PackStore:
         packed = self._map[position : position + length]
         if zlib.crc32(packed) != check:
             raise InputError(f"{self.path}: {task_id} is damaged (it fails its checksum); copy or build the pack again")
-        entry: dict[str, Any] = orjson.loads(zlib.decompressobj(zdict=self._dictionary).decompress(packed))
+        try:
+            entry: dict[str, Any] = parse_json(inflate(packed, LONGEST_FILE, self._dictionary))
+            _check_entry(entry, len(self._domains), len(self._grammars))
+        except InputError as error:
+            raise self._malformed(InputError(f"{task_id}: {error}")) from None
         return entry
 
     def verify(self) -> None:
@@ -140,28 +154,75 @@ def _foreign(path: Path) -> str:
 
 
 def write_pack(path: Path, games: Iterable[tuple[str, Mapping[str, Any], Mapping[str, Any] | None]]) -> int:
-    """Writes a pack; it appears whole or not at all.
+    """Writes a pack; it appears complete or not at all.
 
     Args:
-        path: The file to write.
+        path: The file to write; what exists there is replaced only if it is a pack.
         games: Task id, JSON object of the game file, JSON object of its `traj_data.json` or None; sorted by id.
 
     Returns:
         The number of games.
 
     Raises:
-        InputError: A game that the engine does not know, ids out of order or twice, or no game at all.
+        InputError: A game that the engine does not know, ids out of order or twice, no game at all, something other
+            than a pack is at `path`, or the disk is full.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    check_replaceable(path)
+    with writing(path), new_file(path) as file:
+        return _Writer(file).write(games)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises InputError if something other than a pack is at a path."""
+    if not os.path.lexists(path):
+        return
+    with open_regular(path, "pack to replace") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise InputError(f"{path} already exists and is not a pack; choose another name, or remove it first")
+
+
+def _texts(packed: bytes) -> tuple[list[str], list[str], bytes]:
+    """The domains, the grammars and the dictionary. The message of an InputError does not say where they are."""
+    texts = parse_json(inflate(packed, LONGEST_TEXTS))
+    if not isinstance(texts, dict):
+        raise InputError("its texts are no JSON object")
+    domains, grammars, dictionary = (texts.get(name) for name in ("domains", "grammars", "dictionary"))
+    for name, many in (("domains", domains), ("grammars", grammars)):
+        if not isinstance(many, list) or not all(isinstance(text, str) for text in many):
+            raise InputError(f"its {name} are no list of texts")
+    if not isinstance(dictionary, str) or len(dictionary) > _WINDOW:
+        raise InputError(f"its dictionary is no text of at most {_WINDOW:,} characters")
+    return domains or [], grammars or [], dictionary.encode()
+
+
+def _ids(index: bytes, count: int) -> str:
+    """The ids of an index, each ended by a newline, if it holds so many, sorted."""
     try:
-        with part.open("wb") as file:
-            count = _Writer(file).write(games)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return count
+        names = index[_ENTRY.size * count :].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"its ids are not UTF-8 ({error.reason})") from None
+    if len(index) < _ENTRY.size * count or names.count("\n") != count:
+        raise InputError(f"its index does not hold {count:,} games")
+    ends = [end for *_, end in _ENTRY.iter_unpack(index[: _ENTRY.size * count])]
+    names_bytes = index[_ENTRY.size * count :]
+    if any(not 0 < end <= len(names_bytes) or names_bytes[end - 1] != 10 for end in ends) or sorted(set(ends)) != ends:
+        raise InputError("its index is inconsistent")
+    return names
+
+
+def _check_entry(entry: object, domains: int, grammars: int) -> None:
+    """Raises InputError unless a game's JSON is what `write_pack` writes."""
+    if not isinstance(entry, dict):
+        raise InputError("no JSON object")
+    kinds = {"problem": str, "task": str, "domain": int, "grammar": int, "file": dict}
+    for name, kind in kinds.items():
+        if type(entry.get(name)) is not kind:
+            raise InputError(f"{name}: expected {kind.__name__}, got {type(entry.get(name)).__name__}")
+    for name, most in (("domain", domains), ("grammar", grammars)):
+        if not 0 <= entry[name] < most:
+            raise InputError(f"{name}: expected a number below {most}, got {entry[name]}")
+    if not isinstance(entry.get("trajectory"), dict | None):
+        raise InputError(f"trajectory: expected an object or null, got {type(entry['trajectory']).__name__}")
 
 
 class _Writer:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.alfworld.source import SPLITS, ALFWorldSource
+from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.fetch import Downloaded, download
-from hgpo_envs.unpack import CannotWrite, require_free, unpack
+from hgpo_envs.fetch import complete, open_partial
+from hgpo_envs.files import open_regular, writing
+from hgpo_envs.unpack import CannotWrite, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from hgpo_envs.fetch import Progress
@@ -69,89 +71,72 @@ def fetch_release(
     """Downloads archives and unpacks them.
 
     Args:
-        out: A new or empty folder. The archives wait beside it, in `<out>.downloads`, until all is well.
+        out: A new or empty folder. The archives wait beside it (`hgpo_envs.partial`) until the games are complete; the
+            next call resumes what was interrupted.
         assets: What to download.
         downloading: Makes, for the name of an archive, what is told how far its download is.
         unpacking: Is told the number of files unpacked so far.
-        **settings: For `hgpo_envs.fetch.download`.
+        **settings: For `hgpo_envs.fetch.complete`.
 
     Returns:
         The number of games in each split.
     """
-    require_free(out)
-    waiting = out.with_name(f"{out.name}.downloads")
-    got = []
-    for asset in assets:
-        target = waiting / asset.url.rsplit("/", 1)[-1]
-        one = _kept(target, asset)
-        if one is None:
-            progress = downloading(target.name) if downloading else None
-            one = download(asset.url, target, sha256=asset.sha256, progress=progress, **settings)
-            _note(target).write_text(json.dumps({**asdict(one), "path": target.name}))
-        got.append(one)
-    sources = [{**asdict(one), "path": one.path.name} for one in got]
-    try:
-        counts = install(out, [one.path for one in got], sources, unpacking=unpacking)
-    except CannotWrite:
-        raise
-    except InputError:
-        shutil.rmtree(waiting)  # what came is no good: the next try shall get it anew
-        raise
-    shutil.rmtree(waiting)
+    with ExitStack() as stack:
+        parts, sources = [], []
+        with new_games(out) as made:
+            for asset in assets:
+                part = stack.enter_context(open_partial(out.absolute().parent, asset.url))
+                parts.append(part)
+                name = asset.url.rsplit("/", 1)[-1]
+                progress = downloading(name) if downloading else None
+                got = complete(part, asset.url, sha256=asset.sha256, progress=progress, **settings)
+                sources.append({**asdict(got), "path": name})
+            try:
+                counts = _install(made, [part.path for part in parts], sources, unpacking)
+            except CannotWrite:
+                raise
+            except InputError:
+                for part in parts:  # they are of no use: the next try shall download them again
+                    part.remove()
+                raise
+        for part in parts:
+            part.remove()
     return counts
-
-
-def _note(archive: Path) -> Path:
-    return archive.with_name(f"{archive.name}.json")
-
-
-def _kept(archive: Path, asset: Asset) -> Downloaded | None:
-    """An archive that an earlier, interrupted call has downloaded whole."""
-    try:
-        note = json.loads(_note(archive).read_text())
-        one = Downloaded(**{**note, "path": archive})
-        whole = archive.stat().st_size == one.size
-    except (OSError, ValueError, TypeError):
-        return None
-    return one if whole and one.url == asset.url and asset.sha256 in (None, one.sha256) else None
 
 
 def install_files(
     out: Path, archives: Sequence[Path], unpacking: Callable[[int], None] | None = None
 ) -> dict[str, int]:
-    """Unpacks archives that are there already; they stay.
+    """Unpacks archives that the user has; they stay.
 
     Returns:
         The number of games in each split.
     """
-    require_free(out)
-    sources = []
-    for archive in archives:
-        if not archive.is_file():
-            raise InputError(f"no archive at {archive}; name a zip or tar file of ALFWorld games")
-        with archive.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        sources.append({"path": archive.name, "size": archive.stat().st_size, "sha256": digest})
-    return install(out, archives, sources, unpacking=unpacking)
+    with new_games(out) as made:
+        sources = []
+        for archive in archives:
+            with open_regular(archive, "zip or tar file of ALFWorld games") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                sources.append({"path": archive.name, "size": file.tell(), "sha256": digest})
+        return _install(made, archives, sources, unpacking)
 
 
-def install(
-    out: Path,
+@contextmanager
+def new_games(out: Path) -> Iterator[Path]:
+    """`hgpo_envs.atomic.new_folder`, with the disk's errors in one line."""
+    with writing(out), new_folder(out) as made:
+        yield made
+
+
+def _install(
+    made: Path,
     archives: Sequence[Path],
     sources: Sequence[dict[str, Any]],
     unpacking: Callable[[int], None] | None = None,
 ) -> dict[str, int]:
-    """Unpacks archives into `out`, if there are games in them, and notes where they came from."""
-    staging = out.with_name(f"{out.name}.new")
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
-        unpack(list(archives), staging, progress=unpacking)
-        games = ALFWorldSource(staging)
-        counts = {split: len(games.ids(split)) for split in SPLITS}
-        (staging / NOTE).write_text(json.dumps({"games": counts, "sources": list(sources)}, indent=2) + "\n")
-        if out.exists():
-            out.rmdir()
-        staging.rename(out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    """Unpacks archives into an empty folder, if there are games in them, and notes where they came from."""
+    unpack(list(archives), made, progress=unpacking)
+    games = ALFWorldSource(made)
+    counts = {split: len(games.ids(split)) for split in SPLITS}
+    (made / NOTE).write_text(json.dumps({"games": counts, "sources": list(sources)}, indent=2) + "\n", "utf-8")
     return counts

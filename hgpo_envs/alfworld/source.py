@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GAME_FILE", "SPLITS", "ALFWorldSource", "open_store"]
 
+MOST_KEPT: Final = 1 << 26
+"""Characters of the problems of all games that are kept compiled; 256 official games have a sixth of it."""
+
 BUNDLED: Final = "games.pack"
 """The pack in `hgpo_envs/alfworld/bundled`."""
 
@@ -47,7 +50,8 @@ class ALFWorldSource:
         self._arguments = (data, grammar, keep)
         self._grammar = grammar
         self._alive: WeakValueDictionary[str, Game] = WeakValueDictionary()
-        self._recent: deque[Game] = deque(maxlen=keep)
+        self._recent: deque[tuple[Game, int]] = deque()
+        self._keep, self._held = keep, 0
 
     def __reduce__(self) -> tuple[Callable[..., ALFWorldSource], tuple[object, ...]]:
         return _reopen, self._arguments
@@ -73,9 +77,17 @@ class ALFWorldSource:
         """The compiled game: one for all engines that play it, and the last `keep` for those to come."""
         game = self._alive.get(task_id)
         if game is None:
-            game = self._alive[task_id] = compile_game(self.read(task_id), task_id)
-            self._recent.append(game)
+            file = self.read(task_id)
+            game = self._alive[task_id] = compile_game(file, task_id)
+            self._remember(game, len(file["pddl_problem"]))
         return game
+
+    def _remember(self, game: Game, size: int) -> None:
+        """Keeps a game for engines to come; the oldest are let go."""
+        self._recent.append((game, size))
+        self._held += size
+        while self._recent and (len(self._recent) > self._keep or self._held > MOST_KEPT):
+            self._held -= self._recent.popleft()[1]
 
     def read(self, task_id: str) -> dict[str, Any]:
         """The JSON object of the game file, as the original reads it, in the wording that is played."""

@@ -26,8 +26,11 @@ _STOP_WORDS: Final = """
 """
 STOP_WORDS: Final = frozenset(_STOP_WORDS.split())
 
-KNOWN_PIECES: Final = 1 << 16
+KNOWN_PIECES: Final = 1 << 14
 """Pieces of text between spaces whose terms are remembered, a process."""
+
+LONGEST_KNOWN: Final = 24
+"""Characters of the longest such piece. Each may be a term by itself, which takes 70 bytes."""
 
 
 def _set(*ranges: str) -> str:
@@ -141,7 +144,7 @@ def terms(text: str) -> list[str]:
 
 def piece_terms(piece: str) -> tuple[str, ...]:
     """The index terms of a piece of text; no word goes across a space, so texts may be cut there."""
-    return _known_terms(piece) if len(piece) <= LONGEST_WORD else _terms(piece)
+    return _known_terms(piece) if len(piece) <= LONGEST_KNOWN else _terms(piece)
 
 
 def _terms(piece: str) -> tuple[str, ...]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import orjson
 
+from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import writing
 from hgpo_envs.webshop import loader
-from hgpo_envs.webshop.catalogue import FORMAT, MANIFEST, Catalogue
-from hgpo_envs.webshop.folder import whole_folder
-from hgpo_envs.webshop.goals import keep_goals
+from hgpo_envs.webshop.catalogue import FORMAT, MANIFEST, Catalogue, is_catalogue
+from hgpo_envs.webshop.goals import MOST_GOALS, keep_goals
 from hgpo_envs.webshop.index import IndexWriter
 from hgpo_envs.webshop.nouns import finder
 from hgpo_envs.webshop.raw import entries, records
@@ -25,7 +27,6 @@ from hgpo_envs.webshop.records import LabelWriter, RecordWriter, write_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from hgpo_envs.webshop.nouns import Nouns
 
@@ -36,6 +37,9 @@ BATCH_ROWS: Final = 4096
 """Products whose titles are looked at together: a tagger is faster so."""
 
 BATCH_CHARACTERS: Final = 1 << 25
+
+LONGEST_HUMAN: Final = 1 << 28
+"""Characters of the file of human instructions, which is held; the official one has a few million."""
 
 
 def build(
@@ -51,7 +55,7 @@ def build(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Builds a catalogue folder; it appears whole or not at all.
+    """Builds a catalogue folder; it appears complete or not at all.
 
     Args:
         items: `items_shuffle.json` (or `items_shuffle_1000.json`), gzipped or not.
@@ -64,7 +68,7 @@ def build(
             them, where otherwise the build stops with a line that names the first.
         compress: Whether products and instructions are gzipped, for small catalogues: they cannot be mapped then, and
             every process holds them in its own memory.
-        replace: Whether a folder that is there already may be replaced.
+        replace: Whether a catalogue that exists already may be replaced. A folder that holds anything else is not.
         progress: Told how far it is.
 
     Returns:
@@ -74,9 +78,11 @@ def build(
         InputError: A file cannot be read or used; the line says where and which record. Nothing is left behind.
     """
     tell = progress or (lambda *_: None)
-    with whole_folder(out, replace=replace) as folder:
+    _refuse_input_in(out, items, attributes, human, *([] if nouns is None else [Path(nouns)]))
+    with writing(out), new_folder(out, replace=is_catalogue if replace else None) as folder:
         known = _packed_attributes(attributes, tell)
-        instructions = dict(entries(human, _share(tell, "human instructions", human)))
+        told = entries(human, _share(tell, "human instructions", human), most=LONGEST_HUMAN)
+        instructions = dict(told)
         maker = _Maker(folder, known, instructions, finder(nouns), compress=compress)
         share = _share(tell, "products", items)
         for number, record in records(items, share):
@@ -95,6 +101,12 @@ def build(
         manifest["num_products"] = num_products
         manifest["sources"] = {path.name: digest(path) for path in (items, attributes, human)}
         return _seal(folder, manifest)
+
+
+def _refuse_input_in(out: Path, *inputs: Path) -> None:
+    for path in inputs:
+        if path.exists() and path.resolve().is_relative_to(out.resolve()):
+            raise InputError(f"{path} is read and lies in {out}, which is to be replaced; choose another folder")
 
 
 def _share(tell: Progress, stage: str, path: Path) -> Callable[[int], None]:
@@ -167,11 +179,14 @@ class _Maker:
             return
         row = self._row(asin, record)
         people = list(self._people(asin))
+        combinations = math.prod(len(values) for values in row["options"].values())
+        if combinations > MOST_GOALS:
+            raise InputError(f"its options can be chosen in {float(min(combinations, 10**300)):.0e} ways")
         self.seen[asin] = None
         number = len(self.price)
         self.people += [{"product": number, **person} for person in people]
         self.price.append((row["prices"] + (math.nan,))[:2])
-        self.combinations.append(math.prod(len(values) for values in row["options"].values()))
+        self.combinations.append(combinations)
         if row["instruction"] is not None:
             self.instructed.append(number)
         self.categories.add(row["category"])

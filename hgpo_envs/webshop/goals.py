@@ -18,12 +18,14 @@ from array import array
 from bisect import bisect, bisect_right
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from hgpo_envs.caching import bounded_cache
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.webshop.records import mapped, sound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +40,11 @@ GoalKind = Literal["synthetic", "human"]
 BOUNDS: Final = [10.0 * i for i in range(1, 100)]
 NO_BOUND: Final = 1_000_000.0
 KEPT_GOALS: Final = 512
+LONGEST_GOAL: Final = 1 << 16
+"""Characters of the longest goal that is kept, with those of its product."""
+
+MOST_GOALS: Final = 1 << 27
+"""Goals of one kind in a catalogue; each takes four bytes."""
 
 PUBLISHED_TEST: Final = 500
 PUBLISHED_EVAL: Final = 1500
@@ -103,18 +110,27 @@ class GoalSet:
     ) -> None:
         if kind not in ("synthetic", "human"):
             raise InputError(unknown("kind of goals", kind, ("synthetic", "human")))
+        price_seed, shuffle_seed = checked_seed("price_seed", price_seed), checked_seed("shuffle_seed", shuffle_seed)
         self.catalogue: Final = catalogue
         self.kind: Final = kind
-        self._sources, self._rows, counts = _human_material(catalogue) if kind == "human" else _material(catalogue)
+        with sound(catalogue.folder):
+            material = _human_material(catalogue) if kind == "human" else _material(catalogue)
+        self._sources, self._rows, counts = material
         self._ends = np.cumsum(counts, dtype=np.int64)
         total = int(self._ends[-1]) if len(self._ends) else 0
         if not total:
             raise InputError(f"the catalogue in {catalogue.folder} has no {kind} goals; try the other kind of goals")
-        kept = _kept(catalogue, kind) if (price_seed, shuffle_seed) == (PRICE_SEED, SHUFFLE_SEED) else None
+        if not (counts >= 0).all() or counts.max() > MOST_GOALS or not 0 < total <= MOST_GOALS:
+            raise InputError(f"the catalogue in {catalogue.folder} has more than {MOST_GOALS:,} {kind} goals, or none")
+        kept = (
+            _kept(catalogue, kind, len(self._rows), total)
+            if (price_seed, shuffle_seed) == (PRICE_SEED, SHUFFLE_SEED)
+            else None
+        )
         self.prices, self._bounds, self._order = kept or _drawn(
             catalogue, self._rows, total, price_seed=price_seed, shuffle_seed=shuffle_seed
         )
-        self.goal = lru_cache(KEPT_GOALS)(self._goal)
+        self.goal = bounded_cache(self._goal, KEPT_GOALS, LONGEST_GOAL, _length)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -123,6 +139,10 @@ class GoalSet:
         """The goal at a place of the shuffled order. Raises IndexError outside 0 … len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"goal {index} of {len(self)}")
+        with sound(self.catalogue.folder):
+            return self._made(index)
+
+    def _made(self, index: int) -> Goal:
         place = int(self._order[index])
         source = int(np.searchsorted(self._ends, place, side="right"))
         number = place - (int(self._ends[source - 1]) if source else 0)
@@ -171,6 +191,25 @@ class GoalSet:
         return min(bisect(ends, generator.uniform(0, ends[-1])), len(ends) - 2)
 
 
+def checked_seed(name: str, seed: object) -> int:
+    """A seed, if it is an integer.
+
+    Python's generator would take None for a new seed in every process, so that the same task had other prices there.
+
+    Raises:
+        InputError: It is not.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise InputError(f"{name}: expected an integer, got {seed!r:.40}")
+    return int(seed)
+
+
+def _length(goal: Goal, _: int) -> int:
+    """Characters of a goal and its product."""
+    product = goal.product
+    return len(goal.instruction) + len(product.title) + len(product.description) + sum(map(len, product.bullet_points))
+
+
 def split_ranges(goals: int) -> dict[str, range]:
     """The goals of each split, by place in the shuffled order; splits never overlap.
 
@@ -215,11 +254,13 @@ def keep_goals(catalogue: Catalogue) -> None:
                 np.save(catalogue.folder / name.format(kind), array)
 
 
-def _kept(catalogue: Catalogue, kind: GoalKind) -> _Drawn | None:
+def _kept(catalogue: Catalogue, kind: GoalKind, instructions: int, total: int) -> _Drawn | None:
     paths = [catalogue.folder / name.format(kind) for name in _KEPT_NAMES]
     if not all(path.is_file() for path in paths):
         return None
-    prices, bounds, order = (np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray) for path in paths)
+    prices, bounds, order = (mapped(path, np.float64, np.int32) for path in paths)
+    if [len(prices), len(bounds), len(order)] != [len(catalogue), instructions, total]:
+        raise InputError(f"the goals kept in {catalogue.folder} do not fit its products; build the catalogue again")
     return prices, bounds, order
 
 

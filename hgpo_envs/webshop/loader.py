@@ -8,6 +8,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
+from hgpo_envs.texts import storable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,7 +19,6 @@ NO_ATTRIBUTES: Final = ("DUMMY_ATTR",)
 NO_PRICE: Final = 100.0
 
 _NO_DIGIT: Final = re.compile(r"[^\d.]")
-_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +95,14 @@ def text(record: Mapping[str, Any], name: str) -> str:
     value = record.get(name)
     if not isinstance(value, str):
         raise InputError(f"field {name!r} is {'missing' if name not in record else f'no text but {value!r:.40}'}")
-    return _LONE_SURROGATE.sub("\ufffd", value)
+    return storable(value)
 
 
 def texts(values: object, name: str) -> tuple[str, ...]:
     """A field that is a list of texts. Raises InputError as `text` does."""
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise InputError(f"field {name!r} is no list of texts but {values!r:.60}")
-    return tuple(_LONE_SURROGATE.sub("\ufffd", value) for value in values)
+    return tuple(map(storable, values))
 
 
 def prices(pricing: object) -> tuple[float, ...]:
@@ -154,7 +154,7 @@ def options(customization: object) -> dict[str, tuple[str, ...]]:
             values = tuple(text(choice, "value").strip().replace("/", " | ").lower() for choice in choices)
         except (TypeError, AttributeError):
             raise InputError(f"option {name!r:.40} holds no list of objects with a 'value'") from None
-        found[_LONE_SURROGATE.sub("\ufffd", name.lower())] = values
+        found[storable(name.lower())] = values
     return found
 
 

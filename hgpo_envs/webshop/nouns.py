@@ -6,19 +6,21 @@ that model; a file of recorded nouns, or the stand-in below, takes their place, 
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import re
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import open_regular, parse_json, read_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 MODEL: Final = "en_core_web_sm"
+
+LONGEST_RECORDED: Final = 1 << 30
+"""Bytes of a file of nouns, unpacked, which is held."""
 
 
 class Nouns(Protocol):
@@ -53,19 +55,21 @@ class RecordedNouns:
 
     def __init__(self, path: Path) -> None:
         try:
-            data = path.read_bytes()
-            self.found: dict[str, list[str]] = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-        except (OSError, EOFError, ValueError) as error:
+            found = parse_json(read_unpacked(path, LONGEST_RECORDED, "file of nouns"))
+        except InputError as error:
             raise InputError(f"cannot read the nouns of {path}: {error}") from None
-        if not isinstance(self.found, dict):
+        if not isinstance(found, dict):
             raise InputError(f"{path} is no JSON object of title: [nouns]")
-        self.name = f"file sha256:{hashlib.sha256(data).hexdigest()[:16]}"
+        self.found: dict[str, list[str]] = found
+        with open_regular(path) as file:
+            self.name = f"file sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
         self.path = path
 
     def of(self, titles: Sequence[str]) -> list[list[str]]:
         """The recorded nouns. Raises InputError for a title that the file lacks."""
         for title in titles:
-            if not isinstance(self.found.get(title), list):
+            nouns = self.found.get(title)
+            if not isinstance(nouns, list) or not all(isinstance(noun, str) for noun in nouns):
                 raise InputError(f"{self.path} has no list of nouns for the title {title!r:.80}")
         return [self.found[title] for title in titles]
 

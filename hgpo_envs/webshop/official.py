@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from hgpo_envs.atomic import new_file
 from hgpo_envs.errors import InputError
-from hgpo_envs.fetch import download
+from hgpo_envs.fetch import complete, open_partial
+from hgpo_envs.files import open_regular, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +66,7 @@ def fetch(
     tries: int = 8,
     progress: Callable[[str], Progress] | None = None,
 ) -> list[Path]:
-    """Gets the official files; what is there already stays, and what was interrupted goes on.
+    """Gets the official files; files that exist already stay, and an interrupted download is resumed.
 
     Args:
         size: `small` or `full`.
@@ -77,33 +80,31 @@ def fetch(
         Their paths: items, attributes, human instructions.
 
     Raises:
-        InputError: A file is not in the folder, no source has it, or what came is not the file.
+        InputError: A file is not in the folder, no source has it, or what came is not the file; that is removed.
     """
     if size not in FILES:
         raise InputError(f"size must be small or full, not {size!r}")
     paths = []
     for file in FILES[size]:
         path = out / file.name
-        if not path.exists() and local is not None:
-            _copy(local / file.name, path)
-        elif not path.exists():
+        if os.path.lexists(path):
+            _check(file, path, path)
+        elif local is not None:
+            _copy(file, local / file.name, path)
+        else:
             _download(file, path, sources, tries, progress(file.name) if progress else None)
-        _check(file, path)
         paths.append(path)
     return paths
 
 
-def _copy(source: Path, path: Path) -> None:
-    if not source.is_file():
+def _copy(file: OfficialFile, source: Path, path: Path) -> None:
+    if not source.exists():
         raise InputError(f"no {source.name} in {source.parent}; --from names the folder that holds the official files")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    try:
-        shutil.copyfile(source, part)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise InputError(f"cannot copy {source} to {path}: {error.strerror}") from None
+    _check(file, source, source)
+    with writing(path), open_regular(source) as opened:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(path) as copy:
+            shutil.copyfileobj(opened, copy)
 
 
 def _download(file: OfficialFile, path: Path, sources: tuple[str, ...], tries: int, progress: Progress | None) -> None:
@@ -111,8 +112,16 @@ def _download(file: OfficialFile, path: Path, sources: tuple[str, ...], tries: i
     for source in sources:
         url = source + (file.drive if source.endswith("id=") else file.name)
         try:
-            download(url, path, tries=tries, progress=progress)
-            _check(file, path)
+            with open_partial(path.parent, url) as part:
+                complete(part, url, tries=tries, progress=progress)
+                try:
+                    _check(file, part.path, path)
+                except InputError:
+                    part.remove()
+                    raise
+                with writing(path):
+                    part.path.replace(path)
+                part.remove()
         except InputError as error:
             refusals.append(str(error))
         else:
@@ -123,13 +132,11 @@ def _download(file: OfficialFile, path: Path, sources: tuple[str, ...], tries: i
     )
 
 
-def _check(file: OfficialFile, path: Path) -> None:
-    """Whether a file begins and ends as JSON of its kind; one that does not is put aside."""
-    with path.open("rb") as opened:
+def _check(file: OfficialFile, path: Path, named: Path) -> None:
+    """Raises InputError unless a file begins and ends as JSON of its kind."""
+    with open_regular(path, "file of WebShop's official data") as opened:
         first = opened.read(64).lstrip()[:1]
-        opened.seek(max(0, path.stat().st_size - 64))
-        last = opened.read().rstrip()[-1:]
+        opened.seek(max(0, opened.seek(0, os.SEEK_END) - 64))
+        last = opened.read(64).rstrip()[-1:]
     if (first, last) != (file.begins, {b"[": b"]", b"{": b"}"}[file.begins]):
-        aside = path.with_name(path.name + ".refused")
-        path.replace(aside)
-        raise InputError(f"{path.name} is not the official file (a page, or cut short?); it was put aside as {aside}")
+        raise InputError(f"{named} is not the official file (a web page, or cut off?); remove it and try again")

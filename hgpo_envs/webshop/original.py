@@ -19,7 +19,7 @@ from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError, UnknownTask, unknown
 from hgpo_envs.webshop import pages
 from hgpo_envs.webshop.engine import ObservationMode, Oddities
-from hgpo_envs.webshop.goals import GoalKind, split_ranges
+from hgpo_envs.webshop.goals import GoalKind, checked_seed, split_ranges
 from hgpo_envs.webshop.source import TaskIds
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class OriginalSource:
                 raise InputError(unknown(kind, value, map(str, known)))
         if shuffle_seed != ORIGINAL_SHUFFLE:
             raise InputError(f"shuffle_seed: the original always shuffles with 233, not {shuffle_seed!r}; leave it out")
+        price_seed = checked_seed("price_seed", price_seed)
         folder = checked_checkout(checkout or data, num_products)
         self.observation_mode: Final = observation_mode
         settings = {

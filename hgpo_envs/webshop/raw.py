@@ -8,11 +8,14 @@ gzipped.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
+import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import GZIP, open_regular, unpacked_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 PIECE: Final = 1 << 22
 """Characters read at a time."""
 
-LONGEST: Final = 1 << 28
+LONGEST: Final = 1 << 24
 """Characters in the longest record that is believed; what is longer has lost its end."""
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
@@ -38,13 +41,9 @@ class _Stream:
         self.ended = False
         self.advance = advance
         self.record = "before the first record"
-        try:
-            raw = path.open("rb")
-        except OSError as error:
-            raise InputError(
-                f"cannot read {path}: {error.strerror}; give the path of an official WebShop file"
-            ) from None
-        packed = raw.read(2) == b"\x1f\x8b"
+        raw = open_regular(path, "file of WebShop's official data")
+        packed = raw.read(len(GZIP)) == GZIP
+        self.allowed = unpacked_limit(raw.seek(0, io.SEEK_END)) if packed else None
         raw.seek(0)
         self.raw = raw
         self.source = gzip.GzipFile(fileobj=raw) if packed else raw
@@ -63,10 +62,14 @@ class _Stream:
         before = self.raw.tell()
         try:
             piece = self.source.read(PIECE)
-        except (EOFError, gzip.BadGzipFile, OSError) as error:
+        except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
             raise InputError(
                 f"{self.path}: cannot be read to its end ({error}; {self.record}); fetch it again"
             ) from None
+        if self.allowed is not None:
+            self.allowed -= len(piece)
+            if self.allowed < 0:
+                raise InputError(f"{self.path}: unpacks to far more than its size; this is no data of ours")
         if self.advance:
             self.advance(self.raw.tell() - before)
         self.ended = not piece
@@ -157,8 +160,16 @@ def records(path: Path, advance: Callable[[int], None] | None = None) -> Iterato
         stream.close()
 
 
-def entries(path: Path, advance: Callable[[int], None] | None = None) -> Iterator[tuple[str, Any]]:
-    """The names and values of a JSON object, one at a time; arguments and errors as for `records`."""
+def entries(
+    path: Path, advance: Callable[[int], None] | None = None, *, most: int | None = None
+) -> Iterator[tuple[str, Any]]:
+    """The names and values of a JSON object, one at a time; arguments and errors as for `records`.
+
+    Args:
+        path: As for `records`.
+        advance: As for `records`.
+        most: The most characters that such a file can have, where all of it is to be held.
+    """
     stream = _Stream(path, advance)
     try:
         stream.take("{")
@@ -172,6 +183,8 @@ def entries(path: Path, advance: Callable[[int], None] | None = None) -> Iterato
             stream.record = f"entry {number:,}, {name!r}"
             stream.take(":")
             yield name, stream.value()
+            if most is not None and stream.passed + stream.at > most:
+                raise InputError(f"{path} has more than {most:,} characters, which no such file has")
             number += 1
             mark = stream.take(",}")
         _at_end(stream, number)

@@ -10,19 +10,36 @@ is a column of few distinct texts as numbers, so that rows that hold a text are 
 from __future__ import annotations
 
 import gzip
+import math
 import mmap
+import os
 from array import array
 from bisect import bisect_left
+from contextlib import contextmanager
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import orjson
 
+from hgpo_envs.errors import InputError
+from hgpo_envs.files import open_regular, read_unpacked
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+    from io import BufferedReader
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+
+LONGEST_RECORD: Final = 1 << 24
+"""Bytes of one record; `hgpo_envs.webshop.raw` believes no longer one either."""
+
+LONGEST_UNPACKED: Final = 1 << 28
+"""Bytes of a file of records that is kept gzipped, unpacked: only small catalogues are."""
+
+_SMALL: Final = 256
 
 
 class RecordWriter:
@@ -62,16 +79,26 @@ class Records:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._starts: Final[NDArray[np.int64]] = mapped(folder / f"{name}.starts.npy")
+        path = folder / f"{name}.starts.npy"
+        self._starts: Final[NDArray[np.int64]] = mapped(path, np.int64)
         self._text: Final = _text(folder / f"{name}.jsonl")
+        if not len(self._starts) or self._starts[-1] != len(self._text):
+            raise InputError(f"{path} does not fit {name}.jsonl; build the catalogue again")
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
+    def size(self, index: int) -> int:
+        """Bytes of a record."""
+        return int(self._starts[index + 1]) - int(self._starts[index])
+
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - JSON
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
-        return orjson.loads(self._text[int(self._starts[index]) : int(self._starts[index + 1])])
+        start, end = int(self._starts[index]), int(self._starts[index + 1])
+        if not 0 <= end - start <= LONGEST_RECORD:
+            raise ValueError(f"record {index} has {end - start} bytes")
+        return orjson.loads(self._text[start:end])
 
 
 class LabelWriter:
@@ -98,7 +125,7 @@ class Labels:
     """A column of texts, a number a row, mapped."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._codes: Final[NDArray[np.int32]] = mapped(folder / f"{name}.npy")
+        self._codes: Final[NDArray[np.int32]] = mapped(folder / f"{name}.npy", np.int32)
         self._texts: Final = Records(folder, name)
 
     def rows(self, text: str) -> NDArray[np.int64]:
@@ -117,15 +144,62 @@ def write_records(folder: Path, name: str, records: Iterable[object], *, compres
     writer.close()
 
 
-def mapped(path: Path) -> NDArray[Any]:
-    """An array of a .npy file; mapped unless it is small, for what is empty cannot be."""
-    array: NDArray[Any] = np.load(path, mmap_mode="r" if path.stat().st_size > 256 else None, allow_pickle=False)
-    return array.view(np.ndarray)
+def mapped(path: Path, *kinds: type[np.generic], columns: int = 0) -> NDArray[Any]:
+    """An array of a .npy file, read-only; mapped unless it is small, for what is empty cannot be.
+
+    Args:
+        path: The file.
+        kinds: The types that its values may have.
+        columns: 0 for one dimension, else the second of two.
+
+    Raises:
+        InputError: The file is no such array, or not as long as its header says.
+    """
+    with open_regular(path, "array of a catalogue") as file:
+        try:
+            shape, dtype, size = _header(file, kinds, columns)
+            if size <= _SMALL:
+                return np.frombuffer(file.read(size), dtype).reshape(shape)
+            return np.memmap(file, dtype, "r", file.tell(), shape).view(np.ndarray)
+        except (ValueError, TypeError, OverflowError, RecursionError, MemoryError, SyntaxError, TokenError) as error:
+            raise InputError(f"{path} is damaged ({error!s:.100}); build the catalogue again") from None
+
+
+def _header(
+    file: BufferedReader, kinds: tuple[type[np.generic], ...], columns: int
+) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, type and bytes of the array in a .npy file. Raises ValueError where it is not as expected."""
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        raise ValueError(f"format {version}")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    size = os.fstat(file.fileno()).st_size - file.tell()
+    fits = len(shape) == 1 + bool(columns) and shape[1:] == (columns,) * bool(columns) and min(shape) >= 0
+    if not fits or fortran or not any(issubclass(dtype.type, kind) for kind in kinds):
+        raise ValueError(f"{dtype} of shape {shape}")
+    if math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"{dtype} of shape {shape} in {size:,} bytes")
+    return shape, dtype, size
+
+
+@contextmanager
+def sound(folder: Path) -> Iterator[None]:
+    """Says in one line that a catalogue is damaged, where its parts contradict each other."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InputError(
+            f"the catalogue in {folder} is damaged ({type(error).__name__}: {error!s:.80}); "
+            "see `hgpo data show webshop --verify`, or build it again"
+        ) from None
 
 
 def _text(path: Path) -> bytes | mmap.mmap:
     """A file's bytes, mapped unless there are none; unpacked if only its gzipped form is there."""
-    if not path.is_file():
-        return gzip.decompress(path.with_name(path.name + ".gz").read_bytes())
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
+    if not os.path.lexists(path):
+        return read_unpacked(path.with_name(path.name + ".gz"), LONGEST_UNPACKED, "catalogue's file")
+    with open_regular(path, "catalogue's file") as file:
+        size = os.fstat(file.fileno()).st_size
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""

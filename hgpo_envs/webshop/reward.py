@@ -9,10 +9,11 @@ Source: WebShop (Yao et al. 2022), section 3 and equation 1; `web_agent_site/eng
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal
 
 from rapidfuzz import fuzz, utils
+
+from hgpo_envs.caching import bounded_cache
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,10 +84,12 @@ class Reward:
         return parts | {"r_price": self.r_price, "w_price": self.w_price}
 
 
-@lru_cache(maxsize=1 << 14)
-def _processed(text: str) -> str:
+def _process(text: str) -> str:
     """A text as thefuzz prepares it: no characters 128 to 255, only letters and digits, lowercase."""
     return utils.default_process(text.translate(_LATIN_1))
+
+
+_processed = bounded_cache(_process, 1 << 14, 1 << 10, lambda _, text: len(text))
 
 
 def same(first: str, second: str) -> bool:

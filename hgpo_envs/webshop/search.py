@@ -10,13 +10,15 @@ up in the lists, the most telling first, and dropped as soon as they cannot reac
 
 from __future__ import annotations
 
-import json
+import os
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from hgpo_envs.errors import InputError
+from hgpo_envs.files import open_regular, parse_json, read_bytes
 from hgpo_envs.webshop import bm25
 from hgpo_envs.webshop.analysis import terms
 from hgpo_envs.webshop.records import mapped
@@ -107,18 +109,38 @@ class _Postings:
 
 
 class Index:
-    """A mapped search index (`hgpo_envs.webshop.index` says how it lies)."""
+    """A mapped search index (`hgpo_envs.webshop.index` says how it lies).
 
-    def __init__(self, folder: Path) -> None:
-        counts = json.loads((folder / "index.json").read_bytes())
+    Args:
+        folder: The index.
+        products: How many there are; documents are numbered below it.
+
+    Raises:
+        InputError: A file is missing or damaged, or files do not fit together. What only a look at every number would
+            show is found when it is met, as LookupError or ValueError.
+    """
+
+    def __init__(self, folder: Path, products: int) -> None:
+        counts = _counts(folder / "index.json")
         self.size: Final[int] = counts["documents"]
-        self._names = np.memmap(folder / "terms.bin", np.uint8, "r") if self.size else np.empty(0, np.uint8)
-        self._ends = mapped(folder / "term_ends.npy")
-        self._numbers = mapped(folder / "term_numbers.npy")
-        self._starts = mapped(folder / "starts.npy")
-        self._documents = mapped(folder / "documents.npy")
-        self._codes = mapped(folder / "codes.npy")
-        frequencies, lengths = (np.load(folder / f"code_{name}.npy") for name in ("frequencies", "lengths"))
+        self._products: Final = products
+        self._ends = mapped(folder / "term_ends.npy", np.uint32)
+        self._numbers = mapped(folder / "term_numbers.npy", np.int32)
+        self._starts = mapped(folder / "starts.npy", np.int64)
+        self._documents = mapped(folder / "documents.npy", np.uint16, np.uint32)
+        self._codes = mapped(folder / "codes.npy", np.uint16, np.uint32)
+        terms_size = int(self._ends[-1]) if len(self._ends) else 0
+        with open_regular(folder / "terms.bin", "catalogue's file") as file:
+            fits = os.fstat(file.fileno()).st_size == terms_size
+            self._names = np.memmap(file, np.uint8, "r") if fits and terms_size else np.empty(0, np.uint8)
+        postings = int(self._starts[-1]) if len(self._starts) else -1
+        fits = fits and len(self._numbers) == len(self._ends) == len(self._starts) - 1
+        if not fits or not len(self._codes) == len(self._documents) == postings:
+            raise InputError(f"the files of {folder} do not fit together; build the catalogue again")
+        frequencies = mapped(folder / "code_frequencies.npy", np.int32)
+        lengths = mapped(folder / "code_lengths.npy", np.uint8)
+        if len(frequencies) != len(lengths):
+            raise InputError(f"the codes of {folder} do not fit together; build the catalogue again")
         self._saturation = bm25.saturation(frequencies, lengths, self.size, counts["tokens"])
 
     def number(self, term: str) -> int | None:
@@ -140,6 +162,8 @@ class Index:
             number = self.number(term)
             if number is not None:
                 begin, end = int(self._starts[number]), int(self._starts[number + 1])
+                if not 0 <= begin < end or not self._documents[end - 1] < self._products:
+                    raise ValueError(f"the postings of {term!r} are damaged")
                 table = bm25.scores(bm25.weight(self.size, end - begin, count), self._saturation)
                 codes = self._codes[begin:end]
                 lists.append(_Postings(self._documents[begin:end], codes, table, float(table[codes.max()])))
@@ -165,6 +189,17 @@ class Index:
         scores = totals.astype(np.float32)
         order = np.lexsort((documents, -scores))[:results]
         return documents[order].astype(np.int64), scores[order]
+
+
+def _counts(path: Path) -> dict[str, int]:
+    try:
+        counts = parse_json(read_bytes(path, 1 << 16, "catalogue's file"))
+    except InputError as error:
+        raise InputError(f"{path}: {error}; build the catalogue again") from None
+    names = ("documents", "tokens")
+    if not isinstance(counts, dict) or not all(type(counts.get(name)) is int and counts[name] >= 0 for name in names):
+        raise InputError(f"{path}: expected the numbers {' and '.join(names)}; build the catalogue again")
+    return counts
 
 
 def _threshold(lists: list[_Postings], results: int) -> float:

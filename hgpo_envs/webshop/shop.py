@@ -5,11 +5,12 @@ Everything that is kept is bounded, so that memory does not grow with the number
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from hgpo_envs.errors import UnknownTask
+from hgpo_envs.caching import bounded_cache
+from hgpo_envs.errors import InputError, UnknownTask
 from hgpo_envs.webshop import pages
+from hgpo_envs.webshop.catalogue import LONGEST_QUERY
 from hgpo_envs.webshop.goals import Goal, GoalKind, GoalSet
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ Selection: TypeAlias = "tuple[int, ...] | NDArray[np.int64]"
 """Products by their places in the catalogue."""
 
 KEPT_ITEMS: Final = 512
+LONGEST_ITEM: Final = 1 << 16
+"""Characters on the longest item page that is kept."""
 KEPT_SELECTIONS: Final = 4
 
 
@@ -42,8 +45,12 @@ class Shop:
     ) -> None:
         self.catalogue: Final = catalogue
         self.goals: Final = GoalSet(catalogue, goals, price_seed, shuffle_seed)
-        self.item_nodes = lru_cache(KEPT_ITEMS)(self._item_nodes)
-        self.products_where = lru_cache(KEPT_SELECTIONS)(self._products_where)
+        self.item_nodes = bounded_cache(
+            self._item_nodes, KEPT_ITEMS, LONGEST_ITEM, lambda nodes, *_: sum(len(node.text) for node in nodes)
+        )
+        self.products_where = bounded_cache(
+            self._products_where, KEPT_SELECTIONS, LONGEST_QUERY, lambda _, __, value: len(value)
+        )
 
     def goal(self, task_id: str | int) -> Goal:
         """The goal with this task id. Raises UnknownTask if there is none."""
@@ -51,6 +58,8 @@ class Shop:
             index = int(task_id) if not isinstance(task_id, bool) else -1
             if str(index) == str(task_id):
                 return self.goals.goal(index)
+        except InputError:  # the catalogue is damaged
+            raise
         except (TypeError, ValueError, IndexError):
             pass
         last = len(self.goals) - 1

@@ -13,12 +13,12 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.webshop.bundled import bundled_folder
 from hgpo_envs.webshop.catalogue import MANIFEST, Catalogue
 from hgpo_envs.webshop.engine import AfterDone, ObservationMode, Oddities, RewardScale, WebShopEngine
-from hgpo_envs.webshop.goals import split_ranges
+from hgpo_envs.webshop.goals import checked_seed, split_ranges
 from hgpo_envs.webshop.reward import OptionColours
 from hgpo_envs.webshop.shop import Shop
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from hgpo_envs.webshop.goals import GoalKind
 
@@ -81,6 +81,7 @@ class WebShopSource:
         **oddities: str | bool | int,
     ) -> None:
         _one_of("observation_mode", observation_mode, get_args(ObservationMode))
+        self._arguments = (data, goals, observation_mode, show_attributes, price_seed, shuffle_seed), oddities
         self.shop: Final = open_shop(data, goals, price_seed, shuffle_seed)
         self.observation_mode: Final = observation_mode
         self.show_attributes: Final = show_attributes
@@ -96,6 +97,10 @@ class WebShopSource:
         if self.oddities != Oddities():
             changed = asdict(self.oddities).items() - asdict(Oddities()).items()
             self._versions["oddities"] = ", ".join(f"{name}={value}" for name, value in sorted(changed))
+
+    def __reduce__(self) -> tuple[Callable[..., WebShopSource], tuple[object, ...]]:
+        """Another process opens the catalogue anew."""
+        return _reopen, self._arguments
 
     def ids(self, split: str) -> Sequence[str]:
         """The task ids of `train`, `eval`, `test`, or of `all`, in the goals' order.
@@ -123,10 +128,15 @@ class WebShopSource:
         return str(self.shop.goals.draw(seed))
 
 
+def _reopen(arguments: tuple[Any, ...], oddities: Mapping[str, Any]) -> WebShopSource:
+    return WebShopSource(*arguments, **oddities)
+
+
 def open_shop(
     data: str | Path | None, goals: GoalKind = "synthetic", price_seed: int = 0, shuffle_seed: int = 233
 ) -> Shop:
     """A catalogue with its goals; the same arguments share one, as long as the catalogue is the same."""
+    price_seed, shuffle_seed = checked_seed("price_seed", price_seed), checked_seed("shuffle_seed", shuffle_seed)
     if data is None:
         data = bundled_folder()
     folder = Path(data)
@@ -135,7 +145,7 @@ def open_shop(
     return _open_shop(folder, stamp, goals, price_seed, shuffle_seed)
 
 
-@lru_cache(KEPT_SHOPS)
+@lru_cache(KEPT_SHOPS)  # every shop is mapped files and arrays of at most `MOST_GOALS`, whatever the arguments
 def _open_shop(folder: Path, stamp: int, goals: GoalKind, price_seed: int, shuffle_seed: int) -> Shop:
     del stamp  # only tells a rebuilt catalogue from the one before
     return Shop(Catalogue.open(folder), goals, price_seed, shuffle_seed)

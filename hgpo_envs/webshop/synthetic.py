@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.webshop.folder import whole_folder
+from hgpo_envs.files import parse_json, read_bytes, writing
 from hgpo_envs.webshop.reward import first_colour
 from hgpo_envs.webshop.synthetic_words import (
     DESCRIBING,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from hgpo_envs.webshop.synthetic_words import Kind
 
 FILES: Final = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
+
+NOTE: Final = "hgpo-source.json"
+MADE_BY: Final = "hgpo data synth webshop"
 
 HUMAN_INSTRUCTIONS: Final = 12_000
 """About as many instructions by people as the official file has, where the catalogue is large enough."""
@@ -59,7 +63,7 @@ def write(
     """Writes `items_shuffle.json`, `items_ins_v2.json` and `items_human_ins.json` into a new folder.
 
     Args:
-        out: The folder; it appears whole or not at all.
+        out: The folder; it appears complete or not at all. A note in it says that it was generated (`NOTE`).
         products: How many records; a few are skipped by the loader when there are oddities.
         seed: The same seed and arguments give the same bytes.
         oddities: Whether some records have what the official files have: values that look like colours, no price,
@@ -68,7 +72,7 @@ def write(
         text: Length of descriptions and features, 1 being about that of the official files.
         people: Human-style instructions a product, on average; None spreads `HUMAN_INSTRUCTIONS` over the catalogue,
             at most one for two products.
-        replace: Whether a folder that is there already may be replaced.
+        replace: Whether generated files that exist already may be replaced. A folder that holds anything else is not.
         progress: Told how many products are written, now and then.
 
     Raises:
@@ -78,7 +82,8 @@ def write(
         raise InputError(f"products must be from 1 to {_IDENTIFIERS - 1:,}, not {products}")
     rate = min(0.5, HUMAN_INSTRUCTIONS / products) if people is None else people
     tell = progress or (lambda _: None)
-    with whole_folder(out, replace=replace) as folder:
+    with writing(out), new_folder(out, replace=is_generated if replace else None) as folder:
+        (folder / NOTE).write_bytes(orjson.dumps({"made_by": MADE_BY, "products": products, "seed": seed}))
         files = [(folder / name).open("wb") for name in FILES]
         try:
             items, attributes, human = files
@@ -104,6 +109,16 @@ def write(
             for file in files:
                 file.close()
     tell(products)
+
+
+def is_generated(folder: Path) -> bool:
+    """Whether a folder holds what `write` made and nothing else."""
+    try:
+        note = parse_json(read_bytes(folder / NOTE, 1 << 16))
+    except InputError:
+        return False
+    ours = isinstance(note, dict) and note.get("made_by") == MADE_BY
+    return ours and {path.name for path in folder.iterdir()} <= {NOTE, *FILES}
 
 
 def _entry(asin: str, value: object) -> bytes:

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
-from typing import Final
+import traceback
+from typing import Final, NoReturn
 
 import typer
 
 from hgpo_envs.errors import InputError
+from hgpo_envs.secrets import RedactedStream, redact, redact_logging
 from hgpo_train.cli import data
 from hgpo_train.cli.advantages import advantages
 from hgpo_train.cli.eval import evaluate
+from hgpo_train.cli.groups import WorkersMayCount
 from hgpo_train.cli.quickstart import quickstart
 from hgpo_train.cli.rollout import rollout
 from hgpo_train.cli.sft import sft
 from hgpo_train.cli.stats import stats
 from hgpo_train.cli.train import train
 from hgpo_train.cli.verify import verify
+from hgpo_train.rollout.failures import RolloutError
 
 TRAINING: Final = frozenset({"torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers"})
 """The packages of the extra `train`."""
 
-app = typer.Typer(name="hgpo", no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
+app = typer.Typer(
+    name="hgpo",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+)
 
 
 @app.callback()
@@ -31,8 +44,8 @@ def hgpo() -> None:
 
 app.command()(quickstart)
 app.add_typer(data.app)
-app.command()(rollout)
-app.command("eval")(evaluate)
+app.command(cls=WorkersMayCount)(rollout)
+app.command("eval", cls=WorkersMayCount)(evaluate)
 app.command()(advantages)
 app.command()(stats)
 app.command()(verify)
@@ -41,14 +54,67 @@ app.command()(train)
 
 
 def main() -> None:
-    """Entry point of the console script: bad input, or an extra that is not there, is one line and exit code 2."""
+    """Entry point of the console script.
+
+    Bad input, or an extra that is missing, is one line and exit code 2. A run that failed, or a disk that refused, is
+    one line and exit code 1. Anything else is a fault of the program: a traceback and exit code 1. Whatever is printed
+    has secrets removed (`hgpo_envs.secrets`).
+    """
+    sys.stdout, sys.stderr = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
+    redact_logging()
     try:
         app()
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(error, str(error), 2)
+    except RolloutError as error:
+        _fail(error, str(error), 1)
     except ModuleNotFoundError as error:
         if error.name not in TRAINING:
-            raise
-        print(f"error: this needs {error.name}: pip install 'hgpo[train]'", file=sys.stderr)
-        sys.exit(2)
+            _crash(error)
+        _fail(error, f"this needs {error.name}: pip install 'hgpo[train]'", 2)
+    except OSError as error:
+        line = _disk_line(error)
+        if line is None:
+            _crash(error)
+        _fail(error, line, 1)
+    except Exception as error:  # noqa: BLE001 - printed whole, without secrets
+        _crash(error)
+
+
+def _fail(error: BaseException, line: str, code: int) -> NoReturn:
+    """Prints an error in one line, and what was noted of it: for example, how many groups could not be committed."""
+    for text in (f"error: {line}", *getattr(error, "__notes__", ())):
+        print(" ".join(redact(text).split()), file=sys.stderr)
+    sys.exit(code)
+
+
+def _crash(error: BaseException) -> NoReturn:
+    """Prints a traceback, without the values of local variables and without secrets."""
+    print(redact("".join(traceback.format_exception(error))), file=sys.stderr, end="")
+    sys.exit(1)
+
+
+_DISK: Final = {
+    errno.ENOSPC: "free some space; the same command continues from what is committed",
+    errno.EDQUOT: "free some of your quota; the same command continues from what is committed",
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), or use another file system",
+    errno.EROFS: "write to another place",
+    errno.EACCES: "write to another place, or change who may write there",
+    errno.EPERM: "write to another place, or change who may write there",
+    errno.ENOTDIR: "a part of this path is a file; name another",
+    errno.EISDIR: "this is a folder; name a file",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.EMFILE: "too many files are open; use fewer --slots, or raise `ulimit -n`",
+    errno.ENFILE: "too many files are open; use fewer --slots",
+    errno.EIO: "the disk failed; look at its health, and run `hgpo verify`",
+    errno.ESTALE: "the network file system lost this file; the same command continues from what is committed",
+}
+"""What a user can do about an error of the operating system."""
+
+
+def _disk_line(error: OSError) -> str | None:
+    """One line about a disk that refused; None for an error that is no disk's."""
+    if error.errno is None or error.errno not in _DISK:
+        return None
+    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+    return f"{where}{os.strerror(error.errno)}; {_DISK[error.errno]}"

@@ -36,7 +36,10 @@ def build_alfworld(
 
     from hgpo_envs.alfworld.pack import write_pack
     from hgpo_envs.alfworld.source import ALFWorldSource
+    from hgpo_envs.errors import InputError
 
+    if folder.exists() and out.exists() and out.samefile(folder):
+        raise InputError(f"--out {out} is the data that is read; choose another name")
     source = ALFWorldSource(folder, grammar=grammar)
     ids = track(source.ids("all"), "packing")
     count = write_pack(out, ((task_id, source.read(task_id), source.trajectory(task_id)) for task_id in ids))
@@ -55,14 +58,12 @@ def synth_alfworld(
     from hgpo_envs.alfworld.folder import write_folder
     from hgpo_envs.alfworld.pack import write_pack
     from hgpo_envs.alfworld.synthesis import GeneratedStore
-    from hgpo_envs.unpack import require_free
 
     store = GeneratedStore(games, seed)
     ids = track(store.ids(), "generating")
     if out.suffix:
         count = write_pack(out, ((task_id, store.read(task_id), store.trajectory(task_id)) for task_id in ids))
     else:
-        require_free(out)
         count = write_folder(store, ids, out)
     typer.echo(f'{count:,} games in {out}. Next: gym.make("HGPO/ALFWorld-v0", data="{out}")')
 
@@ -224,6 +225,7 @@ def show_run(
     import orjson
 
     from hgpo_datasets.overview import overview
+    from hgpo_datasets.rows import clean_text
     from hgpo_train.cli.shown import print_overview
 
     seen = overview(run)
@@ -231,7 +233,7 @@ def show_run(
         typer.echo(orjson.dumps(seen.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
     else:
         print_overview(seen)
-        typer.echo(f"Next: hgpo verify {run}")
+        typer.echo(f"Next: hgpo verify {clean_text(str(run))}")
 
 
 @import_.command("verl-agent")

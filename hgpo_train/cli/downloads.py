@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Transfers:
-    """Shows downloads as bars, and counts unpacked files. Ctrl-C ends the command with a line on how to go on."""
+    """Shows downloads as bars, and counts unpacked files. Ctrl-C ends the command with a line on how to resume."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -49,7 +49,7 @@ class Transfers:
         self._bars.stop()
         self._files.stop()
         if kind is KeyboardInterrupt:
-            typer.echo("\ninterrupted; what has come is kept: run the same command to go on", err=True)
+            typer.echo("\ninterrupted; what has come is kept: run the same command to resume", err=True)
             raise typer.Exit(130)
 
     def downloading(self, name: str) -> fetch.Progress:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hgpo_envs.errors import InputError
+from hgpo_train.cli.rollout import check_failures, check_share, environments, pairs
+from hgpo_train.rollout.failures import MAX_FAILED, check, of_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -20,7 +22,7 @@ _SAMPLING = ("openai", "transformers", "vllm")
 
 
 def evaluate(
-    out: Annotated[Path, typer.Option(help="The run's folder; an evaluation broken off there is gone on with.")],
+    out: Annotated[Path, typer.Option(help="The run's folder. An evaluation that is there is continued.")],
     policy: Annotated[
         str, typer.Option(help="random, expert, openai:MODEL, vllm:MODEL, transformers:MODEL, … (docs/rollouts.md)")
     ] = "random",
@@ -41,24 +43,36 @@ def evaluate(
         list[str] | None, typer.Option(help="An option of the policy, name=value; may be repeated.")
     ] = None,
     against: Annotated[Path | None, typer.Option(help="Another evaluation's run: compare task by task.")] = None,
-    slots: Annotated[int, typer.Option(help="Environments at once; changes the speed alone.")] = 256,
+    slots: Annotated[
+        int | None,
+        typer.Option(help="Environments at once; changes the speed alone. 256, with --workers one per processor."),
+    ] = None,
     workers: Annotated[
-        bool, typer.Option("--workers", help="Each environment in a process of its own: for slow or fragile ones.")
+        bool,
+        typer.Option(
+            "--workers",
+            help="Each environment in a process of its own, for slow or fragile ones; --workers N plays N at once.",
+        ),
     ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option(help="Play episodes again that failed in an earlier run of this command.")
+    ] = True,
+    max_failed: Annotated[
+        float, typer.Option(help="Exit with an error when more than this share of the episodes failed.")
+    ] = MAX_FAILED,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Evaluate a policy on every task of a split."""
     from rich.console import Console
 
     from hgpo_datasets import StepWriter
-    from hgpo_train.cli.rollout import pairs
     from hgpo_train.evaluation import TEMPERATURE
     from hgpo_train.evaluation import evaluate as play
     from hgpo_train.policies.registry import PolicyContext, make_policy
-    from hgpo_train.rollout.collector import RolloutError
     from hgpo_train.rollout.progress import shown
     from hgpo_train.rollout.run import Collection, Machine, interruptible, open_world, run_config
 
+    check_share(max_failed)
     split = split or ("eval" if "WebShop" in env else "valid_seen")
     other = None if against is None else _episodes(against)
     options = {
@@ -84,18 +98,27 @@ def evaluate(
     try:
         with StepWriter(out, config=config) as writer, interruptible() as stopping:
             left = len(world.tasks) * len(chosen) - len(writer.committed)
+            machine = Machine(environments(slots, workers=workers), workers)
             with shown(console, expected=max(left, 0)) as progress:
-                play(world, acting, writer, chosen, Machine(slots, workers), progress=progress, stopping=stopping)
-    except RolloutError as error:
-        console.print(f"[red]stopped:[/] {error}", highlight=False, soft_wrap=True)
-        console.print(f"What was whole is in {out}; the same command goes on from there.", soft_wrap=True)
-        raise typer.Exit(1) from error
+                play(
+                    world,
+                    acting,
+                    writer,
+                    chosen,
+                    machine,
+                    retry_failed=retry_failed,
+                    progress=progress,
+                    stopping=stopping,
+                )
     finally:
         acting.close()
     if stopping.wished:
-        console.print(f"Interrupted: whole episodes are in {out}; the same command goes on from there.")
+        line = f"Interrupted: whole episodes are in {out}; the same command continues from there."
+        console.print(line, markup=False)
         raise typer.Exit(130)
+    check(of_table(out), 1.0, "The same command plays them again.")
     _tell(console, out, against, _episodes(out), other, as_json=as_json)
+    check_failures(console, out, None, max_failed)
 
 
 def _episodes(run: Path) -> pl.DataFrame:
@@ -140,10 +163,10 @@ def _tell(
     plain = Console()
     plain.print(_table(reports))
     if reports[0].aborted:
-        plain.print(f"[yellow]{reports[0].aborted} episodes broke off and are left out (column `error`)[/]")
+        plain.print(f"[yellow]{reports[0].aborted} episodes failed and are left out (column `error`)[/]")
     for comparison in comparisons:
         plain.print(_sentence(comparison, against), highlight=False)
-    console.print(f"Steps are in [bold]{out}[/]. Next: [bold]hgpo stats {out}[/]", highlight=False, soft_wrap=True)
+    console.print(f"Steps are in {out}. Next: hgpo stats {out}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _table(reports: list[Report]) -> Table:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hgpo_envs.errors import InputError
+from hgpo_train.rollout.failures import MAX_FAILED, check, of_table, of_tally
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def rollout(
-    out: Annotated[Path, typer.Option(help="The run's folder; a run that was broken off there is gone on with.")],
+    out: Annotated[Path, typer.Option(help="The run's folder. A run that is there is continued.")],
     env: Annotated[str, typer.Option(help="Gymnasium id.")] = "HGPO/ALFWorld-v0",
     policy: Annotated[
         str, typer.Option(help="random, expert, explorer, mixture:expert=0.7,random=0.3, … (docs/rollouts.md)")
@@ -41,10 +43,25 @@ def rollout(
         int | None,
         typer.Option(help="Refill groups whose returns are all the same; play at most so many groups."),
     ] = None,
-    slots: Annotated[int, typer.Option(help="Environments at once; changes the speed, not the table.")] = 256,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            help="Environments at once; changes the speed, not the table. 256, with --workers one per processor."
+        ),
+    ] = None,
     workers: Annotated[
-        bool, typer.Option("--workers", help="Each environment in a process of its own: for slow or fragile ones.")
+        bool,
+        typer.Option(
+            "--workers",
+            help="Each environment in a process of its own, for slow or fragile ones; --workers N plays N at once.",
+        ),
     ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option(help="Play rollouts again that failed in an earlier run of this command.")
+    ] = True,
+    max_failed: Annotated[
+        float, typer.Option(help="Exit with an error when more than this share of the rollouts failed.")
+    ] = MAX_FAILED,
     without: Annotated[
         str, typer.Option(help="Columns or families not to store, comma-separated: prompt,timings,tokens")
     ] = "",
@@ -54,12 +71,12 @@ def rollout(
 
     from hgpo_datasets import StepWriter
     from hgpo_train.policies.registry import PolicyContext, make_policy
-    from hgpo_train.rollout.collector import RolloutError
     from hgpo_train.rollout.progress import shown
     from hgpo_train.rollout.run import Collection, Machine, collect, interruptible, open_world, run_config
 
+    check_share(max_failed)
     what = Collection(tasks, group_size, seed, order, most=dynamic)
-    machine = Machine(slots, workers)
+    machine = Machine(environments(slots, workers=workers), workers)
     options = {
         "split": split,
         "history_length": history_length,
@@ -81,19 +98,52 @@ def rollout(
         ):
             before = len(writer.committed)
             if before:
-                console.print(f"{out} holds {before} groups already: they are not played again", soft_wrap=True)
+                console.print(f"{out} holds {before} groups already", soft_wrap=True, markup=False)
             with shown(console, expected=(tasks - min(before, tasks)) * group_size) as progress:
-                tally = collect(world, acting, writer, what, machine, progress=progress, stopping=stopping)
+                tally = collect(
+                    world,
+                    acting,
+                    writer,
+                    what,
+                    machine,
+                    retry_failed=retry_failed,
+                    progress=progress,
+                    stopping=stopping,
+                )
             groups = len(writer.committed)
-    except RolloutError as error:
-        console.print(f"[red]stopped:[/] {error}", soft_wrap=True)
-        console.print(f"What was whole is in {out}; the same command goes on from there.", soft_wrap=True)
-        raise typer.Exit(1) from error
     finally:
         acting.close()
     _report(console, out, tally, groups, interrupted=stopping.wished)
     if stopping.wished:
         raise typer.Exit(130)
+    check_failures(console, out, tally, max_failed)
+
+
+def environments(slots: int | None, *, workers: bool) -> int:
+    """How many environments are played at once, where the user does not say."""
+    if slots is not None:
+        return slots
+    return max(2, os.cpu_count() or 1) if workers else 256
+
+
+def check_share(max_failed: float) -> None:
+    """Raises unless the option is a share."""
+    if not 0 <= max_failed <= 1:
+        raise InputError(f"--max-failed: expected a share from 0 to 1, got {max_failed}")
+
+
+def check_failures(console: Console, out: Path, tally: Tally | None, max_failed: float) -> None:
+    """Says what failed, and raises where it is too much: of what the run holds, or of what was played now.
+
+    Raises:
+        RolloutError: More than `max_failed` of the rollouts failed.
+    """
+    stored = of_table(out)
+    again = "The same command plays the failed rollouts again."
+    for failures in (stored, *([] if tally is None else [of_tally(tally)])):
+        check(failures, max_failed, again)
+    if stored.failed:
+        console.print(f"{stored}. {again}", soft_wrap=True, markup=False)
 
 
 def pairs(option: str, given: list[str]) -> dict[str, Any]:
@@ -121,7 +171,7 @@ def _report(console: Console, out: Path, tally: Tally, groups: int, *, interrupt
     table = Table(show_header=False, box=None)
     for name, value in (
         ("groups in the run", f"{groups}"),
-        ("rollouts now", f"{tally.trajectories}" + (f", {tally.aborted} of them broke off" if tally.aborted else "")),
+        ("rollouts now", f"{tally.trajectories}" + (f", {tally.aborted} of them failed" if tally.aborted else "")),
         ("steps", f"{tally.steps:,}  ({tally.steps / max(tally.seconds, 1e-9):,.0f}/s)"),
         ("solved", f"{tally.success:.1%}" if whole else "–"),
         ("mean score", f"{tally.score / whole:.3f}" if whole else "–"),
@@ -129,5 +179,5 @@ def _report(console: Console, out: Path, tally: Tally, groups: int, *, interrupt
         table.add_row(name, value)
     console.print(table)
     if interrupted:
-        console.print("Interrupted: whole groups are committed; the same command goes on from there.")
-    console.print(f"Steps are in [bold]{out}[/]. Next: hgpo stats {out}, or hgpo advantages {out}", soft_wrap=True)
+        console.print("Interrupted: whole groups are committed; the same command continues from there.")
+    console.print(f"Steps are in {out}. Next: hgpo stats {out}, or hgpo advantages {out}", soft_wrap=True, markup=False)

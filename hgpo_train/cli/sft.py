@@ -10,7 +10,7 @@ import typer
 
 def sft(
     steps: Annotated[Path, typer.Argument(help="A step table: a run's folder or a Parquet file.")],
-    out: Annotated[Path, typer.Option(help="The run's folder; a run that was broken off there is gone on with.")],
+    out: Annotated[Path, typer.Option(help="The run's folder; an interrupted run there is resumed.")],
     config: Annotated[Path | None, typer.Option(help="A TOML file; the defaults without.")] = None,
     model: Annotated[str | None, typer.Option(help="The same as --set model.path=…")] = None,
     overrides: Annotated[
@@ -21,7 +21,7 @@ def sft(
     """Train a model to act as in the steps of a saved run: the warm start before reinforcement learning."""
     from rich.console import Console
 
-    from hgpo_datasets.durable import write_file
+    from hgpo_train.cli.training import early_ends
     from hgpo_train.config import SftConfig, load_config
     from hgpo_train.display import Display
     from hgpo_train.settings import to_toml
@@ -33,15 +33,9 @@ def sft(
         typer.echo(to_toml(settings, docs=True), nl=False)
         return
     console = Console()
-    out.mkdir(parents=True, exist_ok=True)
-    write_file(out / "config.toml", to_toml(settings).encode())
     display = Display(console, settings.update.epochs)
-    try:
-        with display.showing():
-            checkpoint = supervise(settings, steps, out, display)
-    except KeyboardInterrupt:
-        console.print("Interrupted. The same command goes on after the last whole epoch.")
-        raise typer.Exit(130) from None
+    with early_ends(f"the same command (it continues after the last epoch in {out})"), display.showing():
+        checkpoint = supervise(settings, steps, out, display)
     console.print(
         f"The policy is in [bold]{checkpoint}[/]. Next: [bold]hgpo train CONFIG --set model.path={out}[/]",
         soft_wrap=True,

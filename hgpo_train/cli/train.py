@@ -25,7 +25,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="The run's folder; runs/<name of the configuration> without.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in that folder.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Show all settings and stop.")] = False,
     list_configs: Annotated[bool, typer.Option("--list", help="Show the shipped configurations and stop.")] = False,
 ) -> None:
@@ -54,19 +54,18 @@ def train(
 
 
 def _run(settings: Config, folder: Path, console: Console, *, resume: bool) -> None:
+    from hgpo_train.cli.training import early_ends
     from hgpo_train.display import Display
     from hgpo_train.trainer import Trainer, start_run
 
-    start_run(settings, folder, resume=resume)
     display = Display(console, settings.iterations)
-    again = f"hgpo train --resume --out {folder}"
-    try:
-        trainer = Trainer(settings, folder, display)
+    with (
+        early_ends(f"hgpo train --resume --out {folder}"),
+        start_run(settings, folder, resume=resume) as run,
+    ):
+        trainer = Trainer(run, display)
         with display.showing():
             trainer.run()
-    except KeyboardInterrupt:
-        console.print(f"Interrupted. Nothing committed is lost; go on with: [bold]{again}[/]")
-        raise typer.Exit(130) from None
     console.print(
         f"Metrics are in [bold]{folder / 'metrics.jsonl'}[/], the steps in [bold]{folder / 'steps'}[/].", soft_wrap=True
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 def summary(catalogue: Catalogue) -> Table:
     """What a catalogue holds and how it was made."""
     manifest = catalogue.manifest
-    table = Table("", str(catalogue.folder), title="WebShop catalogue")
+    table = Table("", escape(str(catalogue.folder)), title="WebShop catalogue")
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in manifest["skipped"].items() if count)
     size = sum(size for size, _ in manifest["files"].values())
     for name, value in (
@@ -22,7 +23,7 @@ def summary(catalogue: Catalogue) -> Table:
         ("products", f"{len(catalogue):,}"),
         ("human instructions", f"{manifest['human_instructions']:,}"),
         ("synthetic instructions", f"{manifest['synthetic_instructions']:,}"),
-        ("synthetic goals", f"{int(catalogue.combinations[catalogue.instructed].sum()):,}"),
+        ("synthetic goals", f"{catalogue.synthetic_goals():,}"),
         ("nouns", catalogue.nouns),
         ("skipped records", skipped or "none"),
         ("made from", ", ".join(f"{name} ({digest[:12]})" for name, digest in manifest["sources"].items())),
@@ -35,8 +36,7 @@ def summary(catalogue: Catalogue) -> Table:
 def found(catalogue: Catalogue, query: str) -> Table:
     """What a query finds, best first."""
     table = Table("", "score", "asin", "price", "title", title=Text(f"{query!r} in {catalogue.folder}"))
-    documents, scores = catalogue.index.search(query)
-    for place, (index, score) in enumerate(zip(catalogue.order[documents].tolist(), scores.tolist(), strict=True), 1):
+    for place, (index, score) in enumerate(catalogue.scored(query), 1):
         product = catalogue.product(index)
         table.add_row(str(place), f"{score:.4f}", Text(product.asin), product.price_text, Text(product.title))
     return table

@@ -13,17 +13,25 @@ A call that fails is a `Failure`, not an exception: it costs the trajectory that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from hgpo_envs.secrets import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hgpo_envs.engine import Engine, State, Task
+
+T = TypeVar("T")
+
+CLOSING_S: Final = 5.0
+"""The longest that closing an `AsyncPolicy` takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class Reply:
         prompt_token_ids: The prompt in the policy's tokens.
         response_token_ids: The response in the policy's tokens.
         response_logprobs: Log-probability of each response token, in nats.
-        finish_reason: Why the response ends: ``stop``, or ``length`` when the limit cut it.
+        finish_reason: Why the response ends: ``stop``, or ``length`` when the limit cut it; None when unknown.
         cut_pairs: How many past pairs were left out of the prompt to keep its budget; None when it has none.
         cut_tokens: How many tokens were dropped from the prompt's beginning to keep it; None likewise.
     """
@@ -74,22 +82,28 @@ class Reply:
     prompt_token_ids: Sequence[int] | None = None
     response_token_ids: Sequence[int] | None = None
     response_logprobs: Sequence[float] | None = None
-    finish_reason: str = "stop"
+    finish_reason: str | None = "stop"
     cut_pairs: int | None = None
     cut_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A call or a step that failed.
+    """A call or a step that failed. Secrets (`hgpo_envs.secrets`) are removed from what it says.
 
     Attributes:
-        kind: Whose fault it is: ``PolicyFailed``, ``EnvironmentFailed``, ``WorkerDied``, ``WorkerTimedOut`` …
-        line: What happened, in one line.
+        kind: Whose fault it is: ``PolicyFailed``, ``PolicyTimedOut``, ``EnvironmentFailed``, ``WorkerDied``,
+            ``WorkerTimedOut``, ``RowsRefused`` …
+        line: What happened, in one line of at most 500 characters.
     """
 
     kind: str
     line: str
+
+    def __post_init__(self) -> None:
+        for name, most in (("kind", 50), ("line", 500)):
+            text = getattr(self, name).encode("utf-8", "replace").decode()
+            object.__setattr__(self, name, " ".join(redact(text).split())[:most])
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.line}"
@@ -97,8 +111,21 @@ class Failure:
     @classmethod
     def of(cls, kind: str, error: BaseException) -> Failure:
         """The failure that an exception stands for."""
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        return cls(kind, text[:500])
+        return cls(kind, f"{type(error).__name__}: {error}")
+
+
+def attempt(kind: str, call: Callable[..., T], *arguments: Any) -> T | Failure:
+    """What a call of foreign code returns, or the failure that it raised.
+
+    `SystemExit`, `asyncio.CancelledError` and the panics of extensions are no `Exception`; they too concern one
+    trajectory and must not end the run. `KeyboardInterrupt` is the user's and is raised.
+    """
+    try:
+        return call(*arguments)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - see above
+        return Failure.of(kind, error)
 
 
 class Policy(Protocol):
@@ -167,32 +194,16 @@ class BatchPolicy(ABC):
 
     def _answer(self, batch: Sequence[Request]) -> Sequence[Reply | Failure]:
         """The batch's replies; when the whole call fails, each request is asked again alone."""
-        try:
-            replies = self.respond(batch)
-            if len(replies) != len(batch):
-                raise RuntimeError(f"{len(batch)} requests, {len(replies)} replies")  # noqa: TRY301 - treated alike
-        except Exception as error:  # noqa: BLE001 - whatever a policy raises is data
-            if len(batch) == 1:
-                return [Failure.of("PolicyFailed", error)]
-            return [self._answer([request])[0] for request in batch]
+        replies = attempt("PolicyFailed", self._respond, batch)
+        if not isinstance(replies, Failure):
+            return replies
+        return [replies] if len(batch) == 1 else [self._answer([request])[0] for request in batch]
+
+    def _respond(self, batch: Sequence[Request]) -> Sequence[Reply | Failure]:
+        replies = list(self.respond(batch))
+        if len(replies) != len(batch):
+            raise RuntimeError(f"{len(batch)} requests, {len(replies)} replies")
         return replies
-
-
-@dataclass
-class _Loop:
-    """An event loop in a thread of its own."""
-
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
-
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self.loop.run_forever, name="hgpo-policy", daemon=True)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(timeout=5)
-        if not self.thread.is_alive():
-            self.loop.close()
 
 
 class AsyncPolicy(ABC):
@@ -200,15 +211,22 @@ class AsyncPolicy(ABC):
 
     Args:
         concurrency: How many requests run at once; the others wait their turn.
+
+    Attributes:
+        loop: The event loop, in a thread of its own.
+        deadline_s: Seconds that `reply` may take; a request that takes longer is a ``PolicyTimedOut``. None for none.
     """
 
     name: str = "policy"
     reproducible: bool = False
     version: int = 0
+    deadline_s: float | None = None
 
     def __init__(self, concurrency: int = 128) -> None:
         self._ready: queue.SimpleQueue[tuple[int, Reply | Failure]] = queue.SimpleQueue()
-        self._running = _Loop()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="hgpo-policy", daemon=True)
+        self._thread.start()
         self._gate = asyncio.Semaphore(concurrency)
         self._tasks: set[asyncio.Task[None]] = set()  # held, or they are collected as garbage
 
@@ -216,12 +234,17 @@ class AsyncPolicy(ABC):
     async def reply(self, request: Request) -> Reply | Failure:
         """The answer to one request. What it raises becomes a `Failure`."""
 
+    async def release(self) -> None:  # noqa: B027 - most hold nothing
+        """Frees what the coroutines share (connections); called once, in the event loop, when the policy is closed."""
+
     def submit(self, requests: Sequence[Request]) -> None:
         """See `Policy`."""
-        self._running.loop.call_soon_threadsafe(self._begin, list(requests))
+        self.loop.call_soon_threadsafe(self._begin, list(requests))
 
     def collect(self, timeout: float | None) -> Sequence[tuple[int, Reply | Failure]]:
         """See `Policy`."""
+        if not self._thread.is_alive() and self._ready.empty():
+            raise RuntimeError("the policy's event loop has ended")
         try:
             ready = [self._ready.get(timeout=timeout) if timeout != 0 else self._ready.get_nowait()]
         except queue.Empty:
@@ -231,19 +254,48 @@ class AsyncPolicy(ABC):
         return ready
 
     def close(self) -> None:
-        """Stops the event loop; requests that still run are dropped."""
-        self._running.close()
+        """Cancels what still runs and ends the event loop; returns within `CLOSING_S`, whatever the coroutines do."""
+        if self.loop.is_closed():
+            return
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self._end()))
+            self._thread.join(CLOSING_S)
+        if not self._thread.is_alive():  # else a coroutine blocks the thread: it ends with the process
+            self.loop.close()
 
     def _begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            task = self._running.loop.create_task(self._run(request))
+            task = self.loop.create_task(self._run(request))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _run(self, request: Request) -> None:
-        async with self._gate:
-            try:
-                answer = await self.reply(request)
-            except Exception as error:  # noqa: BLE001 - whatever a policy raises is data
-                answer = Failure.of("PolicyFailed", error)
+        """Answers one request, whatever happens: a request without an answer would be waited for."""
+        answer: Reply | Failure
+        try:
+            async with self._gate:
+                answer = await self._bounded(request)
+        except BaseException as error:  # noqa: BLE001 - SystemExit and CancelledError, too, concern one request
+            answer = Failure.of("PolicyFailed", error)
         self._ready.put((request.id, answer))
+
+    async def _bounded(self, request: Request) -> Reply | Failure:
+        deadline = asyncio.timeout(self.deadline_s)
+        try:
+            async with deadline:
+                return await self.reply(request)
+        except TimeoutError as error:
+            if not deadline.expired():
+                return Failure.of("PolicyFailed", error)
+            return Failure("PolicyTimedOut", f"no answer within {self.deadline_s:g} s")
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        try:
+            with contextlib.suppress(Exception):  # what cannot be freed in time is freed with the process
+                async with asyncio.timeout(CLOSING_S / 2):
+                    await asyncio.gather(*self._tasks, return_exceptions=True)
+                    await self.release()
+        finally:
+            self.loop.stop()

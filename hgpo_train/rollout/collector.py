@@ -1,18 +1,20 @@
 """The collector: keeps every environment and the policy busy, and waits for nobody.
 
 An environment steps when its own response arrives; the policy is handed each request at once and batches as it likes; a
-slot that has finished takes the next rollout. What fails — a policy's call, an environment, a worker — costs the
-trajectory that it happened to.
+slot that has finished takes the next rollout. Whatever fails (a policy's call, an environment, a worker) costs the
+trajectory that it happened to. Replies and states are validated as they arrive (`hgpo_train.policies.validation`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from hgpo_envs.episode import Episode
-from hgpo_train.policies.base import Failure, Reply, Request
+from hgpo_train.policies.base import Failure, Reply, Request, attempt
+from hgpo_train.policies.validation import checked_reply, checked_state, checked_task, count
+from hgpo_train.rollout.failures import Reasons, RolloutError
 from hgpo_train.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -38,13 +40,16 @@ class Tally:
         steps: Steps taken.
         tokens: Response tokens, where the policy counts them.
         trajectories: Rollouts that ended, aborted ones included.
-        aborted: Rollouts that broke off.
+        aborted: Rollouts that failed.
         won: Rollouts that solved their task.
-        score: Sum of the last scores of rollouts that did not break off.
+        score: Sum of the last scores of rollouts that did not fail.
         policy_s: Seconds in the policy's calls in this thread.
         environment_s: Seconds in engines and prompts.
         seconds: Seconds since the start.
-        failures: Rollouts that broke off since a step was last taken.
+        failures: Rollouts that failed since a step was last taken.
+        reasons: Why rollouts failed.
+        played_again: Rollouts that had failed in an earlier run and were played again.
+        failed_again: How many of those failed.
     """
 
     steps: int = 0
@@ -57,16 +62,20 @@ class Tally:
     environment_s: float = 0.0
     seconds: float = 0.0
     failures: int = 0
+    reasons: Reasons = field(default_factory=Reasons)
+    played_again: int = 0
+    failed_again: int = 0
+
+    def refused(self, failure: Failure) -> None:
+        """Counts a rollout that ended well and whose rows the step table refused."""
+        self.aborted += 1
+        self.reasons.add(failure)
 
     @property
     def success(self) -> float:
         """The share of whole rollouts that solved their task; NaN before the first."""
         whole = self.trajectories - self.aborted
         return self.won / whole if whole else float("nan")
-
-
-class RolloutError(RuntimeError):
-    """Rollouts break off one after the other: the run stops rather than fill with broken ones."""
 
 
 @dataclass
@@ -91,9 +100,11 @@ class Collector:
         policy: What acts.
         groups: What is to be played, and where finished groups go.
         seed: The run's seed.
-        failures_allowed: How many rollouts may break off without a step taken between them before the run stops.
+        failures_allowed: How many rollouts may fail without a step taken between them before the run stops.
+        policy_timeout_s: Seconds after which a request that the policy has not answered fails.
         progress: Called now and then with the tally.
         stopping: Asked now and then whether to stop early; whole groups are committed then.
+        tally: What counts.
     """
 
     def __init__(
@@ -106,11 +117,13 @@ class Collector:
         *,
         seed: int = 0,
         failures_allowed: int = 64,
+        policy_timeout_s: float = 3600.0,
         progress: Callable[[Tally], None] = lambda _: None,
         stopping: Callable[[], bool] = lambda: False,
+        tally: Tally | None = None,
     ) -> None:
         self._shared, self._slots, self._policy, self._groups = shared, slots, policy, groups
-        self._seed, self._failures_allowed = seed, failures_allowed
+        self._seed, self._failures_allowed, self._policy_timeout_s = seed, failures_allowed, policy_timeout_s
         self._progress, self._stopping = progress, stopping
         self._episodes = [Episode(shared, settings, slots.engine(slot)) for slot in range(slots.count)]
         self._playing: list[Trajectory | None] = [None] * slots.count
@@ -120,13 +133,13 @@ class Collector:
         self._requests: list[Request] = []
         self._members: list[tuple[Group, int]] = []
         self._next_id = 0
-        self.tally = Tally()
+        self.tally = tally or Tally()
 
     def run(self) -> Tally:
         """Plays until every wanted group is done, or `stopping` says so; commits every whole group either way.
 
         Raises:
-            RolloutError: Policy or environment fail and fail; what was whole is committed.
+            RolloutError: `failures_allowed` rollouts failed one after the other; whole groups are committed.
         """
         began = perf_counter()
         try:
@@ -143,10 +156,11 @@ class Collector:
         """Gives the next rollouts to free slots; False when nothing is left to do."""
         while self._free:
             if not self._members:
-                group = self._groups.begin()
-                if group is None:
+                begun = self._groups.begin()
+                if begun is None:
                     break
-                self._members = [(group, member) for member in range(group.size)][::-1]
+                group, members = begun
+                self._members = [(group, member) for member in members][::-1]
             group, member = self._members.pop()
             slot = self._free.pop()
             seed = group.seed(self._seed, member)
@@ -174,42 +188,64 @@ class Collector:
     def _exchange(self) -> list[tuple[int, Reply | Failure]]:
         """Hands waiting requests to the policy and takes its replies; a policy that raises fails all that it holds."""
         requests, self._requests = self._requests, []
-        try:
-            if requests:
-                self._policy.submit(requests)
-            if not self._asked:
-                return []
-            return list(self._policy.collect(_BOTH_WAIT_S if self._slots.busy else _WAIT_S))
-        except Exception as error:  # noqa: BLE001 - whatever a policy raises is data
-            return [(request_id, Failure.of("PolicyFailed", error)) for request_id in self._asked]
+        replies = attempt("PolicyFailed", self._call_policy, requests)
+        if isinstance(replies, Failure):
+            return [(request_id, replies) for request_id in self._asked]
+        return replies + self._overdue()
 
-    def _arrived(self, slot: int, outcome: State | Failure, seconds: float) -> None:
-        trajectory, episode = self._playing[slot], self._episodes[slot]
+    def _call_policy(self, requests: list[Request]) -> list[tuple[int, Reply | Failure]]:
+        if requests:
+            self._policy.submit(requests)
+        if not self._asked:
+            return []
+        replies = self._policy.collect(_BOTH_WAIT_S if self._slots.busy else _WAIT_S)
+        return [(int(request_id), checked_reply(reply)) for request_id, reply in replies]
+
+    def _overdue(self) -> list[tuple[int, Reply | Failure]]:
+        """Failures for requests that have waited too long; an answer that comes later is ignored."""
+        late = perf_counter() - self._policy_timeout_s
+        failure = Failure("PolicyTimedOut", f"no answer within {self._policy_timeout_s:g} s")
+        overdue: list[tuple[int, Reply | Failure]] = []
+        for request_id, asked in self._asked.items():  # in the order of their times
+            if asked.at > late:
+                break
+            overdue.append((request_id, failure))
+        return overdue
+
+    def _arrived(self, slot: int, outcome: object, seconds: float) -> None:
+        trajectory = self._playing[slot]
         if trajectory is None:
             return
         began = perf_counter()
-        if isinstance(outcome, Failure):
-            self._end(slot, outcome)
-            return
+        state = checked_state(outcome)
+        failure: Failure | None
+        if isinstance(state, Failure):
+            failure = state
+        else:
+            failure = attempt("EnvironmentFailed", self._advance, slot, trajectory, state, seconds)
+        self.tally.environment_s += seconds + perf_counter() - began
+        if failure is not None or trajectory.episode.done:
+            self._end(slot, failure)
+
+    def _advance(self, slot: int, trajectory: Trajectory, state: State, seconds: float) -> Failure | None:
+        """Takes a state in and asks for the next action, unless the episode is over."""
+        episode = trajectory.episode
         moving, self._moving[slot] = self._moving[slot], None
-        try:
-            if moving is None:
-                episode.begin(self._shared.source.task(trajectory.group.task_id), outcome)
-            else:
-                episode.observe(moving.command, moving.well_formed, outcome)
-                trajectory.moved(seconds)
-                self.tally.steps += 1
-                self.tally.failures = 0
-            if not episode.done:
-                self._ask(slot, trajectory)
-        except Exception as error:  # noqa: BLE001 - a prompt or a task that fails costs its own trajectory
-            self._end(slot, Failure.of("EnvironmentFailed", error))
-            return
-        finally:
-            self.tally.environment_s += seconds + perf_counter() - began
-        if episode.done:
-            ended = moving is not None
-            self._end(slot, None if ended else Failure("EnvironmentFailed", "the task had ended before its first step"))
+        if moving is None:
+            task = checked_task(self._shared.source.task(trajectory.group.task_id))
+            if isinstance(task, Failure):
+                return task
+            episode.begin(task, state)
+            if episode.done:
+                return Failure("EnvironmentFailed", "the task had ended before its first step")
+        else:
+            episode.observe(moving.command, moving.well_formed, state)
+            trajectory.moved(seconds)
+            self.tally.steps += 1
+            self.tally.failures = 0
+        if not episode.done:
+            self._ask(slot, trajectory)
+        return None
 
     def _ask(self, slot: int, trajectory: Trajectory) -> None:
         episode = trajectory.episode
@@ -233,11 +269,14 @@ class Collector:
     def _replied(self, asked: _Asked, reply: Reply | Failure) -> None:
         trajectory = self._playing[asked.slot]
         assert trajectory is not None
-        if isinstance(reply, Failure):
-            self._end(asked.slot, reply)
-            return
+        failure = reply if isinstance(reply, Failure) else attempt("PolicyFailed", self._act, asked, trajectory, reply)
+        if failure is not None:
+            self._end(asked.slot, failure)
+
+    def _act(self, asked: _Asked, trajectory: Trajectory, reply: Reply) -> None:
+        version = count("the policy's version", self._policy.version)
         command, well_formed = trajectory.episode.read(reply.response)
-        trajectory.answered(reply, command, perf_counter() - asked.at, self._policy.version)
+        trajectory.answered(reply, command, perf_counter() - asked.at, version)
         self.tally.tokens += len(reply.response_token_ids or ())
         self._moving[asked.slot] = _Moving(command, well_formed)
         self._slots.act(asked.slot, command)
@@ -245,14 +284,14 @@ class Collector:
     def _end(self, slot: int, failure: Failure | None) -> None:
         trajectory = self._playing[slot]
         assert trajectory is not None
+        again = self._groups.plays_again(trajectory.group)
+        self.tally.played_again += again
         if failure is not None:
-            trajectory.broke_off(failure)
+            trajectory.abort(failure)
             self.tally.aborted += 1
+            self.tally.failed_again += again
             self.tally.failures += 1
-            if self.tally.failures >= self._failures_allowed:
-                raise RolloutError(
-                    f"{self.tally.failures} rollouts broke off one after the other, the last with {failure}"
-                )
+            self.tally.reasons.add(failure)
         else:
             self.tally.won += trajectory.episode.state.won
             self.tally.score += trajectory.episode.state.score
@@ -260,3 +299,8 @@ class Collector:
         self._playing[slot] = self._moving[slot] = None
         self._free.append(slot)
         self._groups.finish(trajectory)
+        if self.tally.failures >= self._failures_allowed:
+            raise RolloutError(
+                f"{self.tally.failures} rollouts failed one after the other, the last with {failure}. Whole groups are "
+                "committed; the same command continues from there."
+            )

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from hgpo_train.rollout.outcomes import OF_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from hgpo_train.rollout.failures import Failed
     from hgpo_train.rollout.plan import Group
     from hgpo_train.rollout.trajectory import Row, Trajectory
 
@@ -21,8 +22,21 @@ Key = tuple[int, str, int]
 class _Open:
     group: Group
     missing: int
+    outcomes: list[float | bool]
     rows: dict[int, list[Row]] = field(default_factory=dict)
-    outcomes: list[float | bool] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Rows of a group that is to be committed.
+
+    Attributes:
+        rows: Of all its rollouts, or of those that were played again.
+        again: Whether they take the place of failed rollouts that are committed.
+    """
+
+    rows: list[Row]
+    again: bool = False
 
 
 class Groups:
@@ -38,9 +52,10 @@ class Groups:
             said something and those under way are fewer than wanted: so which groups are played does not depend on the
             order in which they finish.
         outcome: The outcome that is looked at, a name of `hgpo_train.rollout.outcomes.OF_ROWS`.
-        commit: Takes the rows of whole groups.
+        commit: Takes whole groups.
         together: How many groups are committed at once.
         done: Groups that were committed before, and whether each said something: they are not played again.
+        failed: Groups of which only the failed rollouts are to be played again; none of them is in `done`.
         lookahead: How far beyond the first unfinished group others may begin; bounds what waits to be committed.
     """
 
@@ -48,37 +63,50 @@ class Groups:
         self,
         plan: Iterator[Group],
         wanted: int,
-        commit: Callable[[list[Row]], None],
+        commit: Callable[[Sequence[Whole]], None],
         *,
         most: int | None = None,
         outcome: str = "reward",
         together: int = 16,
         done: Mapping[Key, bool] | None = None,
+        failed: Mapping[Key, Failed] | None = None,
         lookahead: int = 4096,
     ) -> None:
         self._plan, self._wanted, self._most, self._commit = plan, wanted, most, commit
         self._outcome = OF_ROWS[outcome]
         self._together, self._lookahead, self._done = together, lookahead, done or {}
+        self._failed = failed or {}
         self._open: dict[int, _Open] = {}
-        self._waiting: dict[int, list[Row]] = {}
+        self._waiting: dict[int, Whole] = {}
         self._first = 0  # the first position that is not yet committed or waiting in the batch
-        self._batch: list[list[Row]] = []
+        self._batch: list[Whole] = []
         self.begun = self.skipped = self.informative = self.finished = self.committed = 0
 
-    def begin(self) -> Group | None:
-        """The next group to be played; None when none may begin now."""
+    def begin(self) -> tuple[Group, Sequence[int]] | None:
+        """The next group, and which of its members are to be played; None when none may begin now."""
         while self._may_begin():
             group = next(self._plan)
             self.begun += 1
-            key = (group.iteration, group.task_id, group.group)
-            if key not in self._done:
-                self._open[group.position] = _Open(group, group.size)
-                return group
+            if group.key not in self._done:
+                members, outcomes = self._to_play(group)
+                self._open[group.position] = _Open(group, len(members), outcomes)
+                return group, members
             self.skipped += 1
-            self.informative += self._done[key]
-            self._waiting[group.position] = []
+            self.informative += self._done[group.key]
+            self._waiting[group.position] = Whole([])
             self._advance()
         return None
+
+    def plays_again(self, group: Group) -> bool:
+        """Whether this group's rollouts had failed in an earlier run."""
+        return group.key in self._failed
+
+    def _to_play(self, group: Group) -> tuple[Sequence[int], list[float | bool]]:
+        failed = self._failed.get(group.key)
+        if failed is None:
+            return range(group.size), []
+        members = [member for member in range(group.size) if group.trajectory(member) in failed.trajectories]
+        return members, list(failed.outcomes)
 
     def finish(self, trajectory: Trajectory) -> None:
         """Takes a trajectory that has ended; commits what can be."""
@@ -93,13 +121,14 @@ class Groups:
         del self._open[position]
         self.finished += 1
         self.informative += len(set(opened.outcomes)) > 1
-        self._waiting[position] = [row for member in sorted(opened.rows) for row in opened.rows[member]]
+        rows = [row for member in sorted(opened.rows) for row in opened.rows[member]]
+        self._waiting[position] = Whole(rows, self.plays_again(opened.group))
         self._advance()
 
     def flush(self) -> None:
         """Commits every whole group, in order; what is under way is left out."""
         self._advance()
-        self._batch += [rows for _, rows in sorted(self._waiting.items())]
+        self._batch += [whole for _, whole in sorted(self._waiting.items())]
         self._waiting.clear()
         self._give()
 
@@ -118,7 +147,7 @@ class Groups:
                 self._give()
 
     def _give(self) -> None:
-        batch, self._batch = [rows for rows in self._batch if rows], []
+        batch, self._batch = [whole for whole in self._batch if whole.rows], []
         if batch:
-            self._commit([row for rows in batch for row in rows])
+            self._commit(batch)
             self.committed += len(batch)

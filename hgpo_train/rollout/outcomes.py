@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from hgpo_train.rollout.failures import Failed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from hgpo_train.rollout.groups import Key
 
 OF_ROWS: Final[Mapping[str, Callable[[Sequence[dict[str, Any]]], float | bool]]] = {
     "reward": lambda rows: math.fsum(row["reward"] for row in rows),
@@ -44,3 +48,23 @@ def informative(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:
     trajectories = steps.group_by(*group, "trajectory").agg(OF_TABLE[outcome].alias("end"), pl.col("aborted").any())
     ends = trajectories.filter(~pl.col("aborted")).group_by(group).agg(pl.col("end").n_unique())
     return ends.filter(pl.col("end") > 1).select(group)
+
+
+def failed_groups(steps: pl.LazyFrame, outcome: str | None) -> dict[Key, Failed]:
+    """The groups of a step table with failed rollouts: which failed, and how the others ended.
+
+    Args:
+        steps: A step table.
+        outcome: A name of `OF_TABLE`; None leaves the outcomes out.
+    """
+    group = ("iteration", "task_id", "group")
+    end = pl.lit(None) if outcome is None else OF_TABLE[outcome]
+    trajectories = steps.group_by(*group, "trajectory").agg(pl.col("aborted").any(), end.alias("end"))
+    groups = trajectories.group_by(group).agg(
+        pl.col("trajectory").filter("aborted").alias("failed"), pl.col("end").filter(~pl.col("aborted"))
+    )
+    found = groups.filter(pl.col("failed").list.len() > 0).collect()
+    return {
+        (iteration, task_id, number): Failed(frozenset(failed), ends if outcome else ())
+        for iteration, task_id, number, failed, ends in found.iter_rows()
+    }

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from hgpo_datasets.rows import clean_text
+from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.sampling import sampling
 
@@ -31,6 +33,11 @@ class Group:
     group: int
     size: int
 
+    @property
+    def key(self) -> tuple[int, str, int]:
+        """What names the group in a step table: iteration, task id, group."""
+        return self.iteration, self.task_id, self.group
+
     def trajectory(self, member: int) -> str:
         """The identifier of a member's trajectory; unique in a run, in the plan's order when sorted."""
         return f"{self.iteration:05d}-{self.position:07d}-{member:04d}"
@@ -52,9 +59,15 @@ def plan(
         group_size: G.
         iteration: Training iteration.
         skip: How many tasks of the order to pass over: what earlier iterations have played.
+
+    Raises:
+        InputError: A task id is no text, or a text that no table can hold.
     """
     times: dict[str, int] = {}
     for position, task_id in enumerate(islice(sampling(order, ids, seed), skip, None)):
+        given: object = task_id
+        if not isinstance(given, str) or clean_text(given) != given:
+            raise InputError(f"expected text without lone surrogates as a task id, got {task_id!r}")
         group = times.get(task_id, 0)
         times[task_id] = group + 1
         yield Group(position, iteration, task_id, group, group_size)

@@ -59,5 +59,5 @@ def told(tally: Tally) -> str:
     if tally.trajectories > tally.aborted:
         parts.append(f"{tally.success:.0%} solved")
     if tally.aborted:
-        parts.append(f"{tally.aborted} broke off")
+        parts.append(f"{tally.aborted} failed")
     return " · ".join(parts)

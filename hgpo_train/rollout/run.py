@@ -16,10 +16,13 @@ from hgpo_datasets import scan_steps
 from hgpo_envs.env import TextEnv
 from hgpo_envs.episode import Settings, settings_for
 from hgpo_envs.errors import InputError
+from hgpo_envs.secrets import redact_json
 from hgpo_envs.sources import SharedSource, Split, open_shared
+from hgpo_train.fingerprints import of_model, of_tasks
 from hgpo_train.rollout.collector import Collector, Tally
+from hgpo_train.rollout.commits import Commits
 from hgpo_train.rollout.groups import Groups, Key
-from hgpo_train.rollout.outcomes import OF_ROWS, informative
+from hgpo_train.rollout.outcomes import OF_ROWS, failed_groups, informative
 from hgpo_train.rollout.plan import plan
 from hgpo_train.rollout.slots import LocalSlots, Slots
 from hgpo_train.rollout.workers import WorkerSlots
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 
     from hgpo_datasets import StepWriter
     from hgpo_train.policies.base import Policy
-    from hgpo_train.rollout.trajectory import Row
+    from hgpo_train.rollout.failures import Failed
 
 gymnasium.register_envs(hgpo_envs)
 
@@ -128,13 +131,15 @@ class Machine:
         slots: Environments at once.
         workers: Run each environment in a subprocess of its own.
         worker_timeout_s: A command that takes longer ends its worker.
+        policy_timeout_s: A request that the policy does not answer within this many seconds fails.
         groups_together: Groups that make a shard.
-        failures_allowed: Rollouts that may break off one after the other before the run stops.
+        failures_allowed: Rollouts that may fail one after the other before the run stops.
     """
 
     slots: int = 256
     workers: bool = False
     worker_timeout_s: float = 300.0
+    policy_timeout_s: float = 3600.0
     groups_together: int = 64
     failures_allowed: int = 64
 
@@ -142,6 +147,9 @@ class Machine:
         for name in ("slots", "groups_together", "failures_allowed"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("worker_timeout_s", "policy_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name}: expected more than 0 seconds, got {getattr(self, name)}")
 
 
 def collect(
@@ -151,6 +159,7 @@ def collect(
     what: Collection,
     machine: Machine | None = None,
     *,
+    retry_failed: bool = False,
     progress: Callable[[Tally], None] = lambda _: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Tally:
@@ -162,18 +171,17 @@ def collect(
         writer: The run.
         what: What is to be collected.
         machine: How it is run.
+        retry_failed: Play the rollouts again that the run holds as aborted. Each takes the place of the aborted one;
+            the other rollouts of its group stay as they are.
         progress: Called now and then.
         stopping: Asked now and then; when it says so, whole groups are committed and the rest is left for later.
 
     Raises:
-        RolloutError: Rollouts break off one after the other; what was whole is committed.
+        RolloutError: Rollouts fail one after the other; whole groups are committed.
     """
     machine = machine or Machine()
-
-    def commit(rows: list[Row]) -> None:
-        writer.add_group({"env_id": world.env_id, **row} for row in rows)
-        writer.commit()
-
+    tally = Tally()
+    done, failed = earlier(writer, None if what.most is None else what.outcome, retry_failed=retry_failed)
     groups = Groups(
         plan(
             world.tasks,
@@ -184,11 +192,12 @@ def collect(
             skip=what.skip,
         ),
         what.tasks,
-        commit,
+        Commits(writer, world.env_id, tally),
         most=what.most,
         outcome=what.outcome,
         together=machine.groups_together,
-        done=committed(writer, None if what.most is None else what.outcome),
+        done=done,
+        failed=failed,
         lookahead=8 * max(machine.slots, machine.groups_together),
     )
     count = min(machine.slots, (what.most or what.tasks) * what.group_size)
@@ -206,20 +215,37 @@ def collect(
             groups,
             seed=what.seed,
             failures_allowed=machine.failures_allowed,
+            policy_timeout_s=machine.policy_timeout_s,
             progress=progress,
             stopping=stopping,
+            tally=tally,
         ).run()
     finally:
         slots.close()
 
 
-def committed(writer: StepWriter, outcome: str | None) -> Mapping[Key, bool]:
-    """The groups that a run has, and whether each said something (True for all without an outcome to tell by)."""
+def earlier(
+    writer: StepWriter, outcome: str | None, *, retry_failed: bool
+) -> tuple[Mapping[Key, bool], Mapping[Key, Failed]]:
+    """What a run holds already.
+
+    Args:
+        writer: The run.
+        outcome: By which groups say something; None takes every group for one that does.
+        retry_failed: Whether failed rollouts are to be played again.
+
+    Returns:
+        The groups that are not played again, and whether each said something; the groups with failed rollouts that are.
+    """
     done: dict[Key, bool] = dict.fromkeys(writer.committed, True)
-    if outcome is None or not done:
-        return done
-    said = informative(scan_steps(writer.folder), outcome).collect()
-    return {**dict.fromkeys(done, False), **dict.fromkeys(said.rows(), True)}
+    if not done:
+        return done, {}
+    steps = scan_steps(writer.folder)
+    if outcome is not None:
+        said = informative(steps, outcome).collect()
+        done = {**dict.fromkeys(done, False), **dict.fromkeys(said.rows(), True)}
+    failed = failed_groups(steps, outcome) if retry_failed else {}
+    return {key: says for key, says in done.items() if key not in failed}, failed
 
 
 @dataclass
@@ -254,16 +280,27 @@ def interruptible() -> Iterator[Interruption]:
         signal.signal(signal.SIGINT, before)
 
 
+_LOCAL_MODELS: Final = ("transformers", "vllm")
+
+
 def run_config(
     world: World, env_options: Mapping[str, Any], policy: str, policy_options: Mapping[str, Any], what: Collection
 ) -> dict[str, Any]:
-    """What a run's rows depend on, kept with the run; `Machine` is not part of it, nor how many groups are wanted."""
-    return {
+    """What a run's rows depend on, kept with the run; `Machine` is not part of it, nor how many groups are wanted.
+
+    Paths name data and models that may change: their fingerprints are part of it. Secrets are replaced
+    (`hgpo_envs.secrets`): another password does not make another run.
+    """
+    kind, _, model = policy.partition(":")
+    weights = {"weights": of_model(model)} if kind in _LOCAL_MODELS else {}
+    config: dict[str, Any] = {
         "env": {"id": world.env_id, **env_options},
+        "tasks": of_tasks(world, env_options),
         "prompt_template": world.settings.template.fingerprint,
-        "policy": {"name": policy, **policy_options},
+        "policy": {"name": policy, **policy_options, **weights},
         "group_size": what.group_size,
         "seed": what.seed,
         "order": what.order,
         "dynamic": what.most is not None,
     }
+    return dict(redact_json(config))

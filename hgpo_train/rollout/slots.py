@@ -6,13 +6,14 @@ from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hgpo_train.policies.base import Failure
+from hgpo_train.policies.base import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hgpo_envs.engine import Engine, State
     from hgpo_envs.sources import SharedSource
+    from hgpo_train.policies.base import Failure
 
 
 class Arrival(NamedTuple):
@@ -104,8 +105,5 @@ class LocalSlots:
 
     def _run(self, slot: int, call: Callable[[str], State], text: str) -> None:
         began = perf_counter()
-        try:
-            outcome: State | Failure = call(text)
-        except Exception as error:  # noqa: BLE001 - an environment that fails costs its own trajectory
-            outcome = Failure.of("EnvironmentFailed", error)
+        outcome = attempt("EnvironmentFailed", call, text)
         self._arrived.append(Arrival(slot, outcome, perf_counter() - began))

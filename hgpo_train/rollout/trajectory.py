@@ -93,8 +93,8 @@ class Trajectory:
             self._open["next_state"] = episode.state.text
         self._close()
 
-    def broke_off(self, failure: Failure) -> None:
-        """The rollout ends here for a reason outside the task: what is known is kept, marked as aborted."""
+    def abort(self, failure: Failure) -> None:
+        """Ends the rollout for a reason outside the task: what is known is kept, marked as aborted."""
         told = {"aborted": True, "error": str(failure)}
         if not self._open and self.rows:  # between two steps
             self.rows[-1] |= {**told, "next_state": self.episode.state.text}
@@ -110,7 +110,7 @@ class Trajectory:
 
     @property
     def aborted(self) -> bool:
-        """Whether the rollout broke off."""
+        """Whether the rollout failed."""
         return bool(self.rows) and "aborted" in self.rows[-1]
 
 

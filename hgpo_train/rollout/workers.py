@@ -1,21 +1,29 @@
 """Engines in subprocesses: for environments that are slow, that leak, or that may die.
 
-One process an engine, so that a process that dies takes one rollout with it and no other. It is replaced at once; the
-rollout is kept as aborted, with what happened in its row. Processes are spawned, not forked: a fork would copy threads
-and devices that the policy holds.
+One process per engine, so that a process that dies takes one rollout with it and no other. It is replaced when its slot
+is used again; the rollout is kept as aborted, with what happened in its row. Processes are spawned, not forked: a fork
+would copy threads and devices that the policy holds.
+
+Each slot has a thread that starts its process, sends commands and receives states. A process that is stopped, or that
+dies in the middle of a message, blocks that thread only. The collector never reads or writes a pipe: it waits for the
+threads' results, and kills processes that are too late, which ends their threads' waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import pickle
+import queue
 import signal
-from dataclasses import dataclass
-from multiprocessing.connection import wait
+import threading
+from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from hgpo_train.policies.base import Failure
+from hgpo_envs.errors import InputError
+from hgpo_train.policies.base import Failure, attempt
 from hgpo_train.rollout.slots import Arrival
 
 if TYPE_CHECKING:
@@ -23,17 +31,37 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
-    from hgpo_envs.engine import Engine
+    from hgpo_envs.engine import Engine, State
     from hgpo_envs.sources import SharedSource
 
 _SPAWN = multiprocessing.get_context("spawn")
+_CLOSING_S = 5.0
+_READY = "ready"
+
+
+@dataclass
+class _Call:
+    """A start or a command, from its thread's point of view."""
+
+    method: str
+    text: str
+    number: int
 
 
 @dataclass
 class _Worker:
-    process: SpawnProcess
-    connection: Connection
-    asked_at: float = 0.0  # 0 while nothing is asked
+    """A slot: its thread, and its process while there is one. The lock guards process, connection and times."""
+
+    calls: queue.SimpleQueue[_Call | None] = field(default_factory=queue.SimpleQueue)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    thread: threading.Thread | None = None
+    process: SpawnProcess | None = None
+    connection: Connection | None = None
+    asked: int = 0  # the number of the call that is waited for; 0 while none is
+    since: float = 0.0  # when it was sent, or when its process began to start
+    starting: bool = False
+    doomed: bool = False  # killed for being late: not to be used again
+    restarts: int = 0
 
 
 class WorkerSlots:
@@ -43,18 +71,42 @@ class WorkerSlots:
         shared: The task source; it is pickled, and opened again in each process.
         count: How many processes.
         timeout_s: A start or a command that takes longer costs the process its life.
+        opening_s: The same for a process that starts and opens the task source; twice `timeout_s` and a minute unless
+            given, for a new process imports the environment's packages and reads its data.
+
+    Raises:
+        InputError: The task source cannot be pickled.
     """
 
-    def __init__(self, shared: SharedSource, count: int, *, timeout_s: float = 300.0) -> None:
+    def __init__(
+        self, shared: SharedSource, count: int, *, timeout_s: float = 300.0, opening_s: float | None = None
+    ) -> None:
         self.count = count
-        self.restarts = 0
-        self._shared, self._timeout_s = shared, timeout_s
-        self._workers = [self._spawn() for _ in range(count)]
+        self._closing = False
+        self._timeout_s = timeout_s
+        self._opening_s = 2 * timeout_s + 60 if opening_s is None else opening_s
+        self._calls_made = 0
+        self._done: queue.SimpleQueue[tuple[int, int, State | Failure, float]] = queue.SimpleQueue()
+        pickled = attempt("", ForkingPickler.dumps, shared)
+        if isinstance(pickled, Failure):
+            raise InputError(
+                f"the environment cannot be sent to worker processes ({pickled.line}); leave --workers out"
+            )
+        self._shared = shared
+        self._workers = [_Worker() for _ in range(count)]
+        for slot, worker in enumerate(self._workers):
+            worker.thread = threading.Thread(target=self._run, args=(slot, worker), name="hgpo-worker", daemon=True)
+            worker.thread.start()
+
+    @property
+    def restarts(self) -> int:
+        """How many processes were replaced."""
+        return sum(worker.restarts for worker in self._workers)
 
     @property
     def busy(self) -> int:
         """See `Slots`."""
-        return sum(worker.asked_at > 0 for worker in self._workers)
+        return sum(worker.asked > 0 for worker in self._workers)
 
     def engine(self, slot: int) -> Engine | None:
         """None: the engine is elsewhere."""
@@ -62,13 +114,12 @@ class WorkerSlots:
         return None
 
     def process_id(self, slot: int) -> int | None:
-        """The operating system's number of a slot's process."""
-        return self._workers[slot].process.pid
+        """The operating system's number of a slot's process; None while it has none."""
+        process = self._workers[slot].process
+        return None if process is None else process.pid
 
     def start(self, slot: int, task_id: str) -> None:
-        """See `Slots`. A process that died between two rollouts is replaced first: it costs nobody anything."""
-        if not self._workers[slot].process.is_alive():
-            self._renew(slot)
+        """See `Slots`. A process that died between two rollouts is replaced first: it costs no rollout."""
         self._ask(slot, "start", task_id)
 
     def act(self, slot: int, command: str) -> None:
@@ -77,80 +128,172 @@ class WorkerSlots:
 
     def collect(self, timeout: float) -> Sequence[Arrival]:
         """See `Slots`."""
-        asked = {worker.connection: slot for slot, worker in enumerate(self._workers) if worker.asked_at}
-        if not asked:
-            return []
-        arrived = [self._receive(asked[connection]) for connection in wait(list(asked), timeout)]  # type: ignore[index]
-        late = perf_counter() - self._timeout_s
-        for slot, worker in enumerate(self._workers):
-            if 0 < worker.asked_at < late:
-                failure = Failure("WorkerTimedOut", f"no answer from the environment within {self._timeout_s:g} s")
-                arrived.append(self._replace(slot, failure))
-        return arrived
+        return [*self._received(timeout), *self._overdue()]
 
     def close(self) -> None:
-        """Ends every process."""
+        """Ends every process; takes a few seconds at most, whatever they do."""
+        until = perf_counter() + _CLOSING_S
+        self._closing = True
         for worker in self._workers:
-            worker.connection.close()
+            worker.calls.put(None)
         for worker in self._workers:
-            worker.process.join(timeout=2)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+            with worker.lock:
+                process = worker.process
+                if process is not None:
+                    process.kill()  # an engine holds nothing that needs to be closed, and may be stopped or hang
+        for worker in self._workers:
+            if worker.thread is not None:
+                worker.thread.join(max(0.0, until - perf_counter()))
         self._workers.clear()
-
-    def _spawn(self) -> _Worker:
-        ours, theirs = _SPAWN.Pipe()
-        process = _SPAWN.Process(target=_serve, args=(self._shared, theirs), name="hgpo-environment", daemon=True)
-        process.start()
-        theirs.close()
-        return _Worker(process, ours)
 
     def _ask(self, slot: int, method: str, text: str) -> None:
         worker = self._workers[slot]
-        worker.asked_at = perf_counter()
-        with contextlib.suppress(OSError):  # a process that is gone is found by `collect`
-            worker.connection.send((method, text))
+        self._calls_made += 1
+        with worker.lock:
+            worker.asked, worker.since = self._calls_made, perf_counter()
+        worker.calls.put(_Call(method, text, self._calls_made))
 
-    def _receive(self, slot: int) -> Arrival:
+    def _received(self, timeout: float) -> list[Arrival]:
+        arrived: list[Arrival] = []
+        with contextlib.suppress(queue.Empty):
+            if self.busy:
+                arrived += self._accepted(self._done.get(timeout=timeout) if timeout > 0 else self._done.get_nowait())
+            while True:
+                arrived += self._accepted(self._done.get_nowait())
+        return arrived
+
+    def _accepted(self, result: tuple[int, int, State | Failure, float]) -> list[Arrival]:
+        """The result as an arrival; empty where it came after its call had been given up."""
+        slot, number, outcome, seconds = result
         worker = self._workers[slot]
+        if worker.asked != number:
+            return []
+        worker.asked = 0
+        return [Arrival(slot, outcome, seconds)]
+
+    def _overdue(self) -> list[Arrival]:
+        arrived = []
+        now = perf_counter()
+        for slot, worker in enumerate(self._workers):
+            with worker.lock:
+                allowed = self._opening_s if worker.starting else self._timeout_s
+                if not worker.asked or now - worker.since <= allowed:
+                    continue
+                what = "it did not start" if worker.starting else "no answer from the environment"
+                worker.asked = 0
+                if worker.process is not None:
+                    worker.doomed = True
+                    worker.process.kill()  # what its thread waits for ends with it
+            failure = Failure("WorkerTimedOut", f"{what} within {allowed:g} s")
+            arrived.append(Arrival(slot, failure, now - worker.since))
+        return arrived
+
+    def _run(self, slot: int, worker: _Worker) -> None:
+        """A slot's thread: makes its calls one after the other, in a process that it starts when it needs one."""
+        if hasattr(signal, "pthread_sigmask"):  # inherited by the process: Ctrl-C is for the collector alone
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        while (call := worker.calls.get()) is not None:
+            outcome, seconds = self._make(worker, call)
+            self._done.put((slot, call.number, outcome, seconds))
+        self._discard(worker)
+
+    def _make(self, worker: _Worker, call: _Call) -> tuple[State | Failure, float]:
+        """Makes one call. A process that fails is discarded; had it died before a start, another makes the start."""
+        began = perf_counter()
+        if worker.doomed:
+            self._discard(worker)
+        while True:
+            reused = worker.process is not None
+            try:
+                return self._exchange(worker, call)
+            except Exception as error:  # noqa: BLE001 - it died, died while it wrote, or wrote what cannot be read
+                failure = self._death(worker, error)
+                reused = reused and not worker.doomed
+                self._discard(worker)
+                if not (reused and call.method == "start") or self._closing:
+                    return failure, perf_counter() - began
+
+    def _exchange(self, worker: _Worker, call: _Call) -> tuple[State | Failure, float]:
+        if worker.process is None:
+            self._spawn(worker)
+        with worker.lock:
+            worker.since = perf_counter()
+        assert worker.connection is not None
+        worker.connection.send((call.method, call.text))
+        outcome, seconds = worker.connection.recv()
+        return outcome, float(seconds)
+
+    def _spawn(self, worker: _Worker) -> None:
+        """Starts a process and waits until it has opened the task source."""
+        ours, theirs = _SPAWN.Pipe()
+        process = _SPAWN.Process(target=_serve, args=(self._shared, theirs), name="hgpo-environment", daemon=True)
+        with worker.lock:
+            worker.starting, worker.since = True, perf_counter()
         try:
-            outcome, seconds = worker.connection.recv()
-        except Exception:  # noqa: BLE001 - it died, or died while it wrote
-            return self._replace(slot, self._death(worker))
-        worker.asked_at = 0.0
-        return Arrival(slot, outcome, seconds)
+            process.start()
+            with worker.lock:
+                worker.process, worker.connection = process, ours
+                if self._closing:
+                    process.kill()
+            theirs.close()
+            ready = ours.recv()
+            if ready != _READY:
+                raise _UnreadyError(str(ready))
+        finally:
+            theirs.close()
+            with worker.lock:
+                worker.starting = False
 
     @staticmethod
-    def _death(worker: _Worker) -> Failure:
-        worker.process.join(timeout=1)
-        code = worker.process.exitcode
-        how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+    def _death(worker: _Worker, error: Exception) -> Failure:
+        """Why a process could not make a call."""
+        if isinstance(error, _UnreadyError):
+            return Failure("EnvironmentFailed", str(error))
+        process = worker.process
+        if process is None:
+            return Failure.of("WorkerDied", error)
+        process.join(timeout=1)
+        code = process.exitcode
+        if code is None:
+            return Failure.of("WorkerDied", error)
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return Failure("WorkerDied", f"the environment's process ended with {how}")
 
-    def _replace(self, slot: int, failure: Failure) -> Arrival:
-        """A new process for the slot, and the old one's failure as what came back."""
-        seconds = perf_counter() - self._workers[slot].asked_at
-        self._renew(slot)
-        return Arrival(slot, failure, seconds)
+    def _discard(self, worker: _Worker) -> None:
+        """Ends the slot's process, if it has one; the next call starts another."""
+        with worker.lock:
+            process, connection = worker.process, worker.connection
+            worker.process = worker.connection = None
+            worker.doomed = False
+        if process is not None:
+            worker.restarts += 1
+            process.kill()
+            process.join(timeout=1)
+        if connection is not None:
+            connection.close()
 
-    def _renew(self, slot: int) -> None:
-        self._workers[slot].process.kill()
-        self._workers[slot].connection.close()
-        self._workers[slot] = self._spawn()
-        self.restarts += 1
+
+class _UnreadyError(Exception):
+    """The process lives and cannot open the task source."""
 
 
 def _serve(shared: SharedSource, connection: Connection) -> None:
     """The process: plays what it is asked until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the collector, which ends its processes itself
-    engine = shared.source.engine()
     with contextlib.suppress(EOFError, OSError):
-        while True:
+        engine = attempt("EnvironmentFailed", shared.source.engine)
+        connection.send(engine.line if isinstance(engine, Failure) else _READY)
+        while not isinstance(engine, Failure):
             method, text = connection.recv()
             began = perf_counter()
-            try:
-                outcome = getattr(engine, method)(text)
-            except Exception as error:  # noqa: BLE001 - an environment that fails costs its own trajectory
-                outcome = Failure.of("EnvironmentFailed", error)
-            connection.send((outcome, perf_counter() - began))
+            outcome = attempt("EnvironmentFailed", getattr(engine, method), text)
+            connection.send_bytes(_pickled(outcome, perf_counter() - began))
+
+
+def _pickled(outcome: object, seconds: float) -> bytes:
+    """The answer for the pipe; a failure where the state cannot be pickled."""
+    data = attempt("EnvironmentFailed", pickle.dumps, (outcome, seconds))
+    if isinstance(data, Failure):
+        failure = Failure(data.kind, f"its state cannot be sent between processes: {data.line}")
+        return pickle.dumps((failure, seconds))
+    return data

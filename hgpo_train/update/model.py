@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hgpo_envs.errors import InputError
-from hgpo_train.checkpoint import newest_model
+from hgpo_train.checkpoint_files import newest_model
 from hgpo_train.hf import bare, no_progress_bars
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ def load_tokenizer(path: str) -> Tokenizer:
     """
     from transformers import AutoTokenizer
 
+    folder = newest_model(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(newest_model(path))
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         a_folder = path.count("/") > 1  # a Hugging Face name has one slash at most
         why = "no such folder" if a_folder and not Path(path).exists() else _first_line(error)
@@ -81,10 +82,11 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
     from transformers import AutoModelForCausalLM
 
     dtype = compute_dtype(config) if config.lora.rank else torch.float32
+    folder = newest_model(config.path)
     try:
         with no_progress_bars():
             model: Model = AutoModelForCausalLM.from_pretrained(
-                newest_model(config.path), dtype=dtype, attn_implementation=config.attention
+                folder, dtype=dtype, attn_implementation=config.attention, trust_remote_code=False
             )
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"cannot load a causal language model from {config.path!r}: {_first_line(error)}") from error
@@ -138,6 +140,12 @@ def check_context(model: Model, longest: int) -> None:
             f"rollout.max_prompt_tokens + rollout.max_response_tokens is {longest}, but the model reads at most "
             f"{positions} tokens; make one of them smaller"
         )
+
+
+def vocabulary(model: Model) -> int:
+    """How many token ids a model knows: rows of its input embedding, which may be more than its tokenizer's."""
+    rows: int = bare(model).get_input_embeddings().weight.shape[0]
+    return rows
 
 
 class Reference:

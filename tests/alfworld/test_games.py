@@ -171,10 +171,12 @@ def test_truncated_file(file: dict, tmp_path: Path) -> None:
     path = tmp_path / "game.tw-pddl"
     text = json.dumps(file)
     path.write_text(text[: len(text) // 2], "utf-8")
-    with pytest.raises(InputError, match=r"game.tw-pddl is not whole JSON .*; copy or fetch the game again"):
+    with pytest.raises(InputError, match=r"game.tw-pddl: not whole JSON .*; copy or fetch the game again"):
         read_game(path)
     path.write_text("[]", "utf-8")
-    with pytest.raises(InputError, match="is no game: expected the texts pddl_domain, grammar, pddl_problem"):
+    with pytest.raises(
+        InputError, match="no game: expected a JSON object with the texts pddl_domain, grammar, pddl_problem"
+    ):
         read_game(path)
     with pytest.raises(InputError, match="no game at"):
         read_game(tmp_path / "none")

@@ -2,6 +2,10 @@
 
 import hashlib
 import json
+import os
+import shutil
+import signal
+import subprocess
 import sys
 import threading
 import zipfile
@@ -12,6 +16,7 @@ import pytest
 
 from hgpo_envs.alfworld import release
 from hgpo_envs.alfworld.folder import write_folder
+from hgpo_envs.alfworld.pack import write_pack
 from hgpo_envs.alfworld.source import ALFWorldSource
 from hgpo_envs.errors import InputError
 from hgpo_train import cli
@@ -94,12 +99,12 @@ def refused(run, tmp_path, match, *arguments):
     assert err.strip().count("\n") == 0
     assert match in err
     assert not out.exists()
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".alfworld", "alfworld.new"))]
+    assert not list(tmp_path.glob(".hgpo*"))
 
 
 def test_fetch_of_what_is_not_there(run, site, tmp_path):
     refused(run, tmp_path, "answered 404", "--url", f"{site[1]}/absent.zip")
-    refused(run, tmp_path, "no archive at", "--from", tmp_path / "absent.zip")
+    refused(run, tmp_path, "No such file", "--from", tmp_path / "absent.zip")
 
 
 def test_fetch_with_a_wrong_checksum(run, site, archive, tmp_path):
@@ -125,7 +130,7 @@ def test_fetch_into_a_folder_that_is_taken(run, archive, tmp_path):
     (out / "mine").write_text("keep me")
     code, _, err = run("data", "fetch", "alfworld", "--from", archive, "--out", out)
     assert code == 2
-    assert "is there already" in err
+    assert "already exists" in err
     assert (out / "mine").read_text() == "keep me"
 
 
@@ -135,10 +140,10 @@ def test_ctrl_c_says_how_to_go_on(run, site, archive, tmp_path, monkeypatch):
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(release, "download", interrupted)
+    monkeypatch.setattr(release, "complete", interrupted)
     code, _, err = run("data", "fetch", "alfworld", "--out", tmp_path / "alfworld", "--url", f"{site[1]}/games.zip")
     assert code == 130
-    assert "run the same command to go on" in err
+    assert "run the same command to resume" in err
 
 
 def test_interrupted_while_unpacking_the_archive_is_not_fetched_again(site, archive, tmp_path):
@@ -153,7 +158,7 @@ def test_interrupted_while_unpacking_the_archive_is_not_fetched_again(site, arch
     assert not out.exists()
     (site[0] / "games.zip").unlink()
     assert release.fetch_release(out, [asset]) == {"train": 6, "valid_seen": 6, "valid_unseen": 6}
-    assert not (tmp_path / "alfworld.downloads").exists()
+    assert not list(tmp_path.glob(".hgpo*"))
 
 
 def test_an_archive_that_is_no_good_is_fetched_anew(site, archive, tmp_path):
@@ -163,6 +168,74 @@ def test_an_archive_that_is_no_good_is_fetched_anew(site, archive, tmp_path):
         release.fetch_release(out, [asset])
     archive.replace(site[0] / "games.zip")
     assert release.fetch_release(out, [asset])["train"] == 6
+
+
+def contents(folder):
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def test_neighbours_survive_whether_the_archive_is_good_or_broken(site, archive, tmp_path):
+    out, asset = tmp_path / "alfworld", release.Asset(f"{site[1]}/games.zip")
+    for name in ("alfworld.new", "alfworld.downloads", ".alfworld.new", "alfworld.old", ".alfworld.x.unpacking"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").write_text("keep me")
+    archive.rename(site[0] / "games.zip")
+    before = contents(tmp_path)
+    release.fetch_release(out, [asset])
+    shutil.rmtree(out)
+    assert contents(tmp_path) == before
+    (site[0] / "games.zip").write_bytes(b"no archive")
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match="neither a zip nor a tar"):
+        release.fetch_release(out, [asset])
+    assert contents(tmp_path) == before
+
+
+UNPACK = """
+import os, signal, sys
+from pathlib import Path
+from hgpo_envs.alfworld import release
+def kill(files):
+    if files == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+release.fetch_release(Path(sys.argv[1]), [release.Asset(sys.argv[2])], unpacking=kill)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_what_a_kill_left_is_removed_by_the_next_call_which_downloads_nothing_again(site, archive, tmp_path):
+    archive.rename(site[0] / "games.zip")
+    out, url = tmp_path / "alfworld", f"{site[1]}/games.zip"
+    killed = subprocess.run([sys.executable, "-c", UNPACK, str(out), url], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert list(tmp_path.glob(".hgpo-*.tmp"))
+    (site[0] / "games.zip").unlink()
+    assert release.fetch_release(out, [release.Asset(url)])["train"] == 6
+    assert not list(tmp_path.glob(".hgpo*"))
+    assert len(ALFWorldSource(out).ids("all")) == 18
+
+
+def test_build_never_writes_over_its_input_or_over_what_is_no_pack(run, bundled, tmp_path):
+    (tmp_path / "thesis.tex").write_text("keep me")
+    pack = tmp_path / "mine.pack"
+    ids = bundled.ids("train")[:2]
+    write_pack(pack, ((task, bundled.read(task), bundled.trajectory(task)) for task in ids))
+    (tmp_path / "link.pack").symlink_to(pack)
+    before = contents(tmp_path)
+    for data, out, match in (
+        (pack, tmp_path / "thesis.tex", "already exists and is not a pack"),
+        (pack, pack, "is the data that is read"),
+        (pack, tmp_path / "link.pack", "is the data that is read"),
+        (pack, tmp_path, "found a folder"),
+    ):
+        code, _, err = run("data", "build", "alfworld", data, "--out", out)
+        assert (code, err.count("error: "), match in err) == (2, 1, True), err
+    code, _, err = run("data", "export", "alfworld", pack, "--out", tmp_path / "thesis.tex")
+    assert code == 2
+    assert contents(tmp_path) == before
+    code, _, _ = run("data", "build", "alfworld", tmp_path / "mine.pack", "--out", tmp_path / "second.pack")
+    assert code == 0
+    assert (tmp_path / "second.pack").read_bytes() == pack.read_bytes()
 
 
 def test_assets():
@@ -195,7 +268,7 @@ def test_synth_a_pack_and_a_folder(run, tmp_path):
     assert all(pack.read(i) == folder.read(i) for i in pack.ids("all"))
     code, _, err = run("data", "synth", "alfworld", "--games", 36, "--out", tmp_path / "mine")
     assert code == 2
-    assert "is there already" in err
+    assert "already exists" in err
     code, _, err = run("data", "synth", "alfworld", "--games", 3, "--out", tmp_path / "few.pack")
     assert code == 2
     assert "at least 36 games" in err

@@ -97,7 +97,7 @@ def test_bad_folders(folder: Path, tmp_path: Path) -> None:
     path = place(folder, IDS[0])
     text = path.read_text()
     path.write_text(text[: len(text) // 2])
-    with pytest.raises(InputError, match=r"game.tw-pddl is not whole JSON"):
+    with pytest.raises(InputError, match=r"game.tw-pddl: not whole JSON"):
         ALFWorldSource(folder)
     path.write_text(text)
     copied = folder / "copy" / IDS[0]

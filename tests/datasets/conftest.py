@@ -32,7 +32,7 @@ def raw_run(tmp_path: Path) -> Callable[..., Path]:
         header = manifest.Header(run, depth, schema.VERSION, "test", {})
         text, check = manifest.encode_line(header, "")
         for number, frame in enumerate(frames):
-            name = shards.file_name(number)
+            name = manifest.file_name(number)
             data = shards.encode(frame, {shards.RUN_KEY: run, shards.CONFIG_KEY: "{}"})
             (folder / name).write_bytes(data)
             line, check = manifest.encode_line(shards.describe(name, data, frame), check)

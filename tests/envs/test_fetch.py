@@ -48,6 +48,8 @@ class Handler(BaseHTTPRequestHandler):
         fault = server.faults.pop(0) if server.faults else ""
         if isinstance(fault, int):
             self.status(fault)
+        elif fault.startswith("retry "):
+            self.status(503, {"Retry-After": fault.removeprefix("retry ")})
         elif fault == "redirect":
             self.status(302, {"Location": server.url})
         else:
@@ -114,6 +116,10 @@ def fetch(server, folder, **settings):
     return download(server.url, folder / "games.zip", **{"pause": 0.01, "timeout": 0.5, **settings})
 
 
+def part_of(server, folder):
+    return folder / ".hgpo-downloads" / hashlib.sha256(server.url.encode()).hexdigest()[:16] / "data"
+
+
 def leftovers(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -175,24 +181,70 @@ def test_part_longer_than_the_file(server, tmp_path):
     server.faults = ["cut 200000"]
     with pytest.raises(InputError):
         fetch(server, tmp_path, tries=1)
-    with (tmp_path / "games.zip.part").open("ab") as part:
+    with part_of(server, tmp_path).open("ab") as part:
         part.write(b"x" * 200_000)
     assert fetch(server, tmp_path).path.read_bytes() == BODY
 
 
-def test_part_that_was_whole_already(server, tmp_path):
-    fetch(server, tmp_path)
-    (tmp_path / "games.zip").rename(tmp_path / "games.zip.part")
-    note = {"url": server.url, "validator": '"one"', "total": len(BODY)}
-    (tmp_path / "games.zip.part.json").write_text(json.dumps(note))
+def make_part(server, folder, data, note):
+    part = part_of(server, folder)
+    part.parent.mkdir(parents=True)
+    part.write_bytes(data)
+    (part.parent / "note.json").write_text(note)
+
+
+def test_part_that_was_complete_already(server, tmp_path):
+    make_part(server, tmp_path, BODY, json.dumps({"url": server.url, "validator": '"one"', "total": len(BODY)}))
     assert fetch(server, tmp_path).path.read_bytes() == BODY
-    assert len(server.requests) == 2
+    assert len(server.requests) == 1
+    assert leftovers(tmp_path) == ["games.zip"]
 
 
-@pytest.mark.parametrize("note", ["", "{", "[]", '{"url": 3}', '{"url": "http://elsewhere/"}'])
+BROKEN_NOTES = ["", "{", "[]", '{"url": 3}', '{"url": "http://elsewhere/"}', "[" * 100_000, "x" * 100_000]
+
+
+@pytest.mark.parametrize("note", [*BROKEN_NOTES, '{"url": "URL", "validator": 3, "total": "x", "sha256": []}'])
 def test_part_with_a_broken_note(server, tmp_path, note):
-    (tmp_path / "games.zip.part").write_bytes(b"x" * 1000)
-    (tmp_path / "games.zip.part.json").write_text(note)
+    make_part(server, tmp_path, b"x" * 1000, note.replace("URL", server.url))
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
+    assert leftovers(tmp_path) == ["games.zip"]
+
+
+def test_neighbours_with_tempting_names_survive(server, tmp_path):
+    """Whatever ends: a download that succeeds, one that fails, one of the wrong file."""
+    names = ["games.zip.part", "games.zip.part.json", "games.zip.json", "out.downloads/games.zip", "out.new/x"]
+    for name in [*names, ".hgpo-downloads/mine", ".hgpo-downloads/0123456789abcdef/data"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("precious")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(InputError):
+        fetch(server, tmp_path, sha256="0" * 64)
+    server.faults = [404]
+    with pytest.raises(InputError):
+        fetch(server, tmp_path)
+    fetch(server, tmp_path).path.unlink()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("kind", ["other content", "link"])
+def test_what_is_not_a_download_has_its_place(server, tmp_path, kind):
+    place = part_of(server, tmp_path).parent
+    if kind == "link":
+        (tmp_path / "elsewhere").mkdir()
+        place.parent.mkdir()
+        place.symlink_to(tmp_path / "elsewhere")
+    else:
+        place.mkdir(parents=True)
+        (place / "thesis.tex").write_text("precious")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match="holds something other than a download"):
+        fetch(server, tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("wait", ["\xb2", "9" * 5000, "-1", "1e9", "Fri, 31 Dec 1999 23:59:59 GMT"])
+def test_odd_waits(server, tmp_path, wait):
+    server.faults = [f"retry {wait}"]
     assert fetch(server, tmp_path).path.read_bytes() == BODY
 
 
@@ -227,22 +279,21 @@ def test_what_is_not_there_is_not_tried_again(server, tmp_path, status):
     assert len(server.requests) == 1
 
 
-def test_gives_up_and_goes_on_later(server, tmp_path):
+def test_gives_up_and_resumes_later(server, tmp_path):
     server.faults = ["cut 123456", *[500] * 3]
     with pytest.raises(InputError, match="the server answered 500; gave up after 3 tries"):
         fetch(server, tmp_path, tries=3)
-    assert leftovers(tmp_path) == ["games.zip.part", "games.zip.part.json"]
+    assert leftovers(tmp_path) == [".hgpo-downloads"]
     assert fetch(server, tmp_path).path.read_bytes() == BODY
     assert server.requests[-1]["Range"] == "bytes=123456-"
 
 
-def test_existing_file_stays_until_the_new_one_is_whole(server, tmp_path):
+def test_an_existing_file_is_not_replaced(server, tmp_path):
     (tmp_path / "games.zip").write_bytes(b"old")
-    server.faults = ["cut 1000"]
-    with pytest.raises(InputError):
-        fetch(server, tmp_path, tries=1)
+    with pytest.raises(InputError, match="already exists"):
+        fetch(server, tmp_path)
     assert (tmp_path / "games.zip").read_bytes() == b"old"
-    assert fetch(server, tmp_path).path.read_bytes() == BODY
+    assert server.requests == []
 
 
 def test_nobody_listens(tmp_path):
@@ -266,12 +317,12 @@ def test_ctrl_c_then_resume(server, tmp_path):
     server.faults = ["stall 150000"]
     process = multiprocessing.get_context("spawn").Process(target=_download_slowly, args=(server.url, tmp_path))
     process.start()
-    part = tmp_path / "games.zip.part"
+    part = part_of(server, tmp_path)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (part.exists() and part.stat().st_size):
         time.sleep(0.02)
     time.sleep(0.2)
-    with pytest.raises(InputError, match="another process is downloading"):
+    with pytest.raises(InputError, match=rf"is in use: process {process.pid} on \S+ is downloading there"):
         fetch(server, tmp_path)
     os.kill(process.pid, signal.SIGINT)
     process.join(30)

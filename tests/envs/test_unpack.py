@@ -1,23 +1,38 @@
 """Archives: honest ones arrive whole, hostile and broken ones leave nothing behind."""
 
+import bz2
+import gzip
 import io
+import lzma
+import os
 import stat
+import struct
 import tarfile
 import zipfile
+import zlib
 from contextlib import nullcontext, suppress
 
 import pytest
+from bounded import outcome
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.unpack import Limits, unpack
+from hgpo_envs.unpack import Limits
+from hgpo_envs.unpack import unpack as unpack_into
 
 FILES = {
     "json_2.1.1/train/a/trial_1/game.tw-pddl": b"one",
     "json_2.1.1/train/b/trial_2/game.tw-pddl": b"two" * 1000,
     "json_2.1.1/README": b"",
 }
+
+
+def unpack(archives, folder, **settings):
+    """As the commands do it: the folder appears with everything in it."""
+    with new_folder(folder) as made:
+        return unpack_into(archives, made, **settings)
 
 
 def make_zip(path, files):
@@ -183,14 +198,14 @@ def test_encrypted_zip(tmp_path):
 def test_no_archive(tmp_path):
     (tmp_path / "x.zip").write_text("<html>not found</html>")
     refused(tmp_path / "x.zip", tmp_path, "neither a zip nor a tar")
-    refused(tmp_path / "absent.zip", tmp_path, "no archive at")
+    refused(tmp_path / "absent.zip", tmp_path, "No such file")
 
 
 def test_folder_that_is_taken(tmp_path):
     archive = make(tmp_path / "x.zip", FILES)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("keep me")
-    refused(archive, tmp_path, "is there already")
+    refused(archive, tmp_path, "already exists")
     assert (tmp_path / "out" / "mine").read_text() == "keep me"
 
 
@@ -204,6 +219,117 @@ def test_interrupted_unpacking_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         unpack([archive], tmp_path / "out", progress=interrupt)
     assert sorted(tmp_path.iterdir()) == [archive]
+
+
+def tar_block(name, size, kind):
+    """The header of a tar member that says so of itself."""
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def long_name(folder):
+    with lzma.open(folder / "x.tar.xz", "wb", preset=0) as packed:
+        packed.write(tar_block("././@LongLink", 1 << 30, tarfile.GNUTYPE_LONGNAME))
+        for _ in range(1 << 10):
+            packed.write(b"a" * (1 << 20))
+    return folder / "x.tar.xz"
+
+
+def pax_record(folder):
+    with gzip.open(folder / "x.tar.gz", "wb", compresslevel=1) as packed:
+        packed.write(tar_block("x", 1 << 30, tarfile.XHDTYPE) + b"1073741823 path=")
+        for _ in range(1 << 10):
+            packed.write(b"a" * (1 << 20))
+    return folder / "x.tar.gz"
+
+
+def many_global_records(folder):
+    with bz2.open(folder / "x.tar.bz2", "wb") as packed:
+        for number in range(1 << 11):
+            record = b"60000 comment%06d=" % number
+            packed.write(tar_block("x", 60_000, tarfile.XGLTYPE) + record.ljust(59_999, b"a") + b"\n" + bytes(416))
+    return folder / "x.tar.bz2"
+
+
+def many_entries(folder):
+    with zipfile.ZipFile(folder / "x.zip", "w") as packed:
+        packed.writestr("a", b"")
+    data = (folder / "x.zip").read_bytes()
+    begin, end = data.index(b"PK\x01\x02"), data.index(b"PK\x05\x06")
+    count = 1 << 20
+    directory = data[begin:end] * count
+    tail = bytearray(data[end:])
+    tail[8:16] = struct.pack("<HHI", 0xFFFF, 0xFFFF, len(directory))
+    (folder / "x.zip").write_bytes(data[:begin] + directory + tail)
+    return folder / "x.zip"
+
+
+def large_xz_dictionary(folder):
+    """It asks for a dictionary of 1.5 GiB; what comes out is small."""
+    make_tar(folder / "x.tar", FILES)
+    data = bytearray(lzma.compress((folder / "x.tar").read_bytes()))
+    size = (data[12] + 1) * 4  # of the block's header
+    block = data[12 : 12 + size]
+    block[block.index(b"\x21\x01") + 2] = 39
+    block[-4:] = struct.pack("<I", zlib.crc32(block[:-4]))
+    data[12 : 12 + size] = block
+    (folder / "x.tar.xz").write_bytes(data)
+    return folder / "x.tar.xz"
+
+
+def bzip2_in_zip(folder):
+    with zipfile.ZipFile(folder / "x.zip", "w", zipfile.ZIP_BZIP2) as packed:
+        packed.writestr("a", bytes(1 << 29))
+    return folder / "x.zip"
+
+
+def many_small_files(folder):
+    with lzma.open(folder / "x.tar.xz", "wb", preset=0) as packed:
+        for number in range(90_000):
+            packed.write(tar_block(f"d/{number}", 0, tarfile.REGTYPE))
+    return folder / "x.tar.xz"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "bomb",
+    [long_name, pax_record, many_global_records, many_entries, large_xz_dictionary, bzip2_in_zip, many_small_files],
+)
+def test_bombs_take_little_memory(tmp_path, bomb):
+    archive = bomb(tmp_path)
+    (tmp_path / "out").mkdir()
+    call = "unpack([Path(sys.argv[1])], Path(sys.argv[2]))"
+    line = outcome("from hgpo_envs.unpack import unpack", call, archive, tmp_path / "out", megabytes=200)
+    assert line.startswith("refused: ")
+
+
+def test_several_xz_streams(tmp_path):
+    """As `cat a.xz b.xz` makes them, with padding between."""
+    data = make_tar(tmp_path / "x.tar", FILES).read_bytes()
+    (tmp_path / "x.tar.xz").write_bytes(lzma.compress(data[:700]) + bytes(8) + lzma.compress(data[700:]) + bytes(4))
+    assert unpack([tmp_path / "x.tar.xz"], tmp_path / "out") == 3
+    assert contents(tmp_path / "out") == FILES
+
+
+def test_a_damaged_header_is_not_the_end(tmp_path):
+    archive = make_tar(tmp_path / "x.tar", {f"f{i}": b"1" for i in range(3)})
+    data = bytearray(archive.read_bytes())
+    data[1024 + 5] ^= 1
+    archive.write_bytes(data)
+    refused(archive, tmp_path, "damaged header")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "dangling link", "/dev/zero"])
+def test_what_is_no_file(tmp_path, kind):
+    path = tmp_path / "x.zip"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(kind if kind == "/dev/zero" else tmp_path / "absent")
+    refused(path, tmp_path, "cannot read .*x.zip")
 
 
 @given(data=st.binary(max_size=400))

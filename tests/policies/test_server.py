@@ -1,88 +1,28 @@
 """The policy behind a server, against a real HTTP server on loopback that answers, delays, refuses and dies."""
 
-import json
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from chat_server import Api, Handler, completion
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
+from hgpo_train.policies import server
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.policies.validation import checked_reply
 
 KEY = "sk-secret-of-the-test"
-
-
-class Api(ThreadingHTTPServer):
-    """An OpenAI-compatible server whose answers a test decides: `answer(body, attempt) -> (status, headers, body)`."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.bodies: list[dict] = []
-        self.headers: list[dict] = []
-        self.answer: Callable[[dict, int], tuple] = lambda body, attempt: completion("<action>look</action>")
-        self.models: tuple[int, dict] = (200, {"object": "list", "data": [{"id": "tiny", "object": "model"}]})
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Api
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self.send(*self.server.models, {})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.bodies.append(body)
-        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
-        prompt = body["messages"][0]["content"]
-        attempt = sum(b["messages"][0]["content"] == prompt for b in self.server.bodies)
-        answer = self.server.answer(body, attempt)
-        if answer == "cut":
-            self.close_connection = True
-            self.connection.close()
-            return
-        self.send(*answer)
-
-    def send(self, status: int, body: dict, headers: dict | None = None) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        for name, value in {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(data)),
-            **(headers or {}),
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-
-def completion(text: str | None, finish: str = "stop", **more: object) -> tuple[int, dict]:
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish, **more}
-    return 200, {"id": "1", "object": "chat.completion", "created": 0, "model": "tiny", "choices": [choice]}
 
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    server = Api()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with Api() as running:
+        yield running
 
 
 def request(number: int, prompt: str = "look around", step: int = 0, shorter: Callable[[int], str] = str) -> Request:
@@ -262,3 +202,172 @@ def test_a_refused_key_and_a_server_without_a_list_of_models(api: Api) -> None:
         make_policy("openai:tiny", context)
     api.models = (404, {"error": {"message": "no such page"}})
     make_policy("openai:tiny", context).close()
+
+
+def drip(handler: Handler) -> None:
+    """Announces a long answer and sends it byte by byte, until the client hangs up."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", "1000000")
+    handler.end_headers()
+    with contextlib.suppress(OSError):
+        while True:
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            time.sleep(0.02)
+
+
+def flood(handler: Handler) -> None:
+    """Sends without end."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/json")
+    handler.end_headers()
+    handler.close_connection = True
+    with contextlib.suppress(OSError):
+        while True:
+            handler.wfile.write(b" " * 65536)
+
+
+def test_a_reply_that_drips_is_given_up_and_asked_for_again(api: Api) -> None:
+    api.answer = lambda body, attempt: drip if attempt < 3 else completion("ok")
+    (reply,) = ask(api, [request(0)], timeout_s=0.3).values()
+    assert reply == Reply("ok", prompt="look around", cut_pairs=0)
+    assert len(api.bodies) == 3
+
+
+def test_a_reply_that_always_drips_costs_one_request(api: Api) -> None:
+    api.answer = lambda body, attempt: drip if body["messages"][0]["content"] == "slow" else completion("ok")
+    answers = ask(api, [request(0, "slow"), request(1, "quick")], timeout_s=0.3, retries=1)
+    assert isinstance(answers[0], Failure)
+    assert "timed out" in answers[0].line
+    assert isinstance(answers[1], Reply)
+
+
+def test_an_answer_without_end_is_given_up(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LARGEST_ANSWER", 1 << 20)
+    api.answer = lambda body, attempt: flood
+    (reply,) = ask(api, [request(0)], timeout_s=60.0).values()
+    assert reply == Failure("PolicyFailed", "OpenAIError: the answer is larger than 1 MB")
+
+
+MALFORMED = [
+    b"",
+    b"<html>Hello</html>",
+    b"[1, 2]",
+    b'"text"',
+    b"null",
+    b'{"data": 3}',
+    b"[" * 100_000,
+    b"\xff\xfe{}",
+    b'{"dat',
+]
+
+
+@pytest.mark.parametrize("body", MALFORMED)
+def test_a_malformed_list_of_models_is_one_line(api: Api, body: bytes) -> None:
+    api.models = (200, body)
+    context = PolicyContext("ALFWorld", "response", {"base_url": api.url})
+    with pytest.raises(InputError, match=r"gave no list of models .*check_model=false") as caught:
+        make_policy("openai:tiny", context)
+    assert "\n" not in str(caught.value)
+    unchecked = {"base_url": api.url, "check_model": False}
+    make_policy("openai:tiny", PolicyContext("ALFWorld", "response", unchecked)).close()
+
+
+@pytest.mark.parametrize("entries", [[], [3, None, {}, {"id": 5}, {"id": None}], [{"id": "tiny"}, "x"]])
+def test_odd_entries_in_the_list_of_models_are_passed_over(api: Api, entries: list) -> None:
+    api.models = (200, {"data": entries})
+    make_policy("openai:tiny", PolicyContext("ALFWorld", "response", {"base_url": api.url})).close()
+
+
+def test_a_list_of_models_that_drips_is_not_waited_for(api: Api) -> None:
+    api.models = drip
+    with pytest.raises(InputError, match="no OpenAI-compatible server answers at"):
+        make_policy("openai:tiny", PolicyContext("ALFWorld", "response", {"base_url": api.url, "timeout_s": 0.2}))
+
+
+ODD_CHOICES = [
+    3,
+    None,
+    "text",
+    {},
+    {"message": 3, "finish_reason": "stop"},
+    {"message": {"content": 3}, "finish_reason": "stop"},
+    {"message": {"content": ["a"]}, "finish_reason": "stop"},
+    {"message": {"content": "a"}, "finish_reason": 3},
+    {"message": {"content": "a"}, "finish_reason": "stop", "logprobs": {"content": [{"logprob": "a"}]}},
+    {"message": {"content": "a"}, "finish_reason": "stop", "logprobs": {"content": [3]}},
+    {"message": {"content": "a"}, "finish_reason": "stop", "logprobs": {"content": "abc"}},
+    {"message": {"content": "a"}, "finish_reason": "stop", "logprobs": {"content": [{"logprob": float("nan")}]}},
+    {"message": {"content": "a"}, "finish_reason": "stop", "token_ids": [1 << 31]},
+    {"message": {"content": "a"}, "finish_reason": "stop", "token_ids": {"a": 1}},
+    {"message": {"content": "a"}, "finish_reason": "stop", "token_ids": [1], "logprobs": {"content": []}},
+]
+ODD_BODIES = [b"", b"[]", b"null", b"3", b'"text"', b"<html>", b'{"choices": 3}', b'{"choices": []}', b"[" * 100_000]
+
+
+@pytest.mark.parametrize("choice", ODD_CHOICES)
+def test_an_odd_choice_is_an_empty_reply_or_a_failure_with_its_reason(api: Api, choice: object) -> None:
+    api.answer = lambda *_: (200, {**completion("")[1], "choices": [choice]})
+    (reply,) = ask(api, [request(0)], logprobs=True, token_ids=True).values()
+    checked = checked_reply(reply)
+    if isinstance(checked, Reply):
+        assert checked.response == ""
+    else:
+        assert ": expected " in str(checked) or "expected one log-probability" in str(checked)
+
+
+@pytest.mark.parametrize("body", ODD_BODIES)
+def test_an_odd_body_is_a_failure_with_its_reason(api: Api, body: bytes) -> None:
+    api.answer = lambda *_: (200, body)
+    (reply,) = ask(api, [request(0)]).values()
+    assert isinstance(reply, Failure)
+    assert reply.kind == "PolicyFailed"
+    assert len(reply.line) > 10
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", " "])
+def test_space_around_a_key_is_not_part_of_it(api: Api, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY + ending)
+    (reply,) = ask(api, [request(0)]).values()
+    assert isinstance(reply, Reply)
+    assert api.headers[0]["authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize("key", ["sk-first\nsecond-half", "sk-schlüssel-lang", "sk-with\x1bescape-in-it"])
+def test_a_key_that_no_header_can_hold_is_refused_without_being_printed(
+    api: Api, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(InputError, match="the key in OPENAI_API_KEY holds a character") as caught:
+        ask(api, [request(0)])
+    assert not any(part in str(caught.value) for part in (key, key[:8], key[-8:]))
+
+
+def test_a_key_that_the_server_repeats_is_in_no_reply_and_no_failure(api: Api) -> None:
+    def echo(body: dict, attempt: int) -> tuple:
+        sent = api.headers[-1]["authorization"]
+        if body["messages"][0]["content"] == "error":
+            return 400, {"error": {"message": f"bad header {sent}"}}, {}
+        return completion(f"<action>{sent}</action>", finish=sent)
+
+    api.answer = echo
+    answers = ask(api, [request(0, "error"), request(1, "say")])
+    assert "bad header Bearer ***" in str(answers[0])
+    told = checked_reply(answers[1])
+    assert (told.response, told.finish_reason) == ("<action>Bearer ***</action>", "Bearer ***")
+
+
+def test_a_password_in_the_address_is_in_no_line(api: Api) -> None:
+    url = api.url.replace("http://", "http://me:hunter-2222@")
+    with pytest.raises(InputError, match="did you mean 'tiny'") as caught:
+        make_policy("openai:tinny", PolicyContext("ALFWorld", "response", {"base_url": url}))
+    assert "hunter" not in str(caught.value)
+    assert "http://***@127.0.0.1" in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["ftp://host/v1", "localhost:8000", "http://host:port/v1", "http://[::1/v1", "http://"])
+def test_an_address_that_is_none_is_one_line(url: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_policy("openai:tiny", PolicyContext("ALFWorld", "response", {"base_url": url, "timeout_s": 1.0}))
+    assert "\n" not in str(caught.value)

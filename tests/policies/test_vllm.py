@@ -191,8 +191,7 @@ def test_vllm_as_the_engine_of_training_and_of_what_was_trained(
         tracking={"tensorboard": False},
     )
     run = tmp_path / "run"
-    start_run(config, run, resume=False)
-    trainer = Trainer(config, run, Display(Console(quiet=True), 2))
+    trainer = Trainer(start_run(config, run, resume=False), Display(Console(quiet=True), 2))
     trainer.run()
     first, second = read_metrics(run / "metrics.jsonl")
     assert first["training/rollout_logprobs_abs_diff_mean"] < 0.01

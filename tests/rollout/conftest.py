@@ -35,7 +35,7 @@ class Runs:
         return scan_steps(self.folder / name).collect()
 
     def digests(self, name: str) -> list[tuple[str, str]]:
-        files = sorted((self.folder / name).iterdir())
+        files = sorted(file for file in (self.folder / name).iterdir() if file.name != ".lock")
         return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
 
 

@@ -13,7 +13,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply
 from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.collector import RolloutError
+from hgpo_train.rollout.failures import RolloutError
 from hgpo_train.rollout.run import Collection, Machine, collect, open_world
 
 
@@ -212,7 +212,7 @@ def test_the_run_stops_when_nothing_works_any_more(runs):
     def fails(_request) -> str:
         return "fail" if next(calls) > 400 else ""
 
-    with pytest.raises(RolloutError, match="20 rollouts broke off one after the other, the last with PolicyFailed: sa"):
+    with pytest.raises(RolloutError, match="20 rollouts failed one after the other, the last with PolicyFailed: sa"):
         runs.collect(
             "run",
             Faulty(fails),

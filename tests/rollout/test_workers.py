@@ -9,9 +9,13 @@ import time
 
 import polars as pl
 import pytest
+from doors import DoorsSource
 
+from hgpo_envs.errors import InputError
+from hgpo_envs.sources import share
 from hgpo_train.policies.base import AsyncPolicy, Failure
 from hgpo_train.policies.random_choice import RandomPolicy
+from hgpo_train.rollout import workers
 from hgpo_train.rollout.run import Collection, Machine
 from hgpo_train.rollout.workers import WorkerSlots
 
@@ -51,35 +55,115 @@ def test_a_death_at_any_step_costs_its_own_trajectory(runs, how):
     assert all(lines.get(how, "EnvironmentFailed: RuntimeError: the house burns") in line for line in broken["error"])
 
 
-def test_a_worker_that_hangs_is_ended(runs):
+class Clock:
+    """Real time, and what a test adds to it: so that nothing waits for a time-out, and no time-out comes by chance."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.ahead = 0.0
+        monkeypatch.setattr(workers, "perf_counter", lambda: time.perf_counter() + self.ahead)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_a_worker_that_hangs_is_ended(runs, clock):
     world = runs.world("fragile:FragileSource", plan=(("train-1", 1, "hang"),))
-    slots = WorkerSlots(world.shared, 1, timeout_s=1.0)
+    slots = WorkerSlots(world.shared, 1, timeout_s=3600.0)
     try:
         slots.start(0, "train-1")
         wait_for(slots)
         slots.act(0, "look")
-        arrival = wait_for(slots)
-        assert arrival.outcome == Failure("WorkerTimedOut", "no answer from the environment within 1 s")
+        assert slots.collect(0) == []
+        clock.ahead += 3601
+        (arrival,) = slots.collect(0)
+        assert arrival.outcome == Failure("WorkerTimedOut", "no answer from the environment within 3600 s")
         slots.start(0, "train-2")
         assert "You are in the hall" in wait_for(slots).outcome.text
     finally:
         slots.close()
 
 
-def test_a_replacement_plays_within_five_seconds_and_an_idle_death_costs_nothing(runs):
-    slots = WorkerSlots(runs.world().shared, 2)
+@pytest.mark.parametrize("size", [10, 5_000_000])
+def test_a_stopped_worker_blocks_nobody_however_long_the_command(runs, clock, size):
+    slots = WorkerSlots(runs.world().shared, 2, timeout_s=3600.0)
     try:
         slots.start(0, "train-1")
         wait_for(slots)
-        os.kill(slots.process_id(0), signal.SIGKILL)
-        slots.act(0, "look")
-        assert wait_for(slots).outcome.kind == "WorkerDied"
-        began = time.monotonic()
+        os.kill(slots.process_id(0), signal.SIGSTOP)
+        slots.act(0, "look" + " " * size)
+        slots.start(1, "train-2")
+        assert wait_for(slots).slot == 1  # the other slot plays on
+        clock.ahead += 3601
+        (arrival,) = slots.collect(0)
+        assert (arrival.slot, arrival.outcome.kind) == (0, "WorkerTimedOut")
         slots.start(0, "train-1")
         assert "You are in the hall" in wait_for(slots).outcome.text
-        assert time.monotonic() - began < 5
+    finally:
+        slots.close()
+
+
+def test_closing_is_bounded_with_stopped_and_hanging_workers(runs):
+    world = runs.world("fragile:FragileSource", plan=(("train-1", 0, "hang"),))
+    slots = WorkerSlots(world.shared, 3)
+    for slot, task in enumerate(["train-1", "train-2", "train-3"]):
+        slots.start(slot, task)
+    while slots.busy > 1:
+        slots.collect(0.5)
+    os.kill(slots.process_id(1), signal.SIGSTOP)
+    slots.act(1, "look" + " " * 5_000_000)
+    processes = [worker.process for worker in slots._workers]
+    began = time.monotonic()
+    slots.close()
+    assert time.monotonic() - began < 3 * workers._CLOSING_S  # it waits for no time-out of an engine
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == -signal.SIGKILL
+
+
+def test_an_environment_that_does_not_open_says_why(runs):
+    slots = WorkerSlots(runs.world("fragile:ClosedSource", count=3).shared, 1)
+    try:
+        slots.start(0, "train-1")
+        assert wait_for(slots).outcome == Failure("EnvironmentFailed", "RuntimeError: the house is closed")
+    finally:
+        slots.close()
+
+
+def test_a_state_that_cannot_be_pickled_costs_its_own_trajectory(runs):
+    tally = runs.collect(
+        "run",
+        world=runs.world("fragile:FragileSource", plan=(("train-1", 1, "unpicklable"),)),
+        what=Collection(tasks=50, group_size=1, seed=3),
+        machine=Machine(slots=2, workers=True),
+    )
+    broken = runs.steps("run").filter("aborted")
+    assert tally.aborted == 1
+    assert broken["task_id"].to_list() == ["train-1"]
+    assert broken["error"][0].startswith("EnvironmentFailed: its state cannot be sent between processes: ")
+
+
+def test_a_source_that_cannot_be_pickled_is_refused_at_once(runs):
+    source = DoorsSource()
+    source.lock = threading.Lock()
+    with pytest.raises(InputError, match=r"cannot be sent to worker processes .*; leave --workers out"):
+        WorkerSlots(share(source), 1)
+
+
+def test_a_death_is_told_and_an_idle_death_costs_nothing(runs):
+    slots = WorkerSlots(runs.world().shared, 2)
+    try:
+        for slot in (0, 1):
+            slots.start(slot, "train-1")
+        wait_for(slots)
+        wait_for(slots)
+        os.kill(slots.process_id(0), signal.SIGKILL)
+        slots.act(0, "look")
+        assert wait_for(slots).outcome == Failure("WorkerDied", "the environment's process ended with signal SIGKILL")
+        slots.start(0, "train-1")
+        assert "You are in the hall" in wait_for(slots).outcome.text
         os.kill(slots.process_id(1), signal.SIGKILL)
-        time.sleep(0.2)
         slots.start(1, "train-2")
         assert "You are in the hall" in wait_for(slots).outcome.text
         assert slots.restarts == 2
@@ -134,7 +218,7 @@ def test_workers_killed_at_random_while_a_run_goes_on(runs):
 
 
 def wait_for(slots: WorkerSlots):
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while time.monotonic() < until:
         for arrival in slots.collect(0.5):
             return arrival

@@ -8,6 +8,7 @@ import torch
 from doors import DoorsEngine, DoorsSource, solution
 from rich.console import Console
 
+from hgpo_train.checkpoint_files import checkpoints
 from hgpo_train.config import Config, replace
 from hgpo_train.display import Display
 from hgpo_train.tiny import TinyShape, save_tiny
@@ -72,9 +73,13 @@ class Runs:
         self.folder = folder
 
     def trainer(self, config: Config, name: str = "run", *, resume: bool = False, display=None) -> Trainer:
-        start_run(config, self.folder / name, resume=resume)
+        run = start_run(config, self.folder / name, resume=resume)
         console = Console(file=io.StringIO(), width=200)
-        return Trainer(config, self.folder / name, display or Display(console, config.iterations))
+        try:
+            return Trainer(run, display or Display(console, config.iterations))
+        except BaseException:
+            run.release()
+            raise
 
     def train(self, config: Config, name: str = "run", *, resume: bool = False) -> Trainer:
         trainer = self.trainer(config, name, resume=resume)
@@ -82,7 +87,7 @@ class Runs:
         return trainer
 
     def weights(self, name: str) -> dict[str, bytes]:
-        newest = max((self.folder / name / "checkpoints").iterdir())
+        newest = checkpoints(self.folder / name / "checkpoints")[-1]
         return {path.name: path.read_bytes() for path in sorted(newest.rglob("*.safetensors"))}
 
 

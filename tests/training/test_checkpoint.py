@@ -1,13 +1,36 @@
-"""Checkpoints: whole or absent, and only for the model they were made from."""
+"""Checkpoints: complete or absent, verified before use, and only for the model they were made from."""
 
 import copy
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 
+from hgpo_envs.atomic import scratch_folders, sweep
 from hgpo_envs.errors import InputError
-from hgpo_train.checkpoint import State, checkpoints, load_checkpoint, newest_model, save_checkpoint, sweep
+from hgpo_train.checkpoint import load_checkpoint, resumed, save_checkpoint
+from hgpo_train.checkpoint_files import (
+    MANIFEST,
+    OPTIMISER,
+    STATE,
+    CheckpointWarning,
+    State,
+    checkpoints,
+    newest_model,
+    newest_sound,
+    resumable,
+    verify_checkpoint,
+)
 from hgpo_train.config import OptimiserConfig
 from hgpo_train.tiny import TinyShape, make_model
 from hgpo_train.update.model import load_tokenizer
@@ -62,10 +85,12 @@ class Stop(BaseException):
     """Stands for the end of the process."""
 
 
-@pytest.mark.parametrize("at", ["model.save_pretrained", "tokenizer.save_pretrained", "save_file", "_sync", "replace"])
-def test_broken_off_while_saving_leaves_the_old_one(tokenizer, tmp_path, monkeypatch, at):
-    model, optimiser = trained(tokenizer)
-    save_checkpoint(tmp_path, State(iteration=1), model, tokenizer, optimiser)
+POINTS = ["model.save_pretrained", "tokenizer.save_pretrained", "save_file", "write_state", "write_manifest"]
+RENAMES = ["first rename", "second rename"]
+
+
+def stop_at(monkeypatch, at, model, tokenizer):
+    """Makes saving raise at a point; returns the tokenizer to save with."""
 
     def stop(*_args, **_kwargs):
         raise Stop
@@ -75,17 +100,147 @@ def test_broken_off_while_saving_leaves_the_old_one(tokenizer, tmp_path, monkeyp
     elif at == "tokenizer.save_pretrained":
         tokenizer = copy.copy(tokenizer)
         monkeypatch.setattr(tokenizer, "save_pretrained", stop)
-    elif at == "replace":
-        monkeypatch.setattr("pathlib.Path.replace", stop)
+    elif at in RENAMES:
+        rename, left = Path.rename, [RENAMES.index(at)]
+
+        def stopping(self, target):
+            left[0] -= 1
+            if left[0] == -1:  # the old checkpoint may be put back afterwards
+                raise Stop
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", stopping)
+        monkeypatch.setattr(Path, "replace", stop)
     else:
         monkeypatch.setattr(f"hgpo_train.checkpoint.{at}", stop)
-    with pytest.raises(Stop):
-        save_checkpoint(tmp_path, State(iteration=2), model, tokenizer, optimiser)
-    monkeypatch.undo()
-    assert [path.name for path in checkpoints(tmp_path)] == ["000001"]
+    return tokenizer
+
+
+@pytest.mark.parametrize("iteration", [1, 2], ids=["the same iteration", "the next iteration"])
+@pytest.mark.parametrize("at", POINTS + RENAMES)
+def test_an_interrupted_save_leaves_the_old_checkpoint_and_may_be_repeated(
+    tokenizer, tmp_path, monkeypatch, at, iteration
+):
+    if (at, iteration) == ("second rename", 2):
+        pytest.skip("a new checkpoint takes one rename")
+    model, optimiser = trained(tokenizer)
+    first = save_checkpoint(tmp_path, State(iteration=1, tasks_drawn=1), model, tokenizer, optimiser)
+    before = contents(first)
+    for _ in range(2):
+        stopping = stop_at(monkeypatch, at, model, tokenizer)
+        with pytest.raises(Stop):
+            save_checkpoint(tmp_path, State(iteration=iteration, tasks_drawn=2), model, stopping, optimiser)
+        monkeypatch.undo()
     sweep(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["000001"]
-    assert save_checkpoint(tmp_path, State(iteration=2), model, tokenizer, optimiser).name == "000002"
+    assert contents(first) == before
+    for _ in range(3):
+        again = save_checkpoint(tmp_path, State(iteration=iteration, tasks_drawn=3), model, tokenizer, optimiser)
+        assert verify_checkpoint(again).ok
+    assert load_checkpoint(again, model, optimiser).tasks_drawn == 3
+    assert not scratch_folders(tmp_path)
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_saving_an_iteration_again_replaces_it(tokenizer, tmp_path):
+    for drawn in range(4):
+        model, optimiser = trained(tokenizer, seed=drawn)
+        folder = save_checkpoint(tmp_path, State(iteration=1, tasks_drawn=drawn), model, tokenizer, optimiser, keep=1)
+        assert [path.name for path in tmp_path.iterdir()] == ["000001"]
+        other, others = trained(tokenizer, seed=9)
+        assert load_checkpoint(folder, other, others).tasks_drawn == drawn
+        assert all(torch.equal(*both) for both in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000, 300_000])
+def test_a_full_disk_leaves_the_checkpoints_as_they_are(tokenizer, tmp_path, size):
+    """A limit on the size of files stands for it, which fails in the same places with a real error."""
+    model, optimiser = trained(tokenizer)
+    save_checkpoint(tmp_path, State(iteration=1), model, tokenizer, optimiser, keep=1)
+    before = contents(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for iteration in (1, 2):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        try:
+            with pytest.raises(OSError, match=r"[Ff]ile too large"):
+                save_checkpoint(tmp_path, State(iteration=iteration), model, tokenizer, optimiser, keep=1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert contents(tmp_path) == before
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["000001"]
+    save_checkpoint(tmp_path, State(iteration=2), model, tokenizer, optimiser, keep=1)
+    assert [path.name for path in checkpoints(tmp_path)] == ["000002"]
+
+
+SAVING = """
+import os, signal, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from hgpo_train.checkpoint import save_checkpoint
+from hgpo_train.checkpoint_files import State
+from hgpo_train.config import OptimiserConfig
+from hgpo_train.update.model import load_tokenizer
+from hgpo_train.update.optimiser import make_optimiser
+from transformers import AutoModelForCausalLM
+
+place, start, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+tokenizer = load_tokenizer(start)
+model = AutoModelForCausalLM.from_pretrained(start)
+optimiser = make_optimiser(model, OptimiserConfig(learning_rate=0.01))
+left = None
+
+def count(event, arguments):
+    global left
+    if left is not None and event.startswith(("os.", "open", "shutil.")) and str(folder) in repr(arguments):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def save(*iterations):
+    for iteration in iterations:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimiser.step()
+        save_checkpoint(folder, State(iteration=iteration), model, tokenizer, optimiser, keep=2)
+
+sys.addaudithook(count)
+at = 0
+while True:
+    folder = place / str(at)
+    child = os.fork()
+    if not child:
+        save(1, 2, 3)
+        left = at
+        save(last)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        break
+    assert os.WTERMSIG(status) == signal.SIGKILL, status
+    at += 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [3, 4], ids=["the same iteration", "the next iteration"])
+def test_a_process_killed_at_any_moment_of_a_save_leaves_sound_checkpoints(tiny, tmp_path, last):
+    """One process after the other saves iterations 1 to 3 and is killed at the n-th system call of one more save."""
+    command = [sys.executable, "-c", SAVING, str(tmp_path), str(tiny), str(last)]
+    subprocess.run(command, check=True, timeout=500)
+    folders = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
+    assert len(folders) > 20
+    for folder in folders:
+        sweep(folder)
+        assert not scratch_folders(folder)
+        names = [path.name for path in checkpoints(folder)]
+        allowed = [["000002", "000003"], ["000002", "000003", "000004"], ["000003", "000004"]]
+        assert names in (allowed[:1] if last == 3 else allowed), folder.name
+        assert all(verify_checkpoint(path).ok for path in checkpoints(folder)), folder.name
+        assert sorted(path.name for path in folder.iterdir()) == names
 
 
 def test_the_newest_are_kept(tokenizer, tmp_path):
@@ -95,6 +250,36 @@ def test_the_newest_are_kept(tokenizer, tmp_path):
     assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["000004", "000005"]
     assert newest_model(str(tmp_path)).endswith("000005")
     assert newest_model("Qwen/Qwen2.5-1.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
+
+
+def test_nothing_is_removed_that_training_did_not_write(tokenizer, tmp_path):
+    """Neither what has a tempting name nor what lies in a checkpoint."""
+    model, optimiser = trained(tokenizer)
+    save_checkpoint(tmp_path, State(iteration=1), model, tokenizer, optimiser)
+    (tmp_path / "000001" / "notes.md").write_text("the best one")
+    kept = ["000000", "000002.part", "000003", "12", "checkpoints", "000004.damaged", ".hgpo-0123456789abcdef.tmp"]
+    for name in kept:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").write_text("1")
+    (tmp_path / "000005").write_text("a file")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "000006").symlink_to(tmp_path / "elsewhere")
+    before = sorted(path.read_text() for path in tmp_path.rglob("*") if path.name in ("precious", "notes.md", "000005"))
+
+    def save():
+        for iteration in range(1, 9):
+            save_checkpoint(tmp_path, State(iteration=iteration), model, tokenizer, optimiser, keep=1)
+
+    with pytest.warns(CheckpointWarning, match="renamed to") as told:
+        save()
+    assert [str(one.message).rpartition(" ")[2] for one in told] == [
+        "000001.damaged", "000003.damaged", "000005.damaged", "000006.damaged"
+    ]  # fmt: skip
+    found = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]
+    texts = [path.read_text() for path in found if path.name in ("precious", "notes.md") or "000005.d" in path.name]
+    assert sorted(texts) == before
+    assert (tmp_path / "elsewhere").is_dir()
+    assert [path.name for path in checkpoints(tmp_path)] == ["000008"]
 
 
 def test_another_model_is_refused(tokenizer, tmp_path):
@@ -109,3 +294,248 @@ def test_another_model_is_refused(tokenizer, tmp_path):
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with pytest.raises(InputError, match="holds no weights"):
         load_checkpoint(tmp_path, *trained(tokenizer))
+
+
+@pytest.fixture(scope="module")
+def pair(tiny, tmp_path_factory):
+    """Checkpoints of iterations 1 and 2, by this version, and by version 0.1, which wrote no manifest."""
+    tokenizer = load_tokenizer(str(tiny))
+    folder = tmp_path_factory.mktemp("pair")
+    for name in ("new", "old"):
+        for iteration in (1, 2):
+            model, optimiser = trained(tokenizer, seed=iteration)
+            saved = save_checkpoint(folder / name, State(iteration=iteration, run="r"), model, tokenizer, optimiser)
+            if name == "old":
+                (saved / MANIFEST).unlink()
+                values = json.loads((saved / STATE).read_text())
+                del values["manifest"], values["run"]
+                (saved / STATE).write_text(json.dumps(values))
+    return folder
+
+
+def link(path):
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def fifo(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder_instead(path):
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = {
+    "missing": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "one byte less": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"0"),
+    "garbage": lambda path: path.write_bytes(b"\xff\x00{[" * 50),
+    "nested": lambda path: path.write_bytes(b"[" * 100_000),
+    "JSON of another type": lambda path: path.write_bytes(b"[1, 2]"),
+    "JSON with other values": lambda path: path.write_bytes(b'{"iteration": "two", "files": 3, "format": null}'),
+    "dangling link": link,
+    "FIFO": fifo,
+    "folder": folder_instead,
+}
+NEEDED = ["config.json", "model.safetensors", OPTIMISER, STATE]
+
+
+def loaded(folder):
+    """The checkpoint that resuming loads, and whether a warning was shown; at most one, of one line."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        newest = resumable(folder, "r")
+    assert all("\n" not in str(one.message) for one in told)
+    assert len(told) <= 1
+    return newest, bool(told)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", [*NEEDED, MANIFEST, "tokenizer.json", "generation_config.json", "chat_template.jinja"])
+def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning(pair, tmp_path, name, damage):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(pair / "new", folder)
+    DAMAGES[damage](folder / "000002" / name)
+    with pytest.raises(InputError, match="is damaged") as caught:  # as `hgpo eval --policy transformers:…/000002`
+        newest_model(str(folder / "000002")) if name != OPTIMISER and name != MANIFEST else damaged(folder)
+    assert "\n" not in str(caught.value)
+    newest, warned = loaded(folder)
+    assert warned
+    assert newest == folder / "000001"
+    assert sorted(path.name for path in folder.iterdir()) == ["000001", "000002.damaged"]
+    assert loaded(folder) == (newest, False)
+
+
+def damaged(folder):
+    report = verify_checkpoint(folder / "000002")
+    assert not report.ok
+    raise InputError(f"is damaged: {report.problems[0].message}")
+
+
+@pytest.mark.parametrize("damage", [name for name in DAMAGES if name not in ("longer", "one byte less")])
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_broken_checkpoint_of_version_0_1_is_passed_over(pair, tmp_path, name, damage):
+    """Without checksums what can be told is told: a bit of a weight cannot."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(pair / "old", folder)
+    if (damage, name) == ("JSON with other values", "config.json"):
+        pytest.skip("it is a JSON object: Transformers has to say what is wrong with it")
+    DAMAGES[damage](folder / "000002" / name)
+    newest, warned = loaded(folder)
+    assert (newest, warned) == (folder / "000001", True)
+
+
+def test_checkpoints_of_version_0_1_load_with_a_note(pair, tiny, tmp_path):
+    report = verify_checkpoint(pair / "old" / "000002")
+    assert report.ok
+    assert "without checksums" in report.notes[0].message
+    model, optimiser = trained(load_tokenizer(str(tiny)), seed=7)
+    assert load_checkpoint(resumable(pair / "old"), model, optimiser) == State(iteration=2)
+    for iteration in (3, 4):
+        shutil.copytree(pair / "old", tmp_path, dirs_exist_ok=True)
+        save_checkpoint(tmp_path, State(iteration=iteration), model, load_tokenizer(str(tiny)), optimiser, keep=1)
+        assert [path.name for path in checkpoints(tmp_path)] == [f"{iteration:06d}"]
+
+
+@pytest.fixture(scope="module")
+def flipped(pair, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flipped") / "checkpoints"
+    shutil.copytree(pair / "new", folder)
+    return folder
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_flipped_bits_of_any_file_are_found(pair, flipped, data):
+    """The checkpoint before is loaded, with a warning."""
+    name = data.draw(st.sampled_from(sorted(contents(pair / "new" / "000002"))))
+    whole = (pair / "new" / "000002" / name).read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    bits = data.draw(st.integers(1, 255))
+    shutil.rmtree(flipped)
+    shutil.copytree(pair / "new", flipped)
+    (flipped / "000002" / name).write_bytes(whole[:at] + bytes([whole[at] ^ bits]) + whole[at + 1 :])
+    newest, warned = loaded(flipped)
+    assert (newest.name, warned) == ("000001", True)
+    assert contents(newest) == contents(pair / "new" / "000001")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_truncated_files_are_found(pair, flipped, data):
+    name = data.draw(st.sampled_from(sorted(contents(pair / "new" / "000002"))))
+    whole = (pair / "new" / "000002" / name).read_bytes()
+    shutil.rmtree(flipped)
+    shutil.copytree(pair / "new", flipped)
+    (flipped / "000002" / name).write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    newest, warned = loaded(flipped)
+    assert (newest.name, warned) == ("000001", True)
+
+
+@pytest.mark.parametrize("kind", ["empty", "foreign", "other run", "other iteration", "link", "weights added"])
+def test_foreign_folders_with_a_checkpoints_name(pair, tmp_path, kind):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(pair / "new", folder)
+    odd = folder / "000123"
+    if kind == "link":
+        odd.symlink_to("nowhere")
+    elif kind == "other iteration":
+        shutil.copytree(folder / "000002", odd)
+    elif kind == "other run":
+        shutil.copytree(folder / "000002", odd)
+        (odd / MANIFEST).unlink()
+        (odd / STATE).write_text(json.dumps({"iteration": 123, "run": "another"}))
+    elif kind == "weights added":
+        shutil.copy(pair / "new" / "000001" / "model.safetensors", folder / "000002" / "model-2.safetensors")
+    else:
+        odd.mkdir()
+        if kind == "foreign":
+            (odd / "trainer").mkdir()
+            (odd / "precious").write_text("1")
+    newest, warned = loaded(folder)
+    assert newest.name == ("000001" if kind == "weights added" else "000002")
+    assert warned == (kind in ("foreign", "other run", "other iteration", "weights added"))
+
+
+def test_no_sound_checkpoint_at_all_is_refused_and_nothing_is_changed(pair, tmp_path):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(pair / "new", folder)
+    for iteration in (1, 2):
+        (folder / f"00000{iteration}" / "model.safetensors").write_bytes(b"")
+    before = contents(folder)
+    for call in (resumable, newest_sound):
+        with pytest.raises(InputError, match=r"no checkpoint that can be used: .*000002.*model\.safetensors.*000001"):
+            call(folder)
+    with pytest.raises(InputError, match="no checkpoint that can be used"):
+        newest_model(str(tmp_path))
+    assert contents(folder) == before
+
+
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_file(pair, tmp_path):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(pair / "new", folder)
+    (folder / "000002" / "model.safetensors").chmod(0)
+    assert loaded(folder) == (folder / "000001", True)
+
+
+def test_a_file_that_cannot_be_read_is_a_damaged_one(pair, tmp_path, monkeypatch):
+    """As `test_an_unreadable_file`, also for root, and for disks that fail."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(pair / "new", folder)
+    opened = os.open
+
+    def failing(path, *args, **kwargs):
+        if str(path).endswith("000002/model.safetensors"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", failing)
+    assert loaded(folder) == (folder / "000001", True)
+
+
+def test_a_model_with_a_damaged_optimiser_is_still_a_model(pair, tmp_path):
+    shutil.copytree(pair / "new", tmp_path / "checkpoints")
+    (tmp_path / "checkpoints" / "000002" / OPTIMISER).write_bytes(b"")
+    assert newest_model(str(tmp_path)).endswith("000002")
+    with pytest.warns(CheckpointWarning, match=r"000002 cannot be used \(trainer/optimiser.safetensors: 0 bytes"):
+        assert newest_sound(tmp_path / "checkpoints").name == "000001"
+
+
+def test_a_change_after_the_first_verification_is_found(pair, tmp_path):
+    """Verification is remembered only as long as nothing can have changed."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(pair / "new", folder)
+    for path in folder.rglob("*"):
+        os.utime(path, (1, 1))
+    assert newest_sound(folder).name == "000002"
+    weights = folder / "000002" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    os.utime(weights, (1, 1))
+    with pytest.warns(CheckpointWarning, match="000002"):
+        assert newest_sound(folder).name == "000001"
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b", "", "a//b", "a\\..\\b", "nul\0"])
+def test_a_manifest_names_nothing_outside_its_checkpoint(pair, tmp_path, name):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(pair / "new", folder)
+    path = folder / "000002" / MANIFEST
+    values = json.loads(path.read_text())
+    values["files"][name] = {"bytes": 0, "sha256": "0"}
+    path.write_text(json.dumps(values, indent=1) + "\n")
+    message = verify_checkpoint(folder / "000002").problems[0].message
+    assert "leads out of the folder" in message or "is no file's name" in message
+
+
+def test_other_versions_are_told():
+    with pytest.warns(CheckpointWarning, match=r"computed with torch 1 until now, and is resumed with 2"):
+        state = resumed(State(iteration=3, versions={"torch": "1"}), State(versions={"torch": "2"}, run="r"))
+    assert state == State(iteration=3, versions={"torch": "2"}, run="r")

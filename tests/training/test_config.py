@@ -1,17 +1,25 @@
 """Settings: every shipped file is right, what is printed is read back, what is wrong is refused in one line."""
 
 import dataclasses
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+import hgpo_train.config
+from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.registry import get
 from hgpo_train.cli import app
 from hgpo_train.config import Config, SftConfig, load_config, replace, shipped
+from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.rollout.run import Collection, collect
 from hgpo_train.settings import build, field_docs, read_toml, to_dict, to_toml
+from hgpo_train.trainer import open_training_world
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -62,8 +70,6 @@ def test_what_is_written_is_read_back(name, rate, dual_clip, options):
         update=dataclasses.replace(Config().update, dual_clip=dual_clip),
         environment=dataclasses.replace(Config().environment, options=options),
     )
-    import tomllib
-
     for docs in (False, True):
         assert build(Config, tomllib.loads(to_toml(config, docs=docs))) == config
 
@@ -129,3 +135,84 @@ def test_print_config_is_a_configuration(tmp_path):
     assert load_config(path) == load_config("alfworld-7b-gigpo", ["seed=5"])
     listed = CliRunner().invoke(app, ["train", "--list"])
     assert "webshop-7b-hgpo-k4" in listed.output
+
+
+TINY = {"tiny-alfworld": "compact", "tiny-webshop": "compact-webshop"}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_shipped_prompts_show_what_can_be_done(tmp_path, name):
+    """By rollouts of a hundred steps, none of which may fail: templates run in a sandbox."""
+    config = load_config(name)
+    assert config.environment.prompt_template == TINY[name]
+    assert {path.stem for path in Path(hgpo_train.config.__file__).parent.glob("configs/*.j2")} == set(TINY.values())
+    world = open_training_world(config, "train")
+    policy = make_policy(
+        "mixture:explorer=0.5,random=0.5", PolicyContext(world.shared.source.name, config.environment.action_format)
+    )
+    with StepWriter(tmp_path / "run") as writer:
+        tally = collect(world, policy, writer, Collection(tasks=6, group_size=2))
+    assert (tally.aborted, tally.trajectories) == (0, 12)
+    steps = scan_steps(tmp_path / "run").collect()
+    assert len(steps) > 50
+    assert steps["prompt"].null_count() == 0
+    if name == "tiny-webshop":
+        offered = [re.findall(r"^(\d+) ", prompt, re.MULTILINE) for prompt in steps["prompt"]]
+        known = [len(actions) for actions in steps["admissible_actions"]]
+        assert sum(map(bool, offered)) > len(steps) / 2
+        assert all(1 <= int(number) <= most for row, most in zip(offered, known, strict=True) for number in row)
+
+
+WHOLE = to_toml(load_config("alfworld-1.5b-hgpo-k2")).encode()
+PIECES = [
+    b"[model]", b"[[model]]", b"seed", b" = ", b"=", b"\n", b'"', b"'", b"[", b"]", b"{", b"}", b",", b".", b"#", b"0",
+    b"9" * 5000, b"1e999", b"nan", b"-inf", b"true", b"1979-05-27", b"extends", b"update", b"epochs", b"betas",
+    b"optimiser.learning_rate", b"\xff", b"\x00", b"\r", "\u0130".encode(), b"iterations", b"options",
+]  # fmt: skip
+
+
+def only_input_errors(path, data):
+    path.write_bytes(data)
+    for cls in (Config, SftConfig):
+        line = ""
+        try:
+            config = load_config(path, cls=cls)
+        except InputError as error:
+            line = str(error)
+        else:
+            assert repr(build(cls, tomllib.loads(to_toml(config)))) == repr(config)
+        assert "\n" not in line
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory):
+    return tmp_path_factory.mktemp("fuzzed") / "config.toml"
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join))
+def test_any_pieces_of_toml_are_a_configuration_or_one_line(fuzzed, data):
+    only_input_errors(fuzzed, data)
+
+
+@given(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=3), st.integers(0, 40))
+def test_a_damaged_configuration_is_one_or_one_line(fuzzed, at, put, cut):
+    only_input_errors(fuzzed, WHOLE[:at] + put + WHOLE[at + cut :])
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (b"seed = 1\xff", "byte 8 is not UTF-8"),
+        (b"extends = 3", "expected extends to name a file"),
+        (b'extends = ["a", 1]', "expected extends to name a file"),
+        (b"[optimiser]\nlearning_rate = 1" + b"0" * 400, "too large"),
+        (b"seed = " + b"9" * 5000, "is not TOML"),
+        (b"[environment]\noptions = " + b"[" * 3000, "is not TOML"),
+    ],
+)
+def test_files_that_hold_something_else(tmp_path, text, line):
+    (tmp_path / "run.toml").write_bytes(text)
+    with pytest.raises(InputError, match=line):
+        load_config(tmp_path / "run.toml")
+    with pytest.raises(InputError, match="found a folder"):
+        read_toml(tmp_path)

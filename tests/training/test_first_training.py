@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from hgpo_datasets import scan_steps
-from hgpo_train.checkpoint import newest_model
+from hgpo_train.checkpoint_files import newest_model
 from hgpo_train.first_training import first_training
 from hgpo_train.tracking import read_metrics
 

@@ -2,10 +2,19 @@
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 import time
+import warnings
+from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from hgpo_envs.errors import InputError
@@ -77,6 +86,111 @@ def test_lines_that_will_be_written_again_are_dropped(tmp_path):
     JsonLines(path, 2).log({"b": 20}, 2)
     assert [(line["iteration"], line["b"]) for line in read_metrics(path)] == [(0, 0), (1, 1), (2, 20)]
     assert json.loads(path.read_text().splitlines()[0]) == {"iteration": 0, "a": None, "b": 0}
+
+
+GARBAGE = [
+    b"", b"garbage", b"[1]", b"3", b"null", b'{"b": 1}', b'{"iteration": "1"}', b'{"iteration": true}', b"\xff\xfe",
+    b'{"iteration": 1, "b": "text"}', b'{"iteration": 1, "b": [1]}', b"[" * 5000, b'{"iteration": 1.5}', b"\x00",
+    b'{"iteration": 1' + b"0" * 5000 + b"}",
+]  # fmt: skip
+
+
+@given(st.lists(st.one_of(st.integers(0, 5), st.sampled_from(GARBAGE)), max_size=10), st.binary(max_size=20))
+def test_damaged_lines_are_kept_aside_and_never_block_a_resumption(lines, half):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.jsonl"
+        good = [line for line in lines if isinstance(line, int)]
+        bad = [line for line in lines if isinstance(line, bytes)]
+        texts = [line if isinstance(line, bytes) else b'{"iteration": %d, "b": 2.5}' % line for line in lines]
+        path.write_bytes(b"".join(text + b"\n" for text in texts) + half.replace(b"\n", b""))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert [line["iteration"] for line in read_metrics(path)] == good
+            assert len(told) == bool(bad)
+            JsonLines(path, 3).close()
+            assert len(told) == 2 * bool(bad)
+        aside = path.with_name("metrics.jsonl.damaged")
+        assert (aside.read_bytes() if bad else b"") == b"".join(line + b"\n" for line in bad)
+        assert aside.exists() == bool(bad)
+        log = JsonLines(path, 3)
+        log.log({"b": 1.0}, 3)
+        log.close()
+        iterations = [line["iteration"] for line in read_metrics(path)]
+        assert iterations == [*sorted({line for line in good if line < 3}), 3]
+
+
+LOGGING = """
+import os, signal, sys
+from pathlib import Path
+from hgpo_envs import atomic
+from hgpo_train.tracking import JsonLines
+
+path, done, written = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+write = os.write
+
+def killed(descriptor, data):
+    global written
+    if os.path.samestat(os.fstat(descriptor), path.stat()) if path.exists() else False:
+        short = min(len(data), written)
+        write(descriptor, data[:short])
+        written -= short
+        if written <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return short
+    return write(descriptor, data)
+
+start = int(done.read_text()) if done.exists() else 0
+log = JsonLines(path, start)
+os.write = killed
+for iteration in range(start, 12):
+    log.log({"value": iteration / 8}, iteration)
+    if iteration % 3 == 2:  # a checkpoint
+        atomic.write_file(done, str(iteration + 1).encode())
+"""
+
+
+def test_lines_are_neither_lost_nor_doubled_by_kills_at_any_byte(tmp_path):
+    """Real processes, each killed after a number of bytes; the last one ends by itself."""
+    path = tmp_path / "metrics.jsonl"
+    kills = 0
+    for written in (1, 5, 33, 34, 50, 80, 150, 170, 180, 10_000):
+        command = [sys.executable, "-c", LOGGING, str(path), str(tmp_path / "done"), str(written)]
+        code = subprocess.run(command, check=False, timeout=60).returncode
+        assert code in (0, -signal.SIGKILL)
+        kills += code != 0
+    assert kills > 5
+    assert [(line["iteration"], line["value"]) for line in read_metrics(path)] == [(n, n / 8) for n in range(12)]
+    assert not path.with_name("metrics.jsonl.damaged").exists()
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    log = JsonLines(path, 0)
+    log.log({"a": 1.0}, 0)
+    before, write = path.read_bytes(), os.write
+
+    def full(descriptor, data):
+        if len(data) < 10:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data[:7])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        log.log({"a": 2.0}, 1)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    log.log({"a": 3.0}, 1)
+    log.close()
+    assert [line["a"] for line in read_metrics(path)] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "FIFO"])
+def test_something_else_in_the_place_of_the_metrics(tmp_path, kind):
+    path = tmp_path / "metrics.jsonl"
+    {"folder": path.mkdir, "link": lambda: path.symlink_to("nowhere"), "FIFO": lambda: os.mkfifo(path)}[kind]()
+    for call in (read_metrics, lambda path: JsonLines(path, 0)):
+        with pytest.raises(InputError, match=r"cannot read .*metrics\.jsonl: "):
+            call(path)
 
 
 def test_tensorboard_has_the_numbers(tmp_path):

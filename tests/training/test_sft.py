@@ -1,6 +1,8 @@
 """Supervised training on the house of doors' solutions, and reinforcement learning from there."""
 
+import dataclasses
 import io
+import shutil
 
 import polars as pl
 import pytest
@@ -11,11 +13,12 @@ from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import open_shared
-from hgpo_train.checkpoint import checkpoints
+from hgpo_train.checkpoint_files import checkpoints
 from hgpo_train.config import SftConfig, replace
 from hgpo_train.display import Display
 from hgpo_train.settings import build
 from hgpo_train.sft import demonstrations, split_off, supervise, tokenise, with_prompts_as_responses
+from hgpo_train.tiny import TinyShape, make_model
 from hgpo_train.tracking import read_metrics
 from hgpo_train.update.model import load_tokenizer
 
@@ -123,6 +126,46 @@ def test_the_loss_falls_and_a_broken_off_run_goes_on_to_the_same_bytes(demos, ti
     resumed = train(config, demos, tmp_path / "broken")
     for file in whole.rglob("*.safetensors"):
         assert file.read_bytes() == (resumed / file.relative_to(whole)).read_bytes()
+
+
+def test_an_existing_run_is_never_trained_on_with_something_else(demos, tiny, tmp_path):
+    """Other data, seed, rate or model: one line, and weights and configuration stay as they are."""
+    config = sft_config(tiny, update={"epochs": 1})
+    steps, model, run = tmp_path / "steps", tmp_path / "model", tmp_path / "run"
+    shutil.copytree(demos, steps)
+    shutil.copytree(tiny, model)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(model)))
+    train(config, steps, run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    faster = dataclasses.replace(config.optimiser, learning_rate=1.0)
+    for other, line in (
+        (dataclasses.replace(config, seed=1), "begun with seed = 0, not 1"),
+        (dataclasses.replace(config, optimiser=faster), "begun with optimiser.learning_rate = 0.003, not 1.0"),
+        (dataclasses.replace(config, update=dataclasses.replace(config.update, epochs=2)), "begun with update.epochs"),
+    ):
+        with pytest.raises(InputError, match=line):
+            train(other, steps, run)
+    with StepWriter(steps) as writer:
+        row = {"task_id": "t", "state": "s", "prompt": "p", "action": "a", "step": 0, "reward": 1.0, "won": True}
+        writer.add_group([row | {"trajectory": "new", "terminated": True}])
+    with pytest.raises(InputError, match=r"begun with another set of demonstrations: the step table .*steps' has"):
+        train(config, steps, run)
+    shutil.rmtree(steps)
+    shutil.copytree(demos, steps)
+    (model / "generation_config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"begun with another model: model\.path"):
+        train(config, steps, run)
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_knows(demos, tiny, tmp_path):
+    """One line, where the embedding would raise an IndexError."""
+    tokenizer = load_tokenizer(str(tiny))
+    small = TinyShape(vocabulary=100, width=64, layers=1, heads=2, key_value_heads=1, intermediate=96)
+    make_model(tokenizer, small).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(InputError, match=r"expected prompt_token_ids from 0 to 99, got \d+, row 0 \(\d+ more rows"):
+        train(sft_config(tmp_path / "model"), demos, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

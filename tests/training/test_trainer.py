@@ -2,26 +2,31 @@
 
 import contextlib
 import io
+import json
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
 import polars as pl
 import pytest
+from doors import DoorsSource
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 import hgpo_envs
+import hgpo_train.trainer
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
+from hgpo_train.cli import app
 from hgpo_train.config import replace
 from hgpo_train.display import Display
+from hgpo_train.rollout.failures import RolloutError
 from hgpo_train.settings import to_toml
 from hgpo_train.tiny import TinyShape, save_tiny
 from hgpo_train.tracking import read_metrics
@@ -137,42 +142,198 @@ def test_broken_off_at_every_stage_ends_in_the_same_bytes(config, runs):
     assert at > 15
 
 
+KILLED = """
+import os, signal, sys
+import torch
+torch.set_num_threads(1)
+from hgpo_train.cli import main
+folder, left, number = sys.argv.pop(1), int(sys.argv.pop(1)), os.getpid()
+calls = 0
+
+def count(event, arguments):
+    global calls
+    if event.startswith(("os.", "open", "shutil.")) and folder in repr(arguments):
+        calls += 1
+        if calls == left:
+            os.kill(number, signal.SIGKILL)
+
+sys.addaudithook(count)
+try:
+    main()
+finally:
+    print("calls", calls)
+"""
+
+
+def hgpo(folder, kill_at, *arguments):
+    """Runs a command that is killed at the n-th system call in a folder; returns exit status, output and errors."""
+    paths = [str(ROOT), str(ROOT / "datasets"), str(Path(__file__).parent.parent / "worlds")]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder), str(kill_at), *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
     """HGPO_KILLS sets how many times, HGPO_SEED when."""
     config = replace(config, iterations=4, checkpoint={"every": 2}, evaluation={"every": 3})
-    runs.train(config, "whole")
-    path = runs.folder / "config.toml"
+    path, killed, whole = (runs.folder / name for name in ("config.toml", "killed", "whole"))
     path.write_text(to_toml(config))
-    command = ["train", str(path), "--out", str(runs.folder / "killed"), "--resume"]
-    wait = random.Random(int(os.environ.get("HGPO_SEED", "1")))
+    code, output, errors = hgpo(whole, 0, "train", path, "--out", whole)
+    assert code == 0, errors
+    calls = int(output.rpartition(" ")[2])
+    assert calls > 100
+    moments = random.Random(int(os.environ.get("HGPO_SEED", "1")))
     kills = 0
-    for _ in range(int(os.environ.get("HGPO_KILLS", "2"))):
-        process = hgpo(*command)
-        time.sleep(wait.uniform(4, 12))
-        kills += process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    last = hgpo(*command)
-    assert last.wait() == 0, last.stderr.read()
+    for _ in range(int(os.environ.get("HGPO_KILLS", "3"))):
+        code, _, errors = hgpo(killed, moments.randrange(1, calls // 2), "train", path, "--out", killed, "--resume")
+        assert code in (0, -signal.SIGKILL), errors
+        kills += code != 0
+        written = killed / "metrics.jsonl"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            iterations = [line["iteration"] for line in read_metrics(written)] if written.exists() else []
+        assert iterations == list(range(len(iterations)))
+    code, _, errors = hgpo(killed, 0, "train", path, "--out", killed, "--resume")
+    assert code == 0, errors
     assert kills
     assert runs.weights("killed") == runs.weights("whole")
+    lines = [read_metrics(folder / "metrics.jsonl") for folder in (killed, whole)]
+    times = ("timing_s/", "perf/")
+    of_runs = [[{k: v for k, v in line.items() if not k.startswith(times)} for line in one] for one in lines]
+    assert of_runs[0] == of_runs[1]
 
 
-def hgpo(*arguments):
-    paths = [str(ROOT), str(ROOT / "datasets"), str(Path(__file__).parent.parent / "worlds")]
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import torch; torch.set_num_threads(1); from hgpo_train.cli import main; main()",
-            *arguments,
-        ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.mark.slow
+def test_resuming_from_an_older_checkpoint_ends_in_the_same_bytes(config, runs):
+    """The newest one is damaged: it is kept aside, and what comes after the older one is computed again."""
+    config = replace(config, evaluation={"every": 0})
+    runs.train(config, "whole")
+    runs.train(replace(config, iterations=2), "damaged")
+    folder = runs.folder / "damaged" / "checkpoints"
+    weights = folder / "000002" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-3] ^= 1
+    weights.write_bytes(data)
+    path = runs.folder / "config.toml"
+    path.write_text(to_toml(config))
+    code, _, errors = hgpo(folder, 0, "train", path, "--out", runs.folder / "damaged", "--resume")
+    assert code == 0, errors
+    told = [line for line in errors.splitlines() if "000002" in line]
+    assert len(told) == 1
+    assert told[0].startswith("warning: checkpoint 000002 cannot be used (model.safetensors: its bytes have changed")
+    assert sorted(one.name for one in folder.iterdir()) == ["000002", "000002.damaged", "000003"]
+    assert runs.weights("damaged") == runs.weights("whole")
+    iterations = [line["iteration"] for line in read_metrics(runs.folder / "damaged" / "metrics.jsonl")]
+    assert iterations == [1, 2, 3]
+
+
+@pytest.fixture
+def outage(config, tmp_path, monkeypatch):
+    """A file whose tasks fail, and a configuration with that environment."""
+    path = tmp_path / "outage"
+    monkeypatch.setenv("HGPO_TEST_OUTAGE", str(path))
+    environment = {"id": "outage_env:HGPO-Test/Outage-v0"}
+    return path, replace(config, environment=environment, rollout={"group_size": 2}, iterations=2)
+
+
+def everything() -> str:
+    return " ".join(DoorsSource(10).ids("all"))
+
+
+def test_an_iteration_in_which_everything_fails_is_no_success_and_is_played_again(outage, runs):
+    path, config = outage
+    config = replace(config, evaluation={"every": 0})
+    whole = runs.train(config, "whole")
+    runs.train(replace(config, iterations=1))
+    path.write_text(everything())
+    for _ in range(2):
+        with pytest.raises(RolloutError, match=r"6 of 6 rollouts failed \(100%\), 6 of them with .*the power is out"):
+            runs.train(config, resume=True)
+        assert [line["iteration"] for line in read_metrics(runs.folder / "run" / "metrics.jsonl")] == [1]
+        assert [one.name for one in (runs.folder / "run" / "checkpoints").iterdir()] == ["000001"]
+    path.unlink()
+    assert runs.train(config, resume=True).state == whole.state
+    assert runs.weights("run") == runs.weights("whole")
+    steps = scan_steps(runs.folder / "run" / "steps").collect()
+    assert not steps["aborted"].any()
+
+
+def test_a_few_failures_are_left_out_and_many_stop_the_run(outage, runs):
+    path, config = outage
+    config = replace(config, evaluation={"every": 0}, iterations=1)
+    first = runs.train(config, "whole")
+    tasks = scan_steps(runs.folder / "whole" / "steps").select("task_id").unique().collect()["task_id"].sort()
+    path.write_text(tasks[0])
+    with pytest.raises(
+        RolloutError, match=r"2 of 6 rollouts failed \(33%\).*the power is out\. Resuming plays them again"
+    ):
+        runs.train(config)
+    lenient = replace(config, rollout={"max_failed": 0.5})
+    assert runs.train(lenient, resume=True).state.iteration == 1
+    line = read_metrics(runs.folder / "run" / "metrics.jsonl")[-1]
+    assert (line["episode/aborted"], line["episode/trajectories"], line["training/groups"]) == (2, 6, 2)
+    assert first.state.iteration == 1
+
+
+def test_an_evaluation_in_which_everything_fails_stops_the_run(outage, runs):
+    path, config = outage
+    path.write_text(" ".join(DoorsSource(10).ids("test")))
+    with pytest.raises(RolloutError, match="4 of 4 rollouts failed"):
+        runs.train(replace(config, evaluation={"every": 1}))
+    path.unlink()
+    runs.train(replace(config, evaluation={"every": 1}), resume=True)
+    assert not scan_steps(runs.folder / "run" / "evaluation").collect()["aborted"].any()
+
+
+@pytest.mark.slow
+def test_the_command_exits_with_1_and_the_reason_when_everything_fails(outage, runs):
+    outage, config = outage
+    outage.write_text(everything())
+    path = runs.folder / "config.toml"
+    path.write_text(to_toml(replace(config, iterations=1, evaluation={"every": 0})))
+    code, _, errors = hgpo(runs.folder, 0, "train", path, "--out", runs.folder / "run")
+    assert code == 1, errors
+    (line,) = [line for line in errors.splitlines() if "stopped" in line]
+    assert "6 of 6 rollouts failed (100%), 6 of them with" in line
+    assert "the power is out" in line
+    assert "resume with: hgpo train --resume --out" in line
+    assert "Traceback" not in errors
+    outage.unlink()
+    code, _, errors = hgpo(runs.folder, 0, "train", "--resume", "--out", runs.folder / "run")
+    assert code == 0, errors
+
+
+def test_verify_covers_a_whole_run(config, runs):
+    runs.train(replace(config, iterations=2, evaluation={"every": 1}))
+    folder = runs.folder / "run"
+
+    def verified(*arguments):
+        shown = CliRunner().invoke(app, ["verify", *map(str, arguments)], env={"COLUMNS": "300"})
+        return shown.exit_code, shown.stdout
+
+    code, output = verified(folder)
+    assert code == 0, output
+    assert output.count("all right") == 5  # the run, two tables, two checkpoints
+    newest = folder / "checkpoints" / "000002"
+    assert verified(newest)[0] == 0
+    whole = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    for path in [*sorted(newest.rglob("*")), folder / "metrics.jsonl", folder / "origin.json", folder / "config.toml"]:
+        if path.is_file():
+            path.write_bytes(whole[path][:-9] + b"\xff" + whole[path][-8:])
+            code, output = verified(folder)
+            assert (code, output.count("all right")) == (1, 4), path
+            assert path.name in output
+            path.write_bytes(whole[path])
+    code, output = verified(folder, "--json")
+    assert code == 0
+    assert [report["ok"] for report in json.loads(output)] == [True] * 5
 
 
 def test_a_folder_is_not_trained_in_twice(config, runs):
@@ -240,6 +401,27 @@ def test_cut_prompts_are_told(config, runs):
         runs.train(config)
 
 
+def test_rows_that_cannot_be_trained_on_are_left_out_with_a_count(config, runs, monkeypatch):
+    """Their tokens are damaged between the table and the update; the other rows are trained on."""
+    compute = hgpo_train.trainer.compute
+
+    def damaging(steps, *args, **kwargs):
+        odd = pl.when(pl.int_range(pl.len()) == 1).then(pl.lit([-5], pl.List(pl.Int32)))
+        rows = compute(steps, *args, **kwargs)
+        return rows.with_columns(odd.otherwise(pl.col("response_token_ids")).alias("response_token_ids"))
+
+    monkeypatch.setattr(hgpo_train.trainer, "compute", damaging)
+    config = replace(config, iterations=1, evaluation={"every": 0})
+    with pytest.warns(
+        TrainingWarning, match=r"1 of \d+ rows cannot be trained on .*response_token_ids from 0 to 383, got -5"
+    ):
+        runs.train(config)
+    line = read_metrics(runs.folder / "run" / "metrics.jsonl")[-1]
+    assert line["training/rows_left_out"] == 1
+    assert line["training/rows"] == len(scan_steps(runs.folder / "run" / "steps").collect()) - 1
+    assert line["actor/optimiser_steps"] > 0
+
+
 def test_dynamic_sampling_trains_on_groups_that_say_something(config, runs):
     config = replace(
         config, iterations=1, evaluation={"every": 0}, rollout={"filter_groups": True, "max_generation_batches": 3}
@@ -277,7 +459,9 @@ def test_a_checkpoint_of_another_model(config, runs, tiny, tmp_path):
     runs.train(config)
     shape = TinyShape(vocabulary=384, width=64, layers=3, heads=2, key_value_heads=1, intermediate=96)
     save_tiny(path, ["a house of doors"] * 9, shape)
-    with pytest.raises(InputError, match="checkpoint of another model"):
+    with pytest.raises(
+        InputError, match=r"begun with another model: model.path = .* has the fingerprint \w{16}, not \w{16}"
+    ):
         runs.trainer(config, resume=True)
     with pytest.raises(InputError, match=r"begun with model.path"):
         runs.trainer(replace(config, model={"path": str(tiny)}), resume=True)

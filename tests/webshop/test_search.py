@@ -81,7 +81,7 @@ def write_index(folder, documents: list[str], ranks=None) -> search.Index:
     for text in documents:
         writer.add(text)
     writer.finish(np.arange(len(documents), dtype=np.int32) if ranks is None else ranks, lambda *_: None)
-    return search.Index(folder)
+    return search.Index(folder, 1 << 30)
 
 
 WORDS = st.sampled_from(["shoe", "shoes", "red", "women's", "size", "x", "100%", "blue", "the", "日本", "™", "u.s.a."])

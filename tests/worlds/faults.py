@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Self
 
-CALLS = ("fsync", "write", "open", "replace", "ftruncate", "unlink")
+CALLS = ("fsync", "write", "open", "mkdir", "replace", "rename", "ftruncate", "unlink", "rmdir")
 
 
 class Fault:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from doors import DoorsEngine, DoorsSource
@@ -28,7 +29,10 @@ class FragileEngine(DoorsEngine):
     def act(self, command: str) -> State:
         self.taken += 1
         self._perhaps_fail()
-        return super().act(command)
+        state = super().act(command)
+        if self.plan.get(self.task_id) == (self.taken, "unpicklable"):
+            return replace(state, info={"why": lambda: None})
+        return state
 
     def _perhaps_fail(self) -> None:
         step, how = self.plan.get(self.task_id, (-1, ""))
@@ -41,7 +45,7 @@ class FragileEngine(DoorsEngine):
         if how == "exit":
             os._exit(3)
         if how == "hang":
-            time.sleep(60)
+            time.sleep(3600)
 
 
 class FragileSource(DoorsSource):
@@ -55,3 +59,10 @@ class FragileSource(DoorsSource):
         engine = FragileEngine(self._tasks)
         engine.plan = self.plan
         return engine
+
+
+class ClosedSource(DoorsSource):
+    """A source whose engines cannot be made, as where a program is missing."""
+
+    def engine(self) -> FragileEngine:
+        raise RuntimeError("the house is\nclosed")

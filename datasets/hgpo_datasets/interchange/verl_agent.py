@@ -15,8 +15,9 @@ response keeps the form. Source: verl-agent, `_dump_generations`, `_balance_batc
 
 from __future__ import annotations
 
+import math
 import os
-import shutil
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +25,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from hgpo_datasets.durable import PART
+from hgpo_datasets import files
 from hgpo_datasets.interchange.verl_chains import Record, chains
 from hgpo_datasets.interchange.verl_prompts import read_prompt, read_response
 from hgpo_datasets.writer import StepWriter
+from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 
@@ -73,28 +75,21 @@ def import_rollouts(
 
     Args:
         source: A JSONL file, a folder of them, or several.
-        out: The run's folder, which must not be there; it appears whole or not at all.
+        out: The run's folder, which must not exist or be empty; it appears complete or not at all.
         success_reward: What the environment paid for success; rewards are divided by it.
         run: The run's name.
 
     Raises:
         InputError: A line is no JSON, or its record holds neither ids nor a prompt that can be read.
     """
-    folder = Path(out)
-    if folder.exists():
-        raise InputError(f"{folder} is there already; give a new folder")
+    if not (math.isfinite(success_reward) and success_reward > 0):
+        raise InputError(f"success_reward: expected a positive number, got {success_reward}")
+    folder = Path(out).absolute()
     found = Imported()
-    part = folder.with_name(folder.name + PART)
-    shutil.rmtree(part, ignore_errors=True)
     config = {"imported_from": "verl-agent", "success_reward": success_reward}
-    try:
-        with StepWriter(part, run=run or folder.name, config=config) as writer:
-            for file in _files(source):
-                _import_file(file, writer, success_reward, found)
-        part.rename(folder)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+    with new_folder(folder) as made, StepWriter(made, run=run or folder.name, config=config) as writer:
+        for file in _files(source):
+            _import_file(file, writer, success_reward, found)
     return found
 
 
@@ -112,18 +107,18 @@ def _import_file(file: Path, writer: StepWriter, success_reward: float, found: I
 
 def _files(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
     given = [source] if isinstance(source, str | os.PathLike) else list(source)
-    files: list[Path] = []
+    found: list[Path] = []
     for path in map(Path, given):
         inside = sorted(path.glob("*.jsonl"), key=lambda file: (len(file.stem), file.stem)) if path.is_dir() else [path]
-        if not inside or not inside[0].is_file():
+        if not inside or not inside[0].exists():
             raise InputError(f"{path}: expected a JSONL file, or a folder of them")
-        files += inside
-    return files
+        found += inside
+    return found
 
 
 def _lines(file: Path) -> Iterator[Line]:
     """The records, each with the name that a message gives it."""
-    with file.open("rb") as opened:
+    with files.descriptor_of(file) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as opened:
         for number, line in enumerate(opened, 1):
             name = f"{file}, line {number}"
             if not line.strip():
@@ -164,7 +159,7 @@ def _with_ids(lines: list[Line], file: Path) -> list[Row]:
                     "action": record.get("action", action if response is not None else None),
                     "admissible_actions": list(shown.actions) if shown else None,
                     "action_valid": form if valid is None else bool(valid),
-                    "reward": float(_needed(record, name, "rewards", "reward")),
+                    "reward": _number(record, name, "rewards", "reward"),
                 }
             )
     return rows
@@ -173,12 +168,13 @@ def _with_ids(lines: list[Line], file: Path) -> list[Row]:
 def _without_ids(lines: list[Line], file: Path, found: Imported) -> list[Row]:
     records = []
     for name, line in lines:
-        prompt, response, score = (_needed(line, name, key) for key in ("input", "output", "score"))
+        prompt, response = _text(line, name, "input"), _text(line, name, "output")
+        score = _number(line, name, "score")
         shown = read_prompt(prompt)
         if shown is None:
             raise InputError(f"{name}: expected a whole ALFWorld or WebShop prompt of verl-agent, or 'traj_uid'")
         action, valid = read_response(response, shown.benchmark)
-        records.append(Record(shown, prompt, response, action, valid, float(score)))
+        records.append(Record(shown, prompt, response, action, valid, score))
     trajectories, ambiguous = chains(records)
     found.ambiguous += ambiguous
     found.left_out += len(records) - sum(map(len, trajectories))
@@ -227,11 +223,12 @@ def _scaled(rows: list[Row], success_reward: float) -> dict[str, list[Row]]:
 
 
 def _iteration(records: list[dict[str, Any]], file: Path) -> int:
-    """The training iteration: the records' `step` where all have the same, else the file's number, else 0."""
-    steps = {record.get("step") for record in records}
-    if len(steps) == 1 and isinstance(step := steps.pop(), int):
-        return step
-    return int(file.stem) if file.stem.isdigit() else 0
+    """The training iteration: the records' `step` if all have the same, else the file's number, else 0."""
+    steps = [record.get("step") for record in records]
+    first = steps[0] if steps else None
+    if type(first) is int and 0 <= first < 1 << 31 and all(step == first for step in steps):
+        return first
+    return int(file.stem) if re.fullmatch("[0-9]{1,9}", file.stem) else 0
 
 
 def _first(record: dict[str, Any], *names: str) -> str | None:
@@ -243,3 +240,21 @@ def _needed(record: dict[str, Any], line: str, *names: str) -> Any:  # noqa: ANN
         if record.get(name) is not None:
             return record[name]
     raise InputError(f"{line}: expected {' or '.join(map(repr, names))}; the record has {', '.join(sorted(record))}")
+
+
+def _text(record: dict[str, Any], line: str, name: str) -> str:
+    value = _needed(record, line, name)
+    if not isinstance(value, str):
+        raise InputError(f"{line}: expected a text as {name!r}, got {value!r:.80}")
+    return value
+
+
+def _number(record: dict[str, Any], line: str, *names: str) -> float:
+    value = _needed(record, line, *names)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{line}: expected a finite number as {names[0]!r}, got {value!r:.80}")
+    return number

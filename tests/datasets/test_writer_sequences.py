@@ -1,0 +1,283 @@
+"""Any sequence of adding, finishing, committing, faults and exceptions: the table holds what was finished, once."""
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from groups import group
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from hgpo_datasets import StepWriter, scan_steps, verify
+from hgpo_datasets.row_errors import RowError
+from hgpo_envs.errors import InputError
+
+CALLS = ("fsync", "write", "open", "mkdir", "replace", "ftruncate", "unlink", "rmdir")
+
+
+class OwnError(BaseException):
+    """A user's own exception that is no Exception."""
+
+
+RAISED = (
+    OSError(errno.ENOSPC, "No space left on device"),
+    TimeoutError("slow"),
+    ConnectionResetError("reset"),
+    FileNotFoundError(errno.ENOENT, "gone", "x"),
+    BrokenPipeError(),
+    ValueError("a bug"),
+    InputError("bad input"),
+    KeyboardInterrupt(),
+    SystemExit(3),
+    MemoryError(),
+    OwnError(),
+)
+
+
+def tasks_in(folder: Path) -> Counter[str]:
+    """The rows of each task in a run."""
+    try:
+        return Counter(scan_steps(folder).select("task_id").collect()["task_id"])
+    except InputError as error:
+        assert "no committed rows" in str(error)  # noqa: PT017
+        return Counter()
+
+
+def throw(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
+class Disk:
+    """The operating system's calls: all of them work, the n-th fails once, or all that write fail."""
+
+    def __init__(self) -> None:
+        self.fails_at: int | None = None
+        self.full = False
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        seen = 0
+
+        def wrap(name: str, call: Any) -> Any:
+            def wrapped(*arguments: Any, **options: Any) -> Any:
+                nonlocal seen
+                seen += 1
+                if self.full or seen == self.fails_at:
+                    raise OSError(errno.ENOSPC, "No space left on device (injected)")
+                return call(*arguments, **options)
+
+            return wrapped
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name in CALLS:
+                patch.setattr(os, name, wrap(name, getattr(os, name)))
+            yield
+        self.fails_at = None
+
+
+class Writing(RuleBasedStateMachine):
+    """A writer, a disk, and what should be in the table."""
+
+    @initialize(rows=st.sampled_from([1, 7, 1000]))
+    def open(self, rows: int) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.disk = Disk()
+        self.count = 0
+        self.broken = False
+        self.shard_rows = rows
+        self.finished: set[str] = set()
+        self.unfinished: dict[str, list[dict[str, Any]]] = {}
+        self.writer = StepWriter(self.folder / "run", shard_rows=rows)
+
+    def teardown(self) -> None:
+        if hasattr(self, "writer"):
+            self.writer.close()
+            shutil.rmtree(self.folder)
+
+    def new_rows(self) -> tuple[str, list[dict[str, Any]]]:
+        self.count += 1
+        return f"t{self.count}", group(f"t{self.count}", 1 + self.count % 2, 2)
+
+    @rule(at=st.integers(1, 25))
+    def one_call_will_fail(self, at: int) -> None:
+        self.disk.fails_at = at
+
+    @rule(full=st.booleans())
+    def disk_fills_or_has_room(self, full: bool) -> None:
+        self.disk.full = full
+
+    @rule(groups=st.integers(1, 3))
+    def add_groups(self, groups: int) -> None:
+        named = [self.new_rows() for _ in range(groups)]
+        with self.disk.used(), contextlib.suppress(OSError):
+            self.writer.add_group([row for _, rows in named for row in rows])
+        self.finished.update(name for name, _ in named)
+
+    @rule(value=st.sampled_from([float("nan"), "much", None, 2**2000]))
+    def add_groups_of_which_one_is_wrong(self, value: object) -> None:
+        (_, wrong), (name, right) = self.new_rows(), self.new_rows()
+        wrong[0]["reward"] = value
+        with pytest.raises(RowError) as refused:
+            self.writer.add_group(wrong + right)
+        assert refused.value.trajectories == {wrong[0]["trajectory"]}
+        with self.disk.used(), contextlib.suppress(OSError):  # as the collector does: again, without it
+            self.writer.add_group(right)
+        self.finished.add(name)
+
+    @rule()
+    def add_some_rows(self) -> None:
+        name, rows = self.new_rows()
+        self.writer.add(rows[:-1])
+        self.unfinished[name] = rows[-1:]
+
+    @rule()
+    def add_rows_with_a_gap(self) -> None:
+        _, rows = self.new_rows()
+        self.writer.add({**rows[0], "step": 3})
+        self.broken = True
+
+    @precondition(lambda self: self.unfinished)
+    @rule(complete=st.booleans())
+    def finish_a_group(self, complete: bool) -> None:
+        name, rest = next(iter(self.unfinished.items()))
+        if not complete:  # its first rows wait, out of which some trajectory is not complete
+            self.writer.add({**rest[0], "step": 7})
+            with pytest.raises(RowError, match="steps 0, 1, 2"):
+                self.writer.finish(name)
+            self.writer.discard(name)
+            self.writer.add([{**rest[0], "step": 0}])
+        else:
+            self.writer.add(rest)
+        with self.disk.used(), contextlib.suppress(OSError):
+            self.writer.finish(name)
+        del self.unfinished[name]
+        self.finished.add(name)
+
+    @rule()
+    def commit(self) -> None:
+        failed = None
+        with self.disk.used():
+            try:
+                self.writer.commit()
+            except OSError as error:
+                failed = error
+        committed = {one.task_id for one in self.writer.committed}
+        assert failed or committed == self.finished
+
+    @rule(raised=st.sampled_from([None, *RAISED]))
+    def leave_and_open_again(self, raised: BaseException | None) -> None:
+        out: BaseException | None = None
+        with self.disk.used():
+            try:
+                with self.writer:
+                    throw(raised)
+            except BaseException as error:  # noqa: BLE001
+                out = error
+        if raised is not None:
+            assert out is raised, "what the user raised is what comes out"
+        else:
+            assert isinstance(out, OSError | (RowError if self.broken else OSError) | type(None))
+            assert not self.broken or out is not None
+            self.finished |= set(self.unfinished)  # without an exception, what waits is finished
+        self.unfinished, self.broken = {}, False
+        committed = {one.task_id for one in self.writer.committed}
+        refused = isinstance(out, OSError) if raised is None else bool(getattr(raised, "__notes__", []))
+        assert refused or self.finished <= committed, "finished groups were lost though the disk accepted them"
+        for one in RAISED:
+            if hasattr(one, "__notes__"):
+                del one.__notes__
+        self.disk.full = False
+        self.writer = StepWriter(self.folder / "run", shard_rows=self.shard_rows)
+        there = {one.task_id for one in self.writer.committed}
+        assert committed <= there <= self.finished | committed
+        self.finished = there
+
+    @invariant()
+    def the_table_is_right(self) -> None:
+        if not hasattr(self, "writer"):
+            return
+        report = verify(self.folder / "run")
+        assert {problem.kind for problem in report.problems} == set(), report.problems
+        found = tasks_in(self.folder / "run")
+        assert found.keys() <= self.finished
+        assert {one.task_id for one in self.writer.committed} <= found.keys()
+        assert all(count in {1, 2, 3, 4} for count in found.values()), "rows are doubled or lost"
+
+
+TestWriting = Writing.TestCase
+TestWriting.settings = settings(
+    max_examples=int(os.environ.get("HGPO_SEQUENCES", "25")), stateful_step_count=15, deadline=None
+)
+
+
+@pytest.mark.parametrize("raised", RAISED, ids=lambda error: type(error).__name__)
+def test_whatever_is_raised_finished_groups_are_committed(tmp_path: Path, raised: BaseException) -> None:
+    def block() -> None:
+        with StepWriter(tmp_path) as writer:
+            for number in range(50):
+                writer.add_group(group(f"t{number}"))
+            writer.add(group("unfinished"))
+            raise raised
+
+    with pytest.raises(type(raised)) as out:
+        block()
+    assert out.value is raised
+    assert set(tasks_in(tmp_path)) == {f"t{number}" for number in range(50)}
+
+
+def test_a_full_disk_that_has_room_again_loses_no_later_group(tmp_path: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def block() -> None:
+        with StepWriter(tmp_path) as writer:
+            writer.add_group(group("first"))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "fsync", full)
+                with pytest.raises(OSError, match="No space"):
+                    writer.commit()
+            writer.commit()
+            writer.add_group(group("second"))
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        block()
+    assert set(tasks_in(tmp_path)) == {"first", "second"}
+
+
+def test_a_group_whose_shard_the_disk_refused_is_taken(tmp_path: Path) -> None:
+    """`finish` commits a full shard; when that fails, the group must not come twice when the block is left."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with StepWriter(tmp_path, shard_rows=1) as writer:
+        writer.add(group("t"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(OSError, match="No space"):
+                writer.finish("t")
+    assert tasks_in(tmp_path) == {"t": 6}
+
+
+def test_a_disk_that_was_full_for_long_gets_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups pile up in memory; no shard becomes larger than what readers accept."""
+    monkeypatch.setattr("hgpo_datasets.writer.MOST_BYTES", 20_000)
+    with StepWriter(tmp_path) as writer, monkeypatch.context() as patch:
+        patch.setattr(writer, "commit", lambda: None)
+        for number in range(6):
+            writer.add_group(group(f"t{number}", prompt="x" * 2_000))
+    assert len(list(tmp_path.glob("*.parquet"))) > 1
+    assert verify(tmp_path).ok
+    assert len(tasks_in(tmp_path)) == 6
+    with StepWriter(tmp_path) as writer, pytest.raises(InputError, match="expected at most 20,000 together"):
+        writer.add_group(group("huge", prompt="x" * 20_000))

@@ -1,0 +1,334 @@
+"""Files and folders are complete or absent under their names, and only what this program made is removed."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hgpo_envs import atomic
+from hgpo_envs.atomic import (
+    FolderLock,
+    append,
+    make_folder,
+    new_file,
+    new_folder,
+    new_path,
+    remove_folder,
+    scratch_folders,
+    seems_locked,
+    sweep,
+    write_file,
+)
+from hgpo_envs.errors import InputError
+
+HELD = """
+import sys, time
+from pathlib import Path
+from hgpo_envs.atomic import FolderLock
+lock = FolderLock(Path(sys.argv[1]), "training")
+print("held", flush=True)
+time.sleep(600)
+"""
+
+WRITING = """
+import os, signal, sys
+from pathlib import Path
+from hgpo_envs import atomic
+folder = Path(sys.argv[1])
+with atomic.new_folder(folder / "data", replace=lambda _: True) as made:
+    (made / "large").write_bytes(b"x" * 100_000)
+    if sys.argv[2] == "filling":
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename = Path.rename
+    def killed(self, target):
+        done = rename(self, target)
+        if sys.argv[2] == "between" and self == folder / "data":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+    Path.rename = killed
+    if sys.argv[2] == "between":
+        atomic._exchange = lambda *_: False  # as on a system that cannot
+"""
+
+
+REMOVING = """
+import os, signal, shutil, sys
+from pathlib import Path
+from hgpo_envs import atomic
+def killed(path, **options):
+    (path / "first").unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+shutil.rmtree = killed
+atomic.remove_folder(Path(sys.argv[1]) / "data")
+"""
+
+
+def run(code, *arguments):
+    return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], check=False, timeout=60).returncode
+
+
+def tree(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def test_a_block_that_raises_leaves_what_was_there(tmp_path):
+    write_file(tmp_path / "file", b"old")
+    (tmp_path / "folder").mkdir()
+    before = tree(tmp_path)
+    with pytest.raises(ZeroDivisionError), new_file(tmp_path / "file") as file:
+        file.write(b"%d" % (1 // 0))
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "folder") as made:
+        (made / "inside").write_bytes(b"%d" % (1 // (len(made.name) * 0)))
+    assert tree(tmp_path) == before
+
+
+def test_neighbours_with_tempting_names_survive(tmp_path):
+    """Whatever lies beside the target is somebody else's, also where it is named like a scratch folder."""
+    for name in ("data.new", "data.part", "data.downloads", ".data.building-1", ".hgpo-notes.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").write_bytes(b"1")
+    lookalike = tmp_path / ".hgpo-0123456789abcdef.tmp"
+    lookalike.mkdir()
+    (lookalike / "precious").write_bytes(b"1")
+    (lookalike / ".lock").write_bytes(b"")
+    other = tmp_path / ".hgpo-fedcba9876543210.tmp"  # the right names inside, but no note of ours
+    other.mkdir()
+    (other / "content").write_bytes(b"1")
+    (other / ".lock").write_bytes(b'{"made_by": "someone"}')
+    before = tree(tmp_path)
+    with new_folder(tmp_path / "data") as made:
+        (made / "file").write_bytes(b"x")
+    sweep(tmp_path)
+    assert tree(tmp_path) == {**before, "data": None, "data/file": b"x"}
+
+
+@pytest.mark.parametrize("here", ["file", "folder with a file", "link to nowhere", "link to a folder"])
+def test_a_folder_replaces_nothing_unasked(tmp_path, here):
+    target = tmp_path / "data"
+    if here == "file":
+        target.write_bytes(b"1")
+    elif here == "folder with a file":
+        target.mkdir()
+        (target / "precious").write_bytes(b"1")
+    else:
+        (tmp_path / "other").mkdir()
+        target.symlink_to(tmp_path / ("other" if here == "link to a folder" else "missing"))
+    before = tree(tmp_path)
+    for replace in (None, lambda _: False):
+        with pytest.raises(InputError, match=r"already exists|not made by"), new_folder(target, replace=replace):
+            pytest.fail("the block must not run")
+    assert tree(tmp_path) == before
+
+
+def test_what_appears_while_the_folder_is_filled_is_not_replaced(tmp_path):
+    def meanwhile(made):
+        (made / "mine").write_bytes(b"1")
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "theirs").write_bytes(b"2")
+
+    with pytest.raises(InputError, match="already exists"), new_folder(tmp_path / "data") as made:
+        meanwhile(made)
+    assert tree(tmp_path) == {"data": None, "data/theirs": b"2"}
+
+
+def test_a_killed_writer_leaves_the_old_content_and_the_next_sweep_removes_the_rest(tmp_path):
+    with new_folder(tmp_path / "data") as made:
+        (made / "old").write_bytes(b"old")
+    assert run(WRITING, tmp_path, "filling") == -signal.SIGKILL
+    assert len(scratch_folders(tmp_path)) == 1
+    assert (tmp_path / "data" / "old").read_bytes() == b"old"
+    write_file(tmp_path / "anything", b"")
+    assert scratch_folders(tmp_path) == []
+    assert (tmp_path / "data" / "old").read_bytes() == b"old"
+
+
+def test_a_replacement_that_was_killed_between_its_renames_is_finished(tmp_path):
+    with new_folder(tmp_path / "data") as made:
+        (made / "old").write_bytes(b"old")
+    assert run(WRITING, tmp_path, "between") == -signal.SIGKILL
+    assert not (tmp_path / "data").exists()
+    sweep(tmp_path)
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["large"]
+    assert scratch_folders(tmp_path) == []
+
+
+def test_a_replacement_whose_second_rename_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
+    with new_folder(tmp_path / "data") as made:
+        (made / "old").write_bytes(b"old")
+    monkeypatch.setattr(atomic, "_exchange", lambda *_: False)  # as on a system that cannot
+    rename = Path.rename
+
+    def failing(self, target):
+        if self.name == "content":
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="Input/output"), new_folder(tmp_path / "data", replace=lambda _: True) as made:
+        (made / "new").write_bytes(b"new")
+    assert tree(tmp_path) == {"data": None, "data/old": b"old"}
+
+
+def test_when_nothing_can_be_put_back_the_only_copy_is_kept_and_the_sweep_finishes(tmp_path, monkeypatch):
+    with new_folder(tmp_path / "data") as made:
+        (made / "old").write_bytes(b"old")
+    monkeypatch.setattr(atomic, "_exchange", lambda *_: False)  # as on a system that cannot
+    rename = Path.rename
+
+    def failing(self, target):
+        if self.name in {"content", "previous"}:
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="Input/output"), new_folder(tmp_path / "data", replace=lambda _: True) as made:
+        (made / "new").write_bytes(b"new")
+    monkeypatch.undo()
+    sweep(tmp_path)
+    assert tree(tmp_path) == {"data": None, "data/new": b"new"}
+
+
+def test_a_living_writer_is_not_swept(tmp_path):
+    with new_path(tmp_path / "slow") as content:
+        content.write_bytes(b"x")
+        sweep(tmp_path)
+        write_file(tmp_path / "quick", b"y")
+        assert content.read_bytes() == b"x"
+    assert tree(tmp_path) == {"slow": b"x", "quick": b"y"}
+
+
+def test_another_machines_writer_is_not_swept(tmp_path, monkeypatch):
+    """Its lock may not be visible here."""
+    assert run(WRITING, tmp_path, "filling") == -signal.SIGKILL
+    with monkeypatch.context() as patch:
+        patch.setattr("socket.gethostname", lambda: "elsewhere")
+        sweep(tmp_path)
+        (scratch,) = scratch_folders(tmp_path)
+        os.utime(scratch / ".lock", (0, 0))
+        sweep(tmp_path)
+    assert scratch_folders(tmp_path) == []
+
+
+def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(InputError, match=rf"is in use: process {holder.pid} on \S+ is training there"):
+            FolderLock(tmp_path, "training")
+    finally:
+        holder.kill()
+        holder.communicate()
+    FolderLock(tmp_path, "training").release()
+
+
+def test_a_lock_can_be_taken_again_after_it_was_released(tmp_path):
+    with FolderLock(tmp_path, "training"):
+        pass
+    lock = FolderLock(tmp_path, "training")
+    lock.release()
+    lock.release()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path):
+    """Else the lock would outlive its holder for as long as a forked worker lives."""
+    lock = FolderLock(tmp_path, "training")
+    reading, writing = os.pipe()
+    listening, speaking = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(speaking, b"!")  # it runs
+        os.read(reading, 1)  # until the parent is done
+        os._exit(0)
+    try:
+        assert os.read(listening, 1) == b"!"
+        with pytest.raises(InputError, match="is in use"):  # the fork has not released it either
+            FolderLock(tmp_path, "training")
+        lock.release()
+        FolderLock(tmp_path, "training").release()
+    finally:
+        os.write(writing, b"!")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_reader_sees_whether_a_writer_is_at_work(tmp_path):
+    assert not seems_locked(tmp_path)
+    with FolderLock(tmp_path, "training"):
+        assert seems_locked(tmp_path)
+    assert not seems_locked(tmp_path)
+    holder = subprocess.Popen([sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        assert seems_locked(tmp_path)
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert not seems_locked(tmp_path)
+    for note in (b"", b"nonsense", b" {}", b' {"process": "1"}', b" [1]"):
+        (tmp_path / ".lock").write_bytes(note)
+        assert not seems_locked(tmp_path)
+
+
+def test_a_lock_file_that_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(InputError, match="not a regular file"):
+        FolderLock(tmp_path, "training")
+    assert not seems_locked(tmp_path)
+
+
+def test_a_folder_and_its_missing_parents_are_flushed_to_disk(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("hgpo_envs.atomic.sync_folder", flushed.append)
+    make_folder(tmp_path / "a/b/c")
+    assert flushed == [tmp_path, tmp_path / "a", tmp_path / "a/b"]
+    make_folder(tmp_path / "a/b/c")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "file")
+
+
+def test_append_restores_the_length_when_the_disk_refuses(tmp_path, monkeypatch):
+    path = tmp_path / "lines"
+    path.write_bytes(b"first\n")
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+    write = os.write
+
+    def short_then_full(number, data):
+        if len(data) < 4:
+            raise OSError(28, "No space left on device")
+        return write(number, data[:3])
+
+    monkeypatch.setattr(os, "write", short_then_full)
+    with pytest.raises(OSError, match="No space"):
+        append(descriptor, b"second\n")
+    os.close(descriptor)
+    assert path.read_bytes() == b"first\n"
+
+
+def test_errors_of_the_operating_system_name_the_file(tmp_path, monkeypatch):
+    def full(number):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        write_file(tmp_path / "file", b"x")
+    assert caught.value.filename == str(tmp_path / "file")
+    assert tree(tmp_path) == {}
+
+
+def test_a_removed_folder_is_gone_at_once(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in ("first", "second"):
+        (tmp_path / "data" / name).write_bytes(b"1")
+    assert run(REMOVING, tmp_path) == -signal.SIGKILL
+    assert not (tmp_path / "data").exists()
+    sweep(tmp_path)
+    assert tree(tmp_path) == {}
+    (tmp_path / "data").mkdir()
+    remove_folder(tmp_path / "data")
+    with pytest.raises(FileNotFoundError):
+        remove_folder(tmp_path / "data")
+    assert tree(tmp_path) == {}

@@ -1,0 +1,134 @@
+"""Other people's environments: played as they are, and what is wrong with them is named at the boundary."""
+
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.errors import InputError, UnknownTask
+from hgpo_envs.gymnasium_source import SEEDS, GymnasiumEngine, GymnasiumSource
+
+
+class Odd(gymnasium.Env):
+    """Gives whatever it is told to."""
+
+    observation_space = action_space = spaces.Text(100)
+
+    def __init__(self, reset=("hello", {}), step=("hello", 0.0, False, False, {})):
+        self.given = {"reset": reset, "step": step}
+
+    def reset(self, *, seed=None, options=None):
+        return self.given["reset"]
+
+    def step(self, action):
+        return self.given["step"]
+
+
+def played(reset=("hello", {}), step=("hello", 0.0, False, False, {})):
+    engine = GymnasiumEngine(Odd(reset, step), "Odd-v0")
+    engine.start("0")
+    return engine.act("x")
+
+
+GOOD = [
+    (("hello", 1, False, False, {}), 1.0),
+    (("hello", np.float32(0.5), np.bool_(True), 0, {"success": np.True_}), 0.5),
+    (({"text": "hello", "x": 3}, np.int64(2), 1, False, {"score": 1, "won": False}), 2.0),
+    (("hello", True, False, True, {"admissible_actions": np.array(["a", "b"])}), 1.0),
+    (("hello", np.bool_(False), False, True, {"admissible_commands": ("a",), "action_valid": 0}), 0.0),
+]
+
+
+@pytest.mark.parametrize(("step", "reward"), GOOD)
+def test_what_gymnasium_environments_give(step, reward):
+    state = played(step=step)
+    assert (state.text, state.reward) == ("hello", reward)
+    assert type(state.reward) is type(state.score) is float
+    assert {type(flag) for flag in (state.terminated, state.won, state.valid)} == {bool}
+    assert all(type(action) is str for action in state.actions)
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+WRONG = [
+    ("reward", {1: math.nan}), ("reward", {1: -math.inf}), ("reward", {1: np.float64("nan")}), ("reward", {1: "1"}),
+    ("reward", {1: None}), ("reward", {1: [1.0]}), ("reward", {1: np.array([1.0])}), ("reward", {1: 1j}),
+    ("reward", {1: np.complex128(1)}), ("reward", {1: 10**400}), ("reward", {1: Unprintable()}),
+    ("observation", {0: None}), ("observation", {0: b"hello"}), ("observation", {0: 3}), ("observation", {0: {}}),
+    ("observation", {0: {"text": 3}}), ("observation", {0: np.zeros(3)}), ("observation", {0: ["hello"]}),
+    ("terminated", {2: None}), ("terminated", {2: "False"}), ("terminated", {2: 2}), ("truncated", {3: math.nan}),
+    ("truncated", {3: np.array([True, False])}), ("info", {4: None}), ("info", {4: [("won", True)]}),
+    ("won", {4: {"won": "yes"}}), ("success", {4: {"success": 0.3}}), ("score", {4: {"score": math.nan}}),
+    ("score", {4: {"score": "high"}}), ("action_valid", {4: {"action_valid": None}}),
+    ("admissible_actions", {4: {"admissible_actions": "look"}}), ("admissible_actions", {4: {"admissible_actions": 3}}),
+    ("admissible_commands", {4: {"admissible_commands": ["a", 3]}}),
+    ("admissible_commands", {4: {"admissible_commands": [None]}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "wrong"), WRONG)
+def test_a_wrong_type_names_the_environment_and_the_field(field, wrong):
+    step = tuple(wrong.get(place, value) for place, value in enumerate(("hello", 0.0, False, False, {})))
+    with pytest.raises(InputError, match=rf"^Odd-v0: {field}: expected ") as caught:
+        played(step=step)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+    if field not in {"reward", "terminated", "truncated"}:
+        with pytest.raises(InputError, match=rf"^Odd-v0: {field}: expected "):
+            played(reset=(step[0], step[4]))
+
+
+@pytest.mark.parametrize(
+    "given_back", [None, (), "hello", ("hello",), ("hello", 0.0, False, {}), ["hello", 0, 0, 0, {}]]
+)
+def test_results_of_another_shape(given_back):
+    with pytest.raises(InputError, match=r"^Odd-v0: step\(\) gave .*; expected a tuple"):
+        played(step=given_back)
+    with pytest.raises(InputError, match=r"^Odd-v0: reset\(\) gave .*; expected a tuple"):
+        played(reset=given_back)
+
+
+ANYTHING = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.binary(max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["text", "won", "score", "admissible_actions", "action_valid"]), inner),
+    ),
+    max_leaves=5,
+)
+
+
+@given(st.tuples(ANYTHING, ANYTHING, ANYTHING, ANYTHING, ANYTHING))
+def test_anything_is_a_state_of_the_right_types_or_one_line(step):
+    try:
+        state = played(step=step)
+    except InputError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - either outcome is right
+    else:
+        assert all(map(math.isfinite, (state.reward, state.score)))
+        state.text.encode()
+        "".join(state.actions).encode()
+
+
+def test_lone_surrogates_are_replaced():
+    state = played(step=("a\ud800", 0.0, False, False, {"admissible_actions": ["b\udfff"]}))
+    assert (state.text, state.actions) == ("a\ufffd", ["b\ufffd"])
+
+
+@pytest.mark.parametrize("task_id", ["", "-1", "01", "1.0", "²", "x", str(SEEDS), "9" * 5000, "１"])
+def test_unknown_tasks(task_id):
+    with pytest.raises(UnknownTask, match="expected a seed from 0"):
+        GymnasiumSource("foreign:Foreign/Guess-v0").task(task_id)
+
+
+@pytest.mark.parametrize("options", ["", "[]", "{", "3", '{"nothing": 1}'])
+def test_odd_arguments(options):
+    with pytest.raises(InputError, match="Foreign/Guess"):
+        GymnasiumSource("foreign:Foreign/Guess-v0", options)

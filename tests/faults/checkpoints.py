@@ -1,0 +1,229 @@
+"""Checkpoints, and the files of a training run."""
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from doors import DoorsEngine, DoorsSource, solution
+
+from tests.faults.harness import Scenario
+from tests.faults.tables import ANY_LOCK
+
+Note = Callable[[str], None]
+SAVED = 3
+KEPT = 2
+
+
+@cache
+def parts() -> tuple[Any, Any, Any]:
+    """A model, its tokenizer and its optimiser, as small as they can be."""
+    import torch
+
+    from hgpo_train.config import OptimiserConfig
+    from hgpo_train.tiny import TinyShape, make_model, train_tokenizer
+    from hgpo_train.update.optimiser import make_optimiser
+
+    torch.set_num_threads(1)
+    tokenizer = train_tokenizer(["go to the red door", "open the door"], 300)
+    shape = TinyShape(vocabulary=300, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32, positions=64)
+    model = make_model(tokenizer, shape)
+    optimiser = make_optimiser(model, OptimiserConfig())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimiser.step()
+    return model, tokenizer, optimiser
+
+
+def warm() -> None:
+    parts()
+    import hgpo_train.checkpoint
+    import hgpo_train.trainer  # noqa: F401
+
+
+def weigh(model: Any, iteration: int) -> None:
+    """Gives every weight a value that only this iteration has."""
+    import torch
+
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.fill_(iteration + number / 100)
+
+
+def save(folder: Path, iteration: int, keep: int = 0) -> None:
+    from hgpo_train.checkpoint import save_checkpoint
+    from hgpo_train.checkpoint_files import State
+
+    model, tokenizer, optimiser = parts()
+    weigh(model, iteration)
+    save_checkpoint(folder, State(iteration=iteration), model, tokenizer, optimiser, keep=keep)
+
+
+def newest(folder: Path) -> int:
+    """The iteration of the checkpoint that a run resumes from, whose weights are checked; 0 where there is none."""
+    from hgpo_train.checkpoint import load_checkpoint
+    from hgpo_train.checkpoint_files import checkpoints
+
+    model, _, optimiser = parts()
+    found = 0
+    for path in checkpoints(folder):
+        weigh(model, 99)
+        found = load_checkpoint(path, model, optimiser).iteration
+        loaded = [parameter.detach().clone() for parameter in model.parameters()]
+        weigh(model, found)
+        assert all(bool((a == b).all()) for a, b in zip(loaded, model.parameters(), strict=True)), "other weights"
+        assert path.name == f"{found:06d}"
+    return found
+
+
+def save_several(root: Path, note: Note) -> None:
+    for iteration in range(newest(root / "checkpoints") + 1, SAVED + 1):
+        save(root / "checkpoints", iteration, KEPT)
+        note(str(iteration))
+
+
+def check_saved(root: Path, noted: Sequence[str], whole: bool) -> None:
+    from hgpo_train.checkpoint_files import newest_model
+
+    found = newest(root / "checkpoints")
+    assert found >= (SAVED if whole else max(map(int, noted), default=0)), f"lost: the newest is {found}"
+    if found:
+        assert newest_model(str(root)).endswith(f"{found:06d}")
+
+
+def save_again(root: Path, note: Note) -> None:
+    """The same iteration a second time, as a run resumed from an older checkpoint does."""
+    save(root / "checkpoints", 1)
+    note("1")
+
+
+def one_saved(root: Path) -> None:
+    save(root / "checkpoints", 1)
+
+
+def check_again(root: Path, noted: Sequence[str], whole: bool) -> None:
+    assert newest(root / "checkpoints") == 1, "the checkpoint that was there is lost"
+
+
+@cache
+def house() -> Path:
+    """A small model that reads the house of doors, and a prompt template; made once, in this process's folder."""
+    import tempfile
+
+    from hgpo_train.tiny import TinyShape, save_tiny
+
+    source = DoorsSource(10)
+    texts = []
+    for task in source.ids("train"):
+        engine: DoorsEngine = source.engine()
+        states = [engine.start(task), *(engine.act(command) for command in solution(task))]
+        texts += [f"{source.task(task).instruction} {state.text} {', '.join(state.actions)}" for state in states]
+    folder = Path(tempfile.mkdtemp(prefix="hgpo-house-"))
+    shape = TinyShape(vocabulary=384, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32)
+    save_tiny(folder / "tiny", texts, shape, seed=1)
+    (folder / "short.j2").write_text("{{ task }}\n{{ observation }}\n{{ admissible_actions | join(', ') }}")
+    return folder
+
+
+def warm_house() -> None:
+    warm()
+    house()
+
+
+def configuration() -> Any:
+    from hgpo_train.config import Config, replace
+
+    return replace(
+        Config(),
+        name="doors",
+        iterations=2,
+        environment={
+            "id": "doors_env:HGPO-Test/Doors-v0",
+            "action_format": "command",
+            "prompt_template": str(house() / "short.j2"),
+            "max_steps": 3,
+        },
+        model={
+            "path": str(house() / "tiny"),
+            "compute_dtype": "float32",
+            "gradient_checkpointing": False,
+            "device": "cpu",
+        },
+        rollout={"tasks": 2, "group_size": 2, "max_prompt_tokens": 200, "max_response_tokens": 3},
+        update={"mini_batch_size": 20, "logit_chunk": 0},
+        optimiser={"learning_rate": 1e-3},
+        evaluation={"every": 1, "split": "test", "tasks": 2},
+        checkpoint={"every": 1, "keep": 1},
+        tracking={"tensorboard": False},
+    )
+
+
+def train(root: Path, note: Note) -> None:
+    """A whole training run: configuration, tables, metrics, checkpoints."""
+    from rich.console import Console
+
+    from hgpo_train.display import Display
+    from hgpo_train.trainer import Trainer, start_run
+
+    config = configuration()
+    with start_run(config, root / "run", resume=True) as run:
+        Trainer(run, Display(Console(file=io.StringIO()), config.iterations)).run()
+    note("trained")
+
+
+def check_trained(root: Path, noted: Sequence[str], whole: bool) -> None:
+    from hgpo_datasets import verify
+    from hgpo_train.checkpoint_files import checkpoints
+    from hgpo_train.config import load_config
+    from hgpo_train.settings import to_dict
+    from hgpo_train.tracking import read_metrics
+
+    run = root / "run"
+    whole = whole or bool(noted)
+    if (run / "config.toml").exists():
+        assert to_dict(load_config(run / "config.toml")) == to_dict(configuration())
+    lines = read_metrics(run / "metrics.jsonl")
+    numbers = [line["iteration"] for line in lines]
+    assert numbers == sorted(set(numbers)), "a line of metrics twice"
+    assert not whole or numbers == [0, 1, 2], f"metrics of iterations {numbers}"
+    saved = checkpoints(run / "checkpoints") if (run / "checkpoints").exists() else []
+    if saved:
+        done = json.loads((saved[-1] / "trainer" / "state.json").read_text())["iteration"]
+        assert set(range(1, done + 1)) <= set(numbers), "a line of metrics is lost"
+    assert bool(saved) or not whole
+    if whole:
+        for table in ("steps", "evaluation"):
+            report = verify(run / table)
+            assert report.ok, report.problems
+
+
+SCENARIOS = (
+    Scenario(
+        "checkpoints",
+        save_several,
+        check_saved,
+        warm,
+        foreign=("checkpoints/000002.part/mine", "checkpoints/mine.part", "checkpoints/notes.txt"),
+        **ANY_LOCK,
+    ),
+    Scenario(
+        "checkpoint saved again",
+        save_again,
+        check_again,
+        warm,
+        one_saved,
+        ("checkpoints/000001.part/mine", "checkpoints/000001.tmp"),
+        **ANY_LOCK,
+    ),
+    Scenario(
+        "training",
+        train,
+        check_trained,
+        warm_house,
+        foreign=("run.part/mine", "run/metrics.jsonl.part", "run/notes.txt"),
+        varies=("*.lock", "*/metrics.jsonl", "*/steps-*.parquet", "*/manifest.jsonl"),
+        unpromised=("*.lock",),
+    ),
+)

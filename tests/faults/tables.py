@@ -1,0 +1,142 @@
+"""Step tables and what `hgpo advantages` puts beside them."""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from groups import Rows, group
+
+from tests.faults.commands import hgpo
+from tests.faults.harness import Scenario
+
+Note = Callable[[str], None]
+GROUPS = 3
+UNFINISHED = ("uncommitted", "manifest")
+"""What `verify` may say of a run whose writer was killed, until it is opened again."""
+ANY_LOCK = {"varies": ("*.lock",), "unpromised": ("*.lock",)}
+"""A lock file names its holder, and is nothing without one."""
+
+
+def rows(number: int) -> Rows:
+    return group(f"task {number}", 2 + number, 3, prompt=f"prompt {number} " * 20)
+
+
+def warm() -> None:
+    import hgpo_datasets  # noqa: F401
+    import hgpo_train.advantages.tables
+    import hgpo_train.cli  # noqa: F401
+
+
+def write(root: Path, note: Note) -> None:
+    """A shard a group; the last is committed by leaving the block."""
+    from hgpo_datasets import Group, StepWriter
+
+    with StepWriter(root / "run", run="r", config={"x": 1}) as writer:
+        missing = [number for number in range(GROUPS) if Group(0, f"task {number}", 0) not in writer.committed]
+        for number in missing:
+            writer.add_group(rows(number))
+            if number < GROUPS - 1:
+                writer.commit()
+                note(str(number))
+    if missing:
+        note(str(missing[-1]))
+
+
+def write_and_try_again(root: Path, note: Note) -> None:
+    """What a caller does that waits for room on the disk: `commit` a second time."""
+    from hgpo_datasets import Group, StepWriter
+
+    with StepWriter(root / "run", run="r", config={"x": 1}) as writer:
+        for number in range(GROUPS):
+            if Group(0, f"task {number}", 0) in writer.committed:
+                continue
+            writer.add_group(rows(number))
+            try:
+                writer.commit()
+            except OSError:
+                writer.commit()
+            note(str(number))
+
+
+def check_run(root: Path, noted: Sequence[str], whole: bool) -> None:
+    from hgpo_datasets import StepWriter, scan_steps, verify
+    from hgpo_datasets.overview import overview
+    from hgpo_envs.errors import InputError
+
+    folder = root / "run"
+    expected = {str(number) for number in range(GROUPS)} if whole else set(noted)
+    if not expected and not (folder / "manifest.jsonl").exists():
+        return
+    problems = [problem for problem in verify(folder).problems if whole or problem.kind not in UNFINISHED]
+    assert not problems, problems
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a shard that is not listed yet
+            steps = scan_steps(folder).collect()
+            overview(folder)
+    except InputError:
+        assert not expected, "what was committed cannot be read"
+        return
+    seen = Counter(task.split()[1] for task in steps["task_id"])
+    assert expected <= seen.keys(), f"lost: {sorted(expected - seen.keys())}"
+    for number, count in seen.items():
+        assert count == len(rows(int(number))), f"lost or doubled rows of group {number}"
+    assert not steps.select("trajectory", "step").is_duplicated().any(), "doubled rows"
+    for row in steps.select("task_id", "prompt").iter_rows():
+        assert row[1] == rows(int(row[0].split()[1]))[0]["prompt"]
+    if whole:
+        StepWriter(folder, run="r").close()
+
+
+def a_run(root: Path) -> None:
+    write(root, lambda _: None)
+
+
+def another_table(root: Path) -> None:
+    a_run(root)
+    advantages(root, "grpo")
+
+
+def advantages(root: Path, estimator: str = "hgpo") -> None:
+    options = ("--chunk-rows", 6, "--out", root / "made" / "a.parquet", "--overwrite")
+    hgpo("advantages", root / "run", "-e", estimator, *options)
+
+
+def estimate(root: Path, note: Note) -> None:
+    advantages(root)
+    note("written")
+
+
+def check_advantages(root: Path, noted: Sequence[str], whole: bool) -> None:
+    import polars as pl
+
+    from hgpo_train.advantages.tables import read_metadata
+
+    table = root / "made" / "a.parquet"
+    if not table.exists():
+        assert not noted
+        assert not whole
+        return
+    frame = pl.read_parquet(table)
+    assert frame.height == sum(len(rows(number)) for number in range(GROUPS))
+    assert frame["advantage"].is_not_null().all()
+    name = read_metadata(table)["columns"]["advantage"]["estimator"]
+    assert name == "hgpo" if whole or noted else name in ("hgpo", "grpo")
+    check_run(root, ["0", "1", "2"], True)
+
+
+def check_replaced(root: Path, noted: Sequence[str], whole: bool) -> None:
+    assert (root / "made" / "a.parquet").exists(), "the table that was there is lost"
+    check_advantages(root, noted, whole)
+
+
+RUN_FOREIGN = ("run/notes.txt", "run.new/mine", "run/steps-000000.parquet.tmp", "run/mine.part")
+MADE_FOREIGN = ("made/a.parquet.part/mine", "made/a.parquet.new", "made/.a.parquet.tmp", "run.advantages/mine")
+
+SCENARIOS = (
+    Scenario("step table", write, check_run, warm, foreign=RUN_FOREIGN, **ANY_LOCK),
+    Scenario("step table, commit tried again", write_and_try_again, check_run, warm, **ANY_LOCK),
+    Scenario("advantages", estimate, check_advantages, warm, a_run, MADE_FOREIGN, **ANY_LOCK),
+    Scenario("advantages over an older table", estimate, check_replaced, warm, another_table, MADE_FOREIGN, **ANY_LOCK),
+)

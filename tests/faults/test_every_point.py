@@ -1,0 +1,53 @@
+"""Every scenario with faults: some points of each in an ordinary run, every point with HGPO_FAULTS=every."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults import shim
+
+ROOT = Path(__file__).parents[2]
+MOST = {"every": 0}.get(os.environ.get("HGPO_FAULTS", ""), 60)
+NAMES = (
+    "step table",
+    "step table, commit tried again",
+    "advantages",
+    "advantages over an older table",
+    "pack of games",
+    "pack over an older one",
+    "folder of games",
+    "unpacked archive",
+    "download of games",
+    "catalogue",
+    "catalogue over an older one",
+    "synthetic raw files",
+    "official raw files",
+    "checkpoints",
+    "checkpoint saved again",
+    "training",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fault_at_any_point_loses_nothing(tmp_path: Path, name: str) -> None:
+    """In a process of its own, because what was computed with Polars cannot be forked."""
+    if reason := shim.unusable():
+        pytest.skip(reason)
+    most = MOST // 4 if name == "training" else MOST
+    command = [sys.executable, "-m", "tests.faults", "--exactly", name, "--most", most, "--json", tmp_path / "report"]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report").read_text())[name]
+    assert report["failures"] == []
+    assert sum(report["covered"].values()) >= min(most or report["points"], report["points"])
+    assert report["missed"] == 0
+
+
+def test_every_scenario_is_listed() -> None:
+    done = subprocess.run([sys.executable, "-m", "tests.faults", "--list"], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines() == list(NAMES), done.stderr

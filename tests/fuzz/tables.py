@@ -1,0 +1,151 @@
+"""Step tables: manifests, shards, rows, and rollouts that other programs dumped."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+from groups import group, rich_group
+
+from tests.fuzz.engine import Target
+
+MANIFEST = "manifest.jsonl"
+
+
+def a_run(folder: Path) -> Path:
+    from hgpo_datasets import StepWriter
+
+    with StepWriter(folder / "run", run="r", config={"x": 1}) as writer:
+        for number in range(2):
+            writer.add_group(rich_group(f"t{number}", number, 2, 3))
+            writer.commit()
+    return folder / "run"
+
+
+def manifest_seeds(folder: Path) -> Sequence[bytes]:
+    return [(a_run(folder) / MANIFEST).read_bytes()]
+
+
+def chained(data: bytes) -> bytes:
+    """The same lines with checks that are right."""
+    import xxhash
+
+    from hgpo_datasets.manifest import canonical
+
+    check, lines = "", []
+    for line in data.split(b"\n"):
+        if line.strip():
+            values = orjson.loads(line)
+            values.pop("check", None)
+            check = xxhash.xxh3_64_hexdigest(check.encode() + canonical(values))
+            lines.append(canonical({**values, "check": check}))
+    return b"".join(line + b"\n" for line in lines)
+
+
+_shards: dict[str, bytes] = {}
+
+
+def read_manifest(data: bytes, folder: Path) -> object:
+    """The decoder alone; and for one in a hundred all that reads the run."""
+    from hgpo_datasets import StepWriter, manifest, scan_steps, verify
+
+    found = manifest.decode(data)
+    assert found.problem is None or "\n" not in found.problem
+    if hashlib.sha256(data).digest()[0] > 2:
+        return found.problem
+    if not _shards:
+        made = a_run(folder / "made")
+        _shards.update({path.name: path.read_bytes() for path in made.glob("*.parquet")})
+    for name, content in _shards.items():
+        (folder / name).write_bytes(content)
+    (folder / MANIFEST).write_bytes(data)
+    verify(folder)
+    for act in (lambda: scan_steps(folder, uncommitted="ignore").collect(), lambda: StepWriter(folder).close()):
+        refused(act)
+    return found.problem
+
+
+def refused(act) -> bool:
+    """Whether it is refused in good order; that too is right."""
+    from hgpo_envs.errors import InputError
+
+    try:
+        act()
+    except InputError:
+        return True
+    return False
+
+
+def shard_seeds(folder: Path) -> Sequence[bytes]:
+    return [path.read_bytes() for path in sorted(a_run(folder).glob("*.parquet"))]
+
+
+def digested(data: bytes) -> bytes:
+    """The same file with the digest that it should carry."""
+    key = b"hgpo.sha256"
+    at = data.rfind(key)
+    at = data.index(b"\x40", at + len(key)) + 1
+    blank = data[:at] + b"0" * 64 + data[at + 64 :]
+    return data[:at] + hashlib.sha256(blank).hexdigest().encode() + data[at + 64 :]
+
+
+def read_shard(data: bytes, folder: Path) -> object:
+    from hgpo_datasets import scan_steps, verify
+
+    path = folder / "steps-000000.parquet"
+    path.write_bytes(data)
+    report = verify(path)
+    if report.ok:
+        assert scan_steps(path).collect().height == report.rows
+    return report.problems[0].kind if report.problems else None
+
+
+def rows_seeds(_: Path) -> Sequence[bytes]:
+    return [json.dumps(group("a")).encode(), json.dumps(rich_group("b", 1, 2, 3)).encode()]
+
+
+def add_rows(data: bytes, folder: Path) -> object:
+    """Rows of any values: taken and then right, or refused."""
+    from hgpo_datasets import StepWriter, verify
+
+    try:
+        rows = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    with StepWriter(folder / "run", run="r") as writer:
+        if refused(lambda: writer.add_group(rows)):
+            return "refused"
+    report = verify(folder / "run")
+    assert report.ok, report.problems[0]
+    return None
+
+
+def dump_seeds(_: Path) -> Sequence[bytes]:
+    shown = (
+        "user\n\nYou are an expert agent operating in the ALFRED Embodied Environment.\n"
+        "Your current observation is: You are in a room.\n\nYour task is to: put a mug on a desk\n"
+        "Your admissible actions of the current situation are: ['look'\n 'go'].\n\n"
+        "Now it's your turn to take an action.\n"
+        "\nassistant\n"
+    )
+    record = {"input": shown, "output": "<think>x</think><action>look</action>", "score": 0.0, "step": 7}
+    named = {**record, "traj_uid": "a", "uid": "t", "anchor_obs": "You are in a room.", "rewards": 0.0}
+    return [b"".join(json.dumps(one).encode() + b"\n" for one in (named, {**named, "traj_uid": "b", "rewards": 10.0}))]
+
+
+def read_dump(data: bytes, folder: Path) -> object:
+    from hgpo_datasets.interchange.verl_agent import import_rollouts
+
+    path = folder / "7.jsonl"
+    path.write_bytes(data)
+    import_rollouts(path, folder / "run")
+    return None
+
+
+TARGETS = (
+    Target("manifests", manifest_seeds, read_manifest, 30, (b'"file":"', b'"config":', b'"check":"'), chained),
+    Target("shards", shard_seeds, read_shard, 0.5, (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00"), digested),
+    Target("rows", rows_seeds, add_rows, 0.3),
+    Target("rollouts of verl-agent", dump_seeds, read_dump, 0.2, (b"Your task is to: ", b"observation is: ")),
+)

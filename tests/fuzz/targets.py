@@ -1,0 +1,8 @@
+"""What reads bytes that others made: responses, commands, files, archives, settings, replies of servers."""
+
+from tests.fuzz import archives, files, tables, texts
+from tests.fuzz.engine import Target
+
+TARGETS: dict[str, Target] = {
+    one.name: one for one in (*texts.TARGETS, *tables.TARGETS, *files.TARGETS, *archives.TARGETS)
+}

@@ -1,0 +1,280 @@
+"""Texts: responses of models, commands, prompt templates, settings, metrics, replies of servers."""
+
+import contextlib
+import json
+import math
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.engine import Target
+
+ENCODING = ("utf-8", "surrogatepass")
+
+
+def text_of(data: bytes) -> str:
+    """Any text: what is not UTF-8 is read with lone surrogates."""
+    try:
+        return data.decode(*ENCODING)
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "surrogateescape")
+
+
+RESPONSES = (
+    b"<think>A fridge cools.</think><action>open fridge 1</action>",
+    b"<action>look</action>",
+    b"I shall open the fridge",
+    "<think>日本</think><action>search[red shoes]</action>".encode(),
+    b" 2\n",
+    b"<think>x</think><action>click[buy now]</action><action>y</action>",
+)
+TAGS = (
+    b"<think>",
+    b"</think>",
+    b"<action>",
+    b"</action>",
+    b"search[",
+    b"click[",
+    b"]",
+    b"take ",
+    b"go to ",
+    b"1",
+    b"\xe4\xb8\x80",
+)
+
+
+def read_response(data: bytes, _: Path) -> object:
+    from hgpo_envs.responses import numbered, parse
+
+    text = text_of(data)
+    read = parse(text)
+    assert isinstance(read.action, str)
+    assert read.valid == (not read.flaw)
+    numbered(text, ["look", "open fridge 1"])
+    return read.flaw
+
+
+@cache
+def environment(name: str) -> Any:
+    import gymnasium
+
+    import hgpo_envs  # noqa: F401
+
+    return gymnasium.make(f"HGPO/{name}-v0", action_format="response", disable_env_checker=True).unwrapped
+
+
+def play(name: str, data: bytes) -> object:
+    env = environment(name)
+    env.reset(seed=1)
+    for line in text_of(data).split("\n")[:8]:
+        observation, reward, terminated, truncated, _ = env.step(line)
+        assert isinstance(observation["state"], str)
+        assert isinstance(observation["prompt"], str)
+        assert math.isfinite(reward)
+        if terminated or truncated:
+            break
+    return None
+
+
+COMMANDS = (
+    b"<think>x</think><action>look</action>\n<think>x</think><action>go to desk 1</action>\nopen drawer 1",
+    b"<think>x</think><action>inventory</action>\n<think>x</think><action>help</action>",
+)
+CLICKS = (
+    b"<think>x</think><action>search[red shoes]</action>\n<think>x</think><action>click[next >]</action>",
+    b"<think>x</think><action>search[pants]</action>\n<think>x</think><action>click[back to search]</action>",
+)
+TEMPLATES = (
+    b"{{ task }}\n{{ observation }}\n{{ admissible_actions | join(', ') }}",
+    b"{% if history %}{{ history }}{% endif %}{{ admissible_actions | listed('help') }}{{ step }}/{{ max_steps }}",
+    (
+        b"{% for number, seen, done in pairs %}{{ number }} {{ seen }} {{ done }}{% endfor %}"
+        b"{{ admissible_actions | numbered }}"
+    ),
+    (
+        b"{% set x = namespace(a=1) %}{% for i in range(3) %}{{ loop.index }}{% endfor %}"
+        b"{{ task.upper()[:2] }}{{ 'a' ~ 3 }}"
+    ),
+)
+BRACES = (
+    b"{{ ", b" }}", b"{% for i in range(10**9) %}", b"{% endfor %}", b"{% include 'x' %}", b"{{ 'x' * 10**9 }}", b"| join",
+    b"| listed", b".__class__", b"{{ self }}", b"{{ cycler }}", b"{% macro m(a) %}", b"{% endmacro %}", b"{{ task.format(task) }}",
+    b"{% import 'os' as o %}", b"| tojson", b"| round(9)", b"{{ 1/0 }}", b"{{ 9**9**9 }}", b"| center(10**9)", b"{{ pairs[0] }}", b"{% raw %}",
+    b"{# ", b"| random",
+)  # fmt: skip
+
+
+def render(data: bytes, folder: Path) -> object:
+    from hgpo_envs.memory import Memory
+    from hgpo_envs.prompts import load_template
+
+    path = folder / "t.j2"
+    path.write_bytes(data)
+    template = load_template(path, "ALFWorld")
+    memory = Memory(2)
+    memory.store("a room", "look")
+    shown = template.render(
+        task="put a mug on a desk",
+        observation="a room",
+        admissible_actions=["look", "help"],
+        memory=memory,
+        max_steps=50,
+        action_format="response",
+    )
+    assert isinstance(shown, str)
+    assert len(shown) < 1 << 25
+    return None
+
+
+def read_settings(data: bytes, folder: Path) -> object:
+    from hgpo_train.config import load_config
+    from hgpo_train.settings import to_dict, to_toml
+
+    path = folder / "c.toml"
+    path.write_bytes(data)
+    config = load_config(path)
+    again = folder / "again.toml"
+    again.write_text(to_toml(config), encoding="utf-8")
+    assert repr(to_dict(load_config(again))) == repr(to_dict(config))
+    return None
+
+
+def read_override(data: bytes, _: Path) -> object:
+    from hgpo_train.config import load_config
+
+    load_config(None, [text_of(data)])
+    return None
+
+
+def settings_seeds(_: Path) -> Sequence[bytes]:
+    from hgpo_train.config import shipped
+
+    return [path.read_bytes() for name, path in shipped().items() if name.startswith("tiny")] + [
+        (
+            b'name = "x"\niterations = 3\n[environment]\nid = "HGPO/ALFWorld-v0"\nmax_steps = 9\n'
+            b"[environment.options]\nx = 1\n"
+        ),
+        b"[advantage]\nestimator = 'hgpo'\n[advantage.parameters]\nalpha = 1.0\n[rollout.engine_options]\na = [1, 2]\n",
+    ]
+
+
+LINES = b'{"iteration": 0, "val/success_rate": 0.5}\n{"iteration": 1, "loss": null}\n'
+
+
+def read_lines(data: bytes, folder: Path) -> object:
+    from hgpo_train.tracking import JsonLines, read_metrics
+
+    path = folder / "metrics.jsonl"
+    path.write_bytes(data)
+    for line in read_metrics(path):
+        assert isinstance(line["iteration"], int)
+    JsonLines(path, 2).log({"x": 1.0}, 2)
+    return None
+
+
+REPLY = {
+    "id": "x",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "prompt_token_ids": [1, 2],
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "<action>look</action>"},
+            "finish_reason": "stop",
+            "token_ids": [5, 6],
+            "logprobs": {"content": [{"token": "a", "logprob": -0.5, "top_logprobs": []}] * 2},
+        }
+    ],
+    "usage": {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4},
+}
+
+
+@cache
+def asked() -> Any:
+    """A policy whose client gets `answer` from httpx instead of a network, and a world for it to play in."""
+    import httpx
+    import openai
+
+    from hgpo_train.policies.server import ServerOptions, ServerPolicy
+    from hgpo_train.rollout.run import open_world
+
+    class Asked:
+        answer = b""
+        world = open_world("doors_env:HGPO-Test/Doors-v0", max_steps=2)
+        policy = ServerPolicy("m", ServerOptions(token_ids=True, logprobs=True, retries=0))
+
+        def reply(self, _: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, content=self.answer, headers={"content-type": "application/json"})
+
+    made = Asked()
+    client = httpx.AsyncClient(transport=httpx.MockTransport(made.reply))
+    made.policy._client = openai.AsyncOpenAI(base_url="http://x/v1", api_key="k", max_retries=0, http_client=client)
+    return made
+
+
+def read_answer(data: bytes, _: Path) -> object:
+    """A reply is read as one, or is a failure."""
+    from hgpo_envs.engine import State, Task
+    from hgpo_train.policies.base import Failure, Reply, Request
+
+    made = asked()
+    made.answer = data
+    state = State("s", ["look"], True, False, False, 0.0, 0.0, {})
+    made.policy.submit([Request(0, "p", 1, 0, 0, Task("t", "train", "do it", "x"), state, None, lambda _: "p")])
+    ((number, got),) = made.policy.collect(30)
+    assert number == 0
+    assert isinstance(got, Reply | Failure)
+    if isinstance(got, Failure):
+        assert "\n" not in got.line
+        return got.kind
+    assert isinstance(got.response, str)
+    return None
+
+
+def answer(data: bytes, folder: Path) -> object:
+    """Whatever a server answers, the rollouts are in the run: played, or aborted with a reason."""
+    from hgpo_datasets import StepWriter, scan_steps, verify
+    from hgpo_train.rollout.failures import RolloutError
+    from hgpo_train.rollout.run import Collection, Machine, collect
+
+    made = asked()
+    made.answer = data
+    with StepWriter(folder / "run", run="r") as writer, contextlib.suppress(RolloutError):
+        collect(made.world, made.policy, writer, Collection(tasks=1, group_size=2), Machine(slots=2))
+    report = verify(folder / "run")
+    assert report.ok, report.problems[0]
+    rows = scan_steps(folder / "run").select("trajectory", "aborted", "error").collect()
+    assert rows["trajectory"].n_unique() == 2
+    reasons = rows.filter("aborted")["error"]
+    assert all(reason and "\n" not in reason for reason in reasons)
+    return reasons[0].partition(":")[0] if len(reasons) else None
+
+
+def plain(*seeds: bytes) -> Any:
+    return lambda _: seeds
+
+
+REPLY_WORDS = (b'"logprob"', b'"token_ids"', b'"content"', b'"finish_reason"')
+
+TARGETS = (
+    Target("responses", plain(*RESPONSES), read_response, 60, TAGS),
+    Target("commands of ALFWorld", plain(*COMMANDS), lambda data, _: play("ALFWorld", data), 10, TAGS),
+    Target("commands of WebShop", plain(*CLICKS), lambda data, _: play("WebShop", data), 6, TAGS),
+    Target("prompt templates", plain(*TEMPLATES), render, 5, BRACES),
+    Target("configurations", settings_seeds, read_settings, 2, (b"= ", b"\n[", b"inf", b"nan", b"1979-05-27", b"'''")),
+    Target(
+        "overrides",
+        plain(
+            b"update.epochs=2", b"advantage.estimator=grpo", b"advantage.parameters.alpha=1", b"model.lora={rank = 4}"
+        ),
+        read_override,
+        8,
+        (b"=", b".", b"[", b"inf", b"environment.options.", b"rollout."),
+    ),
+    Target("metrics", plain(LINES, LINES * 3), read_lines, 1.5),
+    Target("replies of servers", plain(json.dumps(REPLY).encode()), read_answer, 1, REPLY_WORDS),
+    Target("rollouts with a server", plain(json.dumps(REPLY).encode()), answer, 0.1, REPLY_WORDS),
+)

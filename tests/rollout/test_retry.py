@@ -1,0 +1,336 @@
+"""Failures have an exit status and a way back: what failed is played again, and leaves no hole."""
+
+import signal
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+from chat_server import Api, by_seed
+from command import DOORS, hgpo
+
+from hgpo_datasets import StepWriter, scan_steps, verify
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages import compute
+from hgpo_train.policies.base import BatchPolicy, Failure
+from hgpo_train.policies.random_choice import RandomPolicy
+from hgpo_train.rollout.failures import MAX_FAILED, Failures, Reasons, RolloutError, check, of_table, of_tally
+from hgpo_train.rollout.run import Collection, Machine
+
+WHAT = Collection(tasks=10, group_size=4, seed=3)
+MACHINE = Machine(slots=7, groups_together=3)
+
+
+class Flaky(BatchPolicy):
+    """Random play that fails where a test says."""
+
+    name, reproducible = "flaky", True
+
+    def __init__(self, fails=lambda request: False) -> None:
+        super().__init__()
+        self.fails, self._play, self.asked = fails, RandomPolicy("response"), 0
+
+    def respond(self, requests):
+        self.asked += len(requests)
+        return [
+            Failure("PolicyFailed", f"no answer to request {request.id}")
+            if self.fails(request)
+            else self._play.respond([request])[0]
+            for request in requests
+        ]
+
+
+def content(runs, name: str) -> pl.DataFrame:
+    assert verify(runs.folder / name).ok
+    return runs.steps(name).sort("trajectory", "step")
+
+
+@pytest.mark.parametrize("share", [5, 2, 1])
+def test_failed_rollouts_are_played_again_and_only_those(runs, share):
+    runs.collect("sound", Flaky(), what=WHAT, machine=MACHINE)
+    sound = content(runs, "sound")
+    first = runs.collect(
+        "run", Flaky(lambda request: request.step == 1 and request.seed % share == 0), what=WHAT, machine=MACHINE
+    )
+    before = content(runs, "run")
+    assert first.aborted == before.filter("aborted").height > 3
+    nothing = runs.collect("run", Flaky(), what=WHAT, machine=MACHINE)
+    assert nothing.trajectories == 0  # unless it is asked for
+    policy = Flaky()
+    second = runs.collect("run", policy, what=WHAT, machine=MACHINE, retry_failed=True)
+    assert (second.trajectories, second.played_again) == (first.aborted, first.aborted)
+    again = sound.join(before.filter("aborted"), on="trajectory", how="semi")
+    assert policy.asked == again.height
+    assert content(runs, "run").equals(sound)
+    third = runs.collect("run", Flaky(), what=WHAT, machine=MACHINE, retry_failed=True)
+    assert third.trajectories == 0
+
+
+def test_what_fails_again_is_kept_with_its_new_reason_and_played_once_more(runs):
+    runs.collect("sound", Flaky(), what=WHAT, machine=MACHINE)
+    runs.collect("run", Flaky(lambda request: request.seed % 5 == 0), what=WHAT, machine=MACHINE)
+    failed = content(runs, "run").filter("aborted")["trajectory"].to_list()
+
+    class Still(Flaky):
+        def respond(self, requests):
+            return [Failure("PolicyFailed", "still down") for _ in requests]
+
+    tally = runs.collect("run", Still(), what=WHAT, machine=MACHINE, retry_failed=True)
+    assert (tally.aborted, tally.failed_again) == (len(failed), len(failed))
+    after = content(runs, "run").filter("aborted")
+    assert sorted(after["trajectory"]) == sorted(failed)
+    assert set(after["error"]) == {"PolicyFailed: still down"}
+    runs.collect("run", Flaky(), what=WHAT, machine=MACHINE, retry_failed=True)
+    assert content(runs, "run").equals(content(runs, "sound"))
+
+
+def test_advantages_after_a_retry_are_those_of_an_undisturbed_run(runs):
+    for name, fails in (("sound", lambda _: False), ("run", lambda request: request.seed % 7 == 0)):
+        runs.collect(name, Flaky(fails), what=WHAT, machine=MACHINE)
+    runs.collect("run", Flaky(), what=WHAT, machine=MACHINE, retry_failed=True)
+    for estimator in ("hgpo", "grpo"):
+        one, other = (
+            compute(scan_steps(runs.folder / name), estimator).collect().sort("trajectory", "step")
+            for name in ("run", "sound")
+        )
+        assert one.equals(other)
+
+
+def test_more_tasks_and_a_retry_at_once(runs):
+    more = Collection(tasks=14, group_size=4, seed=3)
+    runs.collect("sound", Flaky(), what=more, machine=MACHINE)
+    runs.collect("run", Flaky(lambda request: request.seed % 5 == 0), what=WHAT, machine=MACHINE)
+    tally = runs.collect("run", Flaky(), what=more, machine=MACHINE, retry_failed=True)
+    assert tally.trajectories == tally.played_again + 16
+    assert content(runs, "run").equals(content(runs, "sound"))
+
+
+def test_with_dynamic_sampling_a_retried_group_says_what_all_its_members_say(runs):
+    what = Collection(tasks=6, group_size=3, seed=2, most=100)
+    runs.collect("sound", Flaky(), what=what)
+    runs.collect("run", Flaky(lambda request: request.step == 0 and request.seed % 9 == 0), what=what)
+    assert content(runs, "run")["aborted"].any()
+    runs.collect("run", Flaky(), what=what, retry_failed=True)
+    sound, run = content(runs, "sound"), content(runs, "run")
+    assert not run["aborted"].any()
+    both = run.join(sound, on="trajectory", how="semi")
+    assert both.equals(sound.join(run, on="trajectory", how="semi"))
+    told = run.group_by("task_id", "group").agg(pl.col("episode_return").n_unique() > 1)["episode_return"].sum()
+    assert told >= 6
+
+
+@pytest.mark.parametrize("turns", [3, 10, 25])
+def test_a_retry_that_is_stopped_is_continued(runs, turns):
+    runs.collect("sound", Flaky(), what=WHAT, machine=MACHINE)
+    runs.collect("run", Flaky(lambda request: request.seed % 2 == 0), what=WHAT, machine=MACHINE)
+    left = iter(range(turns))
+    runs.collect(
+        "run", Flaky(), what=WHAT, machine=MACHINE, retry_failed=True, stopping=lambda: next(left, None) is None
+    )
+    assert verify(runs.folder / "run").ok
+    runs.collect("run", Flaky(), what=WHAT, machine=MACHINE, retry_failed=True)
+    assert content(runs, "run").equals(content(runs, "sound"))
+
+
+def test_reasons_that_differ_in_numbers_are_one():
+    reasons = Reasons()
+    assert reasons.commonest() == ("", 0)
+    for number in range(5000):
+        reasons.add(Failure("PolicyFailed", f"no answer to request {number}"))
+        reasons.add(f"{number:x} {'abc'[number % 3]}")
+    assert reasons.commonest() == ("PolicyFailed: no answer to request 0", 5000)
+
+
+@pytest.mark.parametrize(
+    ("failures", "most", "raises"),
+    [
+        (Failures(0, 0), 0.0, False),
+        (Failures(10, 0), 0.0, False),
+        (Failures(10, 1, "x", 1), MAX_FAILED, False),
+        (Failures(10, 2, "x", 1), MAX_FAILED, True),
+        (Failures(10, 9, "x", 1), 1.0, False),
+        (Failures(10, 10, "x", 1), 1.0, True),  # all of them is always too much
+        (Failures(1, 1, "x", 1), MAX_FAILED, True),
+    ],
+)
+def test_how_much_is_too_much(failures, most, raises):
+    if raises:
+        with pytest.raises(
+            RolloutError, match=rf"^{failures.failed} of {failures.rollouts} rollouts failed .* with x\. A"
+        ):
+            check(failures, most, "Advice.")
+    else:
+        check(failures, most)
+
+
+def test_what_a_table_and_a_tally_tell(runs):
+    tally = runs.collect("run", Flaky(lambda request: request.seed % 5 == 0), what=WHAT, machine=MACHINE)
+    told = of_table(runs.folder / "run")
+    assert (told.rollouts, told.failed, told.times) == (40, tally.aborted, tally.aborted)
+    assert told.reason.startswith("PolicyFailed: no answer to request ")
+    now = of_tally(tally)
+    assert (now.rollouts, now.failed, now.times) == (40, tally.aborted, tally.aborted)
+    again = runs.collect("run", Flaky(lambda _: True), what=WHAT, machine=MACHINE, retry_failed=True)
+    assert of_tally(again).rollouts == 0  # played for the second time: the table tells about them
+    assert of_table(runs.folder / "run").failed == again.aborted
+
+
+def test_a_run_without_rows_has_no_failures(tmp_path):
+    StepWriter(tmp_path / "run").close()
+    assert of_table(tmp_path / "run") == Failures(0, 0)
+
+
+# As a user has it: processes, a server that is down for a while.
+
+
+def server_command(api: Api, out: Path, *more: str) -> list[str]:
+    options = [f"base_url={api.url}", "retries=0", "concurrency=8", "timeout_s=20"]
+    given = [word for option in options for word in ("--policy-option", option)]
+    sizes = ["--tasks", "10", "--group-size", "4", "--seed", "1", "--slots", "8"]
+    return [*DOORS, "--policy", "openai:tiny", *sizes, "--out", str(out), *given, *more]
+
+
+def run(command: list[str]) -> tuple[int, str]:
+    process = hgpo(*command)
+    out, error = process.communicate(timeout=120)
+    return process.returncode, out + error
+
+
+def table(out: Path) -> pl.DataFrame:
+    report = verify(out)
+    assert report.ok, report.problems
+    return scan_steps(out).drop("run", "policy_s", "environment_s").sort("trajectory", "step").collect()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> pl.DataFrame:
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    with Api() as api:
+        api.answer = by_seed
+        code, told = run(server_command(api, out))
+    assert code == 0, told
+    return table(out)
+
+
+def down(from_request: int, to_request: int, how: object):
+    """A server that fails from one request to another."""
+    asked = iter(range(10**9))
+
+    def answer(body, attempt):
+        return how if from_request <= next(asked) < to_request else by_seed(body)
+
+    return answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ((500, {"error": {"message": "out of memory"}}, {}), "InternalServerError: Error code: 500"),
+        ("cut", "APIConnectionError"),
+        ((200, {"choices": [{"message": {"content": 3}, "finish_reason": 3}]}), "response: expected text, got int 3"),
+    ],
+    ids=["500", "cut", "garbage"],
+)
+def test_an_outage_that_is_fixed_leaves_no_hole(tmp_path, undisturbed, how, reason):
+    out = tmp_path / "run"
+    with Api() as api:
+        api.answer = down(60, 10**9, how)
+        code, told = run(server_command(api, out))
+        assert code == 1, told
+        (line,) = [line for line in told.splitlines() if line.startswith("error: ")]
+        assert reason in line
+        assert "rollouts failed (" in line
+        assert "The same command plays the failed rollouts again." in line
+        assert table(out)["aborted"].any()
+        api.answer = by_seed
+        code, told = run(server_command(api, out))
+        assert code == 0, told
+    assert table(out).equals(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_short_outage_is_told_and_does_not_fail_the_run(tmp_path, undisturbed):
+    out = tmp_path / "run"
+    with Api() as api:
+        api.answer = down(60, 62, (500, {"error": {"message": "one moment"}}, {}))
+        code, told = run(server_command(api, out))
+        assert code == 0, told
+        assert "2 of 40 rollouts failed (5%), 2 of them with PolicyFailed: InternalServerError" in told
+        strict = server_command(api, out, "--no-retry-failed", "--max-failed", "0.04")
+        assert run(strict)[0] == 1  # nothing is played, and still the table has too many failures
+        code, told = run(server_command(api, out, "--retry-failed"))
+        assert code == 0, told
+    assert table(out).equals(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_gone_stops_the_run_in_one_line(tmp_path):
+    out = tmp_path / "run"
+    with Api() as api:
+        api.answer = down(200, 10**9, "cut")
+        command = server_command(api, out)
+        command[command.index("--tasks") + 1] = "60"
+        code, told = run(command)
+    assert code == 1
+    (line,) = [line for line in told.splitlines() if line.startswith("error: ")]
+    assert line.startswith(
+        "error: 64 rollouts failed one after the other, the last with PolicyFailed: APIConnectionErro"
+    )
+    assert "Traceback" not in told
+
+
+@pytest.mark.slow
+def test_a_retry_that_is_killed_is_continued(tmp_path, undisturbed):
+    out = tmp_path / "run"
+    with Api() as api:
+        api.answer = down(60, 10**9, (500, {"error": {"message": "down"}}, {}))
+        assert run(server_command(api, out))[0] == 1
+        for requests in (5, 40, 90):
+            api.bodies.clear()
+            api.answer = by_seed
+            process = hgpo(*server_command(api, out))
+            until = time.monotonic() + 60
+            while len(api.bodies) < requests and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.002)
+            process.send_signal(signal.SIGKILL)
+            process.communicate(timeout=60)
+        assert run(server_command(api, out))[0] == 0
+    assert table(out).equals(undisturbed)
+
+
+@pytest.mark.slow
+def test_an_evaluation_in_which_everything_failed_says_so_and_is_mended(tmp_path):
+    out = tmp_path / "run"
+    with Api() as api:
+        options = [f"base_url={api.url}", "retries=0"]
+        given = [word for option in options for word in ("--policy-option", option)]
+        command = ["eval", *DOORS[1:-2], "--max-steps", "3", "--split", "test", "--seeds", "1,2", "--out", str(out)]
+        command += ["--policy", "openai:tiny", *given]
+        api.answer = lambda *_: (500, {"error": {"message": "down"}}, {})
+        code, told = run(command)
+        assert code == 1
+        assert told.startswith("error: 8 of 8 rollouts failed (100%), 8 of them with PolicyFailed: InternalServerError")
+        assert told.count("\n") == 1
+        asked = iter(range(10**9))
+        api.answer = lambda body, _: by_seed(body) if next(asked) < 20 else (500, {"error": {"message": "down"}}, {})
+        code, told = run(command)
+        assert code == 1
+        assert "success %" in told  # what there is is shown
+        api.answer = by_seed
+        code, told = run(command)
+        assert code == 0, told
+    assert not table(out)["aborted"].any()
+    assert table(out)["trajectory"].n_unique() == 8
+
+
+@pytest.mark.parametrize("share", ["-0.1", "1.5", "nan"])
+def test_a_share_that_is_none_is_refused(tmp_path, share):
+    from typer.testing import CliRunner
+
+    from hgpo_train.cli import app
+
+    for command in ("rollout", "eval"):
+        result = CliRunner().invoke(app, [command, "--out", str(tmp_path / "run"), "--max-failed", share])
+        assert isinstance(result.exception, InputError)
+        assert "--max-failed: expected a share from 0 to 1" in str(result.exception)

@@ -1,0 +1,354 @@
+"""A run's folder has one writer, and is resumed only with what it was begun with."""
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import polars as pl
+import pytest
+from doors import DoorsSource
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+import hgpo_envs
+from hgpo_envs.errors import InputError
+from hgpo_train.config import Config, EnvironmentConfig, SftConfig, replace
+from hgpo_train.display import Display
+from hgpo_train.fingerprints import of_model, of_path, of_rows, of_texts
+from hgpo_train.run_folder import Origin, RunFolder, RunFolderWarning
+from hgpo_train.tracking import read_metrics
+from hgpo_train.trainer import open_training_world
+
+ROOT = Path(hgpo_envs.__file__).parent.parent
+PATHS = os.pathsep.join(map(str, [ROOT, ROOT / "datasets", ROOT / "tests" / "worlds"]))
+
+
+def open_run(folder, config=None, *, resume=True, free=()):
+    return RunFolder(folder, config or Config(), free, purpose="training", resume=resume)
+
+
+def begin(folder, origins, config=None):
+    """A run that was begun and has left something."""
+    with open_run(folder, config) as run:
+        run.pin(origins)
+        (folder / "metrics.jsonl").write_text("")
+        return run.id
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.name != ".lock"}
+
+
+HOLDING = """
+import sys
+from pathlib import Path
+from hgpo_train.config import Config
+from hgpo_train.run_folder import RunFolder
+run = RunFolder(Path(sys.argv[1]), Config(), (), purpose="training", resume=True)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_trainer_is_refused_and_told_who_is_there(tmp_path):
+    command = [sys.executable, "-c", HOLDING, str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": PATHS}
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        before = contents(tmp_path / "run")
+        with pytest.raises(InputError, match=rf"is in use: process {holder.pid} on \S+ is training there"):
+            open_run(tmp_path / "run")
+        assert contents(tmp_path / "run") == before
+    finally:
+        holder.kill()
+        holder.communicate()
+    open_run(tmp_path / "run").release()
+
+
+@pytest.mark.slow
+def test_two_trainers_at_once_leave_one_run(config, runs, tmp_path):
+    """In real processes: one trains, the other one is refused; every iteration has one line."""
+    from hgpo_train.settings import to_toml
+
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(replace(config, iterations=2)))
+    out = tmp_path / "run"
+    code = "import torch; torch.set_num_threads(1); from hgpo_train.cli import main; main()"
+    command = [sys.executable, "-c", code, "train", str(path), "--out", str(out), "--resume"]
+    environment = {**os.environ, "PYTHONPATH": PATHS, "COLUMNS": "200"}
+    both = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+        for _ in range(2)
+    ]
+    errors = [one.communicate(timeout=120)[1] for one in both]
+    codes = [one.returncode for one in both]
+    # The second one may also have come when the first one was done: then it finds nothing left to do.
+    assert sorted(codes) in ([0, 0], [0, 2]), errors
+    for code, error in zip(codes, errors, strict=True):
+        if code:
+            assert "is in use: process" in error
+            assert "Traceback" not in error
+    assert [line["iteration"] for line in read_metrics(out / "metrics.jsonl")] == [0, 1, 2]
+
+
+def test_a_run_is_resumed_with_the_same_configuration_only(tmp_path):
+    config = Config()
+    begin(tmp_path, {}, config)
+    before = contents(tmp_path)
+    for changes, name in (
+        ({"seed": 1}, "seed = 0, not 1"),
+        ({"optimiser": {"learning_rate": 1.0}}, "optimiser.learning_rate = 1e-06, not 1.0"),
+        ({"environment": {"options": {"goals": "human"}}}, r"environment.options = {}, not {'goals': 'human'}"),
+    ):
+        with pytest.raises(InputError, match=f"was begun with {name}") as caught:
+            open_run(tmp_path, replace(config, **changes))
+        assert "\n" not in str(caught.value)
+        assert contents(tmp_path) == before
+    with pytest.raises(InputError, match="add --resume"):
+        open_run(tmp_path, resume=False)
+    with open_run(tmp_path, replace(config, seed=1), free=["seed"]) as run:
+        run.pin({})
+    assert "seed = 1" in (tmp_path / "config.toml").read_text()
+
+
+def leaves(settings, where=""):
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{where}{field.name}.")
+        else:
+            yield f"{where}{field.name}", value
+
+
+def changed(config, name, value):
+    other = {bool: lambda: not value, int: lambda: value + 3, float: lambda: value * 0.5 + 0.125}
+    new = other.get(type(value), lambda: None)()
+    if value is None:
+        new = 5 if name in ("max_trajectories", "environment_steps", "update.dual_clip") else "other"
+    elif isinstance(value, dict):
+        new = {"other": 1}
+    elif isinstance(value, tuple):
+        new = (0.5, 0.25) if name.endswith("betas") else ("q_proj",)
+    elif isinstance(value, str):
+        choices = {"action_format": "number", "compute_dtype": "float32", "attention": "eager", "overflow": "history",
+                   "layout": "packed", "aggregation": "sequence_sum", "old_logprobs": "rollout", "schedule": "linear",
+                   "rows": "all"}  # fmt: skip
+        new = choices.get(name.rpartition(".")[2], "other")
+    first, *rest = name.split(".")
+    if not rest:
+        return dataclasses.replace(config, **{first: new})
+    section = getattr(config, first)
+    return dataclasses.replace(config, **{first: changed(section, ".".join(rest), value)})
+
+
+FREE_OF_TRAINING = ("iterations", "environment_steps", "evaluation.", "checkpoint.", "tracking.")
+FREE_OF_BOTH = (
+    "update.micro_batch_tokens", "update.logit_chunk", "update.gap_warning", "rollout.slots",
+    "rollout.engine_options", "rollout.max_failed", "model.device", "model.gradient_checkpointing", "tracking.",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name, _ in leaves(Config())])
+def test_every_setting_of_training_is_compared_or_is_free_on_purpose(tmp_path, name):
+    from hgpo_train.trainer import start_run
+
+    config = Config()
+    begin(tmp_path, {}, config)
+    other = changed(config, name, dict(leaves(config))[name])
+    assert other != config
+    if name.startswith(FREE_OF_TRAINING + FREE_OF_BOTH):
+        start_run(other, tmp_path, resume=True).release()
+    else:
+        with pytest.raises(InputError, match=f"was begun with {name.rpartition('.')[0] or name}"):
+            start_run(other, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in leaves(SftConfig())])
+def test_every_setting_of_supervised_training_is_compared_or_is_free_on_purpose(tmp_path, name):
+    from hgpo_train.sft import supervise
+
+    config = SftConfig(model=dataclasses.replace(SftConfig().model, path="no/such/model"))
+    begin(tmp_path, {}, config)
+    other = changed(config, name, dict(leaves(config))[name])
+    assert other != config
+    line = "cannot load" if name.startswith(FREE_OF_BOTH) else f"was begun with {name.rpartition('.')[0] or name}"
+    with pytest.raises(InputError, match=line):
+        supervise(other, tmp_path / "nowhere", tmp_path, Display(Console(file=io.StringIO()), 1))
+
+
+def test_iterations_are_free_only_if_the_learning_rate_is_constant(tmp_path):
+    from hgpo_train.trainer import start_run
+
+    config = replace(Config(), optimiser={"schedule": "cosine"})
+    begin(tmp_path, {}, config)
+    with pytest.raises(InputError, match="was begun with iterations = 160, not 200"):
+        start_run(replace(config, iterations=200), tmp_path, resume=True)
+
+
+def test_what_the_configuration_only_names_is_compared(tmp_path):
+    origins = {"model": Origin("model.path = 'm'", of_texts(["1"])), "template": Origin("t", of_texts(["x"]), "x")}
+    begun = begin(tmp_path, origins)
+    assert json.loads((tmp_path / "origin.json").read_text())["texts"] == {"template": "x"}
+    for name, origin in origins.items():
+        other = dataclasses.replace(origin, fingerprint=of_texts(["2"]))
+        with (
+            open_run(tmp_path) as run,
+            pytest.raises(InputError, match=f"begun with another {name}: .* not ") as caught,
+        ):
+            run.pin({**origins, name: other})
+        assert "\n" not in str(caught.value)
+    with open_run(tmp_path) as run:
+        run.pin(origins)
+        assert run.id == begun
+
+
+@given(st.binary(max_size=200))
+def test_a_damaged_origin_is_told_in_one_line(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("run")
+    begin(folder, {})
+    (folder / "origin.json").write_bytes(data)
+    with open_run(folder) as run, pytest.raises(InputError, match=r"origin\.json is damaged"):
+        run.pin({})
+
+
+def test_a_run_of_version_0_1_is_resumed_with_a_warning(tmp_path):
+    begin(tmp_path, {})
+    (tmp_path / "origin.json").unlink()
+    with open_run(tmp_path) as run, pytest.warns(RunFolderWarning, match="stores no fingerprints"):
+        run.pin({})
+    with warnings.catch_warnings(), open_run(tmp_path) as run:
+        warnings.simplefilter("error")
+        run.pin({})
+
+
+@pytest.mark.parametrize("name", ["steps", "evaluation", "checkpoints", "metrics.jsonl", "tensorboard"])
+def test_content_without_a_configuration_is_not_taken_over(tmp_path, name):
+    (tmp_path / name).mkdir()
+    for resume in (False, True):
+        with pytest.raises(InputError, match=r"no config\.toml"):
+            open_run(tmp_path, resume=resume)
+
+
+@pytest.mark.parametrize("text", ["", "seed = ", "[model]\npath = 3\n", "\xff", "seed = 0\nunknown = 1\n"])
+def test_a_damaged_configuration_is_told_in_one_line(tmp_path, text):
+    begin(tmp_path, {})
+    (tmp_path / "config.toml").write_bytes(text.encode("latin-1"))
+    try:
+        open_run(tmp_path, free=["environment"]).release()
+    except InputError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - an empty file is a configuration
+    else:
+        assert text == ""
+
+
+def test_a_file_where_the_folder_should_be(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(InputError, match="is a file"):
+        open_run(tmp_path / "run")
+
+
+def test_fingerprints_tell_contents_not_names(tmp_path, tiny):
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(tiny, first)
+    shutil.copytree(tiny, second)
+    assert of_model(str(first)) == of_model(str(second)) == of_model(str(tiny))
+    assert of_path(first) == of_path(second)
+    (second / "README.md").write_text("about it")
+    assert of_model(str(first)) == of_model(str(second))
+    assert of_path(first) != of_path(second)
+    weights = second / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert of_model(str(first)) != of_model(str(second))
+
+
+@given(st.lists(st.one_of(st.none(), st.text(max_size=3)), max_size=4), st.lists(st.text(max_size=3), max_size=4))
+def test_fingerprints_of_texts_differ_where_the_texts_do(first, second):
+    assert (of_texts(first) == of_texts(second)) == (first == second)
+
+
+def test_fingerprints_of_rows_see_every_cell():
+    table = pl.DataFrame({"a": ["x", "y"], "b": ["1", None]})
+    seen = {of_rows(table)}
+    for other in (
+        table.rename({"b": "c"}),
+        table.reverse(),
+        table.head(1),
+        table.with_columns(b=pl.lit("1")),
+        table.with_columns(b=pl.Series(["1", ""])),
+        table.with_columns(a=pl.Series(["x1", "y"]), b=pl.Series(["", None])),
+    ):
+        seen.add(of_rows(other))
+    assert len(seen) == 7
+
+
+def test_a_changed_pack_catalogue_or_template_ends_a_resumption(config, runs, tmp_path, template):
+    """The same path, other content."""
+    edited = tmp_path / "edited.j2"
+    edited.write_text(template.read_text())
+    config = replace(config, iterations=1, evaluation={"every": 0}, environment={"prompt_template": str(edited)})
+    runs.train(config)
+    longer = replace(config, iterations=2)
+    edited.write_text(template.read_text() + " Go.")
+    with pytest.raises(
+        InputError, match=r"begun with another prompt template: environment.prompt_template = '.*edited"
+    ):
+        runs.trainer(longer, resume=True)
+    stored = json.loads((runs.folder / "run" / "origin.json").read_text())
+    edited.write_text(stored["texts"]["prompt template"])
+    assert runs.train(longer, resume=True).state.iteration == 2
+
+
+def test_fingerprints_of_tasks_follow_the_data_under_its_path(tmp_path):
+    from importlib.resources import files
+
+    from hgpo_train.fingerprints import of_tasks
+
+    bundled = next(Path(str(files("hgpo_envs.alfworld") / "bundled")).glob("*.pack"))
+    pack = tmp_path / "games.pack"
+    shutil.copy(bundled, pack)
+    config = replace(Config(), environment={"options": {"data": str(pack)}})
+    environment: EnvironmentConfig = config.environment
+    first = of_tasks(open_training_world(config, "train"), environment.options)
+    assert of_tasks(open_training_world(config, "train"), environment.options) == first
+    world = open_training_world(config, "train")
+    data = bytearray(pack.read_bytes())
+    data[-1] ^= 1
+    pack.write_bytes(data)
+    assert of_tasks(world, environment.options) != first
+    assert of_tasks(open_training_world(replace(Config()), "valid_seen"), {}) != of_tasks(
+        open_training_world(Config(), "train"), {}
+    )
+
+
+def test_secrets_are_in_no_file_of_a_run(config, runs, monkeypatch):
+    """Neither in options, nor where something repeats them; and another password is no other run."""
+    from hgpo_envs.secrets import register
+
+    register("opensesame")
+    monkeypatch.setattr(DoorsSource, "name", "Doors of opensesame")
+    kind = DoorsSource.task
+    monkeypatch.setattr(
+        DoorsSource, "task", lambda self, name: dataclasses.replace(kind(self, name), task_type=f"opensesame-{name}")
+    )
+    secret = {"api_key": "hunter-two", "base_url": "http://me:pass-word@host/v1"}
+    environment = {"id": "locked_env:HGPO-Test/Locked-v0", "options": secret}
+    config = replace(config, iterations=1, evaluation={"every": 0}, environment=environment)
+    config = replace(config, tracking={"tensorboard": True})
+    runs.train(config)
+    other = replace(config, iterations=2, environment={"options": {**secret, "api_key": "another-one"}})
+    assert runs.train(other, resume=True).state.iteration == 2
+    found = [path for path in (runs.folder / "run").rglob("*") if path.is_file()]
+    assert len(found) > 8
+    for path in found:
+        for value in (b"hunter-two", b"pass-word", b"another-one", b"opensesame"):
+            assert value not in path.read_bytes(), path
