@@ -1,6 +1,7 @@
 """Step tables around the estimators: bad input, row order and columns, engines, threads, chunks, aborted rollouts."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -205,6 +206,45 @@ def test_only_needed_columns_are_read() -> None:
     plan = compute(walks().lazy().with_columns(prompt=pl.lit("long")), "hgpo").select("advantage").explain()
     assert "prompt" not in plan
     assert "history_hash_3" not in plan
+
+
+def test_filters_before_reach_the_file_and_plans_stay_lazy(tmp_path: Path) -> None:
+    walks(tasks=40).write_parquet(tmp_path / "steps.parquet")
+    steps = pl.scan_parquet(tmp_path / "steps.parquet").filter(pl.col("iteration") == 3)
+    plan = compute(steps, "hgpo").select("advantage")
+    assert "SELECTION: [(col(\"iteration\")) == (3" in plan.explain()
+    read = int(re.search(r"PROJECT (\d+)/\d+ COLUMNS", plan.explain())[1])
+    assert read == 11  # six names, reward, flag, three histories
+    assert plan.collect().height == steps.select(pl.len()).collect().item()
+
+
+def test_only_the_columns_that_are_read_are_named() -> None:
+    job = Job(get("hgpo"), get("hgpo").parameters(history_length=1))
+    read = job.columns(walks().collect_schema())
+    assert read == ["run", "iteration", "task_id", "group", "trajectory", "step", "reward", "action_valid",
+                    "history_hash_0", "history_hash_1"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", names())
+def test_row_order_changes_no_bit(name: str) -> None:
+    table = walks().with_columns(place=pl.int_range(pl.len()))
+    shuffled = compute(table.sample(fraction=1.0, shuffle=True, seed=5), name, precision="float64").collect()
+    assert bits(shuffled.sort("place")) == bits(compute(table, name, precision="float64").collect())
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("size", [1e30, 1e200, 1e308])
+def test_rewards_that_are_too_large_are_refused_in_one_line(name: str, size: float) -> None:
+    table = SMALL.with_columns(reward=pl.Series([size, size, 0.0, 0.0]))
+    try:
+        found = compute(table, name, precision="float64").collect()["advantage"]
+    except InputError as error:
+        assert re.fullmatch(r".*must be a finite number, got .* at task='a', trajectory='x', step=\d", str(error))
+    else:
+        assert found.is_finite().all()
+    if size > 1e38 and name in {"hgpo", "gigpo", "g2po", "grpo", "rloo", "reinforce_pp"}:
+        with pytest.raises(InputError, match="must be a finite number"):
+            compute(table, name).collect()
 
 
 # ------------------------------------------------------------------------------------------------ aborted rollouts
