@@ -356,16 +356,23 @@ def _make_scratch(path: Path) -> tuple[Path, FolderLock]:
         scratch = path.parent / f".hgpo-{secrets.token_hex(8)}.tmp"
         scratch.mkdir(mode=0o700)
         # Another process may sweep the folder away before it is locked: then a new one is made.
-        with suppress(FileNotFoundError, InputError):
+        try:
             lock = FolderLock(scratch, f"writing {path.name}", target=path.name)
-            try:
-                lock.sync()  # without its note a scratch folder is nobody's, and would stay after a power cut
-            except BaseException:
-                _remove_scratch(scratch, lock, path)
-                raise
-            return scratch, lock
-        with suppress(OSError):
-            scratch.rmdir()
+        except (FileNotFoundError, InputError):
+            with suppress(OSError):
+                scratch.rmdir()
+            continue
+        except OSError:  # the disk is too full even for the lock's note
+            with suppress(OSError):
+                (scratch / LOCK).unlink()
+                scratch.rmdir()
+            raise
+        try:
+            lock.sync()  # without its note a scratch folder is nobody's, and would stay after a power cut
+        except BaseException:
+            _remove_scratch(scratch, lock, path)
+            raise
+        return scratch, lock
     raise InputError(f"cannot lock a new folder in {path.parent}: does its file system support locks?")
 
 

@@ -12,7 +12,7 @@ from hgpo_train.tiny import TinyShape, save_tiny
 SHAPE = TinyShape(vocabulary=300, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32)
 
 
-@pytest.mark.parametrize("command", ["eval", "rollout"])
+@pytest.mark.parametrize("command", [pytest.param("eval", marks=pytest.mark.slow), "rollout"])
 def test_another_model_or_catalogue_under_the_same_path_is_refused(tmp_path, command):
     model, shop = tmp_path / "model", tmp_path / "shop"
     save_tiny(model, ["search[a shelf]"] * 9, SHAPE)
