@@ -309,6 +309,11 @@ def sweep(folder: Path) -> None:
             _sweep_one(scratch)
 
 
+def is_scratch(name: str) -> bool:
+    """Whether a folder's name is that of a scratch folder; readers that walk a tree skip these."""
+    return _SCRATCH.fullmatch(name) is not None
+
+
 def scratch_folders(folder: Path) -> list[Path]:
     """The scratch folders in a folder, of dead and living processes."""
     return sorted(path for path in folder.iterdir() if _SCRATCH.fullmatch(path.name))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hgpo_envs.alfworld.games import LONGEST_FILE, read_file
-from hgpo_envs.atomic import new_folder
+from hgpo_envs.atomic import is_scratch, new_folder
 from hgpo_envs.errors import InputError
 from hgpo_envs.files import open_regular, parse_json, read_bytes, writing
 from hgpo_envs.paths import inside
@@ -98,7 +98,8 @@ class FolderStore:
 
 
 def _game_folders(folder: Path) -> Iterator[Path]:
-    for place, _, files in os.walk(folder, onerror=_unreadable):
+    for place, folders, files in os.walk(folder, onerror=_unreadable):
+        folders[:] = [name for name in folders if not is_scratch(name)]  # still being written
         if GAME_FILE in files:
             yield Path(place)
 

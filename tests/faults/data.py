@@ -58,7 +58,7 @@ def check_games(data: str, root: Path, noted: Sequence[str], whole: bool) -> Non
     from hgpo_envs.alfworld.source import ALFWorldSource
 
     target = root / data
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+    if not target.exists() or (target.is_dir() and all(path.name[:6] == ".hgpo-" for path in target.iterdir())):
         assert not noted
         assert not whole
         return
@@ -239,7 +239,7 @@ SCENARIOS = (
     ),
     Scenario(
         "folder of games",
-        noting("data", "export", "alfworld", "@unzipped", "--out", "@games"),
+        noting("data", "export", "alfworld", "@unzipped", "--out", "@games", made="games/json_2.1.1"),
         partial(check_games, "games"),
         warm,
         unzipped,

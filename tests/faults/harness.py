@@ -284,6 +284,7 @@ class Harness:
             self.scenario.run(self.root, lambda _: None)
             self.stage.write_text("what the second run left cannot be read")
             self.scenario.check(self.root, noted, True)
+            sweep_all(self.root)
             self._list_imports()
 
         status = forked(again, self.said)
@@ -324,6 +325,14 @@ class Harness:
     def _restore(self, tree: Tree) -> None:
         shutil.rmtree(self.root)
         write_tree(self.root, tree)
+
+
+def sweep_all(root: Path) -> None:
+    """What the next writer in each folder does: what is left then would stay for ever."""
+    from hgpo_envs.atomic import sweep
+
+    for folder in (root, *[path for path in root.rglob("*") if path.is_dir() and not _SCRATCH.search(str(path))]):
+        sweep(folder)
 
 
 def _spread(points: list[Point], most: int) -> list[Point]:
