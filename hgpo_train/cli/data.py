@@ -125,7 +125,7 @@ def build_webshop(
     ] = None,
     num_products: Annotated[int | None, typer.Option(help="use the first N records only, as the original does")] = None,
     skip_unusable: Annotated[bool, typer.Option(help="pass over records at which the original stops")] = False,
-    force: Annotated[bool, typer.Option(help="replace a catalogue that exists already; nothing else is replaced")] = False,
+    force: Annotated[bool, typer.Option(help="replace a catalogue that exists already")] = False,
 ) -> None:
     """Builds a WebShop catalogue, search index included, that opens in milliseconds and is shared by processes."""
     from hgpo_envs.webshop.build import build
@@ -176,7 +176,7 @@ def synth_webshop(
     oddities: Annotated[bool, typer.Option(help="plant the oddities of the official files")] = True,
     text: Annotated[float, typer.Option(help="length of the texts, 1 being that of the official files")] = 1.0,
     people: Annotated[float | None, typer.Option(help="human-style instructions a product")] = None,
-    force: Annotated[bool, typer.Option(help="replace generated files that exist already; nothing else is replaced")] = False,
+    force: Annotated[bool, typer.Option(help="replace generated files that exist already")] = False,
 ) -> None:
     """Generates WebShop products and instructions, as raw files of the official kind."""
     from hgpo_envs.webshop.synthetic import FILES, write
