@@ -4,13 +4,15 @@
     with new_file(path) as file: …      the same, written piece by piece
     with new_folder(path) as folder: …  a folder with everything in it, complete or absent
     remove_folder(path)                 the end of such a folder, at once
+    with scratch_folder(path) as …      a folder for intermediate files beside a path
     with FolderLock(folder, "…"): …     at most one writer per folder
     make_folder(path)                   a folder that survives a power failure
     sweep(folder)                       removes what killed processes left
 
 New content is written in a *scratch folder* beside its target, flushed to disk (`fsync`), and renamed. A process may be
-killed and a disk may fill at any moment: the target is then absent, or complete, old or new. Replacing a folder takes
-two renames; if the process dies between them, the next `sweep` finishes the replacement.
+killed and a disk may fill at any moment: the target is then absent, or complete, old or new. A folder is replaced by
+exchanging the two names at once where the system can (Linux); elsewhere it takes two renames, and if the process dies
+between them, the next `sweep` finishes the replacement.
 
 A scratch folder has an unguessable name, `.hgpo-<16 hexadecimal digits>.tmp`, and a lock file that names its owner. It
 is removed by its owner, or by the next writer once the owner is dead. Nothing else is ever deleted. A scratch folder
@@ -19,6 +21,7 @@ of another machine is left alone for a week: not every network file system shows
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -27,6 +30,7 @@ import secrets
 import shutil
 import socket
 import stat
+import sys
 import time
 import weakref
 from contextlib import contextmanager, suppress
@@ -49,6 +53,10 @@ _PREVIOUS: Final = "previous"
 _SCRATCH: Final = re.compile(r"\.hgpo-[0-9a-f]{16}\.tmp")
 _MADE_BY: Final = "hgpo"
 _TRIES: Final = 20
+_HERE: Final = -100
+"""Linux's AT_FDCWD: relative paths begin at the working folder."""
+_EXCHANGE: Final = 2
+"""Linux's RENAME_EXCHANGE."""
 _ABANDONED_S: Final = 7 * 24 * 3600
 _held: Final[weakref.WeakSet[FolderLock]] = weakref.WeakSet()
 
@@ -89,6 +97,10 @@ class FolderLock:
         except BaseException:
             self._close()
             raise
+
+    def sync(self) -> None:
+        """Returns when the disk has the lock file's content."""
+        os.fsync(self._descriptor)
 
     def release(self) -> None:
         """Releases the lock. Releasing twice is harmless."""
@@ -232,6 +244,23 @@ def new_path(path: Path) -> Iterator[Path]:
             _remove_scratch(scratch, lock, path)
 
 
+@contextmanager
+def scratch_folder(beside: Path) -> Iterator[Path]:
+    """Gives an empty folder for intermediate files, in the folder of `beside`; it is removed when the block ends.
+
+    If the process dies, the next writer in that folder removes it.
+    """
+    path = beside.absolute()
+    with _naming(path):
+        sweep(path.parent)
+        scratch, lock = _make_scratch(path)
+        try:
+            (scratch / _CONTENT).mkdir()
+            yield scratch / _CONTENT
+        finally:
+            _remove_scratch(scratch, lock, path)
+
+
 def remove_folder(path: Path) -> None:
     """Removes a folder with everything in it: under its name it is complete or absent, never half of it.
 
@@ -327,22 +356,32 @@ def _make_scratch(path: Path) -> tuple[Path, FolderLock]:
         scratch.mkdir(mode=0o700)
         # Another process may sweep the folder away before it is locked: then a new one is made.
         try:
-            return scratch, FolderLock(scratch, f"writing {path.name}", target=path.name)
+            lock = FolderLock(scratch, f"writing {path.name}", target=path.name)
         except (FileNotFoundError, InputError):
             with suppress(OSError):
                 scratch.rmdir()
+            continue
         except OSError:  # the disk is too full even for the lock's note
             with suppress(OSError):
                 (scratch / LOCK).unlink()
                 scratch.rmdir()
             raise
+        try:
+            lock.sync()  # without its note a scratch folder is nobody's, and would stay after a power cut
+        except BaseException:
+            _remove_scratch(scratch, lock, path)
+            raise
+        return scratch, lock
     raise InputError(f"cannot lock a new folder in {path.parent}: does its file system support locks?")
 
 
 def _move_into_place(scratch: Path, path: Path) -> None:
-    """Renames the content to its target. A folder that is there is moved into the scratch folder first."""
+    """Renames the content to its target. A folder that is there is exchanged for it, or moved away first."""
     content, previous = scratch / _CONTENT, scratch / _PREVIOUS
     if content.is_dir() and path.is_dir():
+        if _exchange(content, path):
+            sync_folder(path.parent)
+            return
         path.rename(previous)
         try:
             content.rename(path)
@@ -352,6 +391,22 @@ def _move_into_place(scratch: Path, path: Path) -> None:
     else:
         content.replace(path)
     sync_folder(path.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges two folders in one step, so that neither name is ever absent. False where the system cannot."""
+    if sys.platform != "linux":
+        return False
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    if renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}:  # the file system cannot
+        return False
+    raise OSError(code, os.strerror(code), str(other))
 
 
 def _sweep_one(scratch: Path) -> None:

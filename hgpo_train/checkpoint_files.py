@@ -26,6 +26,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import Problem, Report
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import open_regular, read_bytes
+from hgpo_envs.paths import inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -225,8 +227,8 @@ def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> Report:
         if report.ok:
             read_state(folder)
     except (OSError, InputError) as error:
-        name = getattr(error, "filename", None) or folder / STATE
-        report.problems.append(Problem("unreadable", str(name), getattr(error, "strerror", None) or str(error)))
+        name = MANIFEST if _has(folder, MANIFEST) else STATE
+        report.problems.append(Problem("unreadable", str(folder / name), str(error)))
     return report
 
 
@@ -243,7 +245,7 @@ def _fault(folder: Path, run: str, *, weights_only: bool, named: bool = True) ->
         if report.problems:
             first = report.problems[0]
             name = os.path.relpath(first.file, folder)
-            return first.message if first.message.startswith("trainer/") else f"{name}: {first.message}"
+            return first.message if name in first.message else f"{name}: {first.message}"
         if before is not None:
             _sound[key] = before
     try:
@@ -277,7 +279,7 @@ def _compare(folder: Path, report: Report, *, weights_only: bool) -> None:
         if weights_only and name == OPTIMISER:
             continue
         try:
-            with _open(folder / name) as file:
+            with open_regular(folder / name, "file of the checkpoint") as file:
                 seen = os.fstat(file.fileno()).st_size
                 if seen != size:
                     message = f"{seen:,} bytes, {size:,} expected"
@@ -286,10 +288,8 @@ def _compare(folder: Path, report: Report, *, weights_only: bool) -> None:
                     report.problems.append(Problem("bytes", str(folder / name), "its bytes have changed (SHA-256)"))
                 report.files += 1
                 report.bytes += seen
-        except FileNotFoundError:
-            report.problems.append(Problem("missing", str(folder / name), "the file is missing"))
-        except OSError as error:
-            report.problems.append(Problem("unreadable", str(folder / name), error.strerror or str(error)))
+        except (InputError, OSError) as error:
+            report.problems.append(Problem("unreadable", str(folder / name), str(error)))
     for name, mode in _entries(folder):
         if name in listed or name == MANIFEST:
             continue
@@ -333,9 +333,8 @@ def _verify_structure(folder: Path, report: Report, *, weights_only: bool) -> No
 def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
     """Size and SHA-256 of each file that a manifest lists."""
     values = _read_json(folder, MANIFEST)
-    with _open(folder / MANIFEST) as file:
-        if file.read() != _manifest_bytes(values):
-            raise InputError(f"{MANIFEST} has changed since it was written")
+    if read_bytes(folder / MANIFEST, _JSON_BYTES) != _manifest_bytes(values):
+        raise InputError(f"{MANIFEST} has changed since it was written")
     files = values.get("files")
     if values.get("format") != _FORMAT or values.keys() != {"format", "files"} or not isinstance(files, dict):
         raise InputError(f"{MANIFEST} is not of the form {_FORMAT!r}")
@@ -346,8 +345,8 @@ def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
         size, sha256 = one["bytes"], one["sha256"]
         if not isinstance(size, int) or isinstance(size, bool) or not isinstance(sha256, str):
             raise InputError(f"{MANIFEST} lists {name!r} without size or SHA-256")
-        if not name or "\0" in name or any(part in ("", ".", "..") for part in re.split(r"[/\\]", name)):
-            raise InputError(f"{MANIFEST} lists {name!r}, which is outside the checkpoint")
+        if inside(folder, name) != folder / name:
+            raise InputError(f"{MANIFEST} lists {name!r}, which is no file's name")
         listed[name] = (size, sha256)
     if not {STATE, OPTIMISER} <= listed.keys():
         raise InputError(f"{MANIFEST} does not list {STATE} and {OPTIMISER}")
@@ -360,10 +359,7 @@ def _manifest_bytes(values: dict[str, Any]) -> bytes:
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     """A file that holds a JSON object."""
-    with _open(folder / name) as file:
-        data = file.read(_JSON_BYTES + 1)
-    if len(data) > _JSON_BYTES:
-        raise InputError(f"{name} is larger than {_JSON_BYTES:,} bytes")
+    data = read_bytes(folder / name, _JSON_BYTES)
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):
@@ -371,16 +367,6 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError(f"{name} holds no JSON object")
     return values
-
-
-def _open(path: Path) -> IO[bytes]:
-    """Opens a regular file, or fails at once: a FIFO would wait for its writer."""
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-    descriptor = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(0, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
 
 
 def _sha256(file: IO[bytes]) -> str:

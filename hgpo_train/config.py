@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hgpo_envs.errors import InputError, unknown
+from hgpo_train.rollout.failures import MAX_FAILED
 from hgpo_train.settings import build, merge, parse_override, read_toml, to_dict
 
 if TYPE_CHECKING:
@@ -100,6 +101,9 @@ class RolloutConfig:
     others collected."""
     max_generation_batches: int = 10
     """With filter_groups: how many times tasks are drawn an iteration before going on with what there is."""
+    max_failed: float = MAX_FAILED
+    """Training stops if more than this share of an iteration's rollouts failed, or of an evaluation's; resuming plays
+    the failed ones again. 1 stops only if all of them failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +291,7 @@ def _check(config: Config) -> None:
         ("rollout.max_response_tokens", rollout.max_response_tokens, 1),
         ("rollout.slots", rollout.slots, 1),
         ("rollout.max_generation_batches", rollout.max_generation_batches, 1),
+        ("rollout.max_failed", rollout.max_failed, 0),
         ("update.mini_batch_size", update.mini_batch_size, 1),
         ("update.epochs", update.epochs, 1),
         ("update.micro_batch_tokens", update.micro_batch_tokens, 1),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _DATA: Final = ("data", "grammar")
 _TASKS: Final = 100_000
-_NOT_THE_MODEL: Final = (".md", ".gitattributes")
+_NOT_THE_MODEL: Final = (".md", "made_from")
 
 
 def of_texts(texts: Iterable[str | None]) -> str:
@@ -79,15 +79,17 @@ def of_model(path: str) -> str | None:
 
 
 def of_tasks(world: World, options: Mapping[str, Any]) -> str:
-    """A world's tasks: their ids, the versions that the first one records, and the content of files in the options."""
+    """A world's tasks: their ids, the versions that the first one records, and the content of data in the options."""
     ids = list(itertools.islice(iter(world.tasks), _TASKS))
     versions = world.shared.source.task(ids[0]).versions
     texts: list[str | None] = [world.shared.source.name, str(len(world.tasks)), *ids]
     texts += [f"{name} {value}" for name, value in sorted(versions.items())]
     for name, value in sorted(options.items()):
-        if isinstance(value, str) and (name in _DATA or os.sep in value):
+        if isinstance(value, str):
             path = Path(value).expanduser()
-            texts += [name, of_path(path)] if path.exists() else []
+            # Folders under other names may be caches or logs, whose content changes while tasks are played.
+            named = (name in _DATA and path.exists()) or (os.sep in value and path.is_file())
+            texts += [name, of_path(path)] if named else []
     return of_texts(texts)
 
 

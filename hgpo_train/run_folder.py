@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from hgpo_envs.atomic import FolderLock, sweep, write_file
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import read_bytes
+from hgpo_envs.secrets import redact, redact_json
 from hgpo_train.config import Config, SftConfig, load_config
-from hgpo_train.settings import to_dict, to_toml
+from hgpo_train.settings import build, to_dict, to_toml
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -98,16 +100,25 @@ class RunFolder(Generic[C]):
         """
         path = self.folder / ORIGIN
         if self.begun and os.path.lexists(path):
-            was = read_origin(path)
-            self.id = was["run"]
-            for name, origin in origins.items():
-                self._check_origin(name, origin, was["fingerprints"].get(name))
+            self.id = self.compare(origins)
         else:
             if self.begun:
                 line = f"{self.folder} stores no fingerprints of its data (version 0.1): it may have changed since"
                 warnings.warn(line, RunFolderWarning, stacklevel=2)
             self._store(origins)
-        write_file(self.folder / CONFIG, to_toml(self.config).encode())
+        shown = build(type(self.config), redact_json(to_dict(self.config)))
+        write_file(self.folder / CONFIG, to_toml(shown).encode())
+
+    def compare(self, origins: Mapping[str, Origin]) -> str:
+        """Compares what the run was begun with, and returns the run's id.
+
+        Raises:
+            InputError: The run was begun with something else, or does not say with what.
+        """
+        was = read_origin(self.folder / ORIGIN)
+        for name, origin in origins.items():
+            self._check_origin(name, origin, was["fingerprints"].get(name))
+        return str(was["run"])
 
     def release(self) -> None:
         """Lets others use the folder. Releasing twice is harmless."""
@@ -139,7 +150,7 @@ class RunFolder(Generic[C]):
         fingerprints = {name: origin.fingerprint for name, origin in origins.items()}
         known = json.dumps({"config": self._fixed, "fingerprints": fingerprints}, sort_keys=True, default=str)
         self.id = hashlib.sha256(known.encode()).hexdigest()[:16]
-        texts = {name: origin.text for name, origin in origins.items() if origin.text is not None}
+        texts = {name: redact(origin.text) for name, origin in origins.items() if origin.text is not None}
         values = {"format": _FORMAT, "run": self.id, "fingerprints": fingerprints, "texts": texts}
         write_file(self.folder / ORIGIN, (json.dumps(values, indent=1) + "\n").encode())
 
@@ -149,7 +160,7 @@ class RunFolder(Generic[C]):
             return
         stored = f" (its text is in {self.folder / ORIGIN})" if origin.text is not None else ""
         raise InputError(
-            f"{self.folder} was begun with another {name}: {origin.setting} has the fingerprint {now[:16]}, "
+            f"{self.folder} was begun with another {name}: {redact(origin.setting)} has the fingerprint {now[:16]}, "
             f"not {was[:16]}; put back what was there{stored}, or give another --out"
         )
 
@@ -161,21 +172,20 @@ def read_origin(path: Path) -> dict[str, Any]:
         InputError: It is damaged.
     """
     try:
-        if path.is_file() and path.stat().st_size <= _ORIGIN_BYTES:
-            values: dict[str, Any] = json.loads(path.read_bytes())
-            sound = values["format"] == _FORMAT and isinstance(values["run"], str)
-            if sound and all(one is None or isinstance(one, str) for one in values["fingerprints"].values()):
-                return values
+        values: dict[str, Any] = json.loads(read_bytes(path, _ORIGIN_BYTES))
+        sound = values["format"] == _FORMAT and isinstance(values["run"], str)
+        if sound and all(one is None or isinstance(one, str) for one in values["fingerprints"].values()):
+            return values
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise InputError(f"{path} is damaged; if data, model and prompt template are what they were, remove it and resume")
 
 
 def fixed_values(config: Config | SftConfig, free: Collection[str]) -> dict[str, Any]:
-    """Every setting by `section.field` but those that are free."""
+    """Every setting by `section.field` but those that are free, secrets replaced: another password is no other run."""
     values: dict[str, Any] = {}
     for section, held in to_dict(config).items():
         named = {f"{section}.{field}": value for field, value in held.items()} if isinstance(held, dict) else {}
         named = named or {section: held}
         values |= {name: value for name, value in named.items() if section not in free and name not in free}
-    return values
+    return dict(redact_json(values))

@@ -15,9 +15,10 @@ import tomllib
 import types
 import typing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.files import read_bytes
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -26,6 +27,9 @@ T = TypeVar("T")
 
 EXTENDS = "extends"
 """The key by which a file names the files (relative to itself) whose values it starts from."""
+
+_BYTES: Final = 16 << 20
+"""The longest configuration file that is read."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -50,13 +54,7 @@ def _read_toml(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
 
 def _parsed(path: Path) -> dict[str, Any]:
     """The values of one file."""
-    try:
-        is_special = path.exists() and not path.is_file()  # a FIFO would wait for its writer
-        data = b"" if is_special else path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read the configuration {path}: {error.strerror}") from error
-    if is_special:
-        raise InputError(f"cannot read the configuration {path}: it is not a file")
+    data = read_bytes(path, _BYTES, "configuration")
     try:
         return tomllib.loads(data.decode("utf-8").replace("\r\n", "\n"))
     except UnicodeDecodeError as error:

@@ -20,10 +20,10 @@ from hgpo_train.config import Config, RolloutConfig
 from hgpo_train.fingerprints import of_model, of_rows
 from hgpo_train.policies.generation import encode_prompts
 from hgpo_train.run_folder import Origin, RunFolder
-from hgpo_train.tracking import make_trackers
+from hgpo_train.tracking import log_to, make_trackers
 from hgpo_train.update.batches import Samples, mini_batches, samples_from_steps
 from hgpo_train.update.learner import Learner
-from hgpo_train.update.model import load_model, load_tokenizer
+from hgpo_train.update.model import load_model, load_tokenizer, vocabulary
 from hgpo_train.update.optimiser import learning_rate
 
 if TYPE_CHECKING:
@@ -141,9 +141,11 @@ def _supervise(run: RunFolder[SftConfig], source: str | Path, display: Display) 
     train_rows, held_out_rows = split_off(
         tokenise(rows, tokenizer, config.max_prompt_tokens), config.held_out, config.seed
     )
-    train = samples_from_steps(with_prompts_as_responses(train_rows) if config.prompt_loss else train_rows)
-    held_out = samples_from_steps(held_out_rows)
-    learner = Learner(load_model(config.model, config.seed), learner_config, reference=False)
+    model = load_model(config.model, config.seed)
+    known = vocabulary(model)
+    train = samples_from_steps(with_prompts_as_responses(train_rows) if config.prompt_loss else train_rows, known)
+    held_out = samples_from_steps(held_out_rows, known)
+    learner = Learner(model, learner_config, reference=False)
     state = State(versions=versions(), run=run.id)
     if (newest := resumable(folder / "checkpoints", run.id)) is not None:
         state = resumed(load_checkpoint(newest, learner.model, learner.optimiser), state)
@@ -154,8 +156,7 @@ def _supervise(run: RunFolder[SftConfig], source: str | Path, display: Display) 
                 metrics = _epoch(learner, learner_config, train, state.iteration, display)
             metrics["val/loss"] = -float(learner.logprobs(held_out).mean())
             state = dataclasses.replace(state, iteration=state.iteration + 1)
-            for tracker in trackers:
-                tracker.log(metrics, state.iteration)
+            log_to(trackers, metrics, state.iteration)
             display.row(state.iteration, metrics)
             save_checkpoint(folder / "checkpoints", state, learner.model, tokenizer, learner.optimiser, keep=1)
     finally:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hgpo_envs.atomic import append, write_file
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import read_bytes
+from hgpo_envs.secrets import redact_json
 from hgpo_train.settings import to_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from hgpo_train.config import Config
@@ -35,6 +37,9 @@ DAMAGED: Final = ".damaged"
 """Ends the name of the file that damaged lines are moved to."""
 
 
+_METRICS_BYTES: Final = 4 << 30
+
+
 class TrackingWarning(UserWarning):
     """Metrics that were stored cannot be read."""
 
@@ -50,7 +55,7 @@ class JsonLines:
         start: The first iteration to come.
 
     Raises:
-        InputError: `path` is something else than a file.
+        InputError: `path` is something else than a file, or cannot be read.
         OSError: It cannot be written.
     """
 
@@ -59,7 +64,7 @@ class JsonLines:
         data, lines, damaged = _read(path)
         if damaged:
             aside = path.with_name(path.name + DAMAGED)
-            before = aside.read_bytes() if aside.is_file() else b""
+            before = read_bytes(aside, _METRICS_BYTES) if os.path.lexists(aside) else b""
             if not before.endswith(joined := b"".join(line + b"\n" for line in damaged)):
                 write_file(aside, before + joined)
             warnings.warn(
@@ -89,7 +94,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a `metrics.jsonl`; damaged ones are left out with a warning, an unfinished last one without.
 
     Raises:
-        InputError: `path` is something else than a file.
+        InputError: `path` is something else than a file, or cannot be read.
     """
     _, lines, damaged = _read(path)
     if damaged:
@@ -99,13 +104,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path) -> tuple[bytes, list[dict[str, Any]], list[bytes]]:
     """A file's bytes, its lines and its damaged lines."""
-    if path.is_symlink() and not path.exists():
-        raise InputError(f"{path} is a link to nowhere; remove it")
-    if not path.exists():
-        return b"", [], []
-    if not path.is_file():
-        raise InputError(f"{path} is not a file; remove it, or give another --out")
-    data = path.read_bytes()
+    data = read_bytes(path, _METRICS_BYTES, "metrics.jsonl") if os.path.lexists(path) else b""
     lines, damaged = [], []
     for line in data.split(b"\n")[:-1]:
         values = _values(line)
@@ -162,7 +161,9 @@ class Hosted:
         except ImportError as error:
             raise InputError(f"tracking.{module} is set but {module} is not installed; pip install {module}") from error
         extra = {"dir": str(folder), "id": folder.name, "resume": "allow"} if module == "wandb" else {"resume": "allow"}
-        self._run: Any = self._module.init(project=project, name=config.name, config=to_dict(config), **extra)
+        self._run: Any = self._module.init(
+            project=project, name=config.name, config=redact_json(to_dict(config)), **extra
+        )
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
         """See `Tracker`."""
@@ -188,6 +189,13 @@ def make_trackers(config: Config, folder: Path, start: int) -> list[Tracker]:
         if project is not None:
             trackers.append(Hosted(module, project, config, folder))
     return trackers
+
+
+def log_to(trackers: Iterable[Tracker], metrics: Mapping[str, float], iteration: int) -> None:
+    """Gives one iteration's metrics to trackers; secrets in names, which environments choose some of, are replaced."""
+    shown = redact_json(metrics)
+    for tracker in trackers:
+        tracker.log(shown, iteration)
 
 
 def _has_tensorboard() -> bool:

@@ -32,13 +32,14 @@ from hgpo_train.config import template_path
 from hgpo_train.engines import check_engine, make_engine
 from hgpo_train.fingerprints import of_model, of_tasks, of_texts
 from hgpo_train.metrics import batch_metrics, episode_metrics
+from hgpo_train.rollout.failures import check, of_steps
 from hgpo_train.rollout.outcomes import informative
 from hgpo_train.rollout.run import Collection, Machine, collect, open_world
 from hgpo_train.run_folder import Origin, RunFolder, fixed_values
-from hgpo_train.tracking import make_trackers
-from hgpo_train.update.batches import samples_from_steps
+from hgpo_train.tracking import log_to, make_trackers
+from hgpo_train.update.batches import row_faults, samples_from_steps
 from hgpo_train.update.learner import Learner
-from hgpo_train.update.model import check_context, load_model, load_tokenizer
+from hgpo_train.update.model import check_context, load_model, load_tokenizer, vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +63,7 @@ _FREE: Final = frozenset(
         "update.gap_warning",
         "rollout.slots",
         "rollout.engine_options",
+        "rollout.max_failed",
         "model.device",
         "model.gradient_checkpointing",
     }
@@ -146,7 +148,8 @@ class Trainer:
             steps, drawn = self._collect(iteration)
         metrics = episode_metrics(steps)
         with clock("adv"), self._display.stage("estimate"):
-            rows = self._estimate(steps)
+            rows, left_out = self._usable(self._estimate(steps))
+        metrics["training/rows_left_out"] = float(left_out)
         metrics |= batch_metrics(rows, self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens)
         with clock("update_actor"), self._display.stage("update"):
             metrics |= self.learner.update(samples_from_steps(rows), iteration, self._display.progress)
@@ -185,11 +188,10 @@ class Trainer:
             iteration=self.state.iteration,
         )
         try:
-            with self._display.stage("evaluate"), self._writer("evaluation") as writer:
-                collect(world, self.engine, writer, what, self._machine(), progress=self._display.tally)
+            with self._display.stage("evaluate"):
+                return episode_metrics(self._played("evaluation", world, what), "val")
         finally:
             self.engine.options = training
-        return episode_metrics(self._rows("evaluation", self.state.iteration), "val")
 
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint, or None before the first."""
@@ -220,9 +222,7 @@ class Trainer:
             most=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
             outcome=self._outcome(),
         )
-        with self._writer("steps") as writer:
-            collect(self._world, self.engine, writer, what, self._machine(), progress=self._display.tally)
-        steps = self._rows("steps", iteration)
+        steps = self._played("steps", self._world, what)
         return steps, steps.select(pl.struct("task_id", "group").n_unique()).item()
 
     def _estimate(self, steps: pl.DataFrame) -> pl.DataFrame:
@@ -234,12 +234,35 @@ class Trainer:
             rows = rows.join(said, on=said.columns, how="semi", maintain_order="left")
         return rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
 
+    def _usable(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+        """The rows that can be trained on, and how many cannot: one odd row costs no other."""
+        if rows.is_empty():
+            return rows, 0
+        faults = row_faults(rows, vocabulary(self.model))
+        left_out = len(faults) - faults.null_count()
+        if left_out:
+            warnings.warn(
+                f"{left_out} of {len(rows)} rows cannot be trained on and are left out: {faults.drop_nulls()[0]}",
+                TrainingWarning,
+                stacklevel=3,
+            )
+        return rows.filter(faults.is_null()), left_out
+
     def _outcome(self) -> str:
         """What the estimator reads rewards from, by which a group says something or nothing."""
         return str(self.config.advantage.parameters.get("reward", "reward"))
 
-    def _rows(self, table: str, iteration: int) -> pl.DataFrame:
-        return scan_steps(self.folder / table).filter(pl.col("iteration") == iteration).collect()
+    def _played(self, table: str, world: World, what: Collection) -> pl.DataFrame:
+        """An iteration's rows in a table, after what was missing or had failed was played.
+
+        Raises:
+            RolloutError: Too many rollouts failed. They are committed, and played again on the next call.
+        """
+        with self._writer(table) as writer:
+            collect(world, self.engine, writer, what, self._machine(), retry_failed=True, progress=self._display.tally)
+        steps = scan_steps(self.folder / table).filter(pl.col("iteration") == what.iteration).collect()
+        check(of_steps(steps.lazy()), self.config.rollout.max_failed, "Resuming plays them again")
+        return steps
 
     def _writer(self, table: str) -> StepWriter:
         return StepWriter(self.folder / table, run=self.config.name, config=fixed_values(self.config, _FREE))
@@ -254,8 +277,7 @@ class Trainer:
 
     def _track(self, metrics: dict[str, float]) -> None:
         metrics = metrics | {"training/environment_steps": float(self.state.environment_steps)}
-        for tracker in self._trackers:
-            tracker.log(metrics, self.state.iteration)
+        log_to(self._trackers, metrics, self.state.iteration)
         self._display.row(self.state.iteration, metrics)
 
     def _warn(self, metrics: dict[str, float]) -> None:

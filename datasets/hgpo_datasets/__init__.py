@@ -1,8 +1,20 @@
 """Step tables: the layer of data at rest. Needs no environment and no torch."""
 
 from hgpo_datasets.reader import StepTableWarning, scan_steps
+from hgpo_datasets.row_errors import RowError, WrongRow
 from hgpo_datasets.schema import columns
 from hgpo_datasets.verify import Problem, Report, verify
 from hgpo_datasets.writer import Group, StepWriter
 
-__all__ = ["Group", "Problem", "Report", "StepTableWarning", "StepWriter", "columns", "scan_steps", "verify"]
+__all__ = [
+    "Group",
+    "Problem",
+    "Report",
+    "RowError",
+    "StepTableWarning",
+    "StepWriter",
+    "WrongRow",
+    "columns",
+    "scan_steps",
+    "verify",
+]

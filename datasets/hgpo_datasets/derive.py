@@ -180,10 +180,10 @@ def _wrong(
     frame: pl.DataFrame, rows: NDArray[np.bool_] | pl.Series, column: str, text: str | Callable[[int], str]
 ) -> list[WrongRow]:
     """The first of the rows in each trajectory that has some."""
-    places = np.flatnonzero(np.asarray(rows, dtype=np.bool_))
+    places: list[int] = np.flatnonzero(np.asarray(rows, dtype=np.bool_)).tolist()
     first: dict[str, int] = {}
     for place, name in zip(places, frame["trajectory"].gather(places), strict=True):
-        first.setdefault(name, int(place))
+        first.setdefault(name, place)
     wrong = []
     for name, place in first.items():
         line = text if isinstance(text, str) else text(place)
@@ -203,10 +203,10 @@ def _check_steps(frame: pl.DataFrame, first: NDArray[np.bool_]) -> None:
     _refuse(_wrong(frame, broken, "step", text))
     seen: set[str] = set()
     twice = []
-    for place, name in zip(np.flatnonzero(first), frame["trajectory"].gather(np.flatnonzero(first)), strict=True):
+    for name in frame["trajectory"].gather(np.flatnonzero(first)):
         if name in seen:
             line = f"trajectory {name!r} is in two groups; expected an identifier that is unique in the run"
-            twice.append(WrongRow(None, name, frame["step"][int(place)], "trajectory", line))
+            twice.append(WrongRow(None, name, 0, "trajectory", line))
         seen.add(name)
     _refuse(twice)
 

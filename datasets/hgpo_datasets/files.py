@@ -29,6 +29,19 @@ _KINDS: Final = (
 )
 
 
+def check_text(path: Path) -> None:
+    """Checks that a path is a text, because Polars cannot open another one.
+
+    Raises:
+        InputError: It holds bytes that are not UTF-8.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(path).decode("utf-8", "replace")
+        raise InputError(f"{shown}: the path is not UTF-8; rename it") from error
+
+
 def regular(path: Path) -> os.stat_result:
     """The status of a regular file; symlinks are followed.
 

@@ -154,6 +154,21 @@ def read(folder: Path) -> Manifest:
     return decode(files.read(folder / NAME, MOST_BYTES))
 
 
+def current(folder: Path) -> Manifest:
+    """Reads a run's manifest again as long as a writer replaces files that it lists.
+
+    Raises:
+        InputError: As `read` raises.
+    """
+    listed = read(folder)
+    while not all((folder / shard.file).exists() for shard in listed.shards):
+        again = read(folder)
+        if again.check == listed.check:  # missing for good
+            break
+        listed = again
+    return listed
+
+
 def decode(data: bytes) -> Manifest:
     """Decodes a manifest as far as it is right; what is wrong is said in `problem`.
 
@@ -234,7 +249,7 @@ def _shard_rules(number: int, earlier: Collection[str]) -> dict[str, Rule]:
         "file": (lambda value: value == name, repr(name)),
         "sha256": (lambda value: isinstance(value, str) and bool(_SHA256.fullmatch(value)), "64 hexadecimal digits"),
         **dict.fromkeys(("bytes", "rows", "trajectories", "groups"), _COUNT),
-        "replaces": (lambda value: value in earlier, "an earlier file"),
+        "replaces": (lambda value: isinstance(value, str) and value in earlier, "an earlier file"),
     }
 
 

@@ -17,6 +17,7 @@ from hgpo_datasets.manifest import Header, Manifest, Shard
 from hgpo_datasets.rows import clean_text
 from hgpo_envs import atomic
 from hgpo_envs.errors import InputError
+from hgpo_envs.secrets import redact_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +44,7 @@ class RunFolder:
     """
 
     def __init__(self, folder: Path, run: str | None, config: Mapping[str, Any] | None, depth: int) -> None:
+        files.check_text(folder)
         values = _json_values(config or {})
         self._folder, self._descriptor = folder, -1
         try:
@@ -211,11 +213,10 @@ def _open_manifest(path: Path) -> int:
 
 def _remove_own(path: Path, shard: Shard) -> None:
     """Removes a shard that was not committed; another program's file under its name stays."""
-    if not os.path.lexists(path):
+    if not os.path.lexists(path) or files.regular(path).st_size != shard.bytes:
         return
-    if files.regular(path).st_size == shard.bytes:
-        if hashlib.sha256(files.read(path, shard.bytes)).hexdigest() == shard.sha256:
-            path.unlink()
+    if hashlib.sha256(files.read(path, shard.bytes)).hexdigest() == shard.sha256:
+        path.unlink()
 
 
 def _content(descriptor: int) -> bytes:
@@ -233,9 +234,10 @@ def _is_beginning(data: bytes) -> bool:
 
 
 def _json_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration as it is stored: JSON values without secrets."""
     try:
-        text = manifest.canonical(config)
-        values: dict[str, Any] = manifest.plain(config)
+        values: dict[str, Any] = redact_json(manifest.plain(config))
+        text = manifest.canonical(values)
     except TypeError as error:
         raise InputError(f"expected a configuration of JSON values: {error}") from error
     if len(text) > _MOST_CONFIG:
@@ -260,10 +262,11 @@ def _check_same(folder: Path, there: Header, header: Header, run: str | None, co
         raise InputError(
             f"{folder} was written in schema version {there.schema_version}; give another folder to write to"
         )
-    if config is not None and header.config != there.config:
-        names = sorted({*header.config, *there.config})
-        name = next(name for name in names if header.config.get(name) != there.config.get(name))
-        was, asked = there.config.get(name), header.config.get(name)
+    before = redact_json(there.config)  # runs of version 0.1 may hold secrets
+    if config is not None and header.config != before:
+        names = sorted({*header.config, *before})
+        name = next(name for name in names if header.config.get(name) != before.get(name))
+        was, asked = before.get(name), header.config.get(name)
         raise InputError(
             f"{folder} was written with {name} = {was!r}, not {asked!r}; give another folder or the same value"
         )

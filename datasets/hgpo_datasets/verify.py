@@ -52,6 +52,11 @@ class Problem:
     message: str
 
 
+def _problem(kind: str, path: Path, message: str) -> Problem:
+    """A problem in a path; paths may hold bytes that are no text."""
+    return Problem(kind, clean_text(str(path)), clean_text(message))
+
+
 @dataclass(slots=True)
 class Report:
     """What `verify` found.
@@ -79,11 +84,15 @@ class Report:
 
     def add(self, kind: str, path: Path, message: str) -> None:
         """Adds a problem."""
-        self.problems.append(Problem(kind, str(path), message))
+        self.problems.append(_problem(kind, path, message))
 
     def note(self, kind: str, path: Path, message: str) -> None:
         """Adds a note."""
-        self.notes.append(Problem(kind, str(path), message))
+        self.notes.append(_problem(kind, path, message))
+
+    def summary(self) -> str:
+        """How much was read, in words."""
+        return f"{self.files} files, {self.rows:,} rows, {self.bytes:,} bytes"
 
     def to_dict(self) -> dict[str, Any]:
         """The report as values of JSON."""
@@ -154,7 +163,7 @@ def _verify_run(folder: Path, report: Report) -> None:
         report.note("leftover", scratch, "scratch folder of a writer that was killed or is at work")
     path = folder / manifest.NAME
     try:
-        listed = manifest.read(folder)
+        listed = manifest.current(folder)
         size = files.regular(path).st_size
     except InputError as error:
         report.add("version" if "newer" in str(error) else "manifest", path, str(error))
@@ -191,7 +200,10 @@ def _report_extra(path: Path, number: int, report: Report, *, at_work: bool) -> 
 
 def _verify_file(path: Path, shard: Shard | None, header: Header | None, report: Report, seen: _Seen) -> None:
     if not _is_there(path):
-        report.add("missing", path, "the manifest lists it; it is missing")
+        if path.name in manifest.current(path.parent).replaced:
+            report.note("replaced", path, "replaced by a writer during the verification; verify again")
+        else:
+            report.add("missing", path, "the manifest lists it; it is missing")
         return
     size = files.regular(path).st_size
     report.files += 1
@@ -200,8 +212,9 @@ def _verify_file(path: Path, shard: Shard | None, header: Header | None, report:
         report.add("size", path, f"{size} bytes; {shard.bytes} were committed")
         return
     data = files.read(path, bounds.MOST_BYTES)
-    problems = list(_byte_problems(str(path), data, shard))
-    problems = problems or list(_structure_problems(str(path), data))
+    name = clean_text(str(path))
+    problems = list(_byte_problems(name, data, shard))
+    problems = problems or list(_structure_problems(name, data))
     report.problems += problems or list(_row_problems(path, data, header, report, seen))
 
 
@@ -237,7 +250,7 @@ def _where(data: bytes) -> str:
 
 
 def _row_problems(path: Path, data: bytes, header: Header | None, report: Report, seen: _Seen) -> Iterable[Problem]:
-    name = str(path)
+    name = clean_text(str(path))
     try:
         shards.check_version(pl.read_parquet_metadata(io.BytesIO(data)), path.name)
     except InputError as error:

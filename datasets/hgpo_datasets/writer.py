@@ -29,6 +29,7 @@ from hgpo_datasets.row_errors import RowError, WrongRow
 from hgpo_datasets.run_folder import RunFolder
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
+from hgpo_envs.secrets import redact
 
 if TYPE_CHECKING:
     import os
@@ -70,7 +71,7 @@ class StepWriter:
         folder: The run's folder; created if it is missing, resumed if it holds a run.
         run: The run's name; the folder's name by default.
         config: What the run was made with (seeds, versions, settings): JSON values. Kept in the manifest and in every
-            file. A resumed run must have the same; None accepts what is there.
+            file, without secrets (`hgpo_envs.secrets`). A resumed run must have the same; None accepts what is there.
         depth: The deepest history and context hash to store, at most `schema.MAX_DEPTH`.
         shard_rows: Rows that make a shard by themselves; `commit` makes one at any time. A group is never split.
         shard_bytes: Bytes in memory that make a shard, whatever its rows: this bounds the memory.
@@ -335,7 +336,8 @@ class StepWriter:
                 for row, name in enumerate(foreign["trajectory"])
                 for other in [f"run is {foreign['run'][row]!r}, expected {run!r}; drop the column to copy rows"]
             )
-        return frame.with_columns(pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped)
+        dropped = [pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped]
+        return frame.with_columns(_redacted(frame["error"])).with_columns(dropped)
 
     def _name(self, iteration: object, task_id: object, group: object) -> Group:
         """A group's name, as its rows will hold it; what is None is the writer's default."""
@@ -433,6 +435,17 @@ class StepWriter:
             first = starts.select(*schema.GROUP_KEY, "trajectory").collect()
         groups = frozenset(Group(*row) for row in first.select(schema.GROUP_KEY).unique().iter_rows())
         return groups, frozenset(text_hash(name) for name in first["trajectory"])
+
+
+def _redacted(errors: pl.Series) -> pl.Series:
+    """The column `error` without secrets, which servers and libraries repeat in their messages.
+
+    States, prompts and responses are stored as they were read: their hashes and token ids belong to those texts, and
+    a policy redacts the replies of its server itself.
+    """
+    if errors.null_count() == len(errors):
+        return errors
+    return pl.Series("error", [text and redact(text) for text in errors], dtype=errors.dtype)
 
 
 def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:

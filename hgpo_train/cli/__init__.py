@@ -65,24 +65,26 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        _fail(str(error), 2)
+        _fail(error, str(error), 2)
     except RolloutError as error:
-        _fail(str(error), 1)
+        _fail(error, str(error), 1)
     except ModuleNotFoundError as error:
         if error.name not in TRAINING:
             _crash(error)
-        _fail(f"this needs {error.name}: pip install 'hgpo[train]'", 2)
+        _fail(error, f"this needs {error.name}: pip install 'hgpo[train]'", 2)
     except OSError as error:
         line = _disk_line(error)
         if line is None:
             _crash(error)
-        _fail(line, 1)
+        _fail(error, line, 1)
     except Exception as error:  # noqa: BLE001 - printed whole, without secrets
         _crash(error)
 
 
-def _fail(line: str, code: int) -> NoReturn:
-    print(f"error: {' '.join(redact(line).split())}", file=sys.stderr)
+def _fail(error: BaseException, line: str, code: int) -> NoReturn:
+    """Prints an error in one line, and what was noted of it: for example, how many groups could not be committed."""
+    for text in (f"error: {line}", *getattr(error, "__notes__", ())):
+        print(" ".join(redact(text).split()), file=sys.stderr)
     sys.exit(code)
 
 
@@ -95,6 +97,7 @@ def _crash(error: BaseException) -> NoReturn:
 _DISK: Final = {
     errno.ENOSPC: "free some space; the same command continues from what is committed",
     errno.EDQUOT: "free some of your quota; the same command continues from what is committed",
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), or use another file system",
     errno.EROFS: "write to another place",
     errno.EACCES: "write to another place, or change who may write there",
     errno.EPERM: "write to another place, or change who may write there",

@@ -225,6 +225,7 @@ def show_run(
     import orjson
 
     from hgpo_datasets.overview import overview
+    from hgpo_datasets.rows import clean_text
     from hgpo_train.cli.shown import print_overview
 
     seen = overview(run)
@@ -232,7 +233,7 @@ def show_run(
         typer.echo(orjson.dumps(seen.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
     else:
         print_overview(seen)
-        typer.echo(f"Next: hgpo verify {run}")
+        typer.echo(f"Next: hgpo verify {clean_text(str(run))}")
 
 
 @import_.command("verl-agent")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,8 +31,13 @@ def print_overview(seen: Overview) -> None:
     console = Console()
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(seen):
-        facts.add_row(f"[bold]{name}", value)
+        facts.add_row(Text(name, style="bold"), Text(_plain(value)))
     console.print(facts, _kinds(seen), _sizes(seen))
+
+
+def _plain(text: str) -> str:
+    """A text from a file without control characters, which a terminal would obey."""
+    return "".join(character if character.isprintable() else "�" for character in text)
 
 
 def _table(first: str, others: Iterable[str]) -> Table:
@@ -46,7 +52,7 @@ def _kinds(seen: Overview) -> Table:
     shown = {name: value for name, value in _VALUES.items() if name not in hidden}
     table = _table("task type", shown)
     for kind in seen.kinds:
-        table.add_row(kind.task_type or "unknown", *(value(kind) for value in shown.values()))
+        table.add_row(Text(_plain(kind.task_type or "unknown")), *(value(kind) for value in shown.values()))
     if len(seen.kinds) > 1:
         table.add_section()
         table.add_row("all", *(value(seen.total) for value in shown.values()))

@@ -22,7 +22,7 @@ def early_ends(again: str) -> Iterator[None]:
     Args:
         again: The command that resumes the run.
     """
-    from hgpo_train.rollout.collector import RolloutError
+    from hgpo_train.rollout.failures import RolloutError
 
     try:
         with warnings.catch_warnings():

@@ -17,31 +17,51 @@ def verify(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="print the reports as JSON")] = False,
 ) -> None:
-    """Finds every flipped byte, cut, missing or foreign file and broken rule. Exit code 1 when something is wrong."""
+    """Finds every changed byte, truncated, missing or foreign file, and broken rule.
+
+    Exit code 1 when something is wrong, 2 when a path holds nothing that can be verified.
+    """
     import orjson
     from rich.console import Console
-    from rich.table import Table
+    from rich.markup import escape
 
+    from hgpo_datasets.rows import clean_text
+    from hgpo_envs.errors import InputError
     from hgpo_train.verify import verify as verify_all
 
     console = Console(stderr=True)
     reports: list[Report] = []
+    refused: InputError | None = None
     for one in run:
-        with console.status(f"verifying {one}"):
-            reports += verify_all(one)
+        with console.status(f"verifying {escape(clean_text(str(one)))}"):
+            try:
+                reports += verify_all(one)
+            except InputError as error:
+                refused = refused or error
     if as_json:
         typer.echo(orjson.dumps([report.to_dict() for report in reports], option=orjson.OPT_INDENT_2))
-    for report in () if as_json else reports:
-        rows = f"{report.rows:,} rows, " if report.rows else ""
-        line = f"{report.source}: {report.files} files, {rows}{report.bytes:,} bytes"
-        typer.echo(f"{line}: {'all right' if report.ok else f'{len(report.problems)} problems'}")
-        if report.problems or report.notes:
-            table = Table("kind", "file", "what is wrong")
-            for problem in (*report.problems, *report.notes):
-                table.add_row(problem.kind, Path(problem.file).name, problem.message)
-            Console().print(table)
+    else:
+        for report in reports:
+            _show(report)
+    if refused is not None:
+        raise refused
     if not all(report.ok for report in reports):
         raise typer.Exit(1)
     tables = [report.source for report in reports if report.rows]
     if tables and not as_json:
-        typer.echo(f"Next: hgpo data show {tables[0]}")
+        typer.echo(f"Next: hgpo data show {clean_text(tables[0])}")
+
+
+def _show(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    found = f"{len(report.problems)} problems" if report.problems else "all right"
+    typer.echo(f"{report.source}: {report.summary()}: {found}")
+    if not (report.problems or report.notes):
+        return
+    table = Table("kind", "file", "what is wrong")
+    for problem in (*report.problems, *report.notes):
+        table.add_row(*(Text(text) for text in (problem.kind, Path(problem.file).name, problem.message)))
+    Console().print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -31,7 +32,7 @@ class GenerationOptions:
     """Responses end here."""
     overflow: Literal["left", "history", "error"] = "left"
     """How too long a prompt is cut: left drops its beginning, as verl does; history first shows fewer past steps;
-    error breaks the rollout off."""
+    error fails the rollout."""
     max_batch_tokens: int = 131_072
     """Bound on tokens in memory at a time."""
     chat_template: dict[str, Any] = field(default_factory=dict)
@@ -39,9 +40,9 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("max_prompt_tokens", 1), ("max_response_tokens", 1), ("max_batch_tokens", 1)):
-            if getattr(self, name) < least:
+            if not getattr(self, name) >= least:
                 raise InputError(f"{name}: expected at least {least}, got {getattr(self, name)}")
-        if self.temperature < 0 or not 0 < self.top_p <= 1:
+        if not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1:
             raise InputError(f"expected temperature ≥ 0 and 0 < top_p ≤ 1, got {self.temperature} and {self.top_p}")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -74,7 +75,7 @@ class ServerOptions:
     token_ids: bool = False
     """Ask for prompt and response token ids, as vLLM's server gives them (return_token_ids)."""
     overflow: Literal["history", "error"] = "history"
-    """When the server says that the prompt is too long: show fewer past steps, or break off."""
+    """When the server says that the prompt is too long: show fewer past steps, or fail."""
     concurrency: int = 128
     """Requests at once."""
     timeout_s: float = 120.0
@@ -88,9 +89,9 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("concurrency", 1), ("max_response_tokens", 1), ("retries", 0), ("temperature", 0)):
-            if getattr(self, name) < least:
+            if not getattr(self, name) >= least:
                 raise InputError(f"policy option {name}: expected at least {least}, got {getattr(self, name)}")
-        if self.timeout_s <= 0 or not 0 < self.top_p <= 1:
+        if not 0 < self.timeout_s < math.inf or not 0 < self.top_p <= 1:
             raise InputError(f"expected timeout_s > 0 and 0 < top_p ≤ 1, got {self.timeout_s} and {self.top_p}")
 
 

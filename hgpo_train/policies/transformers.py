@@ -77,6 +77,7 @@ class TransformersPolicy(BatchPolicy):
             response_logprobs=sampled.logprobs[:count].tolist(),
             finish_reason="stop" if stopped else "length",
             cut_pairs=fitted.cut_pairs,
+            cut_tokens=fitted.cut_tokens,
         )
 
     def _stop_at(self, sampled: Sampled) -> int | None:

@@ -50,19 +50,15 @@ def checked_reply(reply: object) -> Reply | Failure:
     if not isinstance(reply, Reply):
         return Failure("PolicyFailed", f"expected a Reply, got {shown(reply)}")
     try:
+        response, prompt = text("response", reply.response), _optional(text, "prompt", reply.prompt)
+        finish_reason = _optional(text, "finish_reason", reply.finish_reason)
+        prompt_tokens = _optional(_token_ids, "prompt_token_ids", reply.prompt_token_ids)
         tokens = _optional(_token_ids, "response_token_ids", reply.response_token_ids)
         logprobs = _optional(_logprobs, "response_logprobs", reply.response_logprobs)
         _check_lengths(tokens, logprobs)
-        return Reply(
-            response=text("response", reply.response),
-            prompt=_optional(text, "prompt", reply.prompt),
-            prompt_token_ids=_optional(_token_ids, "prompt_token_ids", reply.prompt_token_ids),
-            response_token_ids=tokens,
-            response_logprobs=logprobs,
-            finish_reason=_optional(text, "finish_reason", reply.finish_reason),
-            cut_pairs=_optional(count, "cut_pairs", reply.cut_pairs),
-            cut_tokens=_optional(count, "cut_tokens", reply.cut_tokens),
-        )
+        cut_pairs = _optional(count, "cut_pairs", reply.cut_pairs)
+        cut_tokens = _optional(count, "cut_tokens", reply.cut_tokens)
+        return Reply(response, prompt, prompt_tokens, tokens, logprobs, finish_reason, cut_pairs, cut_tokens)
     except BadValueError as error:
         return Failure("PolicyFailed", str(error))
     except Exception as error:  # noqa: BLE001 - values of any type, whose own methods may fail
@@ -76,15 +72,10 @@ def checked_state(state: object) -> State | Failure:
     if not isinstance(state, State):
         return Failure("EnvironmentFailed", f"expected a State, got {shown(state)}")
     try:
-        return replace(
-            state,
-            text=text("state text", state.text),
-            actions=_texts("admissible actions", state.actions),
-            valid=_flag("valid", state.valid),
-            terminated=_flag("terminated", state.terminated),
-            won=_flag("won", state.won),
-            reward=number("reward", state.reward),
-            score=number("score", state.score),
+        flags = (_flag("valid", state.valid), _flag("terminated", state.terminated), _flag("won", state.won))
+        numbers = (number("reward", state.reward), number("score", state.score))
+        return State(
+            text("state text", state.text), _texts("admissible actions", state.actions), *flags, *numbers, state.info
         )
     except BadValueError as error:
         return Failure("EnvironmentFailed", str(error))
@@ -121,14 +112,17 @@ def text(name: str, value: object) -> str:
     ...
     hgpo_train.policies.validation.BadValueError: response: expected text, got int 3
     """
-    if not isinstance(value, str):
-        raise BadValueError(f"{name}: expected text, got {shown(value)}")
-    plain = str.__str__(value)  # of a subclass, its characters alone
-    return redact(plain if _encodable(plain) else clean_text(plain), patterns=False)
+    if type(value) is not str:
+        if not isinstance(value, str):
+            raise BadValueError(f"{name}: expected text, got {shown(value)}")
+        value = str.__str__(value)  # of a subclass, its characters alone
+    return redact(value if value.isascii() or _encodable(value) else clean_text(value), patterns=False)
 
 
 def number(name: str, value: object) -> float:
     """A finite number of at most `LARGEST` in magnitude."""
+    if type(value) is float and -LARGEST <= value <= LARGEST:
+        return value
     if not _is_number(value) or not abs(plain := float(value)) <= LARGEST:  # type: ignore[arg-type]  # a number
         raise BadValueError(f"{name}: expected a finite number, got {shown(value)}")
     return plain
@@ -185,11 +179,18 @@ def _encodable(value: str) -> bool:
 def _texts(name: str, values: object) -> list[str]:
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise BadValueError(f"{name}: expected a list of texts, got {shown(values)}")
-    return [text(name, value) for value in values]
+    listed = list(values)
+    if set(map(type, listed)) <= {str}:  # all at once: there are many, at every step
+        joined = "".join(listed)
+        if text(name, joined) == joined:
+            return listed
+    return [text(name, value) for value in listed]
 
 
 def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool | np.bool_):
+    if value is True or value is False:
+        return value
+    if not isinstance(value, np.bool_):
         raise BadValueError(f"{name}: expected true or false, got {shown(value)}")
     return bool(value)
 

@@ -6,12 +6,13 @@ holds keys and values of the old weights.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hgpo_envs.errors import InputError
-from hgpo_train.policies.base import Failure, Reply
+from hgpo_train.policies.base import Failure, Reply, attempt
 from hgpo_train.policies.generation import Fitted, GenerationOptions, fit_prompts
 from hgpo_train.settings import build
 
@@ -47,6 +48,7 @@ class VLLMPolicy:
         self.options = options
         given = {
             "max_model_len": options.max_prompt_tokens + options.max_response_tokens,
+            "trust_remote_code": False,
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": "hgpo_train.policies.vllm_worker.WeightUpdate",
             **_for_this_device(),
@@ -96,7 +98,10 @@ class VLLMPolicy:
                 answers = [(number, failure) for number, _ in self._running.values()]
                 self._running.clear()
                 break
-            answers = [self._read(output) for output in outputs if output.finished]
+            for output in outputs:
+                if output.finished:
+                    number, fitted = self._running.pop(output.request_id)
+                    answers.append((number, attempt("PolicyFailed", _reply, output, fitted)))
             if timeout == 0:
                 break
         return answers
@@ -119,26 +124,29 @@ class VLLMPolicy:
         self.version = version
 
     def close(self) -> None:
-        """Drops what is running and frees the engine."""
-        self._engine.abort_request(list(self._running))
-        self._running.clear()
-        self._engine.engine_core.shutdown()
-        self._weights.cleanup()
+        """Drops what is running and frees the engine, also one that has died."""
+        try:
+            with contextlib.suppress(Exception):
+                self._engine.abort_request(list(self._running))
+            self._running.clear()
+            self._engine.engine_core.shutdown()
+        finally:
+            self._weights.cleanup()
 
-    def _read(self, output: Any) -> tuple[int, Reply]:  # noqa: ANN401 - vLLM has no types to be followed
-        number, fitted = self._running.pop(output.request_id)
-        (told,) = output.outputs
-        tokens = list(told.token_ids)
-        return number, Reply(
-            response=told.text,
-            prompt=fitted.prompt,
-            prompt_token_ids=fitted.tokens,
-            response_token_ids=tokens,
-            response_logprobs=[at[token].logprob for at, token in zip(told.logprobs or [], tokens, strict=True)],
-            finish_reason=told.finish_reason or "stop",
-            cut_pairs=fitted.cut_pairs,
-            cut_tokens=fitted.cut_tokens,
-        )
+
+def _reply(output: Any, fitted: Fitted) -> Reply:  # noqa: ANN401 - vLLM has no types to be followed
+    (told,) = output.outputs
+    tokens = list(told.token_ids)
+    return Reply(
+        response=told.text,
+        prompt=fitted.prompt,
+        prompt_token_ids=fitted.tokens,
+        response_token_ids=tokens,
+        response_logprobs=[at[token].logprob for at, token in zip(told.logprobs or [], tokens, strict=True)],
+        finish_reason=told.finish_reason or "stop",
+        cut_pairs=fitted.cut_pairs,
+        cut_tokens=fitted.cut_tokens,
+    )
 
 
 def _for_this_device() -> dict[str, Any]:

@@ -204,12 +204,11 @@ class Collector:
     def _overdue(self) -> list[tuple[int, Reply | Failure]]:
         """Failures for requests that have waited too long; an answer that comes later is ignored."""
         late = perf_counter() - self._policy_timeout_s
-        failure = Failure("PolicyTimedOut", f"no answer within {self._policy_timeout_s:g} s")
         overdue: list[tuple[int, Reply | Failure]] = []
         for request_id, asked in self._asked.items():  # in the order of their times
             if asked.at > late:
                 break
-            overdue.append((request_id, failure))
+            overdue.append((request_id, Failure("PolicyTimedOut", f"no answer within {self._policy_timeout_s:g} s")))
         return overdue
 
     def _arrived(self, slot: int, outcome: object, seconds: float) -> None:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
+    import polars as pl
+
     from hgpo_train.policies.base import Failure
     from hgpo_train.rollout.collector import Tally
 
@@ -103,19 +105,20 @@ def of_tally(tally: Tally) -> Failures:
 
 def of_table(run: str | os.PathLike[str]) -> Failures:
     """What failed of the rollouts that a run's step table holds; none where it holds no rows."""
-    import polars as pl
-
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
 
     try:
-        last = (
-            scan_steps(run)
-            .group_by("run", "trajectory")
-            .agg(pl.col("aborted").any(), pl.col("error").drop_nulls().first())
-        )
+        return of_steps(scan_steps(run))
     except InputError:
         return Failures(0, 0)
+
+
+def of_steps(steps: pl.LazyFrame) -> Failures:
+    """What failed of the rollouts that a step table holds."""
+    import polars as pl
+
+    last = steps.group_by("run", "trajectory").agg(pl.col("aborted").any(), pl.col("error").drop_nulls().first())
     failed = last.filter("aborted").group_by("error").len().sort("len", "error", descending=[True, False])
     rollouts, aborted = last.select(pl.len(), pl.col("aborted").sum()).collect().row(0)
     reasons = Reasons()

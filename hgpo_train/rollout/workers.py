@@ -12,7 +12,9 @@ threads' results, and kills processes that are too late, which ends their thread
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
+import os
 import pickle
 import queue
 import signal
@@ -71,16 +73,22 @@ class WorkerSlots:
         shared: The task source; it is pickled, and opened again in each process.
         count: How many processes.
         timeout_s: A start or a command that takes longer costs the process its life.
-        opening_s: The same for a process that starts and opens the task source.
+        opening_s: The same for a process that starts and opens the task source, for which it imports packages and reads
+            data; twice `timeout_s` and a minute unless given. As many processes as there are processors, but at least
+            four, open at a time: the first play while the last wait for their turn.
 
     Raises:
         InputError: The task source cannot be pickled.
     """
 
-    def __init__(self, shared: SharedSource, count: int, *, timeout_s: float = 300.0, opening_s: float = 600.0) -> None:
+    def __init__(
+        self, shared: SharedSource, count: int, *, timeout_s: float = 300.0, opening_s: float | None = None
+    ) -> None:
         self.count = count
         self._closing = False
-        self._timeout_s, self._opening_s = timeout_s, opening_s
+        self._opening = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))
+        self._timeout_s = timeout_s
+        self._opening_s = 2 * timeout_s + 60 if opening_s is None else opening_s
         self._calls_made = 0
         self._done: queue.SimpleQueue[tuple[int, int, State | Failure, float]] = queue.SimpleQueue()
         pickled = attempt("", ForkingPickler.dumps, shared)
@@ -220,25 +228,37 @@ class WorkerSlots:
         return outcome, float(seconds)
 
     def _spawn(self, worker: _Worker) -> None:
-        """Starts a process and waits until it has opened the task source."""
+        """Starts a process, when it is its turn, and waits until it has opened the task source."""
+        with worker.lock:
+            worker.starting, worker.since = True, math.inf  # waiting for its turn takes none of its time
+        try:
+            while not self._opening.acquire(timeout=0.2):
+                if self._closing:
+                    raise _UnreadyError("the run ends")
+            try:
+                self._open(worker)
+            finally:
+                self._opening.release()
+        finally:
+            with worker.lock:
+                worker.starting = False
+
+    def _open(self, worker: _Worker) -> None:
         ours, theirs = _SPAWN.Pipe()
         process = _SPAWN.Process(target=_serve, args=(self._shared, theirs), name="hgpo-environment", daemon=True)
         with worker.lock:
-            worker.starting, worker.since = True, perf_counter()
+            worker.since = perf_counter()
         try:
             process.start()
             with worker.lock:
                 worker.process, worker.connection = process, ours
                 if self._closing:
                     process.kill()
-            theirs.close()
-            ready = ours.recv()
-            if ready != _READY:
-                raise _UnreadyError(str(ready))
         finally:
             theirs.close()
-            with worker.lock:
-                worker.starting = False
+        ready = ours.recv()
+        if ready != _READY:
+            raise _UnreadyError(str(ready))
 
     @staticmethod
     def _death(worker: _Worker, error: Exception) -> Failure:

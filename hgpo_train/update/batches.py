@@ -8,7 +8,7 @@ packed one after another into a single row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import polars as pl
@@ -17,7 +17,7 @@ import torch
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -85,6 +85,116 @@ class MicroBatch:
     row: NDArray[np.int64]
 
 
+def row_faults(steps: pl.DataFrame, vocabulary: int | None = None) -> pl.Series:
+    """What is wrong with each row of a step table for training, or null.
+
+    Args:
+        steps: As for `samples_from_steps`.
+        vocabulary: Token ids below this are known to the model; None allows every id of 32 bits.
+
+    Returns:
+        One text or null a row.
+
+    Raises:
+        InputError: A column is missing, or is of another type.
+    """
+    _check_columns(steps)
+    most = _MOST_IDS if vocabulary is None else vocabulary
+    faults = [_ids_fault(name, most) for name in ("prompt_token_ids", "response_token_ids")]
+    prompt, response = (pl.col(name).list.len().fill_null(0) for name in ("prompt_token_ids", "response_token_ids"))
+    faults.append(pl.when((prompt == 0) & (response > 0)).then(pl.lit("expected a prompt of at least one token")))
+    if _has_logprobs(steps):
+        faults += _logprob_faults(response)
+    if "advantage" in steps.columns:
+        value = pl.col("advantage").cast(pl.Float64)
+        text = pl.format("expected a finite advantage, got {}", value.fill_null(float("nan")))
+        faults.append(pl.when(~value.cast(pl.Float32, strict=False).is_finite().fill_null(value=False)).then(text))
+    return steps.lazy().select(pl.coalesce(faults).alias("fault")).collect()["fault"]
+
+
+def samples_from_steps(steps: pl.DataFrame, vocabulary: int | None = None) -> Samples:
+    """Reads the token and advantage columns of a step table; row i of the result is row i of the table.
+
+    Args:
+        steps: Columns `prompt_token_ids`, `response_token_ids` (lists of int), `advantage` (float; taken as 1 where
+            the column is absent, as supervised training wants it) and, if the engine gave them,
+            `response_logprobs` (lists of float of the response's length, or null).
+        vocabulary: How many token ids the model knows; None does not look.
+
+    Raises:
+        InputError: A column is missing or of another type, or a row cannot be used (`row_faults`).
+    """
+    faults = row_faults(steps, vocabulary)
+    if (wrong := faults.is_not_null().arg_true()).len():
+        row = int(wrong[0])
+        more = f" ({wrong.len() - 1} more rows cannot be used)" if wrong.len() > 1 else ""
+        raise InputError(f"{faults[row]}, row {row}{more}")
+    prompt, prompt_length = _ragged(steps["prompt_token_ids"], np.int32)
+    response, response_length = _ragged(steps["response_token_ids"], np.int32)
+    length = prompt_length + response_length
+    start = np.concatenate([[0], np.cumsum(length)])
+    response_start = np.concatenate([[0], np.cumsum(response_length)])
+    tokens = np.empty(int(start[-1]), np.int32)
+    is_prompt = np.arange(int(start[-1])) - np.repeat(start[:-1], length) < np.repeat(prompt_length, length)
+    tokens[is_prompt], tokens[~is_prompt] = prompt, response
+    advantage = steps["advantage"].cast(pl.Float64).to_numpy() if "advantage" in steps.columns else np.ones(len(steps))
+    logprob = _rollout_logprobs(steps, response_length, int(response_start[-1]))
+    return Samples(tokens, start, prompt_length, response_start, advantage, logprob)
+
+
+_MOST_IDS: Final = 2**31
+
+
+def _check_columns(steps: pl.DataFrame) -> None:
+    """Refuses tables whose columns are missing or of another type."""
+    for name in ("prompt_token_ids", "response_token_ids"):
+        if name not in steps.columns or (len(steps) and steps[name].is_null().all()):
+            raise InputError(
+                f"expected the column {name!r} with token ids, which a language-model policy records while it acts; "
+                "collect with --policy transformers or vllm, or train on text with `hgpo sft`"
+            )
+        _check_type(name, steps.schema[name], "integers", lambda inner: inner.is_integer())
+    if _has_logprobs(steps):
+        name = "response_logprobs"
+        _check_type(name, steps.schema[name], "floats", lambda inner: inner.is_numeric())
+    if "advantage" in steps.columns and not (kind := steps.schema["advantage"]).is_numeric() and kind != pl.Null:
+        raise InputError(f"expected the column 'advantage' to hold floats, got {kind}")
+
+
+def _check_type(name: str, kind: pl.DataType, of: str, fits: Callable[[pl.DataType], bool]) -> None:
+    inner: Any = getattr(kind, "inner", None)
+    if kind != pl.Null and (not isinstance(kind, pl.List) or not (fits(inner) or inner == pl.Null)):
+        raise InputError(f"expected the column {name!r} to hold lists of {of}, got {kind}")
+
+
+def _has_logprobs(steps: pl.DataFrame) -> bool:
+    return "response_logprobs" in steps.columns and steps.schema["response_logprobs"] != pl.Null
+
+
+def _ids_fault(name: str, most: int) -> pl.Expr:
+    ids = pl.col(name).cast(pl.List(pl.Int64), strict=False)
+    least, greatest = ids.list.min(), ids.list.max()
+    null = ids.list.eval(pl.element().is_null()).list.any().fill_null(value=False)
+    beyond = pl.when(least < 0).then(least).otherwise(greatest)
+    return (
+        pl.when(null)
+        .then(pl.lit(f"expected token ids in {name}, got a null among them"))
+        .when((least < 0) | (greatest >= most))
+        .then(pl.format(f"expected {name} from 0 to {most - 1}, got {{}}", beyond))
+    )
+
+
+def _logprob_faults(response: pl.Expr) -> list[pl.Expr]:
+    values = pl.col("response_logprobs").cast(pl.List(pl.Float32))
+    count = values.list.len().fill_null(0)
+    odd = values.list.eval(pl.element().is_null() | ~pl.element().is_finite()).list.any().fill_null(value=False)
+    text = pl.format("expected one response_logprobs value a response token, got {} for {} tokens", count, response)
+    return [
+        pl.when((count > 0) & (count != response)).then(text),
+        pl.when(odd).then(pl.lit("expected finite response_logprobs, got a value that is none")),
+    ]
+
+
 def _ragged(column: pl.Series, dtype: type) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
     """A list column as its flat values and its lengths; a null list is an empty one."""
     lengths = column.list.len().fill_null(0).cast(pl.Int64).to_numpy()
@@ -92,64 +202,11 @@ def _ragged(column: pl.Series, dtype: type) -> tuple[NDArray[np.generic], NDArra
     return values.to_numpy().astype(dtype), lengths
 
 
-def samples_from_steps(steps: pl.DataFrame) -> Samples:
-    """Reads the token and advantage columns of a step table; row i of the result is row i of the table.
-
-    Args:
-        steps: Columns `prompt_token_ids`, `response_token_ids` (lists of int), `advantage` (float; taken as 1 where
-            the column is absent, as supervised training wants it) and, if the engine gave them,
-            `response_logprobs` (lists of float of the response's length, or null).
-
-    Raises:
-        InputError: A column is missing, or an advantage is not finite.
-    """
-    for name in ("prompt_token_ids", "response_token_ids"):
-        if name not in steps.columns or (len(steps) and steps[name].is_null().all()):
-            raise InputError(
-                f"expected the column {name!r} with token ids, which a language-model policy records while it acts; "
-                "collect with --policy transformers or vllm, or train on text with `hgpo sft`"
-            )
-    prompt, prompt_length = _ragged(steps["prompt_token_ids"], np.int32)
-    response, response_length = _ragged(steps["response_token_ids"], np.int32)
-    if (empty := (prompt_length == 0) & (response_length > 0)).any():
-        raise InputError(f"expected a prompt of at least one token, row {int(np.flatnonzero(empty)[0])} has none")
-    length = prompt_length + response_length
-    start = np.concatenate([[0], np.cumsum(length)])
-    response_start = np.concatenate([[0], np.cumsum(response_length)])
-    tokens = np.empty(int(start[-1]), np.int32)
-    is_prompt = np.arange(int(start[-1])) - np.repeat(start[:-1], length) < np.repeat(prompt_length, length)
-    tokens[is_prompt], tokens[~is_prompt] = prompt, response
-    advantage = (
-        steps["advantage"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
-        if "advantage" in steps.columns
-        else np.ones(len(steps))
-    )
-    if not np.isfinite(advantage).all():
-        row = int(np.flatnonzero(~np.isfinite(advantage))[0])
-        raise InputError(f"expected finite advantages, row {row} has {advantage[row]}")
-    return Samples(
-        tokens,
-        start,
-        prompt_length,
-        response_start,
-        advantage,
-        _rollout_logprobs(steps, response_length, int(response_start[-1])),
-    )
-
-
 def _rollout_logprobs(steps: pl.DataFrame, response_length: NDArray[np.int64], total: int) -> NDArray[np.float32]:
     logprob = np.full(total, np.nan, np.float32)
-    if "response_logprobs" not in steps.columns or steps["response_logprobs"].dtype == pl.Null:
-        return logprob
-    values, lengths = _ragged(steps["response_logprobs"], np.float32)
-    recorded = lengths > 0
-    if (lengths[recorded] != response_length[recorded]).any():
-        row = int(np.flatnonzero(recorded & (lengths != response_length))[0])
-        raise InputError(
-            f"expected one response_logprobs value a response token, row {row} has {lengths[row]} for "
-            f"{response_length[row]} tokens"
-        )
-    logprob[np.repeat(recorded, response_length)] = values
+    if _has_logprobs(steps):
+        values, lengths = _ragged(steps["response_logprobs"], np.float32)
+        logprob[np.repeat(lengths > 0, response_length)] = values
     return logprob
 
 

@@ -142,6 +142,12 @@ def check_context(model: Model, longest: int) -> None:
         )
 
 
+def vocabulary(model: Model) -> int:
+    """How many token ids a model knows: rows of its input embedding, which may be more than its tokenizer's."""
+    rows: int = bare(model).get_input_embeddings().weight.shape[0]
+    return rows
+
+
 class Reference:
     """The policy before training, for the KL term.
 

@@ -1,8 +1,12 @@
 """What `hgpo data show` and `hgpo verify` say of a run, counted by hand."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import orjson
 import pyarrow.parquet as pq
 import pytest
 from groups import group, step
@@ -10,6 +14,7 @@ from typer.testing import CliRunner
 
 from hgpo_datasets import StepWriter
 from hgpo_datasets.overview import overview
+from hgpo_envs.errors import InputError
 from hgpo_train.cli import app
 
 
@@ -68,3 +73,109 @@ def test_verify_says_so_with_its_exit_code(run: Path) -> None:
     (report,) = json.loads(wrong.stdout)
     assert (wrong.exit_code, report["ok"], report["problems"][0]["kind"]) == (1, False, "size")
     assert "1 problems" in CliRunner().invoke(app, ["verify", str(run)]).stdout
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def hgpo(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command itself, as a user runs it."""
+    code = "import sys; from hgpo_train.cli import main; main()"
+    paths = os.pathsep.join(str(ROOT / part) for part in (".", "datasets"))
+    environment = {**os.environ, "PYTHONPATH": paths, "RUST_BACKTRACE": "0", "COLUMNS": "300"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
+
+
+def is_one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
+    assert done.returncode == code, done
+    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def test_commands_say_in_one_line_what_is_wrong_with_a_run(tmp_path: Path, run: Path) -> None:
+    file = run / "steps-000000.parquet"
+    data = file.read_bytes()
+    file.write_bytes(data[:200] + bytes(len(data) - 400) + data[-200:])
+    for arguments in (("data", "show"), ("data", "show", "--json")):
+        done = hgpo(*arguments, run)
+        assert "cannot be read" in is_one_line(done, 2)
+        assert not done.stdout
+    assert "no such file or run" in is_one_line(hgpo("data", "show", tmp_path / "nothing"), 2)
+    both = hgpo("verify", "--json", run, tmp_path / "nothing")
+    assert "no such run or file" in is_one_line(both, 2)
+    assert [report["ok"] for report in orjson.loads(both.stdout)] == [False], "the other report is printed all the same"
+    os.mkfifo(tmp_path / "dump.jsonl")
+    line = is_one_line(hgpo("data", "import", "verl-agent", tmp_path / "dump.jsonl", "--out", tmp_path / "new"), 2)
+    assert "is a FIFO" in line
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk."""
+    lines = [{"traj_uid": n, "uid": n, "anchor_obs": os.urandom(400).hex(), "rewards": 1} for n in range(100)]
+    (tmp_path / "dump.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000,) * 2)\n"
+        "from hgpo_train.cli import main; main()"
+    )
+    paths = os.pathsep.join(str(ROOT / part) for part in (".", "datasets"))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            code,
+            "data",
+            "import",
+            "verl-agent",
+            tmp_path / "dump.jsonl",
+            "--out",
+            tmp_path / "new",
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    first, *notes = done.stderr.splitlines()
+    assert first.startswith("error: ")
+    assert "File too large" in first
+    assert ["100 finished groups could not be committed" in note for note in notes] == [True]
+    assert [path.name for path in tmp_path.iterdir()] == ["dump.jsonl"]
+
+
+def test_names_from_a_run_are_shown_as_they_are(tmp_path: Path) -> None:
+    """Neither markup nor a terminal's control characters in them are obeyed."""
+    with StepWriter(tmp_path / "run", run="[/red]\x1b[2J") as writer:
+        writer.add_group(group("t", task_type="[bold]x", split="[/]"))
+    shown = CliRunner().invoke(app, ["data", "show", str(tmp_path / "run")])
+    assert shown.exit_code == 0, shown.exception
+    assert "[/red]" in shown.stdout
+    assert "[bold]x" in shown.stdout
+    assert "\x1b[2J" not in shown.stdout
+    (tmp_path / "run/[bold]steps.parquet").write_bytes(b"")
+    wrong = CliRunner().invoke(app, ["verify", str(tmp_path / "run")])
+    assert "[bold]steps.parquet" in wrong.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other file systems refuse such names")
+def test_a_path_that_is_no_text_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Polars cannot open it."""
+    odd = os.fsdecode(b"-\xff")
+    with StepWriter(tmp_path / "run") as writer:
+        writer.add_group(group("t"))
+    (tmp_path / f"run/extra{odd}.parquet").write_bytes(b"")
+    for arguments in (["verify"], ["verify", "--json"]):
+        done = hgpo(*arguments, tmp_path / "run")
+        assert done.returncode == 1
+        assert "extra-\ufffd.parquet" in done.stdout
+    (tmp_path / "run").rename(tmp_path / f"run{odd}")
+    for arguments in (["data", "show"], ["data", "show", "--json"]):
+        assert "is not UTF-8; rename it" in is_one_line(hgpo(*arguments, tmp_path / f"run{odd}"), 2)
+    with pytest.raises(InputError, match="is not UTF-8; rename it"):
+        StepWriter(tmp_path / f"new{odd}")

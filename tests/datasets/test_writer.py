@@ -2,6 +2,7 @@
 
 import math
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from hgpo_datasets import Group, StepWriter, scan_steps, schema
+from hgpo_datasets import Group, StepWriter, scan_steps, schema, verify
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
+from hgpo_envs.secrets import register
 
 texts = st.one_of(
     st.text(), st.sampled_from(["", "\x00", "a\x00b", "日本", "😀" * 3, "x" * 1_000_000, "\ufeff", "\r\n"])
@@ -257,3 +259,41 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
             writer.add_group(order)
     assert (tmp_path / "a/manifest.jsonl").read_bytes() == (tmp_path / "b/manifest.jsonl").read_bytes()
     assert (tmp_path / "a/steps-000000.parquet").read_bytes() == (tmp_path / "b/steps-000000.parquet").read_bytes()
+
+
+def test_no_secret_is_written(tmp_path: Path) -> None:
+    """Neither from the configuration nor from an error message, into any file of the run."""
+    register("a-very-private-key")
+    config = {"policy": {"base_url": "http://me:hunter2-pw@host/v1", "api_key": "sk-12345678901234567890"}, "seed": 1}
+    error = "401 for http://me:hunter2-pw@host: Bearer a-very-private-key is unknown"
+    for _ in range(2):  # begun and resumed
+        with StepWriter(tmp_path, config=config) as writer:
+            if not writer.committed:
+                writer.add_group([step("t", "a", 0, aborted=True, error=error), step("t", "b", 0)])
+    assert scan_steps(tmp_path).collect()["error"].to_list() == ["401 for http://***@host: Bearer *** is unknown", None]
+    everything = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    for secret in (b"hunter2", b"a-very-private-key", b"sk-123"):
+        assert secret not in everything
+    with pytest.raises(InputError, match="was written with policy") as refused:
+        StepWriter(tmp_path, config={**config, "policy": {"base_url": "http://you:other-pw@elsewhere"}})
+    assert "hunter2" not in str(refused.value)
+    assert "other-pw" not in str(refused.value)
+
+
+RECORDED = Path(__file__).parent / "recorded/version_0_1"
+"""A run that version 0.1.0 wrote, before runs had a lock file."""
+
+
+def test_a_run_of_version_0_1_is_read_and_resumed(tmp_path: Path) -> None:
+    assert verify(RECORDED).problems == []
+    assert scan_steps(RECORDED).select("task_id").collect()["task_id"].n_unique() == 2
+    folder = tmp_path / "run"
+    shutil.copytree(RECORDED, folder)
+    config = {"seed": 1, "base_url": "http://me:another-pw@host/v1"}  # version 0.1 stored the password
+    with StepWriter(folder, run="recorded", config=config, depth=1) as writer:
+        assert sorted(one.task_id for one in writer.committed) == ["t0", "t1"]
+        writer.add_group(group("t2"))
+    assert verify(folder).ok
+    assert scan_steps(folder).select("task_id").collect()["task_id"].n_unique() == 3
+    first = (RECORDED / "manifest.jsonl").read_bytes()
+    assert (folder / "manifest.jsonl").read_bytes().startswith(first), "what was written stays as it was"

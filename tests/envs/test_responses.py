@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs.responses import Response, numbered, parse
+from hgpo_envs.responses import numbered, parse
 
 PIECES = st.sampled_from(
     ["<action>", "</action>", "<think>", "</think>", "<ACTION>", "</Action>", "<Think>", "look", " ", "\n", "\0"]
@@ -52,7 +52,6 @@ def test_fallback_is_the_last_characters_lowered():
 @given(TEXTS, st.integers(0, 40))
 def test_total_and_the_same_as_the_rules_said_in_other_words(text, characters):
     found = parse(text, characters)
-    assert isinstance(found, Response)
     lowered = text.lower()
     both = "<action>" in lowered and "</action>" in lowered
     if both:
@@ -61,21 +60,31 @@ def test_total_and_the_same_as_the_rules_said_in_other_words(text, characters):
     else:
         expected = lowered[max(0, len(lowered) - characters) :]
     thinks = "<think>" in text and "</think>" in text
-    assert found.action == expected
-    assert found.valid == (both and thinks and not re.search(r"[\u4e00-\u9fff]", text))
+    valid = both and thinks and not re.search(r"[\u4e00-\u9fff]", text)
+    assert (found.action, found.valid, found.flaw == "") == (expected, bool(valid), bool(valid))
 
 
 @pytest.mark.parametrize(
-    "unit",
-    ["<action>", "</action>", "<think>", "<action", "<", "\0", "\ud800", "</action><action>", "İ", "<think></think>"],
+    ("unit", "action", "flaw"),
+    [
+        ("<action>", "<action>" * 9, "no <action> tags"),
+        ("</action>", "</action>" * 9, "no <action> tags"),
+        ("<think>", "<think>" * 9, "no <action> tags"),
+        ("<action", "<action" * 9, "no <action> tags"),
+        ("<", "<" * 30, "no <action> tags"),
+        ("\0", "\0" * 30, "no <action> tags"),
+        ("\ud800", "\ud800" * 30, "no <action> tags"),
+        ("</action><action>", "", "no <think> tags"),
+        ("İ", "i̇" * 15, "no <action> tags"),  # its lower case has two characters
+        ("<think></think>", "<think></think>" * 2, "no <action> tags"),
+        ("<think></think><action>look</action>", "look", ""),
+        ("<action>go 打</action><think></think>", "go 打", "CJK characters"),
+    ],
 )
-def test_eight_megabytes_of_anything(unit):
+def test_eight_megabytes_of_anything(unit, action, flaw):
     """A parser that is not linear does not come back from this."""
-    text = unit * ((8 << 20) // len(unit))
-    action, valid, flaw = parse(text)
-    assert isinstance(action, str)
-    assert valid == (not flaw)
-    assert valid == (unit == "never")
+    found = parse(unit * ((8 << 20) // len(unit)))
+    assert (found.action, found.valid, found.flaw) == (action[-30:], not flaw, flaw)
 
 
 @given(st.lists(st.text(max_size=5), max_size=20), st.integers(-3, 25), st.sampled_from(["", " ", "\n", "\t "]))

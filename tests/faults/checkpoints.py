@@ -53,7 +53,8 @@ def weigh(model: Any, iteration: int) -> None:
 
 
 def save(folder: Path, iteration: int, keep: int = 0) -> None:
-    from hgpo_train.checkpoint import State, save_checkpoint
+    from hgpo_train.checkpoint import save_checkpoint
+    from hgpo_train.checkpoint_files import State
 
     model, tokenizer, optimiser = parts()
     weigh(model, iteration)
@@ -62,7 +63,8 @@ def save(folder: Path, iteration: int, keep: int = 0) -> None:
 
 def newest(folder: Path) -> int:
     """The iteration of the checkpoint that a run resumes from, whose weights are checked; 0 where there is none."""
-    from hgpo_train.checkpoint import checkpoints, load_checkpoint
+    from hgpo_train.checkpoint import load_checkpoint
+    from hgpo_train.checkpoint_files import checkpoints
 
     model, _, optimiser = parts()
     found = 0
@@ -83,7 +85,7 @@ def save_several(root: Path, note: Note) -> None:
 
 
 def check_saved(root: Path, noted: Sequence[str], whole: bool) -> None:
-    from hgpo_train.checkpoint import newest_model
+    from hgpo_train.checkpoint_files import newest_model
 
     found = newest(root / "checkpoints")
     assert found >= (SAVED if whole else max(map(int, noted), default=0)), f"lost: the newest is {found}"
@@ -166,15 +168,14 @@ def train(root: Path, note: Note) -> None:
     from hgpo_train.trainer import Trainer, start_run
 
     config = configuration()
-    start_run(config, root / "run", resume=True)
-    trainer = Trainer(config, root / "run", Display(Console(file=io.StringIO()), config.iterations))
-    trainer.run()
+    with start_run(config, root / "run", resume=True) as run:
+        Trainer(run, Display(Console(file=io.StringIO()), config.iterations)).run()
     note("trained")
 
 
 def check_trained(root: Path, noted: Sequence[str], whole: bool) -> None:
     from hgpo_datasets import verify
-    from hgpo_train.checkpoint import checkpoints
+    from hgpo_train.checkpoint_files import checkpoints
     from hgpo_train.config import load_config
     from hgpo_train.settings import to_dict
     from hgpo_train.tracking import read_metrics

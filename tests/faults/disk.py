@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+_EXCHANGE = 2
+"""Linux's RENAME_EXCHANGE."""
 _HEAD = struct.Struct("<iiqqiiii")
 
 
@@ -86,6 +88,18 @@ class Folder:
     synced: dict[str, File | Folder] = field(default_factory=dict)
 
 
+@dataclass(eq=False, frozen=True, slots=True)
+class _Rename:
+    """A rename that no sync has made last yet; `back` is what came the other way in an exchange."""
+
+    old: Folder
+    old_name: str
+    new: Folder
+    new_name: str
+    moved: File | Folder
+    back: File | Folder | None
+
+
 class Disk:
     """A folder of which everything is on the disk; then `do` for every call.
 
@@ -100,7 +114,7 @@ class Disk:
     def __init__(self, root: Path, as_root: Path | None = None) -> None:
         self._root_path = os.fspath((as_root or root).resolve())
         self._root = _load(root)
-        self._renamed: list[tuple[Folder, str, Folder, str, File | Folder]] = []
+        self._renamed: list[_Rename] = []
         self.early: list[str] = []
 
     def do(self, call: Call) -> None:
@@ -146,21 +160,23 @@ class Disk:
             what.synced = bytes(what.data)
         elif isinstance(what, Folder):
             what.synced = dict(what.entries)
-            for old, old_name, new, new_name, moved in list(self._renamed):
-                if what in (old, new):
-                    if old.synced.get(old_name) is moved:
-                        del old.synced[old_name]
-                    new.synced[new_name] = moved
-                    self._renamed.remove((old, old_name, new, new_name, moved))
+            for one in [each for each in self._renamed if what in (each.old, each.new)]:
+                if one.back is not None:
+                    one.old.synced[one.old_name] = one.back
+                elif one.old.synced.get(one.old_name) is one.moved:
+                    del one.old.synced[one.old_name]
+                one.new.synced[one.new_name] = one.moved
+                self._renamed.remove(one)
 
     def _rename(self, call: Call) -> None:
         old, old_name = self._place(call.path)
         new, new_name = self._place(call.other)
         moved = old.entries.pop(old_name)
-        if call.flags & 2:  # RENAME_EXCHANGE
-            old.entries[old_name] = new.entries[new_name]
+        back = new.entries[new_name] if call.flags & _EXCHANGE else None
+        if back is not None:
+            old.entries[old_name] = back
         new.entries[new_name] = moved
-        self._renamed.append((old, old_name, new, new_name, moved))
+        self._renamed.append(_Rename(old, old_name, new, new_name, moved, back))
         for path in _unsynced(moved, ""):
             self.early.append(f"{call}: {path or 'it'} was not synced before the rename")
 

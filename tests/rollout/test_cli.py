@@ -1,6 +1,7 @@
 """`hgpo rollout` as a user has it: a process, its exit code, Ctrl-C, SIGKILL."""
 
 import signal
+import subprocess
 import time
 
 import polars as pl
@@ -8,7 +9,7 @@ import pytest
 from command import DOORS, hgpo
 from typer.testing import CliRunner
 
-from hgpo_datasets import scan_steps
+from hgpo_datasets import scan_steps, verify
 from hgpo_envs.errors import InputError
 from hgpo_train.cli import app
 from hgpo_train.cli.rollout import pairs
@@ -118,3 +119,67 @@ def test_bad_input_as_a_process():
     assert error.startswith("error: unknown environment 'HGPO/ALFWrld-v0'")
     assert error.count("\n") == 1
     assert out == ""
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 300 kB, which fills in the middle of a run."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a small disk here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def run(*command: str) -> tuple[int, str]:
+    process = hgpo(*command)
+    _, error = process.communicate(timeout=120)
+    return process.returncode, error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+def test_a_full_disk_is_one_line_and_what_was_committed_is_sound(small_disk, command):
+    out = small_disk / "run"
+    play = [command, *DOORS[1:], "--max-steps", "40", "--out", str(out)]
+    play += ["--tasks", "300"] if command == "rollout" else ["--split", "train", "--seeds", "1,2,3,4,5,6"]
+    code, error = run(*play)
+    assert code == 1
+    (line,) = [line for line in error.splitlines() if "error" in line.lower()]
+    assert line.startswith("error: ")
+    assert "No space left on device; free some space; the same command continues" in line
+    assert "Traceback" not in error
+    assert not list(out.glob("*.parquet")) or verify(out).ok
+    subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
+    code, error = run(*play)
+    assert code == 0, error
+    assert verify(out).ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["rollout", "eval", "quickstart"])
+def test_a_read_only_disk_is_one_line(small_disk, command):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    env = DOORS[1:] if command != "quickstart" else []
+    split = ["--split", "train"] if command == "eval" else []
+    code, error = run(command, *env, *split, "--out", str(small_disk / "run"))
+    assert code in (1, 2)
+    assert error.startswith("error: ")
+    assert "Read-only file system" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["rollout", "eval", "quickstart"])
+def test_a_file_in_the_place_of_the_folder_is_one_line(tmp_path, command):
+    (tmp_path / "file").write_text("a list of goods")
+    env = DOORS[1:] if command != "quickstart" else []
+    split = ["--split", "train"] if command == "eval" else []
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        code, error = run(command, *env, *split, "--out", str(out))
+        assert code in (1, 2)
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "a list of goods"

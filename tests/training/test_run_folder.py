@@ -12,6 +12,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from doors import DoorsSource
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -151,7 +152,7 @@ def changed(config, name, value):
 FREE_OF_TRAINING = ("iterations", "environment_steps", "evaluation.", "checkpoint.", "tracking.")
 FREE_OF_BOTH = (
     "update.micro_batch_tokens", "update.logit_chunk", "update.gap_warning", "rollout.slots",
-    "rollout.engine_options", "model.device", "model.gradient_checkpointing", "tracking.",
+    "rollout.engine_options", "rollout.max_failed", "model.device", "model.gradient_checkpointing", "tracking.",
 )  # fmt: skip
 
 
@@ -327,3 +328,27 @@ def test_fingerprints_of_tasks_follow_the_data_under_its_path(tmp_path):
     assert of_tasks(open_training_world(replace(Config()), "valid_seen"), {}) != of_tasks(
         open_training_world(Config(), "train"), {}
     )
+
+
+def test_secrets_are_in_no_file_of_a_run(config, runs, monkeypatch):
+    """Neither in options, nor where something repeats them; and another password is no other run."""
+    from hgpo_envs.secrets import register
+
+    register("opensesame")
+    monkeypatch.setattr(DoorsSource, "name", "Doors of opensesame")
+    kind = DoorsSource.task
+    monkeypatch.setattr(
+        DoorsSource, "task", lambda self, name: dataclasses.replace(kind(self, name), task_type=f"opensesame-{name}")
+    )
+    secret = {"api_key": "hunter-two", "base_url": "http://me:pass-word@host/v1"}
+    environment = {"id": "locked_env:HGPO-Test/Locked-v0", "options": secret}
+    config = replace(config, iterations=1, evaluation={"every": 0}, environment=environment)
+    config = replace(config, tracking={"tensorboard": True})
+    runs.train(config)
+    other = replace(config, iterations=2, environment={"options": {**secret, "api_key": "another-one"}})
+    assert runs.train(other, resume=True).state.iteration == 2
+    found = [path for path in (runs.folder / "run").rglob("*") if path.is_file()]
+    assert len(found) > 8
+    for path in found:
+        for value in (b"hunter-two", b"pass-word", b"another-one", b"opensesame"):
+            assert value not in path.read_bytes(), path

@@ -7,12 +7,16 @@ from doors import DoorsSource
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
+from hgpo_envs.sources import Split, open_shared
 from hgpo_train.policies.base import Failure, Request
-from hgpo_train.policies.generation import GenerationOptions
+from hgpo_train.policies.generation import GenerationOptions, encode_prompts
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.sampling import SamplingOptions, draw, sample
 from hgpo_train.policies.transformers import TransformersPolicy
+from hgpo_train.rollout.run import Collection, World, collect
 from hgpo_train.update.model import load_model, load_tokenizer
 
 
@@ -137,9 +141,12 @@ def test_prompts_over_the_budget(model, tokenizer):
         [long]
     )
     assert len(cut[0].prompt_token_ids) == 20
+    whole = len(encode_prompts(tokenizer, [long.prompt])[0])
+    assert (cut[0].cut_pairs, cut[0].cut_tokens) == (0, whole - 20)
+    assert whole > 20
     options = GenerationOptions(max_prompt_tokens=20, max_response_tokens=2, overflow="history")
     shorter = TransformersPolicy(model, tokenizer, options).respond([long])[0]
-    assert (shorter.prompt, shorter.cut_pairs) == ("go", 1)
+    assert (shorter.prompt, shorter.cut_pairs, shorter.cut_tokens) == ("go", 1, 0)
     options = GenerationOptions(max_prompt_tokens=20, max_response_tokens=2, overflow="error")
     refused, answered = TransformersPolicy(model, tokenizer, options).respond([long, request(2, "go")])
     assert isinstance(refused, Failure)
@@ -166,3 +173,20 @@ def test_by_name(tiny):
         make_policy(f"transformers:{tiny}", PolicyContext("Doors", options={"temperatur": 1.0}))
     with pytest.raises(InputError, match="expected a model"):
         make_policy("transformers", PolicyContext("Doors"))
+
+
+def test_what_was_cut_reaches_the_table(model, tokenizer, tmp_path):
+    """From the policy to the column: a prompt over the budget leaves a number there, one within it a zero."""
+    shared = open_shared("doors:DoorsSource", count=3)
+    settings = settings_for("Doors", action_format="response", max_steps=2)
+    world = World("Doors-v0", shared, settings, Split(shared, "train"))
+    for name, budget in (("cut", 30), ("whole", 5000)):
+        policy = TransformersPolicy(
+            model, tokenizer, GenerationOptions(max_prompt_tokens=budget, max_response_tokens=2)
+        )
+        with StepWriter(tmp_path / name) as writer:
+            collect(world, policy, writer, Collection(tasks=2, group_size=1))
+    cut, whole = (scan_steps(tmp_path / name).collect() for name in ("cut", "whole"))
+    assert set(whole["cut_tokens"]) == {0}
+    for row in cut.iter_rows(named=True):
+        assert row["cut_tokens"] == len(encode_prompts(tokenizer, [row["prompt"]])[0]) - 30 > 0

@@ -18,6 +18,7 @@ from hgpo_train.config import SftConfig, replace
 from hgpo_train.display import Display
 from hgpo_train.settings import build
 from hgpo_train.sft import demonstrations, split_off, supervise, tokenise, with_prompts_as_responses
+from hgpo_train.tiny import TinyShape, make_model
 from hgpo_train.tracking import read_metrics
 from hgpo_train.update.model import load_tokenizer
 
@@ -155,6 +156,16 @@ def test_an_existing_run_is_never_trained_on_with_something_else(demos, tiny, tm
     with pytest.raises(InputError, match=r"begun with another model: model\.path"):
         train(config, steps, run)
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_knows(demos, tiny, tmp_path):
+    """One line, where the embedding would raise an IndexError."""
+    tokenizer = load_tokenizer(str(tiny))
+    small = TinyShape(vocabulary=100, width=64, layers=1, heads=2, key_value_heads=1, intermediate=96)
+    make_model(tokenizer, small).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(InputError, match=r"expected prompt_token_ids from 0 to 99, got \d+, row 0 \(\d+ more rows"):
+        train(sft_config(tmp_path / "model"), demos, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,19 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from doors import DoorsSource
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 import hgpo_envs
+import hgpo_train.trainer
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.cli import app
 from hgpo_train.config import replace
 from hgpo_train.display import Display
+from hgpo_train.rollout.failures import RolloutError
 from hgpo_train.settings import to_toml
 from hgpo_train.tiny import TinyShape, save_tiny
 from hgpo_train.tracking import read_metrics
@@ -231,6 +234,82 @@ def test_resuming_from_an_older_checkpoint_ends_in_the_same_bytes(config, runs):
     assert iterations == [1, 2, 3]
 
 
+@pytest.fixture
+def outage(config, tmp_path, monkeypatch):
+    """A file whose tasks fail, and a configuration with that environment."""
+    path = tmp_path / "outage"
+    monkeypatch.setenv("HGPO_TEST_OUTAGE", str(path))
+    environment = {"id": "outage_env:HGPO-Test/Outage-v0"}
+    return path, replace(config, environment=environment, rollout={"group_size": 2}, iterations=2)
+
+
+def everything() -> str:
+    return " ".join(DoorsSource(10).ids("all"))
+
+
+def test_an_iteration_in_which_everything_fails_is_no_success_and_is_played_again(outage, runs):
+    path, config = outage
+    config = replace(config, evaluation={"every": 0})
+    whole = runs.train(config, "whole")
+    runs.train(replace(config, iterations=1))
+    path.write_text(everything())
+    for _ in range(2):
+        with pytest.raises(RolloutError, match=r"6 of 6 rollouts failed \(100%\), 6 of them with .*the power is out"):
+            runs.train(config, resume=True)
+        assert [line["iteration"] for line in read_metrics(runs.folder / "run" / "metrics.jsonl")] == [1]
+        assert [one.name for one in (runs.folder / "run" / "checkpoints").iterdir()] == ["000001"]
+    path.unlink()
+    assert runs.train(config, resume=True).state == whole.state
+    assert runs.weights("run") == runs.weights("whole")
+    steps = scan_steps(runs.folder / "run" / "steps").collect()
+    assert not steps["aborted"].any()
+
+
+def test_a_few_failures_are_left_out_and_many_stop_the_run(outage, runs):
+    path, config = outage
+    config = replace(config, evaluation={"every": 0}, iterations=1)
+    first = runs.train(config, "whole")
+    tasks = scan_steps(runs.folder / "whole" / "steps").select("task_id").unique().collect()["task_id"].sort()
+    path.write_text(tasks[0])
+    with pytest.raises(
+        RolloutError, match=r"2 of 6 rollouts failed \(33%\).*the power is out\. Resuming plays them again"
+    ):
+        runs.train(config)
+    lenient = replace(config, rollout={"max_failed": 0.5})
+    assert runs.train(lenient, resume=True).state.iteration == 1
+    line = read_metrics(runs.folder / "run" / "metrics.jsonl")[-1]
+    assert (line["episode/aborted"], line["episode/trajectories"], line["training/groups"]) == (2, 6, 2)
+    assert first.state.iteration == 1
+
+
+def test_an_evaluation_in_which_everything_fails_stops_the_run(outage, runs):
+    path, config = outage
+    path.write_text(" ".join(DoorsSource(10).ids("test")))
+    with pytest.raises(RolloutError, match="4 of 4 rollouts failed"):
+        runs.train(replace(config, evaluation={"every": 1}))
+    path.unlink()
+    runs.train(replace(config, evaluation={"every": 1}), resume=True)
+    assert not scan_steps(runs.folder / "run" / "evaluation").collect()["aborted"].any()
+
+
+@pytest.mark.slow
+def test_the_command_exits_with_1_and_the_reason_when_everything_fails(outage, runs):
+    outage, config = outage
+    outage.write_text(everything())
+    path = runs.folder / "config.toml"
+    path.write_text(to_toml(replace(config, iterations=1, evaluation={"every": 0})))
+    code, _, errors = hgpo(runs.folder, 0, "train", path, "--out", runs.folder / "run")
+    assert code == 1, errors
+    (line,) = [line for line in errors.splitlines() if "stopped" in line]
+    assert "6 of 6 rollouts failed (100%), 6 of them with" in line
+    assert "the power is out" in line
+    assert "resume with: hgpo train --resume --out" in line
+    assert "Traceback" not in errors
+    outage.unlink()
+    code, _, errors = hgpo(runs.folder, 0, "train", "--resume", "--out", runs.folder / "run")
+    assert code == 0, errors
+
+
 def test_verify_covers_a_whole_run(config, runs):
     runs.train(replace(config, iterations=2, evaluation={"every": 1}))
     folder = runs.folder / "run"
@@ -320,6 +399,27 @@ def test_cut_prompts_are_told(config, runs):
     config = replace(config, iterations=1, evaluation={"every": 0}, rollout={"max_prompt_tokens": 20})
     with pytest.warns(TrainingWarning, match="prompts are as long as"):
         runs.train(config)
+
+
+def test_rows_that_cannot_be_trained_on_are_left_out_with_a_count(config, runs, monkeypatch):
+    """Their tokens are damaged between the table and the update; the other rows are trained on."""
+    compute = hgpo_train.trainer.compute
+
+    def damaging(steps, *args, **kwargs):
+        odd = pl.when(pl.int_range(pl.len()) == 1).then(pl.lit([-5], pl.List(pl.Int32)))
+        rows = compute(steps, *args, **kwargs)
+        return rows.with_columns(odd.otherwise(pl.col("response_token_ids")).alias("response_token_ids"))
+
+    monkeypatch.setattr(hgpo_train.trainer, "compute", damaging)
+    config = replace(config, iterations=1, evaluation={"every": 0})
+    with pytest.warns(
+        TrainingWarning, match=r"1 of \d+ rows cannot be trained on .*response_token_ids from 0 to 383, got -5"
+    ):
+        runs.train(config)
+    line = read_metrics(runs.folder / "run" / "metrics.jsonl")[-1]
+    assert line["training/rows_left_out"] == 1
+    assert line["training/rows"] == len(scan_steps(runs.folder / "run" / "steps").collect()) - 1
+    assert line["actor/optimiser_steps"] > 0
 
 
 def test_dynamic_sampling_trains_on_groups_that_say_something(config, runs):

@@ -1,5 +1,7 @@
 """Batches: every row once, within bounds, the right tokens predicted from the right places."""
 
+import math
+
 import numpy as np
 import polars as pl
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError
-from hgpo_train.update.batches import micro_batches, mini_batches, samples_from_steps
+from hgpo_train.update.batches import micro_batches, mini_batches, row_faults, samples_from_steps
 
 lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 12)), min_size=1, max_size=30)
 
@@ -86,11 +88,66 @@ def test_padding_is_small_for_sorted_rows():
     ("change", "line"),
     [
         (pl.lit(None).alias("prompt_token_ids"), "token ids"),
-        (pl.lit(float("nan")).alias("advantage"), "row 0 has nan"),
-        (pl.lit([1.0], dtype=pl.List(pl.Float32)).alias("response_logprobs"), "row 0 has 1 for 3 tokens"),
+        (pl.lit(float("nan")).alias("advantage"), r"finite advantage, got NaN, row 0 \(1 more rows"),
+        (pl.lit(None, pl.Float64).alias("advantage"), "finite advantage"),
+        (pl.lit("1").alias("advantage"), "'advantage' to hold floats, got String"),
+        (pl.lit([1.0], dtype=pl.List(pl.Float32)).alias("response_logprobs"), "got 1 for 3 tokens, row 0"),
+        (pl.lit([float("nan")] * 3, dtype=pl.List(pl.Float32)).alias("response_logprobs"), "finite response_logprobs"),
+        (pl.lit([-float("inf")] * 3, dtype=pl.List(pl.Float32)).alias("response_logprobs"), "finite response_logprobs"),
+        (pl.lit([-1.0, None, -1.0], dtype=pl.List(pl.Float32)).alias("response_logprobs"), "finite response_logprobs"),
+        (pl.lit(["a"] * 3).alias("response_logprobs"), r"'response_logprobs' to hold lists of floats, got List"),
         (pl.lit([], dtype=pl.List(pl.Int32)).alias("prompt_token_ids"), "at least one token"),
+        (pl.lit([1, None], dtype=pl.List(pl.Int32)).alias("prompt_token_ids"), "a null among them"),
+        (pl.lit([1, None, 2], dtype=pl.List(pl.Int32)).alias("response_token_ids"), "a null among them"),
+        (pl.lit([1, -1], dtype=pl.List(pl.Int32)).alias("prompt_token_ids"), "prompt_token_ids from 0 to 98, got -1"),
+        (pl.lit([1, 99], dtype=pl.List(pl.Int32)).alias("prompt_token_ids"), "prompt_token_ids from 0 to 98, got 99"),
+        (pl.lit([2**31, 1, 1], dtype=pl.List(pl.Int64)).alias("response_token_ids"), "response_token_ids from 0 to 98"),
+        (pl.lit([2**64 - 1] * 3, dtype=pl.List(pl.UInt64)).alias("response_token_ids"), "response_token_ids"),
+        (pl.lit([1.5]).alias("prompt_token_ids"), "'prompt_token_ids' to hold lists of integers, got List"),
+        (pl.lit("1 2").alias("prompt_token_ids"), "'prompt_token_ids' to hold lists of integers, got String"),
     ],
 )
 def test_bad_tables(change, line):
-    with pytest.raises(InputError, match=line):
-        samples_from_steps(table([(4, 3), (2, 3)]).with_columns(change))
+    with pytest.raises(InputError, match=line) as caught:
+        samples_from_steps(table([(4, 3), (2, 3)]).with_columns(change), vocabulary=99)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [2**31, 2**40, -1])
+def test_ids_that_no_tensor_holds_are_refused_without_a_vocabulary_too(value):
+    rows = table([(4, 1)]).with_columns(pl.lit([value], dtype=pl.List(pl.Int64)).alias("response_token_ids"))
+    with pytest.raises(InputError, match=str(value)):
+        samples_from_steps(rows)
+
+
+SOUND = {
+    "prompt_token_ids": [1, 2],
+    "response_token_ids": [3, 4],
+    "response_logprobs": [-0.5, -1.5],
+    "advantage": 0.5,
+}  # fmt: skip
+ids = st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(-3, 12), st.just(2**31)), max_size=3))
+logprobs = st.one_of(st.none(), st.lists(st.one_of(st.none(), st.floats(width=32)), max_size=3))
+
+
+@given(st.lists(st.tuples(ids, ids, logprobs, st.one_of(st.none(), st.floats())), max_size=6))
+def test_any_rows_are_either_told_apart_or_trained_on(rows):
+    """Rows without a fault make samples that a model of that vocabulary takes; the sound row is always among them."""
+    kinds = {"prompt_token_ids": pl.List(pl.Int64), "response_token_ids": pl.List(pl.Int64),
+             "response_logprobs": pl.List(pl.Float32), "advantage": pl.Float64}  # fmt: skip
+    steps = pl.DataFrame([SOUND, *(dict(zip(SOUND, row, strict=True)) for row in rows)], schema=kinds)
+    faults = row_faults(steps, 10)
+    assert faults[0] is None
+    for row, fault in zip(steps.iter_rows(named=True), faults, strict=True):
+        prompt, response, logs = (row[name] or [] for name in list(SOUND)[:3])
+        sound = all(one is not None and 0 <= one < 10 for one in prompt + response)
+        sound &= bool(prompt) or not response
+        sound &= not logs or len(logs) == len(response)
+        sound &= all(one is not None and math.isfinite(one) for one in logs)
+        sound &= row["advantage"] is not None and abs(row["advantage"]) <= float(np.finfo(np.float32).max)
+        assert (fault is None) == sound, row
+    samples = samples_from_steps(steps.filter(faults.is_null()), 10)
+    assert samples.tokens.min() >= 0
+    assert samples.tokens.max() < 10
+    assert np.isfinite(samples.advantage).all()
+    assert len(samples.rollout_logprob) == samples.response_tokens

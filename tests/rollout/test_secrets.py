@@ -1,0 +1,163 @@
+"""A random key is planted wherever a user can put one: nothing that is printed or stored holds it, however encoded."""
+
+import base64
+import json
+import random
+import re
+import string
+from pathlib import Path
+from urllib.parse import quote, quote_plus
+
+import polars as pl
+import pytest
+from chat_server import Api, by_seed, completion
+from command import DOORS, hgpo
+
+pytestmark = pytest.mark.slow
+
+PLAIN = string.ascii_letters + string.digits + "-_"
+AWKWARD = PLAIN + "!$&'()*+,;=~^|%"
+
+
+def forms(secret: str) -> set[bytes]:
+    """How servers and libraries write a secret down."""
+    data = secret.encode()
+    texts = {secret, secret.lower(), quote(secret), quote(secret, safe=""), quote_plus(secret), data.hex()}
+    texts |= {json.dumps(secret)[1:-1], json.dumps(json.dumps(secret))[3:-3], repr(data)[2:-1]}
+    texts |= {base64.b64encode(data).decode().rstrip("="), base64.urlsafe_b64encode(data).decode().rstrip("=")}
+    whole = {form.encode() for form in texts}
+    return whole | {form[: len(form) // 2 + 1] for form in whole}  # nor more than half of it
+
+
+def searched(folder: Path, printed: str) -> dict[str, bytes]:
+    """Everything that was printed or stored: as bytes, and tables as the values that are in them."""
+    found = {"printed": printed.encode(), "printed, lines joined": re.sub(r"\s+", "", printed).encode()}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            found[str(path)] = path.read_bytes()
+            if path.suffix == ".parquet":
+                found[f"{path}, rows"] = json.dumps(pl.read_parquet(path).to_dicts(), default=str).encode()
+                found[f"{path}, metadata"] = json.dumps(pl.read_parquet_metadata(path)).encode()
+    return found
+
+
+def echo(api: Api, kind: str):
+    """Answers that repeat everything that the client sent, in errors, in texts, as types that nobody expects."""
+
+    def answer(body, attempt):
+        sent = api.headers[-1].get("authorization", "")
+        token = sent.partition(" ")[2]
+        decoded = base64.b64decode(token + "==").decode("utf-8", "replace") if sent.startswith("Basic") else token
+        told = f"you sent {sent} that is {decoded} or {quote(decoded, safe='')} or {json.dumps(decoded)} {api.url}"
+        if kind == "error":
+            return 400, {"error": {"message": told, "code": decoded}}, {}
+        if kind == "header":
+            return 400, {"error": {"message": "no"}}, {"x-request-id": quote(decoded)}
+        if kind == "text":
+            return completion(f"<think></think><action>go {decoded}</action> {told}", finish=token or "stop")
+        if kind == "type":
+            return 200, {"choices": [{"message": {"content": {"key": told}}, "finish_reason": [token]}]}
+        return by_seed(body)
+
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["error", "text", "type", "header", "nothing"])
+@pytest.mark.parametrize("where", ["key", "key with a line break", "password", "user alone", "query"])
+def test_a_planted_secret_is_nowhere(tmp_path, kind, where):
+    draw = random.Random(f"{kind} {where}")
+    secret = "".join(draw.choice(AWKWARD if where in ("key", "password") else PLAIN) for _ in range(24))
+    environment = {"OPENAI_API_KEY": "none", "OPENAI_LOG": "debug"}
+    with Api() as api:
+        api.answer = echo(api, kind)
+        url = api.url
+        if where == "key":
+            environment["OPENAI_API_KEY"] = secret
+        elif where == "key with a line break":
+            environment["OPENAI_API_KEY"] = f"{secret}\n"
+        elif where == "password":
+            url = url.replace("http://", f"http://me:{quote(secret, safe='')}@")
+        elif where == "user alone":
+            url = url.replace("http://", f"http://{secret}@")
+        else:
+            url = f"{url}?api_key={secret}"
+        command = [
+            *DOORS,
+            "--policy",
+            "openai:tiny",
+            "--tasks",
+            "2",
+            "--group-size",
+            "2",
+            "--out",
+            str(tmp_path / "run"),
+        ]
+        command += ["--policy-option", f"base_url={url}", "--policy-option", "retries=0"]
+        command += ["--policy-option", "check_model=false"]
+        process = hgpo(*command, **environment)
+        out, error = process.communicate(timeout=120)
+    assert api.bodies or where == "query", error
+    for place, data in searched(tmp_path, out + error).items():
+        for form in forms(secret):
+            assert form not in data, (place, form)
+    stored = list((tmp_path / "run").glob("*.parquet"))
+    assert stored or where == "query"
+
+
+@pytest.mark.parametrize("fault", ["config", "unknown option", "crash", "chained crash", "warning", "log", "thread"])
+def test_a_secret_in_an_error_of_the_program_itself_is_not_printed(tmp_path, fault):
+    """The last door: tracebacks, warnings, logs, threads, whatever holds the key by then."""
+    import subprocess
+    import sys
+
+    secret = "Zk" + "".join(random.Random(fault).choice(PLAIN) for _ in range(24))
+    code = f"""
+import sys, threading, warnings, logging
+from hgpo_train import cli
+from hgpo_envs.secrets import Secret, register_url
+key = Secret({secret!r})
+register_url("http://me:" + {secret!r} + "@host/v1")
+
+def work():
+    local = key.reveal()
+    fault = {fault!r}
+    if fault == "crash":
+        raise RuntimeError(local)
+    if fault == "chained crash":
+        try:
+            int(local)
+        except ValueError as error:
+            raise KeyError(repr(local.encode())) from error
+    if fault == "warning":
+        warnings.warn(local)
+    if fault == "log":
+        logging.basicConfig(level="DEBUG")
+        logging.getLogger("httpx").debug("sent %s", {{"headers": local}})
+        try:
+            int(local)
+        except ValueError:
+            logging.exception("oh")
+    if fault == "thread":
+        thread = threading.Thread(target=int, args=(local,))
+        thread.start()
+        thread.join()
+    if fault == "config":
+        from hgpo_envs.errors import InputError
+        raise InputError("base_url: expected a name, got " + repr("http://me:" + local + "@host"))
+    if fault == "unknown option":
+        from hgpo_train.policies.server import ServerOptions
+        from hgpo_train.settings import build
+        build(ServerOptions, {{"temperature": "http://me:" + local + "@host"}})
+
+cli.app = work
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    printed = done.stdout + done.stderr
+    # The source of a traceback's line is this program's own text, never a value.
+    shown = "\n".join(line for line in printed.splitlines() if "key = Secret(" not in line)
+    for form in forms(secret):
+        assert form.decode("utf-8", "replace") not in shown, printed
+    assert "***" in shown
+    codes = {"config": 2, "unknown option": 2, "crash": 1, "chained crash": 1}
+    assert done.returncode == codes.get(fault, 0), printed
