@@ -32,18 +32,19 @@ from typing import TYPE_CHECKING, Any, Final
 from learning_figures import START, fresh_folder, report
 from rich.console import Console
 
-from hgpo_datasets import scan_steps
+from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.webshop import bundled
 from hgpo_train.advantages import get
 from hgpo_train.checkpoint_files import checkpoints
 from hgpo_train.config import Config, load_config, replace, template_path
 from hgpo_train.display import Display
-from hgpo_train.evaluation import episodes
+from hgpo_train.fingerprints import of_model
+from hgpo_train.run_folder import Origin
 from hgpo_train.settings import to_dict, to_toml
 from hgpo_train.tiny import TinyShape
 from hgpo_train.tracking import read_metrics
-from hgpo_train.trainer import ended
+from hgpo_train.trainer import ended, start_run
 from hgpo_train.warm_start import WarmStart, warm_start
 
 if TYPE_CHECKING:
@@ -214,19 +215,28 @@ FRESH: Final[dict[str, Callable[[Path], str]]] = {
 
 
 def train(folder: Path, config: Config, work: Work) -> bool:
-    """One run in a process of its own, from where it was."""
+    """One run in a process of its own, resumed if it is there.
+
+    Raises:
+        InputError: A run that has ended is of another configuration or began with another model.
+    """
     lines = read_metrics(folder / "metrics.jsonl")
     if lines and ended(config, lines[-1]["iteration"], lines[-1]["training/environment_steps"]):
+        with start_run(config, folder, resume=True) as run:
+            run.compare({"model": Origin(f"model.path = {config.model.path!r}", of_model(config.model.path))})
         return True
     source = folder.with_suffix(".toml")
-    source.write_text(to_toml(config))
+    write_file(source, to_toml(config).encode())
     return work.done(folder.name, ["train", str(source), "--out", str(folder), "--resume"], folder.with_suffix(".log"))
 
 
 def fresh_evaluations(
     world: str, folder: Path, warm: Path, runs: dict[str, Config], work: Work
 ) -> list[Callable[[], bool]]:
-    """What is still to be evaluated on fresh tasks: the policy before training by all seeds, each run's by its own."""
+    """Evaluations on fresh tasks: of the policy before training by all seeds, of each run's by its own.
+
+    `hgpo eval` plays only what is missing, and refuses a folder that holds an evaluation of something else.
+    """
     data = FRESH[world](folder)
     everyone = sorted({run.seed for run in runs.values()})
     players = [(START, warm, next(iter(runs.values())), everyone)]
@@ -234,8 +244,6 @@ def fresh_evaluations(
     missing = []
     for name, model, config, seeds in players:
         out = fresh_folder(folder, name)
-        if out.exists() and set(seeds) <= set(episodes(scan_steps(out))["seed"].to_list()):
-            continue
         command = evaluation(config, model, data, seeds, out)
         missing.append(partial(work.done, f"{name} on fresh tasks", command, folder / "fresh.log"))
     return missing

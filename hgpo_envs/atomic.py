@@ -4,6 +4,7 @@
     with new_file(path) as file: …      the same, written piece by piece
     with new_folder(path) as folder: …  a folder with everything in it, complete or absent
     remove_folder(path)                 the end of such a folder, at once
+    with scratch_folder(path) as …      a folder for intermediate files beside a path
     with FolderLock(folder, "…"): …     at most one writer per folder
     make_folder(path)                   a folder that survives a power failure
     sweep(folder)                       removes what killed processes left
@@ -243,6 +244,23 @@ def new_path(path: Path) -> Iterator[Path]:
             _remove_scratch(scratch, lock, path)
 
 
+@contextmanager
+def scratch_folder(beside: Path) -> Iterator[Path]:
+    """Gives an empty folder for intermediate files, in the folder of `beside`; it is removed when the block ends.
+
+    If the process dies, the next writer in that folder removes it.
+    """
+    path = beside.absolute()
+    with _naming(path):
+        sweep(path.parent)
+        scratch, lock = _make_scratch(path)
+        try:
+            (scratch / _CONTENT).mkdir()
+            yield scratch / _CONTENT
+        finally:
+            _remove_scratch(scratch, lock, path)
+
+
 def remove_folder(path: Path) -> None:
     """Removes a folder with everything in it: under its name it is complete or absent, never half of it.
 
@@ -337,16 +355,23 @@ def _make_scratch(path: Path) -> tuple[Path, FolderLock]:
         scratch = path.parent / f".hgpo-{secrets.token_hex(8)}.tmp"
         scratch.mkdir(mode=0o700)
         # Another process may sweep the folder away before it is locked: then a new one is made.
-        with suppress(FileNotFoundError, InputError):
+        try:
             lock = FolderLock(scratch, f"writing {path.name}", target=path.name)
-            try:
-                lock.sync()  # without its note a scratch folder is nobody's, and would stay after a power cut
-            except BaseException:
-                _remove_scratch(scratch, lock, path)
-                raise
-            return scratch, lock
-        with suppress(OSError):
-            scratch.rmdir()
+        except (FileNotFoundError, InputError):
+            with suppress(OSError):
+                scratch.rmdir()
+            continue
+        except OSError:  # the disk is too full even for the lock's note
+            with suppress(OSError):
+                (scratch / LOCK).unlink()
+                scratch.rmdir()
+            raise
+        try:
+            lock.sync()  # without its note a scratch folder is nobody's, and would stay after a power cut
+        except BaseException:
+            _remove_scratch(scratch, lock, path)
+            raise
+        return scratch, lock
     raise InputError(f"cannot lock a new folder in {path.parent}: does its file system support locks?")
 
 

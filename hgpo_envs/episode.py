@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ACTION_FORMATS: Final = ("command", "response", "number")
 """What an action is: the bare command, a model's whole response, or the number of an admissible action, from 1."""
 
-LONGEST_COMMAND: Final = 1 << 16
+LONGEST_COMMAND: Final = 1 << 14
 """Characters of a command that are carried out; a longer one is cut there, so that no policy can fill the memory with
 its history, its prompts and its info."""
 

@@ -30,3 +30,13 @@ def unknown(kind: str, name: object, known: Iterable[str], *, shown: int = 12) -
     hint = f"; did you mean {near[0]!r}?" if near else "."
     rest = f" and {len(names) - shown} more" if len(names) > shown else ""
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(names[:shown]) or 'none'}{rest}"
+
+
+def one_line(text: object, most: int = 100) -> str:
+    r"""What somebody else's error says, for an error line: without line breaks and control characters, not too long.
+
+    >>> one_line(ValueError("no such\n\tthing"))
+    'no such thing'
+    """
+    line = " ".join(str(text).split())
+    return "".join([letter if letter.isprintable() else "\ufffd" for letter in line[:most]])

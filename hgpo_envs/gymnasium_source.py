@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 
 from hgpo_envs.engine import State, Task
-from hgpo_envs.errors import InputError, UnknownTask, unknown
+from hgpo_envs.errors import InputError, UnknownTask, one_line, unknown
 from hgpo_envs.texts import storable
 
 SEEDS: Final = 10_000
@@ -143,10 +143,10 @@ class _Given:
 def _shown(value: object) -> str:
     """A value of whatever type, short and in one line."""
     try:
-        text = " ".join(repr(value).split())
+        text = one_line(repr(value), 60)
     except Exception:  # noqa: BLE001 - somebody else's __repr__
         text = "…"
-    return f"{type(value).__name__} {storable(text)[:60]}"
+    return f"{type(value).__name__} {text}"
 
 
 class GymnasiumSource:

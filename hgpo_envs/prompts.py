@@ -31,7 +31,7 @@ import jinja2
 import jinja2.meta
 import xxhash
 
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files import read_bytes
 from hgpo_envs.sandbox import LONGEST_TEMPLATE, Sandbox, render_within
 from hgpo_envs.texts import storable
@@ -101,10 +101,10 @@ class PromptTemplate:
             self._template = environment.from_string(text)
         except jinja2.TemplateError as error:
             line = getattr(error, "lineno", None)
-            reason = _one_line(error.message or type(error).__name__)
+            reason = one_line(error.message or type(error).__name__, 300)
             raise InputError(f"prompt template {name} is not valid Jinja (line {line}): {reason}") from error
         except Exception as error:  # what Jinja's parser does not look at: nesting, numbers of thousands of digits
-            raise InputError(f"prompt template {name} cannot be compiled: {_one_line(str(error))}") from error
+            raise InputError(f"prompt template {name} cannot be compiled: {one_line(error, 300)}") from error
         for field in sorted(used - set(FIELDS) - set(environment.globals)):
             raise InputError(f"prompt template {name}: {unknown('field', field, FIELDS)}")
 
@@ -163,16 +163,12 @@ class PromptTemplate:
             return storable(render_within(self._template, len(self.text), fields).strip())
         except Exception as error:  # whatever a user's template raises is its own mistake
             line = _line_of(error)
-            reason = _one_line(str(error)) or type(error).__name__
+            reason = one_line(error, 300) or type(error).__name__
             raise InputError(f"prompt template {self.name} fails{line}: {reason}") from error
 
 
 def _again(text: str, name: str, trusted: bool) -> PromptTemplate:
     return PromptTemplate(text, name, trusted=trusted)
-
-
-def _one_line(text: str) -> str:
-    return storable(" ".join(text.split()))[:300]
 
 
 def _line_of(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -60,6 +60,9 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
     """
     given = tuple(sorted(arguments.items()))
     key = (factory, *given, *(_stamp(value) for _, value in given))
+    for name, value in given:
+        if not isinstance(value, Hashable):
+            raise InputError(f"{name}: expected text, a number, true, false or null, got {value!r:.60}")
     if key not in _opened:
         module, _, name = factory.partition(":")
         _opened[key] = SharedSource(_make(module, name, arguments), factory, given)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final, cast
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files import LEAST_UNPACKED, RATIO, open_regular
 from hgpo_envs.paths import inside
 
@@ -168,13 +168,9 @@ def _members(archive: Path, limits: Limits) -> Iterator[tuple[Iterator[_Member],
         except InputError:
             raise
         except BROKEN as error:
-            raise InputError(f"{archive} is broken: {_one_line(error)}; fetch it again") from None
+            raise InputError(f"{archive} is broken: {one_line(error, 200)}; fetch it again") from None
         except OSError as error:
-            raise CannotWrite(f"cannot unpack {archive}: {_one_line(error)}") from None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+            raise CannotWrite(f"cannot unpack {archive}: {one_line(error, 200)}") from None
 
 
 class _Directory(io.BufferedReader):

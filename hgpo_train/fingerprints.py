@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _DATA: Final = ("data", "grammar")
 _TASKS: Final = 100_000
-_NOT_THE_MODEL: Final = (".md", ".gitattributes")
+_NOT_THE_MODEL: Final = (".md", "made_from")
 
 
 def of_texts(texts: Iterable[str | None]) -> str:

@@ -57,13 +57,18 @@ def play(run: Path, seed: int, tasks: int, group_size: int, progress: Callable[[
     """Collects groups on bundled games by a seeded mixture of expert and random choices.
 
     Raises:
-        InputError: The folder holds something else.
+        InputError: The folder holds something else, or more groups than are asked for.
         RolloutError: More than a tenth of the rollouts failed.
     """
     world = open_world(ENV, split="train", action_format="command")
     policy = make_policy(POLICY, PolicyContext(world.shared.source.name, "command"))
     what = Collection(tasks, group_size, seed)
     with StepWriter(run, config=run_config(world, {"split": "train"}, POLICY, {}, what)) as writer:
+        if len(writer.committed) > tasks:
+            raise InputError(
+                f"{run} holds {len(writer.committed)} groups, more than the {tasks} that are asked for; ask for as "
+                "many, or give another --out"
+            )
         tally = collect(world, policy, writer, what, retry_failed=True, progress=progress)
     check(of_tally(tally))
     return tally

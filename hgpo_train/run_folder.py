@@ -100,10 +100,7 @@ class RunFolder(Generic[C]):
         """
         path = self.folder / ORIGIN
         if self.begun and os.path.lexists(path):
-            was = read_origin(path)
-            self.id = was["run"]
-            for name, origin in origins.items():
-                self._check_origin(name, origin, was["fingerprints"].get(name))
+            self.id = self.compare(origins)
         else:
             if self.begun:
                 line = f"{self.folder} stores no fingerprints of its data (version 0.1): it may have changed since"
@@ -111,6 +108,17 @@ class RunFolder(Generic[C]):
             self._store(origins)
         shown = build(type(self.config), redact_json(to_dict(self.config)))
         write_file(self.folder / CONFIG, to_toml(shown).encode())
+
+    def compare(self, origins: Mapping[str, Origin]) -> str:
+        """Compares what the run was begun with, and returns the run's id.
+
+        Raises:
+            InputError: The run was begun with something else, or does not say with what.
+        """
+        was = read_origin(self.folder / ORIGIN)
+        for name, origin in origins.items():
+            self._check_origin(name, origin, was["fingerprints"].get(name))
+        return str(was["run"])
 
     def release(self) -> None:
         """Lets others use the folder. Releasing twice is harmless."""

@@ -24,24 +24,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_train.advantages.chunks import ROWS, chunks
-from hgpo_train.advantages.contexts import Level, levels, whole_history
+from hgpo_train.advantages.columns import CHAINS, row_keys
 from hgpo_train.advantages.estimators import hgpo
-from hgpo_train.advantages.groups import Groups, add_up, centre, value_order
-from hgpo_train.advantages.registry import Job
-from hgpo_train.advantages.returns import episode_rewards, step_returns
-from hgpo_train.advantages.steps import Steps, arrange
+from hgpo_train.advantages.registry import Job, columns_read, prepare
+from hgpo_train.advantages.windows import along, chain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from numpy.typing import NDArray
+    from polars.dataframe.group_by import GroupBy
 
-    from hgpo_train.advantages.registry import Columns
+    from hgpo_train.advantages.parameters import Context
 
 ORACLE: Final = "oracle"
 
@@ -85,17 +82,19 @@ def statistics(
     [('0', 0.5, 0.0), ('1', 0.0, 1.0), ('oracle', 0.5, 0.0)]
     """
     steps = steps.lazy()
-    available = steps.collect_schema().names()
+    schema = steps.collect_schema()
     p = hgpo.HGPO.of(parameters)
-    job, whole = Job(hgpo.ESTIMATOR, p), _history_columns(available, p)
-    columns = [*job.columns(available), *whole]
     for name in by:
-        if name not in available:
-            raise InputError(unknown("column to tell rows apart by", name, available))
+        if name not in schema:
+            raise InputError(unknown("column to tell rows apart by", name, schema))
+    job = Job(hgpo.ESTIMATOR, p, "hgpo", details=True)
+    texts = [
+        name for name in ("state_hash", "state", "action_hash", "action", "aborted", "action_valid") if name in schema
+    ]
+    read = [name for name in schema if name in {*row_keys(schema), *by, *texts, *columns_read(schema, [job])}]
     parts = []
-    needed = list(dict.fromkeys([*columns, *by, *(["action_valid"] if "action_valid" in available else [])]))
-    for chunk in chunks(steps, needed, chunk_rows):
-        parts.append(_chunk_sums(chunk, list(by), p, oracle=bool(whole)))
+    for chunk in chunks(steps, read, chunk_rows):
+        parts.append(_chunk_sums(chunk, list(by), p))
         progress(chunk.height)
     if not parts:
         raise InputError("the step table has no rows")
@@ -103,118 +102,127 @@ def statistics(
     return Statistics(_levels(sums[0], list(by)), _sizes(sums[1], list(by)), _summary(sums[2], list(by)))
 
 
-def _history_columns(available: Sequence[str], p: hgpo.HGPO) -> list[str]:
-    """What whole histories are made from; nothing if the table has only the hashes of limited depth."""
-    pairs = [("state_hash", "state"), ("action_hash", "action")][: 2 if p.context == "states_actions" else 1]
-    found = [next((name for name in pair if name in available), None) for pair in pairs]
-    return [] if None in found else [name for name in found if name]
-
-
-def _chunk_sums(
-    chunk: pl.DataFrame, by: list[str], p: hgpo.HGPO, *, oracle: bool
-) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+def _chunk_sums(chunk: pl.DataFrame, by: list[str], p: hgpo.HGPO) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """What can be added up over chunks: of levels, of group sizes, and of the whole."""
-    steps, _ = arrange(chunk, p.history_length)
-    names = {name: steps.columns.frame[name] for name in by}
-    returns = step_returns(steps, p)
-    columns = hgpo.estimate(steps, p, details=True)
-    found = list(levels(steps, p.history_length, p.context, np.arange(steps.height)))
-    whole = whole_history(steps, p.context) if oracle else None
-    if whole is not None:
-        found.append(whole)
-    level_sums, size_sums = [], []
-    for level in found:
-        defined = np.ones(steps.height, np.bool_) if level.k < 0 else steps.context(level.k, p.context)[1]
-        numbers = _level_rows(steps, level, defined, whole, returns) | _compared(level.k, columns, p)
-        label = pl.lit(str(level.k) if level.k >= 0 else ORACLE).alias("level")
-        rows = pl.DataFrame(names | numbers).with_columns(label)
-        level_sums.append(rows.group_by(*by, "level", maintain_order=True).agg(pl.exclude(*by, "level", "size").sum()))
-        sizes = rows.filter(pl.Series(defined)).group_by(*by, "level", "size", maintain_order=True)
-        size_sums.append(sizes.agg(pl.len().alias("steps"), pl.col("groups").sum()))
-    summary = _summary_rows(chunk, steps, p, by)
-    return pl.concat(level_sums), pl.concat(size_sums), summary
+    if "action_valid" not in chunk.columns:
+        chunk = chunk.with_columns(action_valid=pl.lit(value=True))
+    named = chunk.lazy().with_columns(pl.col(name).alias(f"(by) {name}") for name in by)
+    prepared = prepare(named, p).with_columns(whole_history(p.context, named.collect_schema()).alias("(whole)"))
+    contexts = [f"{CHAINS[p.context]}{k}" for k in range(p.history_length + 1)]
+    numbers = ("return", "episode_return", "(whole)", "(aborted)", "action_valid", *contexts, *hgpo.details(p))
+    keys = [pl.col(f"(by) {name}").alias(name) for name in by]
+    rows = hgpo.estimate(prepared, p).select(*keys, "task_key", "trajectory_key", *numbers).collect()
+    counted = rows.filter(~pl.col("(aborted)"))
+    levels = {str(k): _level(counted, by, pl.col(context), k, p) for k, context in enumerate(contexts)}
+    if rows["(whole)"].null_count() < rows.height:
+        levels[ORACLE] = _level(counted, by, pl.col("(whole)"), None, p)
+    sums = [frame.with_columns(level=pl.lit(level)) for level, (frame, _) in levels.items()]
+    sizes = [frame.with_columns(level=pl.lit(level)) for level, (_, frame) in levels.items()]
+    return pl.concat(sums, how="diagonal"), pl.concat(sizes), _groups(rows, by)
 
 
-def _level_rows(
-    steps: Steps, level: Level, defined: NDArray[np.bool_], whole: Level | None, returns: NDArray[np.float64]
-) -> dict[str, pl.Series]:
-    """One level's numbers on each row, to be added up."""
-    number = max(level.groups.number, 1)
-    size, whole_size, code = defined.astype(np.int64), defined.astype(np.int64), np.zeros(steps.height, dtype=np.int64)
-    if whole is not None:
-        whole_size[~defined] = whole.size[~defined]
-    size[level.rows] = whole_size[level.rows] = level.size
-    code[level.rows] = level.groups.code
-    shared = size > 1
-    head = size == 1
-    first, last = np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64)
-    members = np.flatnonzero(shared)
-    first[code[members[::-1]]] = members[::-1]
-    last[code[members]] = members
-    head[first[code[members]]] = True
-    crosses = shared & (steps.trajectory.code[first[code]] != steps.trajectory.code[last[code]])
-    order = value_order(returns)
-    order = order[shared[order]]
-    groups = Groups(code[order], number)
-    centred = centre(returns[order], groups)
-    variance = add_up(groups.code, centred * centred, number) / groups.size().clip(min=1)
-    columns: dict[str, NDArray[np.generic]] = {
-        "rows": np.ones(steps.height, dtype=np.int64),
-        "eligible": defined,
-        "shared": shared,
-        "cross": crosses,
-        "size": size,
-        "size_sum": size,
-        "pairs": (size - 1).clip(min=0),
-        "whole_pairs": (whole_size - 1).clip(min=0),
-        "groups": head,
-        "shared_groups": head & shared,
-        "flat": head & shared & (variance[code] == 0),
-        "variance": np.where(head & shared, variance[code], 0.0),
-    }
-    return {name: pl.Series(name, values) for name, values in columns.items()}
+def whole_history(context: Context, columns: Collection[str]) -> pl.Expr:
+    """A key for all states (and actions) of a trajectory so far; null where there are only hashes of limited depth.
+
+    Each is hashed together with its place, so the sum stands for the sequence.
+    """
+    names = ["state", "action"] if context == "states_actions" else ["state"]
+    if not all(name in columns or f"{name}_hash" in columns for name in names):
+        return pl.lit(None, pl.Int64)
+    item = pl.col("state_hash")
+    if context == "states_actions":
+        item = chain(pl.col("action_hash").shift(1).fill_null(0), item)
+    placed = pl.struct(item.alias("item"), pl.int_range(pl.len()).alias("place")).hash().reinterpret(signed=True)
+    return along(placed.cum_sum())
 
 
-def _compared(k: int, columns: Columns, p: hgpo.HGPO) -> dict[str, pl.Series]:
-    """A level's weight, and how its advantages differ from the deepest level's, on each row."""
-    if k < 0:
-        names = ("weight", "bias", "sign_disagreement", "compared")
-        return {name: pl.Series(name, np.zeros(len(columns["advantage"]))) for name in names}
-    own, deepest = columns[f"k{k}"], columns[f"k{p.history_length}"]
-    both = ~(np.ma.getmaskarray(own) | np.ma.getmaskarray(deepest))
-    apart = np.ma.getdata(own) - np.ma.getdata(deepest)
-    signs = np.sign(np.ma.getdata(own)) != np.sign(np.ma.getdata(deepest))
-    found = {
-        "weight": columns[f"weight_k{k}"],
-        "bias": np.where(both, np.abs(apart), 0.0),
-        "sign_disagreement": (both & signs).astype(np.float64),
-        "compared": both.astype(np.float64),
-    }
-    return {name: pl.Series(name, values) for name, values in found.items()}
-
-
-def _summary_rows(chunk: pl.DataFrame, steps: Steps, p: hgpo.HGPO, by: list[str]) -> pl.DataFrame:
-    """One row a group of rollouts."""
-    rewards = episode_rewards(steps, p)
-    invalid = ~steps.flags("action_valid") if steps.columns.has("action_valid") else np.zeros(steps.height, np.bool_)
-    rows = pl.DataFrame(
-        {name: steps.columns.frame[name] for name in by}
-        | {"task": steps.task.code, "first": steps.first, "reward": rewards, "invalid": invalid}
+def _level(
+    rows: pl.DataFrame, by: list[str], context: pl.Expr, k: int | None, p: hgpo.HGPO
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """One level's sums, a row for each kind of `by`; and its groups by size."""
+    n, shared = pl.col("size"), pl.col("size") > 1
+    trajectory, value = pl.col("trajectory_key"), pl.col("return")
+    found = rows.select(*by, "task_key", "trajectory_key", "return", "(whole)", context.alias("context"))
+    groups = (
+        found.drop_nulls("context")
+        .group_by(*by, "task_key", "context", maintain_order=True)
+        .agg(
+            pl.len().cast(pl.Int64).alias("size"),
+            (trajectory.min() != trajectory.max()).alias("cross"),
+            (value.min() == value.max()).alias("flat"),
+            value.var(ddof=0).alias("variance"),
+        )
     )
-    one = pl.col("reward").filter("first")
-    groups = rows.group_by(*by, "task", maintain_order=True).agg(
-        pl.len().alias("steps"),
-        one.len().alias("trajectories"),
-        one.sum().alias("return_sum"),
-        (one > 0).sum().alias("successes"),
-        (one.min() == one.max()).alias("flat"),
-        pl.col("invalid").sum(),
+    whole = found.group_by(*by, "task_key", pl.coalesce("context", "(whole)").alias("context")).len("size")
+    whole = whole.drop_nulls("context").with_columns(n.cast(pl.Int64))
+    of_groups = _by(groups, by).agg(
+        n.sum().alias("eligible"),
+        n.filter(shared).sum().alias("shared"),
+        n.filter("cross").sum().alias("cross"),
+        (n * n).sum().alias("size_sum"),
+        (n * (n - 1)).sum().alias("pairs"),
+        pl.len().cast(pl.Int64).alias("groups"),
+        shared.sum().cast(pl.Int64).alias("shared_groups"),
+        (shared & pl.col("flat")).sum().cast(pl.Int64).alias("flat"),
+        pl.when(shared & ~pl.col("flat")).then("variance").otherwise(0.0).sum().alias("variance"),
     )
-    kept = groups.drop("task").with_columns(pl.lit(0, pl.Int64).alias("aborted"), pl.lit(1, pl.Int64).alias("groups"))
-    if "aborted" not in chunk.columns:
-        return kept
-    lost = chunk.filter(pl.col("aborted").fill_null(value=False)).with_columns(pl.lit(1, pl.Int64).alias("aborted"))
-    return pl.concat([kept, lost.select(*by, "aborted")], how="diagonal")
+    parts = [
+        _by(rows, by).agg(pl.len().cast(pl.Int64).alias("rows"), *_compared(k, p)),
+        of_groups,
+        _by(whole, by).agg((n * (n - 1)).sum().alias("whole_pairs")),
+    ]
+    sums = parts[0]
+    for part in parts[1:]:
+        sums = sums.join(part, on=[*by, "(all)"], how="left", nulls_equal=True, maintain_order="left")
+    sizes = groups.group_by(*by, "size", maintain_order=True).agg(
+        n.sum().alias("steps"), pl.len().cast(pl.Int64).alias("groups")
+    )
+    return sums.drop("(all)").fill_null(0), sizes
+
+
+def _by(frame: pl.DataFrame, by: list[str]) -> GroupBy:
+    """Rows by kind, or all together."""
+    return frame.with_columns(pl.lit(0).alias("(all)")).group_by(*by, "(all)", maintain_order=True)
+
+
+def _compared(k: int | None, p: hgpo.HGPO) -> list[pl.Expr]:
+    """A level's weight, and how its advantages differ from the deepest level's."""
+    if k is None:
+        return [pl.lit(0.0).alias(name) for name in ("weight", "bias", "sign_disagreement", "compared")]
+    own, deepest = pl.col(f"k{k}"), pl.col(f"k{p.history_length}")
+    return [
+        pl.col(f"weight_k{k}").sum().alias("weight"),
+        (own - deepest).abs().sum().alias("bias"),
+        (own.sign() != deepest.sign()).sum().cast(pl.Float64).alias("sign_disagreement"),
+        (own - deepest).count().cast(pl.Float64).alias("compared"),
+    ]
+
+
+def _groups(rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """One row a group of rollouts, and one a kind for what was aborted."""
+    episodes = rows.group_by(*by, "task_key", "trajectory_key", maintain_order=True).agg(
+        pl.len().cast(pl.Int64).alias("steps"),
+        pl.col("episode_return").first().alias("reward"),
+        (~pl.col("action_valid").cast(pl.Boolean)).sum().cast(pl.Int64).alias("invalid"),
+        pl.col("(aborted)").any(),
+    )
+    reward, lost = pl.col("reward"), pl.col("(aborted)")
+    groups = (
+        episodes.filter(~lost)
+        .group_by(*by, "task_key", maintain_order=True)
+        .agg(
+            pl.col("steps").sum(),
+            pl.len().cast(pl.Int64).alias("trajectories"),
+            reward.sum().alias("return_sum"),
+            (reward > 0).sum().cast(pl.Int64).alias("successes"),
+            (reward.min() == reward.max()).cast(pl.Int64).alias("flat"),
+            pl.col("invalid").sum(),
+            pl.lit(0, pl.Int64).alias("aborted"),
+            pl.lit(1, pl.Int64).alias("groups"),
+        )
+    )
+    broken = episodes.filter(lost).with_columns(aborted=pl.lit(1, pl.Int64)).select(*by, "aborted")
+    return pl.concat([groups.drop("task_key"), broken], how="diagonal").fill_null(0)
 
 
 def _ratio(above: str | pl.Expr, below: str | pl.Expr) -> pl.Expr:
@@ -263,8 +271,7 @@ def _sizes(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
 
 def _summary(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """The whole table, or each of its kinds, from one row a group of rollouts."""
-    total = parts.with_columns(pl.col("flat").cast(pl.Int64))
-    sums = total.group_by(by, maintain_order=True).sum() if by else total.sum()
+    sums = parts.group_by(by, maintain_order=True).sum() if by else parts.sum()
     return (sums.sort(by) if by else sums).select(
         *by,
         pl.col("groups", "trajectories", "steps", "aborted").cast(pl.Int64),

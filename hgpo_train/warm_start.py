@@ -1,7 +1,7 @@
 """From nothing to a small policy that can play a little: demonstrations, a tokenizer and a model, supervised training.
 
-For machines without a large model: everything is made here, nothing is downloaded, and each part is resumed or reused
-when it is there already.
+For machines without a large model: everything is made here, nothing is downloaded. Each part that is there already is
+resumed or used again, if it was made from the same; if not, it is refused.
 
     FOLDER/demonstrations/   the explorer's steps
     FOLDER/model/            a small Qwen-style model, its tokenizer trained on those texts
@@ -12,22 +12,38 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
 
 import polars as pl
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_train.config import Config, ModelConfig, OptimiserConfig, SftConfig, TrackingConfig, UpdateConfig
+from hgpo_envs.atomic import new_folder
+from hgpo_envs.errors import InputError
+from hgpo_envs.files import read_bytes
+from hgpo_envs.secrets import redact_json
+from hgpo_train.config import (
+    Config,
+    ModelConfig,
+    OptimiserConfig,
+    SftConfig,
+    TrackingConfig,
+    UpdateConfig,
+    template_path,
+)
+from hgpo_train.fingerprints import of_path, of_texts
 from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.rollout.failures import check, of_table
 from hgpo_train.rollout.run import Collection, collect
 from hgpo_train.sft import supervise
 from hgpo_train.tiny import TinyShape, save_tiny
 from hgpo_train.trainer import open_training_world
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hgpo_train.display import Display
+
+MADE_FROM: Final = "made_from"
+"""The file in a model's folder that holds the fingerprint of what it was made from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +89,7 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
     """
     steps = demonstrate(folder / "demonstrations", config, start, display)
     if model is None:
-        model = folder / "model"
-        if not (model / "tokenizer_config.json").exists():  # the last file that is written
-            table = scan_steps(steps).select("trajectory", "step", "prompt", "action")
-            rows = table.sort("trajectory", "step").collect()
-            texts = rows.select(pl.format("{}\n{}", "prompt", "action")).to_series().to_list()
-            save_tiny(model, texts, start.shape, start.seed)
+        model = new_model(folder / "model", steps, start)
     settings = SftConfig(
         seed=start.seed,
         rows=start.rows,
@@ -106,11 +117,49 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
     return folder / "sft"
 
 
+def new_model(folder: Path, steps: Path, start: WarmStart) -> Path:
+    """Makes a small model with a tokenizer of a step table's texts; one that is there is used again.
+
+    Raises:
+        InputError: The model that is there was made from something else.
+    """
+    rows = scan_steps(steps).select("trajectory", "step", "prompt", "action").sort("trajectory", "step").collect()
+    texts = rows.select(pl.format("{}\n{}", "prompt", "action")).to_series().to_list()
+    made_from = of_texts([*texts, repr(start.shape), str(start.seed)])
+    if (folder / MADE_FROM).exists():
+        if (was := read_bytes(folder / MADE_FROM, 1 << 10).decode(errors="replace").strip()) != made_from:
+            raise InputError(
+                f"{folder} was made from other demonstrations, sizes or another seed (fingerprint {was[:16]}, now "
+                f"{made_from[:16]}); remove it, or choose another folder"
+            )
+        return folder
+    with new_folder(folder) as made:
+        save_tiny(made, texts, start.shape, start.seed)
+        (made / MADE_FROM).write_text(made_from + "\n", encoding="utf-8")
+    return folder
+
+
 def demonstrate(folder: Path, config: Config, start: WarmStart, display: Display) -> Path:
-    """Collects demonstrations into a step table, an iteration a place; those that are there are not played again."""
+    """Collects demonstrations into a step table, an iteration a place; those that are there are not played again.
+
+    Raises:
+        InputError: The table that is there was made otherwise.
+        RolloutError: Too many rollouts failed. They are played again on the next call.
+    """
     environment = config.environment
     places = [{"data": place} for place in start.data] or [{}]
-    with display.stage("demonstrate"), StepWriter(folder, run="demonstrations") as writer:
+    template = template_path(environment)
+    made_with = {
+        "policy": start.policy,
+        "demonstrations": start.demonstrations,
+        "seed": start.seed,
+        "environment": {**dataclasses.asdict(environment), "prompt_template": template and of_path(Path(template))},
+        "data": [of_path(Path(place)) for place in start.data],
+    }
+    with (
+        display.stage("demonstrate"),
+        StepWriter(folder, run="demonstrations", config=redact_json(made_with)) as writer,
+    ):
         for number, place in enumerate(places):
             options = environment.options | place
             shown = dataclasses.replace(config, environment=dataclasses.replace(environment, options=options))
@@ -118,5 +167,6 @@ def demonstrate(folder: Path, config: Config, start: WarmStart, display: Display
             policy = make_policy(start.policy, PolicyContext(world.shared.source.name, environment.action_format))
             tasks = min(start.demonstrations // len(places), len(world.tasks))
             what = Collection(tasks=tasks, seed=start.seed, iteration=number)
-            collect(world, policy, writer, what, progress=display.tally)
+            collect(world, policy, writer, what, retry_failed=True, progress=display.tally)
+    check(of_table(folder))
     return folder

@@ -68,3 +68,19 @@ def test_stats_of_its_run_by_type_and_in_words(tmp_path: Path) -> None:
     words = CliRunner().invoke(app, ["stats", str(found.run), "--out", str(tmp_path / "tables")])
     assert "• Context inconsistency" in words.output
     assert pl.read_csv(tmp_path / "tables/levels.csv")["level"].cast(pl.String).to_list() == [*"01234", "oracle"]
+
+
+def test_an_existing_folder_is_extended_or_refused(tmp_path: Path) -> None:
+    """More groups give the same as a new folder would; fewer, or another seed, are refused."""
+    quickstart(tmp_path / "a", tasks=2, group_size=2)
+    more = quickstart(tmp_path / "a", tasks=3, group_size=2)
+    new = quickstart(tmp_path / "b", tasks=3, group_size=2)
+    drop = ["run", "policy_seconds", "environment_seconds"]
+    tables = [scan_steps(one.run).drop(drop, strict=False).collect().sort("trajectory", "step") for one in (more, new)]
+    assert tables[0].equals(tables[1])
+    before = sorted(path.name for path in (tmp_path / "a" / "run").iterdir())
+    with pytest.raises(InputError, match="holds 3 groups, more than the 1 that are asked for"):
+        quickstart(tmp_path / "a", tasks=1, group_size=2)
+    with pytest.raises(InputError, match="seed = 0, not 1"):
+        quickstart(tmp_path / "a", seed=1, tasks=3, group_size=2)
+    assert sorted(path.name for path in (tmp_path / "a" / "run").iterdir()) == before

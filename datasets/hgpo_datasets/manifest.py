@@ -154,6 +154,21 @@ def read(folder: Path) -> Manifest:
     return decode(files.read(folder / NAME, MOST_BYTES))
 
 
+def current(folder: Path) -> Manifest:
+    """Reads a run's manifest again as long as a writer replaces files that it lists.
+
+    Raises:
+        InputError: As `read` raises.
+    """
+    listed = read(folder)
+    while not all((folder / shard.file).exists() for shard in listed.shards):
+        again = read(folder)
+        if again.check == listed.check:  # missing for good
+            break
+        listed = again
+    return listed
+
+
 def decode(data: bytes) -> Manifest:
     """Decodes a manifest as far as it is right; what is wrong is said in `problem`.
 

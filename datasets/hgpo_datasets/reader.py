@@ -103,7 +103,7 @@ def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[str]:
         raise InputError(f"{folder} is not a run: it has no {manifest.NAME}; {hint}")
     with files.reading(folder):
         present = sorted(folder.glob(f"*{_PARQUET}"))  # before the manifest is read: a writer may be at work
-    listed = manifest.read(folder)
+    listed = manifest.current(folder)
     if listed.problem:
         _refuse_or_warn(damaged, f"{folder}: {listed.problem}")
     names = {shard.file for shard in listed.shards}

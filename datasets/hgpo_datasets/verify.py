@@ -163,7 +163,7 @@ def _verify_run(folder: Path, report: Report) -> None:
         report.note("leftover", scratch, "scratch folder of a writer that was killed or is at work")
     path = folder / manifest.NAME
     try:
-        listed = manifest.read(folder)
+        listed = manifest.current(folder)
         size = files.regular(path).st_size
     except InputError as error:
         report.add("version" if "newer" in str(error) else "manifest", path, str(error))
@@ -200,7 +200,10 @@ def _report_extra(path: Path, number: int, report: Report, *, at_work: bool) -> 
 
 def _verify_file(path: Path, shard: Shard | None, header: Header | None, report: Report, seen: _Seen) -> None:
     if not _is_there(path):
-        report.add("missing", path, "the manifest lists it; it is missing")
+        if path.name in manifest.current(path.parent).replaced:
+            report.note("replaced", path, "replaced by a writer during the verification; verify again")
+        else:
+            report.add("missing", path, "the manifest lists it; it is missing")
         return
     size = files.regular(path).st_size
     report.files += 1

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_envs.alfworld.goals import TASK_TYPES, Goal, parse_goal
 from hgpo_envs.alfworld.grammar import Grammar, recognise, split_task
 from hgpo_envs.alfworld.world import NOTHING, Ability, Trait, World
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files import parse_json, read_bytes
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def compile_game(data: Mapping[str, Any], where: str = "the game") -> Game:
         raise InputError(f"{where}: {error}") from None
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         # a damaged problem contradicts itself in more ways than are worth a line each
-        raise InputError(f"{where}: the game contradicts itself ({type(error).__name__}: {error!s:.80})") from None
+        raise InputError(f"{where}: the game contradicts itself ({type(error).__name__}: {one_line(error)})") from None
 
 
 def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iterable[str] | None = None) -> Game:

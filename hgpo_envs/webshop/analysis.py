@@ -82,6 +82,11 @@ def _grammar() -> str:
 
 
 _ANY: Final = re.compile(_grammar())
+_CORE: Final = re.compile(
+    _set(wb.LETTERS, wb.HEBREW, wb.NUMBERS, wb.KATAKANA, wb.COMPLEX, wb.HAN, wb.HIRAGANA, wb.PICTURES, wb.MODIFIED)
+    + "|[0-9#*\U0001f3fb-\U0001f3ff\U0001f1e6-\U0001f1ff]"
+)
+"""What every word has at least one of."""
 _ASCII: Final = re.compile(
     r"_*(?:[0-9]+(?:(?:_+|[.,;'])[0-9]+)*|[A-Za-z]+(?:(?:_+|[.:'])[A-Za-z]+)*)+"
     r"(?:_+(?:[0-9]+(?:(?:_+|[.,;'])[0-9]+)*|[A-Za-z]+(?:(?:_+|[.:'])[A-Za-z]+)*)+)*_*"
@@ -95,6 +100,8 @@ def words(text: str) -> list[str]:
     >>> words("Women's U.S.A. Wi-Fi 3.5oz, ½ cup 日本 tm™")
     ["Women's", 'U.S.A', 'Wi', 'Fi', '3.5oz', 'cup', '日', '本', 'tm', '™']
     """
+    if len(text) > LONGEST_WORD:  # the grammar takes time in proportion to the square of what it sees
+        return list(_cut_words(text))
     found = (_ASCII if text.isascii() else _ANY).findall(text)
     if any(len(word) > LONGEST_WORD // 2 for word in found):
         return list(_cut_words(text))
@@ -103,9 +110,15 @@ def words(text: str) -> list[str]:
 
 def _cut_words(text: str) -> Iterator[str]:
     """Words where some may be too long: the grammar sees 255 UTF-16 units at a time from where a word begins."""
-    at = 0
+    at = core = 0
     while at < len(text):
-        word = _ANY.search(text, at, _seen_from(text, at))
+        seen = _seen_from(text, at)
+        if core < at or core == 0:
+            found = _CORE.search(text, at)
+            if found is None:
+                return
+            core = found.start()
+        word = _ANY.search(text, at, seen) if core < seen else None
         if word is None:
             at += LONGEST_WORD // 4  # the rest may have begun something that was not seen whole
         elif word.start() > at:

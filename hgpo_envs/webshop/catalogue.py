@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from hgpo_envs.caching import bounded_cache
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files import open_regular, parse_json, read_bytes
 from hgpo_envs.paths import inside
 from hgpo_envs.webshop.loader import HumanInstruction, Product, price_text
@@ -164,7 +164,7 @@ class Catalogue:
         """The same products, each with its score."""
         with sound(self.folder):
             documents, scores = self.index.search(query)
-            return list(zip(self.order[documents].tolist(), scores.tolist(), strict=True))
+            return list(zip(_within(self.order[documents], self._size).tolist(), scores.tolist(), strict=True))
 
     def in_category(self, category: str) -> NDArray[np.int64]:
         """The products whose `category` is this text exactly, ascending (the original's search `<c>`)."""
@@ -211,7 +211,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if known == FORMAT:
             _check_manifest(manifest)
     except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({error!s:.100}); build the catalogue again: {build}") from None
+        raise InputError(f"{path} is damaged ({one_line(error)}); build the catalogue again: {build}") from None
     if known != FORMAT:
         raise InputError(
             f"{folder} has catalogue format {known!r:.20}, this version reads {FORMAT}; build it again: {build}"
@@ -285,7 +285,13 @@ def _made(row: dict[str, Any], index: int) -> Product:
     )
 
 
+def _within(rows: NDArray[np.int32], products: int) -> NDArray[np.int32]:
+    if len(rows) and not (rows.min() >= 0 and rows.max() < products):
+        raise ValueError("a row that no product has")
+    return rows
+
+
 def _search(folder: Path, index: Index, order: NDArray[np.int32], query: str) -> tuple[int, ...]:
     with sound(folder):
         documents, _ = index.search(query)
-        return tuple(order[documents].tolist())
+        return tuple(_within(order[documents], len(order)).tolist())

@@ -115,6 +115,8 @@ class GoalSet:
         self.kind: Final = kind
         with sound(catalogue.folder):
             material = _human_material(catalogue) if kind == "human" else _material(catalogue)
+            if len(material[1]) and not (material[1].min() >= 0 and material[1].max() < len(catalogue)):
+                raise ValueError("a goal of a product that does not exist")
         self._sources, self._rows, counts = material
         self._ends = np.cumsum(counts, dtype=np.int64)
         total = int(self._ends[-1]) if len(self._ends) else 0

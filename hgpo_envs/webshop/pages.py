@@ -11,7 +11,6 @@ Source: WebShop's `web_agent_site/templates/*.html` and `envs/web_agent_text_env
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -29,7 +28,6 @@ SUB_PAGES: Final = ("Description", "Features", "Reviews", "Attributes")
 PAGE_SIZE: Final = 10
 QUERY_ACTION: Final = "search[<your query>]"
 
-_ACTION: Final = re.compile(r"(.+)\[(.+)\]")
 _CLICKED: Final = "You have clicked "
 _BLANK: Final = " \t\n\f\r"  # what the parser takes for white space
 _ALL_ATTRIBUTES_TAB: Final = SUB_PAGES
@@ -233,8 +231,10 @@ def parse_action(command: str) -> tuple[str, str]:
     >>> parse_action("click[Buy Now] please"), parse_action("think[a] click[b]"), parse_action("buy")
     (('click', 'buy now'), ('think[a] click', 'b'), ('buy', ''))
     """
-    match = _ACTION.match(command)
-    return (match[1], match[2].lower()) if match else (command, "")
+    line, _, _ = command.partition("\n")
+    end = line.rfind("]")
+    start = line.rfind("[", 1, max(end - 1, 0))  # a regular expression would try every pair of brackets
+    return (line[:start], line[start + 1 : end].lower()) if start > 0 else (command, "")
 
 
 def action_list(search_bar: bool, names: Iterable[str]) -> list[str]:

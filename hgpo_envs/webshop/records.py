@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files import open_regular, read_unpacked
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ def mapped(path: Path, *kinds: type[np.generic], columns: int = 0) -> NDArray[An
             if size <= _SMALL:
                 return np.frombuffer(file.read(size), dtype).reshape(shape)
             return np.memmap(file, dtype, "r", file.tell(), shape).view(np.ndarray)
-        except (ValueError, TypeError, OverflowError, RecursionError, MemoryError, SyntaxError) as error:
-            raise InputError(f"{path} is damaged ({error!s:.100}); build the catalogue again") from None
+        except Exception as error:  # NumPy's parser of headers raises whatever Python's tokenizer does
+            raise InputError(f"{path} is damaged ({one_line(error)}); build the catalogue again") from error
 
 
 def _header(
@@ -190,7 +190,7 @@ def sound(folder: Path) -> Iterator[None]:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InputError(
-            f"the catalogue in {folder} is damaged ({type(error).__name__}: {error!s:.80}); "
+            f"the catalogue in {folder} is damaged ({type(error).__name__}: {one_line(error)}); "
             "see `hgpo data show webshop --verify`, or build it again"
         ) from None
 

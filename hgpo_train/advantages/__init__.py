@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgpo_train.advantages import estimators
-from hgpo_train.advantages.registry import Estimator, Job, Needs, carry_out, compute, get, names, register
+from hgpo_train.advantages.registry import Estimator, Job, carry_out, compute, estimator, get, names, register
 
 if TYPE_CHECKING:
     import polars as pl
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Estimator",
     "Job",
-    "Needs",
     "carry_out",
     "compute",
+    "estimator",
     "estimators",
     "g2po",
     "get",

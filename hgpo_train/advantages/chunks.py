@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.steps import BATCH_KEYS, group_keys
+from hgpo_train.advantages.columns import batch_keys, group_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ def chunks(
     """
     keys = group_keys(columns)
     if whole == "batch":
-        keys = [key for key in BATCH_KEYS if key in columns]
+        keys = batch_keys(columns)
     waiting: pl.DataFrame | None = None
     seen = pl.Series("seen", [], dtype=pl.UInt64)
     for batch in steps.select(columns).collect_batches(chunk_size=rows, maintain_order=True):

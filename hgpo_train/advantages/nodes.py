@@ -14,48 +14,51 @@ Source: `AlfWorldEnvironmentManager` of env_manager.py in the repository of G2PO
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-import numpy as np
 import polars as pl
 
-from hgpo_envs.hashing import link
-from hgpo_train.advantages.steps import hashed
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from hgpo_train.advantages.windows import along, chain
 
 NOTHING: Final = "Nothing happens"
 HIDING: Final = ("You heat", "You cool", "You clean", "You turn on")
 """Observations after which what was done cannot be seen."""
 
 
-def alfworld_nodes(state: pl.Series, admissible: pl.Series, first: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The hash of each step's node.
+def with_alfworld_nodes(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """Adds `alfworld_node`, the hash of each step's node; null where a text is missing.
 
     Args:
-        state: Observations; strings of shape (rows,), trajectory after trajectory, each by step.
-        admissible: The actions that were admissible; lists of strings of shape (rows,).
-        first: Where a trajectory begins; bool of shape (rows,).
+        steps: A table with keys, `step`, `state` and `admissible_actions` (a list of strings).
 
-    Returns:
-        int64 of shape (rows,).
-
-    >>> state = pl.Series(["a room", "Nothing happens.", "a desk", "Nothing happens.", "a shelf"])
-    >>> nodes = alfworld_nodes(state, pl.Series([["go"]] * 5), np.array([True, False, False, False, False]))
-    >>> bool(nodes[2] == nodes[3]), len(set(nodes.tolist()))
-    (True, 4)
+    >>> steps = pl.LazyFrame({"trajectory_key": 0, "step": [0, 1, 2, 3], "admissible_actions": [["go"]] * 4,
+    ...                       "state": ["a room", "Nothing happens.", "a desk", "Nothing happens."]})
+    >>> nodes = with_alfworld_nodes(steps).collect()["alfworld_node"]
+    >>> nodes[2] == nodes[3], nodes.n_unique()
+    (True, 3)
     """
-    rows = np.arange(len(state))
-    happened = ~state.str.starts_with(NOTHING).to_numpy() | first
-    latest = np.maximum.accumulate(np.where(happened, rows, 0))
-    before = latest[np.maximum(latest - 1, 0)]  # what happened before that; of no meaning at a trajectory's beginning
-    hiding = pl.any_horizontal(pl.col("state").str.starts_with(opening) for opening in HIDING)
-    hides = state.to_frame("state").select(hiding).to_series().to_numpy() & ~first
-
-    shown = admissible.list.filter(pl.element() != "help").list.join("\n")
-    texts = pl.select(pl.format("{}\n\n{}", state, shown)).to_series()
-    alone, plain = hashed(texts), hashed(state)
-    own = np.where(hides[before], link(alone[before], alone[latest]), alone[latest])
-    begun = first[latest]
-    return np.where(begun, np.where(first, plain, link(plain[latest], plain[latest])), own)
+    state, first = pl.col("state"), pl.col("step") == pl.col("step").min().over("trajectory_key")
+    happened = ~state.str.starts_with(NOTHING) | first
+    shown = pl.col("admissible_actions").list.filter(pl.element() != "help").list.join("\n")
+    seen = pl.format("{}\n\n{}", state, shown).hash().reinterpret(signed=True)
+    plain = state.hash().reinterpret(signed=True)
+    hides = pl.any_horizontal(state.str.starts_with(opening) for opening in HIDING) & ~first
+    steps = steps.with_columns(
+        pl.when(happened).then(seen).alias("(seen)"),
+        pl.when(happened).then(hides).alias("(hides)"),
+        pl.when(first).then(plain).alias("(begun)"),
+        first.alias("(first)"),
+    )
+    # What happened last before this step, if anything did after the first observation.
+    steps = steps.with_columns(
+        along(pl.col("(seen)").forward_fill().shift(1)).alias("(before)"),
+        along(pl.col("(hides)").forward_fill().shift(1)).alias("(hidden)"),
+    )
+    node = pl.when("(hidden)").then(chain(pl.col("(before)"), pl.col("(seen)"))).otherwise("(seen)")
+    waiting = chain(pl.col("(begun)"), pl.col("(begun)"))
+    steps = steps.with_columns(pl.when("(first)").then(waiting).otherwise(node).alias("(node)"))
+    reached = along(pl.col("(node)").forward_fill())
+    known = state.is_not_null() & pl.col("admissible_actions").is_not_null()
+    return steps.with_columns(
+        pl.when(known).then(pl.when("(first)").then("(begun)").otherwise(reached)).alias("alfworld_node")
+    )

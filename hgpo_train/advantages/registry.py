@@ -1,60 +1,36 @@
 """Estimators by name, and how one is carried out on a lazy step table.
 
-An estimator is a function from `Steps` to columns, with a frozen dataclass of parameters and a word on which columns
-it reads. Everything else (row order, aborted trajectories, missing columns, hashes from text, chunks, the command
-line) is done here for all of them alike. docs/estimators.md shows how to add one from another distribution.
+An estimator is a function from LazyFrame to LazyFrame over the columns that `columns.py` documents; it adds `advantage`.
+Row order, aborted trajectories, missing columns, hashes from text, bad rows, chunks and the command line are taken care
+of here for all of them alike. docs/estimators.md shows how to write one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import importlib
+import inspect
+import sys
+from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_type_hints
 
-import numpy as np
 import polars as pl
+from polars.io.plugins import register_io_source
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_train.advantages import returns
-from hgpo_train.advantages.parameters import Context, Parameters
-from hgpo_train.advantages.steps import CHAIN, arrange, group_keys, require
+from hgpo_envs.hashing import DEFAULT_DEPTH
+from hgpo_train.advantages import columns
+from hgpo_train.advantages.parameters import Parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from hgpo_train.advantages.steps import Steps
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 ENTRY_POINTS: Final = "hgpo.estimators"
-BLOCK: Final = 1 << 15
-"""About how many rows are computed at a time."""
-
-Columns = dict[str, np.ndarray[Any, Any]]
-"""What an estimator returns: arrays of shape (height,) by name, `advantage` among them; masked arrays are null where
-masked."""
 
 P = TypeVar("P", bound=Parameters)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What an estimator reads besides rewards and names.
-
-    Attributes:
-        depth: The deepest context whose hashes it compares; None if it compares no states.
-        context: Which context.
-        next_state: Whether it follows steps to the state they led to.
-        state_text: Whether it reads the states' text.
-        admissible_actions: Whether it reads the actions that were shown.
-    """
-
-    depth: int | None = None
-    context: Context = "states"
-    next_state: bool = False
-    state_text: bool = False
-    admissible_actions: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,20 +41,23 @@ class Estimator(Generic[P]):
         name: What users call it.
         summary: One line for listings.
         parameters: The class of its parameters.
-        estimate: From steps, parameters and whether details are wanted, to columns.
-        needs: What it reads, for given parameters.
-        details: The optional columns and their types, for given parameters.
+        estimate: From a table with the columns of `hgpo_train.advantages.columns`, and parameters, to the same table
+            with `advantage` and the optional columns. It neither drops nor reorders rows.
+        details: The names of the optional columns, for given parameters.
         scope: ``group`` if a group of rollouts is enough to compute it, ``batch`` if it takes the whole batch, that
             is all rows of one run and iteration.
+        complete: The columns that must not be null, for given parameters.
+        function: The function that it was made of, if it was.
     """
 
     name: str
     summary: str
     parameters: type[P]
-    estimate: Callable[[Steps, P, bool], Columns]
-    needs: Callable[[P], Needs] = lambda _: Needs()
-    details: Callable[[P], Mapping[str, pl.DataType]] = lambda _: {}
+    estimate: Callable[[pl.LazyFrame, P], pl.LazyFrame]
+    details: Callable[[P], Sequence[str]] = lambda _: ()
     scope: str = "group"
+    complete: Callable[[P], Sequence[str]] = lambda _: ()
+    function: Callable[..., pl.LazyFrame] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,68 +77,19 @@ class Job:
     details: bool = False
 
     @property
-    def schema(self) -> dict[str, pl.DataType]:
-        """The columns that are added, and their types."""
-        added: dict[str, pl.DataType] = {self.column: pl.Float64()}
-        if self.details:
-            for name, kind in self.estimator.details(self.parameters).items():
-                added[f"{self.column}_{name}"] = kind
-        return added
+    def added(self) -> dict[str, str]:
+        """The columns that are added, and what the estimator calls them."""
+        details = self.estimator.details(self.parameters) if self.details else ()
+        return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in details}
 
-    def columns(self, available: Collection[str]) -> list[str]:
+    def columns(self, schema: pl.Schema) -> list[str]:
         """The columns of the table that are read."""
-        needs = self.estimator.needs(self.parameters)
-        names = [*identity(available), *returns.columns(available, self.parameters)]
-        if needs.depth is not None:
-            names += context_columns(available, needs.depth, needs.context)
-        if needs.next_state:
-            names += next_state_columns(available, needs.state_text)
-        elif needs.state_text:
-            names.append(require(available, "state", why=f"{self.estimator.name} with these parameters"))
-        if needs.admissible_actions:
-            names.append(require(available, "admissible_actions", why=f"{self.estimator.name} with these parameters"))
-        return names
-
-
-def identity(available: Collection[str]) -> list[str]:
-    """The columns that say which row is which, and which rows do not count."""
-    names = group_keys(available)
-    for name in ("trajectory", "step"):
-        names.append(require(available, name, why="an advantage"))
-    return [*names, *(["aborted"] if "aborted" in available else [])]
-
-
-def context_columns(available: Collection[str], depth: int, context: Context) -> list[str]:
-    """The stored hashes of a context, or else what they can be made from."""
-    stored = [f"{CHAIN[context]}{k}" for k in range(depth + 1)]
-    if all(name in available for name in stored):
-        return stored
-    sources = [("state_hash", "state")] + ([("action_hash", "action")] if context == "states_actions" else [])
-    found = [next((name for name in pair if name in available), None) for pair in sources]
-    if None in found:
-        there = sum(name in available for name in stored)
-        had = f"has them to depth {there - 1}" if there else "has none"
-        missing = sources[found.index(None)]
-        raise InputError(
-            f"contexts of depth {depth} need {stored[0]} … {stored[-1]}: the table {had}, "
-            f"and neither `{missing[0]}` nor `{missing[1]}` to make them from"
-        )
-    return cast("list[str]", found)
-
-
-def next_state_columns(available: Collection[str], text: bool) -> list[str]:
-    """The states, and where the last steps led if that is known: their texts, or rather their hashes."""
-    hashes, texts = ("state_hash", "next_state_hash"), ("state", "next_state")
-    if text or hashes[0] not in available:
-        hashes = texts
-    state = require(available, hashes[0], texts[0], why="a graph of states")
-    following = [name for name in (hashes[1], texts[1]) if name in available]
-    return [state, *following[:1]]
+        return columns_read(schema, [self])
 
 
 def compute(
     steps: pl.LazyFrame | pl.DataFrame,
-    estimator: str | Estimator[Any],
+    estimator: str | Estimator[Any] | Callable[..., pl.LazyFrame],
     *,
     column: str = "advantage",
     details: bool = False,
@@ -174,7 +104,8 @@ def compute(
     Args:
         steps: At the least `task` (or `task_id`), `trajectory`, `step`, `reward`, `action_valid` and, for what
             compares states, `state` or the stored hashes.
-        estimator: A registered name (see `names`), or an `Estimator`.
+        estimator: A registered name (see `names`), ``module:function``, an `Estimator`, or a function that could be one
+            (see `estimator`).
         column: The name of the new column.
         details: Whether to add the estimator's optional columns, `<column>_<name>`: for HGPO each level's advantage,
             group size and effective weight.
@@ -185,95 +116,167 @@ def compute(
 
     Raises:
         InputError: for an unknown estimator or parameter, or a missing column; when collected, for rewards that are
-            no finite numbers, steps that are there twice, trajectories in two tasks, a table with no rows.
+            no finite numbers, returns or advantages that overflow, steps that are there twice, trajectories in two
+            tasks, a table with no rows.
 
     >>> table = pl.LazyFrame({"task": "a", "trajectory": ["x", "y"], "step": 0, "state": "s", "reward": [10.0, 0.0],
     ...                       "action_valid": True})
     >>> compute(table, "hgpo", mode="mean_norm").collect()["advantage"].round(3).to_list()
     [5.0, -5.0]
     """
-    found = get(estimator) if isinstance(estimator, str) else estimator
+    if isinstance(estimator, str):
+        found = get(estimator)
+    else:
+        found = estimator if isinstance(estimator, Estimator) else from_function(estimator)
     return carry_out(steps, [Job(found, found.parameters.of(parameters), column, details)])
 
 
 def carry_out(steps: pl.LazyFrame | pl.DataFrame, jobs: Sequence[Job]) -> pl.LazyFrame:
-    """A step table with the columns of several estimators, computed in one pass."""
+    """A step table with the columns of several estimators."""
     steps = steps.lazy()
-    available = steps.collect_schema().names()
-    added: dict[str, pl.DataType] = {}
+    given = steps.collect_schema()
+    added: list[str] = []
     for job in jobs:
-        for name, kind in job.schema.items():
-            if name in available or name in added:
+        for name in job.added:
+            if name in given or name in added:
                 raise InputError(f"the table already has a column {name!r}; give another name for the advantages")
-            added[name] = kind
-    needed = list(dict.fromkeys(name for job in jobs for name in job.columns(available)))
-
-    def run(series: Sequence[pl.Series], return_dtype: object = None) -> pl.Series:  # noqa: ARG001 (Polars gives it)
-        return estimate(pl.DataFrame(list(series)), jobs).to_struct()
-
-    expression = pl.map_batches([pl.col(name) for name in needed], run, return_dtype=pl.Struct(added))
-    return steps.with_columns(expression.struct.unnest())
-
-
-def estimate(frame: pl.DataFrame, jobs: Sequence[Job]) -> pl.DataFrame:
-    """The columns of several estimators for the rows of a frame that holds the columns they need."""
-    if not frame.height:
-        raise InputError("the step table has no rows")
-    depths = [job.estimator.needs(job.parameters).depth for job in jobs]
-    steps, rows = arrange(frame.rechunk(), depth=max((depth for depth in depths if depth is not None), default=0))
-    columns = []
+            added.append(name)
+    # Estimators may use any name for a column of theirs, so the table's own are kept under names that they do not use.
+    kept = {f"(given) {name}": name for name in given}
+    steps = columns.with_keys(steps.with_columns(pl.col(name).alias(kept_as) for kept_as, name in kept.items()), given)
     for job in jobs:
-        if not steps.height:
-            columns += [pl.Series(name, [None] * frame.height, kind) for name, kind in job.schema.items()]
-            continue
-        made = _estimate(job, steps)
-        if job.parameters.precision == "float32":
-            made["advantage"] = made["advantage"].astype(np.float32)
-        for name, kind in job.schema.items():
-            values = made["advantage" if name == job.column else name.removeprefix(f"{job.column}_")]
-            columns.append(_column(name, values, kind, rows, frame.height))
-    return pl.DataFrame(columns)
+        steps = _with_columns_of(job, steps, given)
+    return steps.select(*(pl.col(kept_as).alias(name) for kept_as, name in kept.items()), *added)
 
 
-def _estimate(job: Job, steps: Steps) -> Columns:
-    """An estimator's columns: computed a few tasks at a time where groups are enough, so that arrays stay in cache."""
-    if job.estimator.scope == "batch":
-        return job.estimator.estimate(steps, job.parameters, job.details)
-    parts = [job.estimator.estimate(block, job.parameters, job.details) for block in steps.blocks(BLOCK)]
-    return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+def _with_columns_of(job: Job, steps: pl.LazyFrame, given: pl.Schema) -> pl.LazyFrame:
+    """A table with keys, the table's own columns put aside, and those that a job adds."""
+    p, name = job.parameters, job.estimator.name
+    steps = steps.with_columns(pl.col(f"(given) {column}").alias(column) for column in given)
+    steps, refusals = _prepared(steps, p, given)
+    try:
+        estimated = job.estimator.estimate(steps, p)
+        schema = estimated.collect_schema()
+    except pl.exceptions.ColumnNotFoundError as error:
+        absent = str(error).split('"')[1] if '"' in str(error) else str(error).splitlines()[0]
+        depth = getattr(p, "history_length", None)
+        raise columns.missing(absent, given, f"{name} with these parameters", depth) from None
+    refusals += [columns.absent(column) for column in job.estimator.complete(p)]
+    for made in job.added.values():
+        if made not in schema:
+            raise InputError(f"the estimator {name!r} must add a column {made!r}; it adds none")
+    advantage = pl.col("advantage").cast(pl.Float64)
+    if p.precision == "float32":
+        advantage = advantage.cast(pl.Float32).cast(pl.Float64)
+    line = f"the advantage of {name} must be a finite number, got {{shown}}: rewards are too large, or a column is null"
+    rows = [pl.col(f"(given) {key}").alias(key) for key in columns.row_keys(given)]
+    fault = columns.faults([*refusals, columns.infinite(advantage, line)], rows)
+    added = {column: pl.col(made) for column, made in job.added.items()} | {job.column: advantage}
+    return estimated.with_columns(
+        pl.when(~(pl.col("(aborted)") | fault)).then(value).alias(column) for column, value in added.items()
+    )
 
 
-def _joined(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    data = np.concatenate([np.ma.getdata(part) for part in parts])
-    if not any(isinstance(part, np.ma.MaskedArray) for part in parts):
-        return data
-    return np.ma.array(data, mask=np.concatenate([np.ma.getmaskarray(part) for part in parts]))
+def prepare(steps: pl.LazyFrame, p: Parameters) -> pl.LazyFrame:
+    """A step table with all the columns that an estimator is written over; `hgpo_train.advantages.columns` lists them.
+
+    For looking at what an estimator sees: those of the table's own columns that have the same names are replaced.
+    """
+    schema = steps.collect_schema()
+    return _prepared(columns.with_keys(steps, schema), p, schema)[0]
 
 
-def _column(
-    name: str, values: np.ndarray[Any, Any], kind: pl.DataType, rows: NDArray[np.int64], height: int
-) -> pl.Series:
-    """Values of some rows as a column of the whole table, null in the other rows and where they are masked."""
-    present = np.zeros(height, dtype=np.bool_)
-    present[rows] = ~np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else True
-    placed = np.zeros(height, dtype=values.dtype)
-    placed[rows] = np.ma.getdata(values)
-    column = pl.Series(name, placed).cast(kind)
-    return column if present.all() else column.set(pl.Series(~present), None)
+def _prepared(steps: pl.LazyFrame, p: Parameters, given: pl.Schema) -> tuple[pl.LazyFrame, list[columns.Refusal]]:
+    """A table with keys, and returns and hashes as the parameters say; and what is to be refused of it."""
+    steps, refusals = columns.with_returns(steps, p, given)
+    return columns.with_hashes(steps, getattr(p, "history_length", DEFAULT_DEPTH), given), refusals
+
+
+def columns_read(schema: pl.Schema, jobs: Sequence[Job]) -> list[str]:
+    """The columns of a table that some jobs read, as Polars finds them when it plans the query."""
+    asked: list[str] = list(schema)
+
+    def scan(with_columns: list[str] | None, *_: object) -> Iterator[pl.DataFrame]:
+        asked[:] = [name for name in schema if with_columns is None or name in with_columns]
+        yield pl.DataFrame(schema=schema).select(asked)
+
+    table = register_io_source(scan, schema=schema)
+    added = [column for job in jobs for column in job.added]
+    with contextlib.suppress(InputError):  # the table has no rows
+        carry_out(table, jobs).select(added).collect()
+    return asked
+
+
+# ----------------------------------------------------------------------------------------------------- registration
 
 
 _registered: dict[str, Estimator[Any]] = {}
 
 
-def register(estimator: Estimator[P]) -> Estimator[P]:
+def register(found: Estimator[P]) -> Estimator[P]:
     """Makes an estimator known by its name. Names are taken once."""
-    if _registered.setdefault(estimator.name, estimator) is not estimator:
-        raise InputError(f"an estimator {estimator.name!r} is registered already; choose another name")
-    return estimator
+    if _registered.setdefault(found.name, found) is not found:
+        raise InputError(f"an estimator {found.name!r} is registered already; choose another name")
+    return found
+
+
+def estimator(
+    name: str | None = None, *, details: Sequence[str] = (), scope: str = "group"
+) -> Callable[[Callable[..., pl.LazyFrame]], Callable[..., pl.LazyFrame]]:
+    """Registers a function as an estimator: ``@estimator("mine")``.
+
+    The function takes a LazyFrame with the columns that `hgpo_train.advantages.columns` documents and returns it with a
+    column `advantage`. Its other parameters are keyword-only with defaults and become the estimator's, beside those of
+    `Parameters`; one that is called as one of those changes its default and is handed over as well.
+
+    Args:
+        name: What users call it; the function's own name if not given.
+        details: Columns that it adds besides, to be had with ``details=True``.
+        scope: See `Estimator`.
+    """
+
+    def decorate(function: Callable[..., pl.LazyFrame]) -> Callable[..., pl.LazyFrame]:
+        register(from_function(function, name, details=details, scope=scope))
+        return function
+
+    return decorate
+
+
+def from_function(
+    function: Callable[..., pl.LazyFrame], name: str | None = None, *, details: Sequence[str] = (), scope: str = "group"
+) -> Estimator[Any]:
+    """A function as an estimator; see `estimator`."""
+    name = name or function.__name__
+    _, *own = inspect.signature(function).parameters.values()
+    types = get_type_hints(function)
+    fields = []
+    for parameter in own:
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or parameter.default is inspect.Parameter.empty:
+            raise InputError(
+                f"the estimator {name!r} must take its parameters by keyword, each with a default; "
+                f"{parameter.name!r} is not so"
+            )
+        kind = types.get(parameter.name, type(parameter.default))
+        fields.append((parameter.name, kind, field(default=parameter.default)))
+    parameters = make_dataclass(
+        name, fields, bases=(Parameters,), frozen=True, kw_only=True, namespace={"__module__": function.__module__}
+    )
+
+    def estimate(steps: pl.LazyFrame, p: Parameters) -> pl.LazyFrame:
+        return function(steps, **{parameter.name: getattr(p, parameter.name) for parameter in own})
+
+    summary = (inspect.getdoc(function) or name).splitlines()[0].rstrip(".")
+    return Estimator(name, summary, parameters, estimate, lambda _: details, scope, function=function)
 
 
 def get(name: str) -> Estimator[Any]:
-    """The estimator of that name, ours or from an entry point; InputError with the nearest name for an unknown one."""
+    """An estimator by its registered name or as ``module:function``.
+
+    Raises:
+        InputError: There is none of that name; the line tells the nearest one.
+    """
+    if ":" in name:
+        return _imported(name)
     if name not in _registered:
         _load_entry_points()
     if name not in _registered:
@@ -282,16 +285,40 @@ def get(name: str) -> Estimator[Any]:
 
 
 def names() -> list[str]:
-    """The names of all estimators, those of entry points included."""
+    """The names of all registered estimators, those of entry points included."""
     _load_entry_points()
     return list(_registered)
+
+
+def _imported(name: str) -> Estimator[Any]:
+    """``module:function`` or ``module:ESTIMATOR``, the module found as Python does or in the working directory."""
+    module_name, _, attribute = name.partition(":")
+    folder = str(Path.cwd())
+    sys.path.append(folder)
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"expected an estimator as module:function, got {name!r}: {error}") from error
+    finally:
+        sys.path.remove(folder)
+    return _estimator_of(found, name)
+
+
+def _estimator_of(found: object, source: str) -> Estimator[Any]:
+    if isinstance(found, Estimator):
+        return found
+    known = next((each for each in _registered.values() if each.function is found), None)
+    if known is not None:
+        return known
+    if callable(found):
+        return from_function(found)
+    raise InputError(f"{source} must be a function or an Estimator, got {found!r}")
 
 
 @cache
 def _load_entry_points() -> None:
     """Registers what other distributions offer under `hgpo.estimators`."""
     for entry in entry_points(group=ENTRY_POINTS):
-        loaded = entry.load()
-        if not isinstance(loaded, Estimator):
-            raise InputError(f"entry point {entry.name!r} of group {ENTRY_POINTS} is {loaded!r}, not an Estimator")
-        register(loaded)
+        found = _estimator_of(entry.load(), f"entry point {entry.name!r} of group {ENTRY_POINTS}")
+        if found.name not in _registered:
+            register(found if found.name == entry.name else replace(found, name=entry.name))

@@ -9,15 +9,13 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-import numpy as np
+import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.groups import Groups
+from hgpo_train.advantages.windows import batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hgpo_train.advantages.steps import Steps
+    from collections.abc import Iterable, Sequence
 
 
 class Similar:
@@ -47,27 +45,37 @@ class Similar:
         return all(ratio() >= self.threshold for ratio in ratios)
 
 
-def similar_groups(steps: Steps, threshold: float) -> Groups:
-    """Steps of one task with similar states as groups; texts in order of trajectory (by name) and step."""
-    texts = steps.texts("state")
-    return number_by_task(((task, row, texts[row] or "") for task, row in by_name(steps)), steps.height, threshold)
+def similar_states(steps: pl.LazyFrame, threshold: float) -> pl.LazyFrame:
+    """Adds `similar_state`, a key for the states of one task with similar texts.
+
+    Texts are gone through by trajectory (in order of name) and step.
+
+    Args:
+        steps: A table with keys, `trajectory`, `step` and `state`.
+        threshold: The least ratio of similar texts, in (0, 1).
+    """
+    Similar(threshold)  # refuses a threshold out of range before anything is read
+
+    def group(columns: Sequence[pl.Series]) -> pl.Series:
+        task, trajectory, step, state = columns
+        rows = (
+            pl.DataFrame({"trajectory": trajectory, "step": step})
+            .select(pl.arg_sort_by("trajectory", "step"))
+            .to_series()
+        )
+        texts = [(task[row], row, state[row] or "") for row in rows if task[row] is not None]
+        return number_by_task(texts, len(task), threshold)
+
+    columns = [pl.col(name) for name in ("task_key", "trajectory", "step", "state")]
+    return steps.with_columns(similar_state=batches(columns, group, pl.Int64()))
 
 
-def number_by_task(texts: Iterable[tuple[int, int, str]], height: int, threshold: float) -> Groups:
-    """Groups of (task, row, text), each task for itself; the code is -1 for rows that do not come."""
+def number_by_task(texts: Iterable[tuple[int, int, str]], height: int, threshold: float) -> pl.Series:
+    """Groups of (task, row, text), numbered, each task for itself; null for rows that do not come."""
     tasks: dict[int, Similar] = {}
     numbers: dict[tuple[int, int], int] = {}
-    code = np.full(height, -1, dtype=np.int64)
+    code: list[int | None] = [None] * height
     for task, row, text in texts:
         similar = tasks.setdefault(task, Similar(threshold))
         code[row] = numbers.setdefault((task, similar.group(text)), len(numbers))
-    return Groups(code, len(numbers))
-
-
-def by_name(steps: Steps) -> Iterable[tuple[int, int]]:
-    """Task and row of each step, by trajectory (in order of name) and step."""
-    names = steps.columns.frame["trajectory"][steps.part].gather(steps.starts)
-    for trajectory in names.arg_sort().to_list():
-        start = int(steps.starts[trajectory])
-        for row in range(start, start + int(steps.lengths[trajectory])):
-            yield int(steps.task.code[row]), row
+    return pl.Series(code, dtype=pl.Int64)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,9 +16,11 @@ import orjson
 import polars as pl
 
 from hgpo_datasets.reader import step_files
+from hgpo_envs.atomic import make_folder, new_path, scratch_folder
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS, chunks
-from hgpo_train.advantages.registry import Job, estimate, identity
+from hgpo_train.advantages.columns import batch_keys, row_keys
+from hgpo_train.advantages.registry import Job, carry_out, columns_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ def write_advantages(
 ) -> int:
     """Computes several estimators in one pass, a chunk of whole groups at a time, into one Parquet file.
 
-    The file is there whole or not at all.
+    The file is complete or absent under its name; an existing one is replaced when the new one is complete.
 
     Args:
         steps: The step table.
@@ -49,24 +50,25 @@ def write_advantages(
         out: The file.
         fingerprint: What the table was, kept in the metadata.
         chunk_rows: About how many rows are in memory at a time.
-        progress: Told the rows of each chunk that is done.
+        progress: Called with the number of rows of each finished chunk.
 
     Returns:
         The number of rows.
     """
-    available = steps.collect_schema().names()
-    names = [name for name in identity(available) if name != "aborted"]
-    columns = list(dict.fromkeys([*identity(available), *(name for job in jobs for name in job.columns(available))]))
+    schema = steps.collect_schema()
+    names = row_keys(schema)
+    columns = list(dict.fromkeys([*batch_keys(schema), *names, *columns_read(schema, jobs)]))
+    added = [column for job in jobs for column in job.added]
     whole = "batch" if any(job.estimator.scope == "batch" for job in jobs) else "group"
-    making = out.with_name(out.name + ".part")
-    shutil.rmtree(making, ignore_errors=True)  # what a killed process left
     metadata = {METADATA: _metadata(jobs, fingerprint)}
     parts: list[Path] = []
     rows = 0
-    try:
+    make_folder(out.absolute().parent)
+    with new_path(out) as content, scratch_folder(out) as making:
         for chunk in chunks(steps, columns, chunk_rows, whole=whole):
-            table = pl.concat([chunk.select(names), estimate(chunk, jobs)], how="horizontal")
-            making.mkdir(parents=True, exist_ok=True)
+            table = carry_out(chunk, jobs).select(*names, *added).collect()
+            if table.height != chunk.height:
+                raise InputError(f"an estimator must keep all rows, but of {chunk.height} rows it kept {table.height}")
             parts.append(making / f"{len(parts):06d}.parquet")
             table.write_parquet(parts[-1], row_group_size=ROW_GROUP_ROWS, metadata=metadata)
             rows += chunk.height
@@ -74,16 +76,19 @@ def write_advantages(
         if not parts:
             raise InputError("the step table has no rows")
         if len(parts) > 1:  # Polars appends to no Parquet file: parts are strung together, a row group at a time
-            joined = making / "joined.parquet"
-            pl.scan_parquet(parts, glob=False).sink_parquet(joined, row_group_size=ROW_GROUP_ROWS, metadata=metadata)
-            parts = [joined]
-        parts[0].replace(out)
-    finally:
-        try:
-            shutil.rmtree(making, ignore_errors=True)
-        except KeyboardInterrupt:  # one Ctrl-C comes twice: Polars raises it, and then Python, here
-            shutil.rmtree(making, ignore_errors=True)
+            pl.scan_parquet(parts, glob=False).sink_parquet(content, row_group_size=ROW_GROUP_ROWS, metadata=metadata)
+        else:
+            parts[0].rename(content)
     return rows
+
+
+def refuse_own_input(source: Path, out: Path) -> None:
+    """Raises an InputError if writing `out` would replace a file of `source`, or put one into its folder."""
+    inside = source.is_dir() and out.resolve().is_relative_to(source.resolve())
+    if inside or (out.exists() and any(out.samefile(file) for file in step_files(source))):
+        raise InputError(f"expected an output file outside of what is read, got {out} of {source}; give another --out")
+    if out.is_dir():
+        raise InputError(f"expected an output file, got the folder {out}; give a file name with --out")
 
 
 def _metadata(jobs: Sequence[Job], fingerprint: str) -> str:

@@ -97,7 +97,7 @@ def _crash(error: BaseException) -> NoReturn:
 _DISK: Final = {
     errno.ENOSPC: "free some space; the same command continues from what is committed",
     errno.EDQUOT: "free some of your quota; the same command continues from what is committed",
-    errno.EFBIG: "files may not grow so large here (`ulimit -f`); the same command continues from what is committed",
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), or use another file system",
     errno.EROFS: "write to another place",
     errno.EACCES: "write to another place, or change who may write there",
     errno.EPERM: "write to another place, or change who may write there",

@@ -27,7 +27,12 @@ def advantages(
         typer.Argument(help="A run's folder, a Parquet file of steps, or 'folder/*.parquet'. It is never changed."),
     ],
     estimator: Annotated[
-        list[str] | None, typer.Option("--estimator", "-e", help="Which estimator; may be repeated. Default: hgpo.")
+        list[str] | None,
+        typer.Option(
+            "--estimator",
+            "-e",
+            help="A registered estimator, or your own as module:function; may be repeated. Default: hgpo.",
+        ),
     ] = None,
     history_length: Annotated[int | None, typer.Option(help="K, the deepest context (HGPO).")] = None,
     gamma: Annotated[float | None, typer.Option(help="Discount of a step.")] = None,
@@ -54,6 +59,8 @@ def advantages(
     """Compute group advantages of a saved run and put them beside it."""
     from rich.console import Console
 
+    from hgpo_train.advantages.tables import refuse_own_input
+
     console = Console(stderr=True)
     if listing:
         _list(console)
@@ -62,6 +69,7 @@ def advantages(
     given = {name: value for name, value in named.items() if value is not None} | {"reward_scale": reward_scale}
     jobs = make_jobs(estimator or ["hgpo"], given, setting or [], details=details)
     target = out or default_out(run, jobs)
+    refuse_own_input(run, target)
     if target.exists() and not overwrite:
         raise InputError(f"{target} is there already; --overwrite replaces it, --out names another")
     _write(console, run, jobs, target, chunk_rows)

@@ -18,6 +18,7 @@ from hgpo_envs.episode import Settings, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.secrets import redact_json
 from hgpo_envs.sources import SharedSource, Split, open_shared
+from hgpo_train.fingerprints import of_model, of_tasks
 from hgpo_train.rollout.collector import Collector, Tally
 from hgpo_train.rollout.commits import Commits
 from hgpo_train.rollout.groups import Groups, Key
@@ -279,17 +280,24 @@ def interruptible() -> Iterator[Interruption]:
         signal.signal(signal.SIGINT, before)
 
 
+_LOCAL_MODELS: Final = ("transformers", "vllm")
+
+
 def run_config(
     world: World, env_options: Mapping[str, Any], policy: str, policy_options: Mapping[str, Any], what: Collection
 ) -> dict[str, Any]:
     """What a run's rows depend on, kept with the run; `Machine` is not part of it, nor how many groups are wanted.
 
-    Secrets are replaced (`hgpo_envs.secrets`): another password does not make another run.
+    Paths name data and models that may change: their fingerprints are part of it. Secrets are replaced
+    (`hgpo_envs.secrets`): another password does not make another run.
     """
+    kind, _, model = policy.partition(":")
+    weights = {"weights": of_model(model)} if kind in _LOCAL_MODELS else {}
     config: dict[str, Any] = {
         "env": {"id": world.env_id, **env_options},
+        "tasks": of_tasks(world, env_options),
         "prompt_template": world.settings.template.fingerprint,
-        "policy": {"name": policy, **policy_options},
+        "policy": {"name": policy, **policy_options, **weights},
         "group_size": what.group_size,
         "seed": what.seed,
         "order": what.order,

@@ -79,6 +79,24 @@ def test_a_table_that_is_there_stays(run: Path) -> None:
     said("advantages", run, "--overwrite", "--details")
 
 
+def test_an_output_never_replaces_what_is_read(run: Path, tmp_path: Path) -> None:
+    before = digests(run)
+    shard = next(run.glob("*.parquet"))
+    (tmp_path / "link").symlink_to(run)
+    (tmp_path / "twin.parquet").hardlink_to(shard)
+    for source, out in [
+        (run, shard),
+        (run, run / "new.parquet"),
+        (run, tmp_path / "link" / "new.parquet"),
+        (run, tmp_path / "twin.parquet"),
+        (shard, shard),
+        (run / "*.parquet", shard),
+    ]:
+        with pytest.raises(InputError, match="expected an output file outside of what is read"):
+            said("advantages", source, "--out", out, "--overwrite")
+    assert digests(run) == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -1,6 +1,5 @@
 """G2PO's nodes in ALFWorld: the vectorised rule beside the rule as one would say it, step by step."""
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
-from hgpo_train.advantages.nodes import alfworld_nodes
+from hgpo_train.advantages.nodes import with_alfworld_nodes
 
 OBSERVATIONS = ("room", "Nothing happens.", "You heat the egg", "You turn on the lamp", "shelf", "desk")
 ACTIONS = (["look"], ["look", "help"], ["go to desk 1"])
@@ -33,11 +32,12 @@ def said(episode: list[tuple[str, list[str]]]) -> list[object]:
 
 @given(EPISODES)
 def test_nodes_are_equal_where_the_rule_says_so(episodes: list[list[tuple[str, list[str]]]]) -> None:
-    steps = [step for episode in episodes for step in episode]
-    first = np.concatenate([np.arange(len(episode)) == 0 for episode in episodes])
-    state = pl.Series([observation for observation, _ in steps])
-    admissible = pl.Series([actions for _, actions in steps], dtype=pl.List(pl.String))
-    found = alfworld_nodes(state, admissible, first)
+    rows = [
+        {"trajectory_key": number, "step": step, "state": observation, "admissible_actions": actions}
+        for number, episode in enumerate(episodes)
+        for step, (observation, actions) in enumerate(episode)
+    ]
+    found = with_alfworld_nodes(pl.LazyFrame(rows)).collect()["alfworld_node"].to_list()
     expected = [repr(node) for episode in episodes for node in said(episode)]
     pairs = pl.DataFrame({"found": found, "expected": expected}).unique()
     assert pairs.height == pairs["found"].n_unique() == pairs["expected"].n_unique()

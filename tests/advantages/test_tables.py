@@ -1,7 +1,7 @@
 """Step tables around the estimators: bad input, row order and columns, engines, threads, chunks, aborted rollouts."""
 
 import os
-import shutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +14,6 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import chain_columns, text_hashes
 from hgpo_train.advantages import Job, carry_out, compute, get, names, register
 from hgpo_train.advantages.filters import informative
-from hgpo_train.advantages.groups import Groups, encode_pairs
 from hgpo_train.advantages.tables import fingerprint, join_advantages, read_metadata, write_advantages
 
 ROOT = Path(__file__).parent.parent.parent
@@ -209,6 +208,45 @@ def test_only_needed_columns_are_read() -> None:
     assert "history_hash_3" not in plan
 
 
+def test_filters_before_reach_the_file_and_plans_stay_lazy(tmp_path: Path) -> None:
+    walks(tasks=40).write_parquet(tmp_path / "steps.parquet")
+    steps = pl.scan_parquet(tmp_path / "steps.parquet").filter(pl.col("iteration") == 3)
+    plan = compute(steps, "hgpo").select("advantage")
+    assert 'SELECTION: [(col("iteration")) == (3' in plan.explain()
+    read = int(re.search(r"PROJECT (\d+)/\d+ COLUMNS", plan.explain())[1])
+    assert read == 11  # six names, reward, flag, three histories
+    assert plan.collect().height == steps.select(pl.len()).collect().item()
+
+
+def test_only_the_columns_that_are_read_are_named() -> None:
+    job = Job(get("hgpo"), get("hgpo").parameters(history_length=1))
+    read = job.columns(walks().collect_schema())
+    assert read == ["run", "iteration", "task_id", "group", "trajectory", "step", "reward", "action_valid",
+                    "history_hash_0", "history_hash_1"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", names())
+def test_row_order_changes_no_bit(name: str) -> None:
+    table = walks().with_columns(place=pl.int_range(pl.len()))
+    shuffled = compute(table.sample(fraction=1.0, shuffle=True, seed=5), name, precision="float64").collect()
+    assert bits(shuffled.sort("place")) == bits(compute(table, name, precision="float64").collect())
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("size", [1e30, 1e200, 1e308])
+def test_rewards_that_are_too_large_are_refused_in_one_line(name: str, size: float) -> None:
+    table = SMALL.with_columns(reward=pl.Series([size, size, 0.0, 0.0]))
+    try:
+        found = compute(table, name, precision="float64").collect()["advantage"]
+    except InputError as error:
+        assert re.fullmatch(r".*must be a finite number, got .* at task='a', trajectory='x', step=\d", str(error))
+    else:
+        assert found.is_finite().all()
+    if size > 1e38 and name in {"hgpo", "gigpo", "g2po", "grpo", "rloo", "reinforce_pp"}:
+        with pytest.raises(InputError, match="must be a finite number"):
+            compute(table, name).collect()
+
+
 # ------------------------------------------------------------------------------------------------ aborted rollouts
 
 
@@ -271,21 +309,10 @@ def test_a_table_beside_the_run(tmp_path: Path) -> None:
     assert told["run_fingerprint"] != fingerprint(steps)
 
 
-def test_nothing_is_left_of_a_table_that_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even by an interrupt that comes twice, as Polars' do: the second while the first's leavings are cleared."""
-    removed = []
-    rmtree = shutil.rmtree
-
-    def interrupted(folder: Path, **options: bool) -> None:
-        removed.append(folder)
-        if len(removed) == 2:
-            raise KeyboardInterrupt
-        rmtree(folder, **options)
-
+def test_nothing_is_left_of_a_table_that_was_interrupted(tmp_path: Path) -> None:
     def progress(_: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shutil, "rmtree", interrupted)
     jobs = [Job(get("hgpo"), get("hgpo").parameters(), "advantage")]
     with pytest.raises(KeyboardInterrupt):
         write_advantages(walks().lazy(), jobs, tmp_path / "out.parquet", progress=progress)
@@ -319,15 +346,6 @@ def test_groups_in_two_places_are_refused_in_chunks(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- small things
-
-
-def test_keys_that_collide_stay_apart() -> None:
-    """Two pairs whose mixed 64-bit keys are equal, by design."""
-    odd = np.int64(-7046029254386353131)
-    with np.errstate(over="ignore"):
-        inner = np.array([odd, np.int64(0), odd], dtype=np.int64)
-    outer = Groups(np.array([0, 1, 0]), 2)
-    assert encode_pairs(outer, inner).code.tolist() == [0, 1, 0]
 
 
 def test_the_group_filter() -> None:

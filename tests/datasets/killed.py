@@ -21,7 +21,7 @@ from groups import Rows, group
 
 GROUPS_A_RUN = int(os.environ.get("GROUPS_A_RUN", "40"))
 LONGEST_S = 0.15
-STEPS = 18
+STEPS = 56
 
 
 def rows(number: int) -> Rows:

@@ -47,7 +47,7 @@ def test_writers_killed_before_and_after_each_call(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["bad"] == 0, done.stderr
-    assert result["killed"] >= 32
+    assert result["killed"] >= 100
 
 
 def commit_with_a_failure(folder: Path, patch: pytest.MonkeyPatch, at: int) -> Fault:
@@ -110,22 +110,28 @@ INTERRUPTIBLE = tuple(
 )
 
 
-def test_an_interrupt_at_any_line_of_a_commit(tmp_path: Path) -> None:
-    """Ctrl-C, then leaving the block as Python does: every group is there once, and the run is right."""
-
-    def interrupted(folder: Path, at: int) -> int:
-        writer = StepWriter(folder)
-        writer.add_group(group("before"))
+def interrupted(folder: Path, at: int) -> int:
+    """Ctrl-C at the n-th line of a commit, then leaving the block as Python does; returns how many lines there are."""
+    writer = StepWriter(folder)
+    writer.add_group(group("before"))
+    writer.commit()
+    writer.add_group(group("now"))
+    with Interrupt(at, INTERRUPTIBLE) as trace, contextlib.suppress(KeyboardInterrupt):
         writer.commit()
-        writer.add_group(group("now"))
-        with Interrupt(at, INTERRUPTIBLE) as trace, contextlib.suppress(KeyboardInterrupt):
-            writer.commit()
-        assert verify(folder).ok, f"line {at}"
-        assert rows(folder) == 6 * len(writer.committed), f"line {at}"
-        writer.close()
-        assert rows(folder) == 12, f"line {at}"
-        return trace.count
+    assert verify(folder).ok, f"line {at}"
+    assert rows(folder) == 6 * len(writer.committed), f"line {at}"
+    writer.close()
+    assert rows(folder) == 12, f"line {at}"
+    return trace.count
 
+
+def test_an_interrupt_at_some_lines_of_a_commit(tmp_path: Path) -> None:
+    for at in range(5, interrupted(tmp_path / "none", -1), 25):
+        interrupted(tmp_path / str(at), at)
+
+
+@pytest.mark.slow
+def test_an_interrupt_at_any_line_of_a_commit(tmp_path: Path) -> None:
     lines = interrupted(tmp_path / "none", -1)
     assert lines > 40
     for at in range(1, lines + 1):

@@ -17,7 +17,7 @@ import polars as pl
 import pytest
 from groups import group, rich_group
 
-from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, thrift, verify
+from hgpo_datasets import StepTableWarning, StepWriter, bounds, manifest, scan_steps, thrift, verify
 from hgpo_datasets.overview import overview
 from hgpo_datasets.page_checksums import footer_of
 from hgpo_envs.errors import InputError
@@ -257,10 +257,12 @@ def test_columns_that_decompress_to_too_much_are_refused(tmp_path: Path, monkeyp
     """True to their claims: ten million nulls take a few kilobytes in a file, and 160 MB in memory."""
     monkeypatch.setattr("hgpo_datasets.bounds.MOST_BYTES", 100_000_000)
     rows = pl.DataFrame({"a": pl.repeat(None, 10_000_000, dtype=pl.String, eager=True)})
-    rows.write_parquet(tmp_path / "nulls.parquet")
+    rows.write_parquet(tmp_path / "nulls.parquet", row_group_size=len(rows))
     assert (tmp_path / "nulls.parquet").stat().st_size < 1_000_000
     with pytest.raises(InputError, match="when decoded; expected at most"):
         scan_steps(tmp_path / "nulls.parquet")
+    rows.write_parquet(tmp_path / "large.parquet", row_group_size=1_000_000)
+    bounds.check_file(tmp_path / "large.parquet")  # a query reads it row group by row group
 
 
 def test_a_neighbour_named_part_survives_an_import(tmp_path: Path) -> None:
@@ -363,6 +365,35 @@ def write_shards(folder: Path, count: int) -> None:
         for number in range(count):
             writer.add_group(rich_group(f"t{number}", number, 2, 3))
             writer.commit()
+
+
+def replace_trajectories(folder: Path, times: int) -> None:
+    with StepWriter(folder, run="run") as writer:
+        for number in range(times):
+            writer.replace(rich_group(f"t{number % 4}", 100 + number, 2, 3))
+
+
+def test_readers_beside_a_writer_that_replaces_files(tmp_path: Path) -> None:
+    """A file may be gone a moment after the manifest named it; then the manifest names another."""
+    write_shards(tmp_path / "run", 4)
+    context = multiprocessing.get_context("spawn")
+    writer = context.Process(target=replace_trajectories, args=(tmp_path / "run", 40))
+    writer.start()
+    looked = 0
+    while writer.is_alive():
+        assert verify(tmp_path / "run").problems == []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StepTableWarning)
+            try:
+                assert scan_steps(tmp_path / "run").select("step").collect().height == 24
+            except (FileNotFoundError, InputError) as error:  # replaced after the manifest was read
+                assert "No such file" in str(error) or "is missing" in str(error)  # noqa: PT017
+        looked += 1
+    writer.join()
+    assert writer.exitcode == 0
+    assert looked
+    report = verify(tmp_path / "run")
+    assert (report.problems, report.notes) == ([], [])
 
 
 def test_readers_beside_a_writer_see_committed_shards_only(tmp_path: Path) -> None:

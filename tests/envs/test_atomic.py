@@ -332,3 +332,13 @@ def test_a_removed_folder_is_gone_at_once(tmp_path):
     with pytest.raises(FileNotFoundError):
         remove_folder(tmp_path / "data")
     assert tree(tmp_path) == {}
+
+
+def test_a_disk_too_full_for_the_locks_note_leaves_nothing(tmp_path, monkeypatch):
+    def full(number, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        write_file(tmp_path / "file", b"x")
+    assert tree(tmp_path) == {}

@@ -336,7 +336,8 @@ def _spread(points: list[Point], most: int) -> list[Point]:
 
 def _digest(tree: Tree, noted: Sequence[str], whole: bool) -> str:
     digest = hashlib.sha256(repr((noted, whole)).encode())
-    for path, data in sorted((_SCRATCH.sub("*", path), data) for path, data in tree.items()):
+    plain = [(_SCRATCH.sub("*", path), data) for path, data in tree.items()]
+    for path, data in sorted(plain, key=lambda one: (one[0], one[1] or b"")):
         digest.update(f"{path}\0{-1 if data is None else len(data)}\0".encode())
         digest.update(data or b"")
     return digest.hexdigest()

@@ -44,7 +44,8 @@ def main() -> int:
 def print_result(target: Target, result: Result) -> None:
     """A line, and one for each finding."""
     print(
-        f"{target.name}: {result.inputs:,} inputs in {result.seconds:.0f} s, {dict(result.outcomes)}, {result.kinds} kinds; "
+        f"{target.name}: {result.inputs:,} inputs in {result.seconds:.0f} s, {dict(result.outcomes)}, "
+        f"{result.kinds} kinds; "
         f"slowest {result.slowest_s * 1000:.0f} ms, peak {result.peak_mb:.0f} MB; {len(result.findings)} findings",
         flush=True,
     )

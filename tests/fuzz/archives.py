@@ -52,6 +52,7 @@ def summed(data: bytes) -> bytes:
 
 def unpack(data: bytes, folder: Path) -> object:
     """All of it in the new folder, or nothing."""
+    from hgpo_envs.atomic import new_folder
     from hgpo_envs.errors import InputError
     from hgpo_envs.unpack import unpack as unpacked
 
@@ -62,7 +63,8 @@ def unpack(data: bytes, folder: Path) -> object:
     archive.write_bytes(data)
     left = {"mine"}
     try:
-        count = unpacked([archive], place / "new")
+        with new_folder(place / "new") as made:
+            count = unpacked([archive], made)
         left.add("new")
         assert sum(path.is_file() and not path.is_symlink() for path in (place / "new").rglob("*")) == count
         assert not any(path.is_symlink() for path in (place / "new").rglob("*"))
@@ -72,10 +74,17 @@ def unpack(data: bytes, folder: Path) -> object:
     finally:
         assert (place / "mine").read_bytes() == b"mine"
         assert {path.name for path in folder.iterdir()} == {"place", "archive"}
-        assert {path.name for path in place.iterdir() if path.name != ".lock"} == left
+        assert {path.name for path in place.iterdir()} == left
     return None
 
 
 TARGETS = (
-    Target("archives", seeds, unpack, 4, (b"../../x", b"/etc/x", b"PK\x01\x02", b"PK\x05\x06", b"ustar", b"L", b"x"), summed),
+    Target(
+        "archives",
+        seeds,
+        unpack,
+        4,
+        (b"../../x", b"/etc/x", b"PK\x01\x02", b"PK\x05\x06", b"ustar", b"L", b"x"),
+        summed,
+    ),
 )

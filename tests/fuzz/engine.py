@@ -24,17 +24,22 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 LONGEST_INPUT = 1 << 17
 CPU_S = 10.0
 """CPU time that one input may take."""
-MEMORY = 1 << 30
-"""Bytes that a process may allocate beyond what it had before its first input."""
+MEMORY = 512 << 20
+"""Bytes by which one input may raise the most that the process has ever used."""
+ADDRESSES = 8 << 30
+"""Bytes that a process may ask for beyond what it has, used or not; then MemoryError is raised."""
 POOL = 400
 _SHARED = LONGEST_INPUT + 16
 _FRAME = re.compile(r"/(hgpo_envs|hgpo_datasets|hgpo_train)/")
@@ -107,13 +112,17 @@ def fuzz(target: Target, inputs: int, seed: int) -> Result:
         data = shared[16 : 16 + length]
         name = signal.Signals(-status).name
         result.inputs = max(result.inputs, count) + 1
-        known = result.findings.setdefault(f"the process ends: {name}", Finding(f"the process ends: {name}", data.hex(), 0))
+        known = result.findings.setdefault(
+            f"the process ends: {name}", Finding(f"the process ends: {name}", data.hex(), 0)
+        )
         known.times += 1
     return result
 
 
 def _in_a_process(target: Target, first: int, last: int, seed: int, shared: mmap.mmap) -> tuple[Result, int]:
-    with tempfile.TemporaryDirectory(prefix="hgpo-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as work:
+    with tempfile.TemporaryDirectory(
+        prefix="hgpo-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+    ) as work:
         kept = Path(work) / "result.json"
         sys.stdout.flush()
         child = os.fork()
@@ -161,6 +170,7 @@ class _Loop:
 
     def run(self, first: int, last: int, seed: int, kept: Path) -> None:
         signal.signal(signal.SIGPROF, _too_slow)
+        warnings.simplefilter("ignore")
         limit_memory()
         began = time.monotonic()
         noted = began
@@ -170,14 +180,17 @@ class _Loop:
             if time.monotonic() - noted > 1 or number == last - 1:
                 noted = time.monotonic()
                 self.result.seconds = noted - began
-                self.result.peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                self.result.peak_mb = peak() / 2**20
                 kept.write_text(json.dumps(self.result.to_dict()))
 
     def one(self, data: bytes, number: int) -> None:
         struct.pack_into("<QQ", self.shared, 0, number, len(data))
         self.shared[16 : 16 + len(data)] = data
         began = time.process_time()
+        most = peak()
         outcome = judge(self.target, data, self.work / "one")
+        if peak() - most > MEMORY and not outcome.startswith("found"):
+            outcome = f"found: memory, and then {outcome}"
         self.result.slowest_s = max(self.result.slowest_s, time.process_time() - began)
         self.result.inputs += 1
         kind, _, what = outcome.partition(": ")
@@ -232,6 +245,10 @@ def _empty(folder: Path) -> None:
 def _where(error: BaseException) -> str:
     """The last line of this project in a traceback."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _FRAME.search(frame.filename)]
+    if isinstance(error, AssertionError):
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        said = re.sub(r"/\S*/|\d+", "*", str(error))[:120]
+        return f" in {last.name}, line {last.lineno}: {last.line} {said}"
     if not frames:
         return ""
     last = frames[-1]
@@ -242,19 +259,25 @@ def _too_slow(*_: object) -> None:
     raise TooSlowError
 
 
+def peak() -> int:
+    """The most bytes that this process has ever used."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def limit_memory() -> None:
-    """From here on this process may allocate so many bytes more; then MemoryError is raised."""
+    """From here on this process may ask for so many bytes more; then MemoryError is raised."""
     used = next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line)
-    resource.setrlimit(resource.RLIMIT_DATA, (used * 1024 + MEMORY, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_DATA, (used * 1024 + ADDRESSES, resource.RLIM_INFINITY))
 
 
 HOSTILE_VALUES: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 1e308, -0.0, 0.5, "", " ", "\x00", "a" * 300, "../../x", "/etc/x",
-    "\ud800", "日本", [], {}, [[]], [None], {"": None}, {"a": {"b": []}}, float("nan"), float("inf"), 10**400,
+    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 1e308, -0.0, 0.5, "", " ", "\x00", "a" * 300, "../../x",
+    "/etc/x", "\ud800", "日本", [], {}, [[]], [None], {"": None}, {"a": {"b": []}}, float("nan"), float("inf"), 10**400,
 )  # fmt: skip
 HOSTILE_BYTES = (
-    b"\x00", b"\xff", b"\n", b"\r\n", b"\\", b'"', b"'", b"{", b"}", b"[", b"]", b",", b":", b"../", b"/", b"\xed\xa0\x80", b"\xf0\x9f",
-    b"NaN", b"1e999", b"-1", b"null", b"%s", b"\x1b[0m", b"\xef\xbb\xbf", b"\xe2\x80\xae", b"0" * 40, b"9" * 5000, b"[" * 2000,
+    b"\x00", b"\xff", b"\n", b"\r\n", b"\\", b'"', b"'", b"{", b"}", b"[", b"]", b",", b":", b"../", b"/", b"\xed\xa0\x80",
+    b"\xf0\x9f", b"NaN", b"1e999", b"-1", b"null", b"%s", b"\x1b[0m", b"\xef\xbb\xbf", b"\xe2\x80\xae", b"0" * 40, b"9" * 5000,
+    b"[" * 2000,
 )  # fmt: skip
 _NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
 
@@ -265,7 +288,7 @@ def mutated(draw: random.Random, pool: Sequence[bytes], target: Target) -> bytes
     if draw.random() < 0.4 and (other := mutated_json(draw, data)) is not None:
         data = other
     else:
-        for _ in range(1 << draw.randrange(4)):
+        for _ in range(draw.choice((1, 1, 1, 2, 2, 4, 8))):
             data = mutated_bytes(draw, data, pool, target.words)
     if target.repair is not None and draw.random() < 0.6:
         with contextlib.suppress(Exception):
@@ -305,7 +328,11 @@ def mutated_json(draw: random.Random, data: bytes) -> bytes | None:
     lines = data.splitlines(keepends=True)
     if not lines:
         return None
-    number = draw.randrange(len(lines)) if len(lines) > 1 and lines[0][:1] == b"{" and lines[0].rstrip()[-1:] == b"}" else None
+    number = (
+        draw.randrange(len(lines))
+        if len(lines) > 1 and lines[0][:1] == b"{" and lines[0].rstrip()[-1:] == b"}"
+        else None
+    )
     text = data if number is None else lines[number]
     if text.lstrip()[:1] not in (b"{", b"["):
         return None

@@ -30,7 +30,9 @@ def checked(data: bytes) -> bytes:
     index = bytearray(data[index_at : index_at + index_size])
     for number in range(min(count, len(index) // ENTRY.size)):
         position, length, _, end = ENTRY.unpack_from(index, number * ENTRY.size)
-        ENTRY.pack_into(index, number * ENTRY.size, position, length, zlib.crc32(data[position : position + length]), end)
+        ENTRY.pack_into(
+            index, number * ENTRY.size, position, length, zlib.crc32(data[position : position + length]), end
+        )
     data = data[:index_at] + bytes(index) + data[index_at + len(index) :]
     check = zlib.crc32(bytes(index), zlib.crc32(data[texts_at : texts_at + texts_size]))
     fields[3], fields[8] = len(data), check
@@ -54,6 +56,45 @@ def read_pack(data: bytes, folder: Path) -> object:
     return None
 
 
+def content_seeds(folder: Path) -> Sequence[bytes]:
+    """What is inside a pack, as JSON: its texts, and its games by id."""
+    (data,) = pack_seeds(folder)
+    _, _, count, _, texts_at, texts_size, index_at, index_size, _ = HEADER.unpack(data[: HEADER.size])
+    texts = json.loads(zlib.decompress(data[texts_at : texts_at + texts_size]))
+    index = data[index_at : index_at + index_size]
+    names = index[count * ENTRY.size :].decode().split("\n")
+    inside = {}
+    for number in range(count):
+        position, length, _, _ = ENTRY.unpack_from(index, number * ENTRY.size)
+        inflate = zlib.decompressobj(zdict=texts["dictionary"].encode())
+        inside[names[number]] = json.loads(inflate.decompress(data[position : position + length]))
+    return [json.dumps({"texts": texts, "games": inside}).encode()]
+
+
+def read_content(data: bytes, folder: Path) -> object:
+    """A pack that somebody made with another content, and with checksums that are right."""
+    try:
+        content = json.loads(data)
+        texts, inside = content["texts"], content["games"]
+        dictionary = texts["dictionary"].encode()
+        names = [name.encode() for name in inside]
+        packed = []
+        for game in inside.values():
+            deflate = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zdict=dictionary)
+            packed.append(deflate.compress(json.dumps(game).encode()) + deflate.flush())
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return "no pack"
+    made, rows, end = bytearray(64), [], 0
+    for name, one in zip(names, packed, strict=True):
+        end += len(name) + 1
+        rows.append(ENTRY.pack(len(made), len(one), 0, end))
+        made += one
+    index = b"".join(rows) + b"".join(name + b"\n" for name in names)
+    packed_texts = zlib.compress(json.dumps(texts).encode())
+    sizes = (len(made), len(packed_texts), len(made) + len(packed_texts), len(index))
+    made += packed_texts + index
+    made[: HEADER.size] = HEADER.pack(b"HGPOALFW", 1, len(names), len(made), *sizes, 0)
+    return read_pack(checked(bytes(made)), folder)
 
 
 def game_seeds(_: Path) -> Sequence[bytes]:
@@ -149,7 +190,8 @@ def sweep(data: bytes, folder: Path) -> object:
 
 
 TARGETS = (
-    Target("packs", pack_seeds, read_pack, 5, (b"HGPOALFW", b"\n"), checked),
+    Target("packs", pack_seeds, read_pack, 12, (b"HGPOALFW", b"\n"), checked),
+    Target("contents of packs", content_seeds, read_content, 1),
     Target("games", game_seeds, read_game, 1, (b"(:objects", b"(", b")", b" - ", b"grammar", b"receptacle")),
     Target("catalogues", catalogue_seeds, read_catalogue, 1, (b"\x93NUMPY", b"'descr': '|O'", b"'shape': (", b"<i4")),
     Target("raw products", raw_seeds, build_raw, 0.3, (b'"pricing"', b'"$1"', b"customization_options", b'"asin"')),

@@ -29,9 +29,9 @@ def manifest_seeds(folder: Path) -> Sequence[bytes]:
 
 def chained(data: bytes) -> bytes:
     """The same lines with checks that are right."""
-    from hgpo_datasets.manifest import canonical
-
     import xxhash
+
+    from hgpo_datasets.manifest import canonical
 
     check, lines = "", []
     for line in data.split(b"\n"):
@@ -117,7 +117,7 @@ def add_rows(data: bytes, folder: Path) -> object:
         if refused(lambda: writer.add_group(rows)):
             return "refused"
     report = verify(folder / "run")
-    assert report.ok, report.problems[0].kind
+    assert report.ok, report.problems[0]
     return None
 
 
@@ -125,7 +125,8 @@ def dump_seeds(_: Path) -> Sequence[bytes]:
     shown = (
         "user\n\nYou are an expert agent operating in the ALFRED Embodied Environment.\n"
         "Your current observation is: You are in a room.\n\nYour task is to: put a mug on a desk\n"
-        "Your admissible actions of the current situation are: ['look'\n 'go'].\n\nNow it's your turn to take an action.\n"
+        "Your admissible actions of the current situation are: ['look'\n 'go'].\n\n"
+        "Now it's your turn to take an action.\n"
         "\nassistant\n"
     )
     record = {"input": shown, "output": "<think>x</think><action>look</action>", "score": 0.0, "step": 7}
@@ -143,8 +144,8 @@ def read_dump(data: bytes, folder: Path) -> object:
 
 
 TARGETS = (
-    Target("manifests", manifest_seeds, read_manifest, 12, (b'"file":"', b'"config":', b'"check":"'), chained),
-    Target("shards", shard_seeds, read_shard, 0.6, (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00"), digested),
-    Target("rows", rows_seeds, add_rows, 0.6),
-    Target("rollouts of verl-agent", dump_seeds, read_dump, 0.4, (b"Your task is to: ", b"observation is: ")),
+    Target("manifests", manifest_seeds, read_manifest, 30, (b'"file":"', b'"config":', b'"check":"'), chained),
+    Target("shards", shard_seeds, read_shard, 0.5, (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00"), digested),
+    Target("rows", rows_seeds, add_rows, 0.3),
+    Target("rollouts of verl-agent", dump_seeds, read_dump, 0.2, (b"Your task is to: ", b"observation is: ")),
 )

@@ -1,6 +1,6 @@
 """Texts: responses of models, commands, prompt templates, settings, metrics, replies of servers."""
 
-import asyncio
+import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -29,7 +29,19 @@ RESPONSES = (
     b" 2\n",
     b"<think>x</think><action>click[buy now]</action><action>y</action>",
 )
-TAGS = (b"<think>", b"</think>", b"<action>", b"</action>", b"search[", b"click[", b"]", b"take ", b"go to ", b"1", b"\xe4\xb8\x80")
+TAGS = (
+    b"<think>",
+    b"</think>",
+    b"<action>",
+    b"</action>",
+    b"search[",
+    b"click[",
+    b"]",
+    b"take ",
+    b"go to ",
+    b"1",
+    b"\xe4\xb8\x80",
+)
 
 
 def read_response(data: bytes, _: Path) -> object:
@@ -76,13 +88,20 @@ CLICKS = (
 TEMPLATES = (
     b"{{ task }}\n{{ observation }}\n{{ admissible_actions | join(', ') }}",
     b"{% if history %}{{ history }}{% endif %}{{ admissible_actions | listed('help') }}{{ step }}/{{ max_steps }}",
-    b"{% for number, seen, done in pairs %}{{ number }} {{ seen }} {{ done }}{% endfor %}{{ admissible_actions | numbered }}",
-    b"{% set x = namespace(a=1) %}{% for i in range(3) %}{{ loop.index }}{% endfor %}{{ task.upper()[:2] }}{{ 'a' * 3 }}",
+    (
+        b"{% for number, seen, done in pairs %}{{ number }} {{ seen }} {{ done }}{% endfor %}"
+        b"{{ admissible_actions | numbered }}"
+    ),
+    (
+        b"{% set x = namespace(a=1) %}{% for i in range(3) %}{{ loop.index }}{% endfor %}"
+        b"{{ task.upper()[:2] }}{{ 'a' ~ 3 }}"
+    ),
 )
 BRACES = (
-    b"{{ ", b" }}", b"{% for i in range(10**9) %}", b"{% endfor %}", b"{% include 'x' %}", b"{{ 'x' * 10**9 }}", b"| join", b"| listed",
-    b".__class__", b"{{ self }}", b"{{ cycler }}", b"{% macro m(a) %}", b"{% endmacro %}", b"{{ task.format(task) }}", b"{% import 'os' as o %}",
-    b"| tojson", b"| round(9)", b"{{ 1/0 }}", b"{{ 9**9**9 }}", b"| center(10**9)", b"{{ pairs[0] }}", b"{% raw %}", b"{# ", b"| random",
+    b"{{ ", b" }}", b"{% for i in range(10**9) %}", b"{% endfor %}", b"{% include 'x' %}", b"{{ 'x' * 10**9 }}", b"| join",
+    b"| listed", b".__class__", b"{{ self }}", b"{{ cycler }}", b"{% macro m(a) %}", b"{% endmacro %}", b"{{ task.format(task) }}",
+    b"{% import 'os' as o %}", b"| tojson", b"| round(9)", b"{{ 1/0 }}", b"{{ 9**9**9 }}", b"| center(10**9)", b"{{ pairs[0] }}", b"{% raw %}",
+    b"{# ", b"| random",
 )  # fmt: skip
 
 
@@ -132,7 +151,10 @@ def settings_seeds(_: Path) -> Sequence[bytes]:
     from hgpo_train.config import shipped
 
     return [path.read_bytes() for name, path in shipped().items() if name.startswith("tiny")] + [
-        b'name = "x"\niterations = 3\n[environment]\nid = "HGPO/ALFWorld-v0"\nmax_steps = 9\n[environment.options]\nx = 1\n',
+        (
+            b'name = "x"\niterations = 3\n[environment]\nid = "HGPO/ALFWorld-v0"\nmax_steps = 9\n'
+            b"[environment.options]\nx = 1\n"
+        ),
         b"[advantage]\nestimator = 'hgpo'\n[advantage.parameters]\nalpha = 1.0\n[rollout.engine_options]\na = [1, 2]\n",
     ]
 
@@ -171,66 +193,88 @@ REPLY = {
 
 
 @cache
-def server() -> Any:
-    """A policy whose client gets what `answer` holds, through httpx, with no network."""
+def asked() -> Any:
+    """A policy whose client gets `answer` from httpx instead of a network, and a world for it to play in."""
     import httpx
     import openai
 
     from hgpo_train.policies.server import ServerOptions, ServerPolicy
+    from hgpo_train.rollout.run import open_world
 
     class Asked:
         answer = b""
-        loop = asyncio.new_event_loop()
+        world = open_world("doors_env:HGPO-Test/Doors-v0", max_steps=2)
         policy = ServerPolicy("m", ServerOptions(token_ids=True, logprobs=True, retries=0))
 
         def reply(self, _: httpx.Request) -> httpx.Response:
             return httpx.Response(200, content=self.answer, headers={"content-type": "application/json"})
 
-    asked = Asked()
-    client = httpx.AsyncClient(transport=httpx.MockTransport(asked.reply))
-    asked.policy._client = openai.AsyncOpenAI(base_url="http://x/v1", api_key="k", max_retries=0, http_client=client)
-    return asked
+    made = Asked()
+    client = httpx.AsyncClient(transport=httpx.MockTransport(made.reply))
+    made.policy._client = openai.AsyncOpenAI(base_url="http://x/v1", api_key="k", max_retries=0, http_client=client)
+    return made
 
 
-def answer(data: bytes, _: Path) -> object:
-    """A reply is read as one, or is a failure; and what was read can be a row of a step table."""
+def read_answer(data: bytes, _: Path) -> object:
+    """A reply is read as one, or is a failure."""
     from hgpo_envs.engine import State, Task
     from hgpo_train.policies.base import Failure, Reply, Request
 
-    asked = server()
-    asked.answer = data
-    request = Request(0, "p", 1, 0, 0, Task("t", "train", "do it", "x"), State("s", ["look"], True, False, False, 0.0, 0.0, {}), None, lambda _: "p")
-    got = asked.loop.run_until_complete(asked.policy.reply(request))
+    made = asked()
+    made.answer = data
+    state = State("s", ["look"], True, False, False, 0.0, 0.0, {})
+    made.policy.submit([Request(0, "p", 1, 0, 0, Task("t", "train", "do it", "x"), state, None, lambda _: "p")])
+    ((number, got),) = made.policy.collect(30)
+    assert number == 0
     assert isinstance(got, Reply | Failure)
     if isinstance(got, Failure):
+        assert "\n" not in got.line
         return got.kind
     assert isinstance(got.response, str)
-    got.response.encode()
-    for ids in (got.prompt_token_ids, got.response_token_ids):
-        assert ids is None or all(type(one) is int and 0 <= one < 1 << 31 for one in ids)
-    numbers = got.response_logprobs
-    assert numbers is None or all(isinstance(one, float) and not math.isnan(one) for one in numbers)
-    assert isinstance(got.finish_reason, str)
     return None
+
+
+def answer(data: bytes, folder: Path) -> object:
+    """Whatever a server answers, the rollouts are in the run: played, or aborted with a reason."""
+    from hgpo_datasets import StepWriter, scan_steps, verify
+    from hgpo_train.rollout.failures import RolloutError
+    from hgpo_train.rollout.run import Collection, Machine, collect
+
+    made = asked()
+    made.answer = data
+    with StepWriter(folder / "run", run="r") as writer, contextlib.suppress(RolloutError):
+        collect(made.world, made.policy, writer, Collection(tasks=1, group_size=2), Machine(slots=2))
+    report = verify(folder / "run")
+    assert report.ok, report.problems[0]
+    rows = scan_steps(folder / "run").select("trajectory", "aborted", "error").collect()
+    assert rows["trajectory"].n_unique() == 2
+    reasons = rows.filter("aborted")["error"]
+    assert all(reason and "\n" not in reason for reason in reasons)
+    return reasons[0].partition(":")[0] if len(reasons) else None
 
 
 def plain(*seeds: bytes) -> Any:
     return lambda _: seeds
 
 
+REPLY_WORDS = (b'"logprob"', b'"token_ids"', b'"content"', b'"finish_reason"')
+
 TARGETS = (
-    Target("responses", plain(*RESPONSES), read_response, 30, TAGS),
+    Target("responses", plain(*RESPONSES), read_response, 60, TAGS),
     Target("commands of ALFWorld", plain(*COMMANDS), lambda data, _: play("ALFWorld", data), 10, TAGS),
     Target("commands of WebShop", plain(*CLICKS), lambda data, _: play("WebShop", data), 6, TAGS),
-    Target("prompt templates", plain(*TEMPLATES), render, 4, BRACES),
-    Target("configurations", settings_seeds, read_settings, 4, (b"= ", b"\n[", b"inf", b"nan", b"1979-05-27", b"'''")),
+    Target("prompt templates", plain(*TEMPLATES), render, 5, BRACES),
+    Target("configurations", settings_seeds, read_settings, 2, (b"= ", b"\n[", b"inf", b"nan", b"1979-05-27", b"'''")),
     Target(
         "overrides",
-        plain(b"update.epochs=2", b"advantage.estimator=grpo", b"advantage.parameters.alpha=1", b"model.lora={rank = 4}"),
+        plain(
+            b"update.epochs=2", b"advantage.estimator=grpo", b"advantage.parameters.alpha=1", b"model.lora={rank = 4}"
+        ),
         read_override,
         8,
         (b"=", b".", b"[", b"inf", b"environment.options.", b"rollout."),
     ),
-    Target("metrics", plain(LINES, LINES * 3), read_lines, 6),
-    Target("replies of servers", plain(json.dumps(REPLY).encode()), answer, 4, (b"logprob", b"token_ids", b"content")),
+    Target("metrics", plain(LINES, LINES * 3), read_lines, 1.5),
+    Target("replies of servers", plain(json.dumps(REPLY).encode()), read_answer, 1, REPLY_WORDS),
+    Target("rollouts with a server", plain(json.dumps(REPLY).encode()), answer, 0.1, REPLY_WORDS),
 )

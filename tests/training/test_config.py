@@ -1,18 +1,25 @@
 """Settings: every shipped file is right, what is printed is read back, what is wrong is refused in one line."""
 
 import dataclasses
+import re
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+import hgpo_train.config
+from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.registry import get
 from hgpo_train.cli import app
 from hgpo_train.config import Config, SftConfig, load_config, replace, shipped
+from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.rollout.run import Collection, collect
 from hgpo_train.settings import build, field_docs, read_toml, to_dict, to_toml
+from hgpo_train.trainer import open_training_world
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -128,6 +135,32 @@ def test_print_config_is_a_configuration(tmp_path):
     assert load_config(path) == load_config("alfworld-7b-gigpo", ["seed=5"])
     listed = CliRunner().invoke(app, ["train", "--list"])
     assert "webshop-7b-hgpo-k4" in listed.output
+
+
+TINY = {"tiny-alfworld": "compact", "tiny-webshop": "compact-webshop"}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_shipped_prompts_show_what_can_be_done(tmp_path, name):
+    """By rollouts of a hundred steps, none of which may fail: templates run in a sandbox."""
+    config = load_config(name)
+    assert config.environment.prompt_template == TINY[name]
+    assert {path.stem for path in Path(hgpo_train.config.__file__).parent.glob("configs/*.j2")} == set(TINY.values())
+    world = open_training_world(config, "train")
+    policy = make_policy(
+        "mixture:explorer=0.5,random=0.5", PolicyContext(world.shared.source.name, config.environment.action_format)
+    )
+    with StepWriter(tmp_path / "run") as writer:
+        tally = collect(world, policy, writer, Collection(tasks=6, group_size=2))
+    assert (tally.aborted, tally.trajectories) == (0, 12)
+    steps = scan_steps(tmp_path / "run").collect()
+    assert len(steps) > 50
+    assert steps["prompt"].null_count() == 0
+    if name == "tiny-webshop":
+        offered = [re.findall(r"^(\d+) ", prompt, re.MULTILINE) for prompt in steps["prompt"]]
+        known = [len(actions) for actions in steps["admissible_actions"]]
+        assert sum(map(bool, offered)) > len(steps) / 2
+        assert all(1 <= int(number) <= most for row, most in zip(offered, known, strict=True) for number in row)
 
 
 WHOLE = to_toml(load_config("alfworld-1.5b-hgpo-k2")).encode()

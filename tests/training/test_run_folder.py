@@ -152,7 +152,7 @@ def changed(config, name, value):
 FREE_OF_TRAINING = ("iterations", "environment_steps", "evaluation.", "checkpoint.", "tracking.")
 FREE_OF_BOTH = (
     "update.micro_batch_tokens", "update.logit_chunk", "update.gap_warning", "rollout.slots",
-    "rollout.engine_options", "model.device", "model.gradient_checkpointing", "tracking.",
+    "rollout.engine_options", "rollout.max_failed", "model.device", "model.gradient_checkpointing", "tracking.",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -114,9 +115,54 @@ def test_gradient_is_the_slow_reference(model, steps, option, checkpointing):
     learner.model.load_state_dict(model.state_dict())
     if checkpointing:
         checkpoint_layers(learner.model)
-    loss, expected = slow_gradient(model, start_copy := perturbed(model, 1), samples, rows, old, config)
-    assert start_copy is not start
+    loss, expected = slow_gradient(model, perturbed(model, 1), samples, rows, old, config)
+    assert expected.keys() == dict(model.named_parameters()).keys()
     compare(learner, samples, rows, old, reference, loss, expected)
+
+
+LOSS = {
+    "token mean": {"aggregation": "token_mean"},
+    "sequence mean": {"aggregation": "sequence_mean"},
+    "sequence sum": {"aggregation": "sequence_sum"},
+    "no dual clip": {"dual_clip": None},
+    "another clip below": {"clip_low": 0.9},
+    "another clip above": {"clip_high": 3.0},
+    "no reference": {"kl_weight": 0.0},
+    "no entropy": {"entropy_weight": 0.0},
+}
+
+
+def test_every_option_of_the_loss_changes_the_reference(model, steps):
+    """Else the comparison above could not tell whether an option is obeyed."""
+    samples, rows = samples_from_steps(steps), np.array([7, 0, 3, 6, 8, 2, 1, 4])
+    old = Learner(perturbed(model, 2), BASE, reference=False).logprobs(samples)
+    found = {}
+    for name, changes in LOSS.items():
+        config = replace(BASE, update={"aggregation": "token_mean", **changes})
+        _, gradients = slow_gradient(model, perturbed(model, 1), samples, rows, old, config)
+        found[name] = torch.cat([gradient.flatten() for gradient in gradients.values()])
+    hotter = replace(BASE, rollout={"temperature": 1.0})
+    _, gradients = slow_gradient(model, perturbed(model, 1), samples, rows, old, hotter)
+    found["temperature"] = torch.cat([gradient.flatten() for gradient in gradients.values()])
+    for first, second in itertools.combinations(found, 2):
+        gap = (found[first] - found[second]).norm() / found[first].norm()
+        assert gap > 1e-3, (first, second)
+
+
+def test_checkpointed_layers_are_computed_twice(model, steps):
+    """Once forward, once for the gradient: else the option would save no memory."""
+    samples = samples_from_steps(steps)
+    calls = []
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    learner = Learner(model, replace(BASE, update={"kl_weight": 0.0}), reference=False)
+    old = learner.logprobs(samples)
+    counts = []
+    for prepare in (lambda _: None, checkpoint_layers):
+        prepare(model)
+        calls.clear()
+        learner.accumulate(samples, np.arange(4), old, None)
+        counts.append(len(calls))
+    assert counts == [1, 2]
 
 
 @pytest.mark.parametrize("option", ["padded", "packed", "all at once"])
@@ -133,7 +179,8 @@ def test_adapters_have_the_gradient_of_the_slow_reference(model, steps, option):
     rows = np.arange(len(samples))
     old = Learner(perturbed(model, 2), config, reference=False).logprobs(samples)
     loss, expected = slow_gradient(adapted, model, samples, rows, old, config)
-    assert all("lora" in name for name in expected)
+    assert expected.keys() == {name for name, _ in adapted.named_parameters() if "lora" in name}
+    assert all(gradient.abs().max() > 0 for gradient in expected.values())
     compare(learner, samples, rows, old, learner.reference_logprobs(samples), loss, expected)
 
 
@@ -161,8 +208,8 @@ def test_half_precision_stays_near_and_weights_stay_float32(model, steps):
     samples = samples_from_steps(steps)
     exact = Learner(copy.deepcopy(model), BASE, reference=False).logprobs(samples)
     learner = Learner(model, config)
-    assert np.abs(learner.logprobs(samples) - exact).max() < 0.2
-    learner.update(samples, iteration=0)
+    assert 0 < np.abs(learner.logprobs(samples) - exact).max() < 0.2
+    assert learner.update(samples, iteration=0)["actor/skipped"] == 0
     assert {parameter.dtype for parameter in learner.model.parameters()} == {torch.float32}
 
 
@@ -171,8 +218,9 @@ def test_the_same_update_gives_the_same_bytes(model, steps):
     twins = [copy.deepcopy(model) for _ in range(2)]
     for twin in twins:
         Learner(twin, replace(BASE, update={"epochs": 2})).update(samples, iteration=3)
-    for first, second in zip(*(twin.parameters() for twin in twins), strict=True):
+    for first, second, before in zip(*(twin.parameters() for twin in (*twins, model)), strict=True):
         assert torch.equal(first, second)
+        assert not torch.equal(first, before)
 
 
 def test_the_gap_between_engine_and_trainer_is_told(model, steps):
@@ -192,6 +240,8 @@ def test_a_gradient_that_is_not_finite_is_thrown_away(model, steps):
     old = np.full(samples.response_tokens, np.nan, np.float32)
     assert learner.step(samples, np.arange(4), old, None)["actor/skipped"] == 1
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert learner.step(samples, np.arange(4), learner.logprobs(samples), None)["actor/skipped"] == 0
+    assert not any(torch.equal(before[name], value) for name, value in model.named_parameters())
 
 
 def test_rollout_logprobs_must_be_there(model, steps):

@@ -23,24 +23,17 @@ Its scripts use w = 1; the paper's best on WebShop is 0.8.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import numpy as np
 import polars as pl
 
-from hgpo_train.advantages.estimators.gigpo import step_advantages
+from hgpo_train.advantages.columns import power, rounded, steps_left
+from hgpo_train.advantages.estimators.gigpo import weighted_parts
 from hgpo_train.advantages.estimators.grpo import episode_advantages
-from hgpo_train.advantages.groups import Groups, add_up, encode_pairs, value_order
-from hgpo_train.advantages.nodes import alfworld_nodes
+from hgpo_train.advantages.nodes import with_alfworld_nodes
 from hgpo_train.advantages.parameters import Mode, Parameters
-from hgpo_train.advantages.registry import Estimator, Needs, register
-from hgpo_train.advantages.returns import episode_rewards, penalties, rounded
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from hgpo_train.advantages.registry import Columns
-    from hgpo_train.advantages.steps import Steps
+from hgpo_train.advantages.registry import Estimator, register
+from hgpo_train.advantages.windows import along, mean, normalise, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,47 +60,33 @@ class G2PO(Parameters):
     nodes: Literal["states", "alfworld"] = "states"
 
 
-def estimate(steps: Steps, p: G2PO, details: bool) -> Columns:
-    """G2PO's advantages: `advantage`; with details its parts `episode`, `node`, `edge`, and the state's `value`."""
+def estimate(steps: pl.LazyFrame, p: G2PO) -> pl.LazyFrame:
+    """Adds `advantage`, its parts `episode`, `node` and `edge`, and the state's `value`."""
+    node = within("history_hash_0")
     if p.nodes == "alfworld":
-        node_of = alfworld_nodes(steps.complete("state"), steps.complete("admissible_actions"), steps.first)
-    else:
-        node_of, _ = steps.context(0, "states")
-    nodes = encode_pairs(steps.task, node_of)
-    rewards = episode_rewards(steps, p)
-    value = node_values(steps, nodes, rewards, p)
-    after = np.where(steps.last, np.where(rewards == p.success_reward, p.success_reward, 0.0), np.roll(value, -1))
-    node = step_advantages(after - penalties(steps, p), nodes, p.mode, p.ddof, p.epsilon)
-    edge = step_advantages(after - value, steps.task, p.mode, p.ddof, p.epsilon)
-    episode = np.zeros(steps.height)
-    if p.episode_weight:
-        episode = episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof)
-    columns: Columns = {"advantage": p.episode_weight * episode + p.step_weight * (node + edge)}
-    if details:
-        columns |= {"episode": episode, "node": node, "edge": edge, "value": value}
-    return columns
-
-
-def node_values(steps: Steps, nodes: Groups, rewards: NDArray[np.float64], p: G2PO) -> NDArray[np.float64]:
-    """V of each step's state; float64 of shape (rows,)."""
-    to_go = np.repeat(steps.starts + steps.lengths, steps.lengths) - np.arange(steps.height)
-    worth = rounded(rounded(p.gamma**to_go, p) * rewards, p)  # the official code's float32
-    order = value_order(worth)
-    total = add_up(nodes.code[order], worth[order], nodes.number)
-    value: NDArray[np.float64] = (total / nodes.size().clip(min=1))[nodes.code]
-    return value
-
-
-def needs(p: G2PO) -> Needs:
-    """States, or what ALFWorld's nodes are made of."""
-    return Needs(state_text=True, admissible_actions=True) if p.nodes == "alfworld" else Needs(depth=0)
-
-
-def detail_columns(p: G2PO) -> dict[str, pl.DataType]:  # noqa: ARG001  (an Estimator's signature)
-    """The optional columns."""
-    return {name: pl.Float64() for name in ("episode", "node", "edge", "value")}
+        steps = with_alfworld_nodes(steps)
+        node = within("alfworld_node")
+    reward = pl.col("episode_return")
+    visit = rounded(rounded(power(p.gamma, steps_left() + 1), p) * reward, p)  # the official code's float32
+    steps = mean(steps, visit, node, "value")
+    end = pl.when(reward == p.success_reward).then(p.success_reward).otherwise(0.0)
+    after = pl.coalesce(along(pl.col("value").shift(-1)), end)
+    steps = steps.with_columns(after.alias("(after)"))
+    after, how = pl.col("(after)"), {"mode": p.mode, "ddof": p.ddof, "epsilon": p.epsilon, "alone": pl.lit(0.0)}
+    steps = normalise(steps, after - pl.col("penalty"), node, "node", **how)
+    steps = normalise(steps, after - pl.col("value"), within(), "edge", **how)
+    steps = episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof)
+    steps = steps.with_columns((pl.col("node") + pl.col("edge")).alias("graph"))
+    return weighted_parts(steps, {"episode": p.episode_weight, "graph": p.step_weight})
 
 
 ESTIMATOR = register(
-    Estimator("g2po", "Episode scores, and gains over the graph of states", G2PO, estimate, needs, detail_columns)
+    Estimator(
+        "g2po",
+        "Episode scores, and gains over the graph of states",
+        G2PO,
+        estimate,
+        lambda _: ("episode", "node", "edge", "value"),
+        complete=lambda p: ("state", "admissible_actions") if p.nodes == "alfworld" else ("history_hash_0",),
+    )
 )

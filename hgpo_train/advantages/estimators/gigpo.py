@@ -15,23 +15,15 @@ trajectory (in order of name) and step, so that row order does not matter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import numpy as np
 import polars as pl
 
 from hgpo_train.advantages.estimators.grpo import episode_advantages
-from hgpo_train.advantages.groups import Groups, encode_pairs, normalise, value_order
 from hgpo_train.advantages.parameters import Mode, Parameters
-from hgpo_train.advantages.registry import Estimator, Needs, register
-from hgpo_train.advantages.returns import step_returns
-from hgpo_train.advantages.similarity import similar_groups
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from hgpo_train.advantages.registry import Columns
-    from hgpo_train.advantages.steps import Steps
+from hgpo_train.advantages.registry import Estimator, register
+from hgpo_train.advantages.similarity import similar_states
+from hgpo_train.advantages.windows import normalise, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,50 +49,33 @@ class GiGPO(Parameters):
     ddof: Literal[0, 1] = 1
 
 
-def estimate(steps: Steps, p: GiGPO, details: bool) -> Columns:
-    """GiGPO's advantages: `advantage`; with details its parts `episode` and `step`, and `size` of the step's group."""
-    groups = step_groups(steps, p)
-    episode, step = np.zeros(steps.height), np.zeros(steps.height)
-    if p.episode_weight:
-        episode = episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof)
-    if p.step_weight:
-        step = step_advantages(step_returns(steps, p), groups, p.mode, p.ddof, p.epsilon)
-    columns: Columns = {"advantage": p.episode_weight * episode + p.step_weight * step}
-    if details:
-        columns |= {"episode": episode, "step": step, "size": groups.size()[groups.code]}
-    return columns
-
-
-def step_groups(steps: Steps, p: GiGPO) -> Groups:
-    """The steps that are compared."""
+def estimate(steps: pl.LazyFrame, p: GiGPO) -> pl.LazyFrame:
+    """Adds `advantage`, its parts `episode` and `step`, and `size` of the step's group."""
+    group = within("history_hash_0")
     if p.similarity:
-        return similar_groups(steps, p.similarity_threshold)
-    state, _ = steps.context(0, "states")
-    return encode_pairs(steps.task, state)
+        steps = similar_states(steps, p.similarity_threshold)
+        group = pl.col("similar_state")
+    steps = episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof)
+    steps = normalise(steps, "return", group, "step", mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, alone=pl.lit(0.0))
+    steps = steps.with_columns(size=pl.col("size_step"))
+    return weighted_parts(steps, {"episode": p.episode_weight, "step": p.step_weight})
 
 
-def step_advantages(
-    returns: NDArray[np.float64], groups: Groups, mode: Mode, ddof: int, epsilon: float
-) -> NDArray[np.float64]:
-    """Returns normalised within groups of steps; float64 of shape (rows,)."""
-    order = value_order(returns)
-    advantages = np.empty(len(returns))
-    advantages[order] = normalise(returns[order], groups.take(order), mode=mode, ddof=ddof, epsilon=epsilon)
-    return advantages
-
-
-def needs(p: GiGPO) -> Needs:
-    """States, by hash or by text."""
-    return Needs(state_text=True) if p.similarity else Needs(depth=0)
-
-
-def detail_columns(p: GiGPO) -> dict[str, pl.DataType]:  # noqa: ARG001  (an Estimator's signature)
-    """The optional columns."""
-    return {"episode": pl.Float64(), "step": pl.Float64(), "size": pl.Int64()}
+def weighted_parts(steps: pl.LazyFrame, weights: dict[str, float]) -> pl.LazyFrame:
+    """Adds `advantage`, Σ w A over some columns; one of weight 0 is 0 and is not computed."""
+    skipped = [pl.lit(0.0).alias(name) for name, weight in weights.items() if not weight]
+    return steps.with_columns(skipped).with_columns(
+        advantage=pl.sum_horizontal(weight * pl.col(name) for name, weight in weights.items())
+    )
 
 
 ESTIMATOR = register(
     Estimator(
-        "gigpo", "Episode scores, and steps against those at the same state", GiGPO, estimate, needs, detail_columns
+        "gigpo",
+        "Episode scores, and steps against those at the same state",
+        GiGPO,
+        estimate,
+        lambda _: ("episode", "step", "size"),
+        complete=lambda p: ("state" if p.similarity else "history_hash_0",),
     )
 )

@@ -32,21 +32,16 @@ import polars as pl
 
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.estimators.gigpo import step_advantages
+from hgpo_train.advantages.columns import penalised, power
+from hgpo_train.advantages.estimators.gigpo import weighted_parts
 from hgpo_train.advantages.estimators.grpo import episode_advantages
-from hgpo_train.advantages.groups import Groups, encode_pairs
 from hgpo_train.advantages.parameters import Mode, Parameters
-from hgpo_train.advantages.registry import Estimator, Needs, register
-from hgpo_train.advantages.returns import episode_rewards, penalised
-from hgpo_train.advantages.similarity import by_name, number_by_task
+from hgpo_train.advantages.registry import Estimator, register
+from hgpo_train.advantages.similarity import Similar, number_by_task
+from hgpo_train.advantages.windows import along, batches, chain, normalise, within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from hgpo_train.advantages.registry import Columns
-    from hgpo_train.advantages.steps import Steps
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,105 +82,85 @@ class GraphGPO(Parameters):
             raise InputError("normalize_distance needs a gamma above 0, for γ^-1")
 
 
-@dataclass(frozen=True)
-class Graph:
-    """The states of all tasks, and where each step leads.
+def estimate(steps: pl.LazyFrame, p: GraphGPO) -> pl.LazyFrame:
+    """Adds `advantage`, its parts `episode` and `step`, and the `distance` of the state that a step leads to."""
+    steps = steps.with_columns(search(p, steps.collect_schema()).struct.unnest())
+    farthest = pl.max_horizontal(pl.col("(from)").max(), pl.col("(to)").max()).over("task_key").fill_null(0.0)
+    before, after = (pl.col(name).fill_null(farthest + 1) for name in ("(from)", "(to)"))
+    steps = steps.with_columns((after - before + 1 if p.normalize_distance else after).alias("(edges)"), distance=after)
+    value = penalised(p.success_reward * power(p.gamma, pl.col("(edges)")), p)
+    how = {"mode": p.mode, "ddof": p.ddof}
+    steps = normalise(steps, value, within("state_hash"), "step", **how, epsilon=p.epsilon, alone=pl.lit(0.0))
+    steps = episode_advantages(steps, p, **how, cross_steps=p.cross_steps, lone_scale=1 + p.epsilon)
+    return weighted_parts(steps, {"episode": p.episode_weight, "step": p.step_weight})
 
-    Attributes:
-        task: The task of each node; int64 of shape (nodes,).
-        state: The node that each step starts from; int64 of shape (rows,).
-        after: The node that each step leads to, -1 where that is not known; int64 of shape (rows,).
-        goal: The node of each task's goal; int64 of shape (tasks,).
+
+def search(p: GraphGPO, columns: Collection[str]) -> pl.Expr:
+    """The distances of each step's state, `(from)`, and of the one after it, `(to)`; null where the goal is not reached."""
+    reward, last = pl.col("episode_return"), pl.col("step") == pl.col("step").max().over("trajectory_key")
+    won = last & (reward > 0 if p.success == "positive" else reward == p.success_reward)
+    found = pl.Struct({"(from)": pl.Float64, "(to)": pl.Float64})
+    if not p.similarity:
+        goal = pl.lit(hashing.text_hash(p.goal_text), pl.Int64)
+        after = pl.when(won).then(goal).otherwise(pl.col("next_state_hash"))
+        nodes = [within("state_hash"), chain(pl.col("task_key"), after), chain(pl.col("task_key"), goal)]
+        return batches(nodes, _distances, found)
+    texts = [pl.col("next_state")] if "next_state" in columns else []
+    after = pl.when(won).then(pl.lit(p.goal_text)).otherwise(pl.coalesce(*texts, along(pl.col("state").shift(-1))))
+    similar = similar_nodes(p)
+    rows = [pl.col(name) for name in ("task_key", "trajectory", "step", "state")]
+    return batches([*rows, after], lambda given: _distances(similar(given)), found)
+
+
+def similar_nodes(p: GraphGPO) -> Callable[[Sequence[pl.Series]], list[pl.Series]]:
+    """Numbers nodes by similarity: each step's state, then its next state, by trajectory (in order of name) and step."""
+    Similar(p.similarity_threshold)  # refuses a threshold out of range before anything is read
+
+    def nodes(columns: Sequence[pl.Series]) -> list[pl.Series]:
+        task, trajectory, step, state, after = columns
+        height = len(task)
+        tasks = task.drop_nulls().unique(maintain_order=True)
+
+        def texts() -> Iterator[tuple[int, int, str]]:
+            for row in (
+                pl.DataFrame({"trajectory": trajectory, "step": step})
+                .select(pl.arg_sort_by("trajectory", "step"))
+                .to_series()
+            ):
+                if task[row] is not None:
+                    yield task[row], row, state[row] or ""
+                    if after[row] is not None:
+                        yield task[row], height + row, after[row]
+            for number, name in enumerate(tasks):
+                yield name, 2 * height + number, p.goal_text
+
+        code = number_by_task(texts(), 2 * height + len(tasks), p.similarity_threshold)
+        return [code[:height], code[height : 2 * height], code[2 * height :]]
+
+    return nodes
+
+
+def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
+    """The least number of edges to a goal, searched from all goals at once, an edge further at a time.
+
+    Args:
+        nodes: int64 of each row's node, of the node after it (null where that is not known), and of the goals.
     """
-
-    task: NDArray[np.int64]
-    state: NDArray[np.int64]
-    after: NDArray[np.int64]
-    goal: NDArray[np.int64]
-
-
-def estimate(steps: Steps, p: GraphGPO, details: bool) -> Columns:
-    """GraphGPO's advantages.
-
-    Returns:
-        `advantage`; with details its parts `episode` and `step`, and the `distance` of the state that a step leads to.
-    """
-    graph = build_graph(steps, p)
-    distance, beyond = distances(graph)
-    after = np.where(graph.after < 0, beyond[steps.task.code], distance[graph.after])
-    edges = after - distance[graph.state] + 1 if p.normalize_distance else after
-    episode, step = np.zeros(steps.height), np.zeros(steps.height)
-    if p.episode_weight:
-        episode = episode_advantages(
-            steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof, lone_scale=1 + p.epsilon
-        )
-    if p.step_weight:
-        groups = encode_pairs(steps.task, steps.states)
-        step = step_advantages(
-            penalised(p.success_reward * p.gamma**edges, steps, p), groups, p.mode, p.ddof, p.epsilon
-        )
-    columns: Columns = {"advantage": p.episode_weight * episode + p.step_weight * step}
-    if details:
-        columns |= {"episode": episode, "step": step, "distance": after}
-    return columns
-
-
-def build_graph(steps: Steps, p: GraphGPO) -> Graph:
-    """Numbers states and goals, and follows each step."""
-    task = np.concatenate([steps.task.code, steps.task.code, np.arange(steps.task.number)])
-    code = similar_nodes(steps, p) if p.similarity else equal_nodes(steps, p, task)
-    owner = np.empty(int(code.max()) + 1, dtype=np.int64)
-    owner[code[code >= 0]] = task[code >= 0]
-    state, after, goal = np.split(code, [steps.height, 2 * steps.height])
-    return Graph(owner, state, after, goal)
-
-
-def equal_nodes(steps: Steps, p: GraphGPO, task: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The nodes of all states, of all next states (-1 where unknown) and of the goals, one after the other."""
-    after, known = steps.next_states()
-    won = succeeded(steps, p)
-    goal = hashing.text_hash(p.goal_text)
-    values = np.concatenate([steps.states, np.where(won, goal, after), np.full(steps.task.number, goal)])
-    there = np.concatenate([np.ones_like(known), known | won, np.ones(steps.task.number, dtype=np.bool_)])
-    code = np.full(len(values), -1, dtype=np.int64)
-    code[there] = encode_pairs(Groups(task[there], steps.task.number), values[there]).code
-    return code
-
-
-def similar_nodes(steps: Steps, p: GraphGPO) -> NDArray[np.int64]:
-    """The same by similarity: each step's state, then its next state, by trajectory (in order of name) and step."""
-    states, after = steps.texts("state"), steps.next_texts()
-    for row in np.flatnonzero(succeeded(steps, p)):
-        after[row] = p.goal_text
-
-    def texts() -> Iterator[tuple[int, int, str]]:
-        for task, row in by_name(steps):
-            yield task, row, states[row] or ""
-            following = after[row]
-            if following is not None:
-                yield task, steps.height + row, following
-        for task in range(steps.task.number):
-            yield task, 2 * steps.height + task, p.goal_text
-
-    return number_by_task(texts(), 2 * steps.height + steps.task.number, p.similarity_threshold).code
-
-
-def succeeded(steps: Steps, p: GraphGPO) -> NDArray[np.bool_]:
-    """The last rows of episodes that end in the goal."""
-    rewards = episode_rewards(steps, p)
-    return np.asarray(steps.last & (rewards > 0 if p.success == "positive" else rewards == p.success_reward))
-
-
-def distances(graph: Graph) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Each node's distance to its task's goal, going back from all goals at once, an edge at a time.
-
-    Returns:
-        float64 of shape (nodes,), unreached nodes filled in; and of shape (tasks,), what they are filled with.
-    """
-    distance = np.full(len(graph.task), np.inf)
-    distance[graph.goal] = 0.0
-    source, target = graph.state[graph.after >= 0], graph.after[graph.after >= 0]
-    reached = 0.0
+    goals = nodes[2].drop_nulls().unique()
+    named = (
+        pl.concat([series.rename("node").cast(pl.Int64) for series in (nodes[0], nodes[1], goals)])
+        .to_frame()
+        .lazy()
+        .with_row_index("row")
+    )
+    first = named.select(pl.col("row").min().over("node").cast(pl.Int64))  # a number for each node
+    code = first.collect(engine="streaming").to_series().to_numpy()
+    height = len(nodes[0])
+    state, after, goal = code[:height], code[height : 2 * height], code[2 * height :]
+    distance = np.full(len(code), np.inf)
+    distance[goal] = 0.0
+    known = (nodes[0].is_not_null() & nodes[1].is_not_null()).to_numpy()
+    source, target, reached = state[known], after[known], 0.0
     while True:
         waiting = np.isinf(distance[source])
         source, target = source[waiting], target[waiting]
@@ -194,22 +169,19 @@ def distances(graph: Graph) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
             break
         reached += 1.0
         distance[nearer] = reached
-    finite = np.isfinite(distance)
-    beyond = np.ones(len(graph.goal))
-    np.maximum.at(beyond, graph.task[finite], distance[finite] + 1)
-    return np.where(finite, distance, beyond[graph.task]), beyond
-
-
-def needs(p: GraphGPO) -> Needs:
-    """States and next states."""
-    return Needs(next_state=True, state_text=p.similarity)
-
-
-def detail_columns(p: GraphGPO) -> dict[str, pl.DataType]:  # noqa: ARG001  (an Estimator's signature)
-    """The optional columns."""
-    return {name: pl.Float64() for name in ("episode", "step", "distance")}
+    missing = ~(nodes[1].is_not_null().to_numpy())
+    ends = {"(from)": distance[state], "(to)": np.where(missing, np.inf, distance[after])}
+    frame = pl.DataFrame(ends)
+    return frame.select(pl.when(pl.all().is_finite()).then(pl.all())).to_struct("graph")
 
 
 ESTIMATOR = register(
-    Estimator("graphgpo", "Episode scores, and distances to the goal", GraphGPO, estimate, needs, detail_columns)
+    Estimator(
+        "graphgpo",
+        "Episode scores, and distances to the goal",
+        GraphGPO,
+        estimate,
+        lambda _: ("episode", "step", "distance"),
+        complete=lambda _: ("state_hash",),
+    )
 )

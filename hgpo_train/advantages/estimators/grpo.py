@@ -19,17 +19,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import polars as pl
 
-from hgpo_train.advantages.groups import normalise, value_order
 from hgpo_train.advantages.parameters import Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.returns import episode_scores, rounded
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from hgpo_train.advantages.registry import Columns
-    from hgpo_train.advantages.steps import Steps
+from hgpo_train.advantages.windows import normalise, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,38 +41,51 @@ class GRPO(Parameters):
     ddof: Literal[0, 1] = 1
 
 
-def estimate(steps: Steps, p: GRPO, details: bool) -> Columns:  # noqa: ARG001  (an Estimator's signature)
-    """GRPO's advantages: column `advantage`."""
-    return {"advantage": episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof)}
+def estimate(steps: pl.LazyFrame, p: GRPO) -> pl.LazyFrame:
+    """Adds `advantage`."""
+    return episode_advantages(steps, p, "advantage", mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof)
 
 
 def episode_advantages(
-    steps: Steps, p: Parameters, *, mode: Mode, cross_steps: bool = True, ddof: int = 1, lone_scale: float | None = None
-) -> NDArray[np.float64]:
-    """Each row's episode score, normalised within its task; float64 of shape (rows,).
+    steps: pl.LazyFrame,
+    p: Parameters,
+    into: str = "episode",
+    *,
+    mode: Mode,
+    cross_steps: bool = True,
+    ddof: int = 1,
+    lone_scale: float | None = None,
+) -> pl.LazyFrame:
+    """Adds each row's episode score, normalised within its task.
 
     Args:
-        steps: The rows.
+        steps: The table.
         p: How scores are made.
+        into: The new column.
         mode: Whether deviations are divided by the task's standard deviation.
         cross_steps: Whether mean and std are over rows or over trajectories.
         ddof: 0 divides squares by n, 1 by n - 1.
         lone_scale: What divides the score of a task that has but one; None is 1 + ε as float32.
     """
-    scores = episode_scores(steps, p)
-    order = value_order(scores)
-    sample = None if cross_steps else steps.first[order]
-    advantages = np.empty(steps.height)
-    advantages[order] = normalise(
-        scores[order],
-        steps.task.take(order),
+    if lone_scale is None:
+        lone_scale = 1 + p.epsilon if p.precision == "float64" else float(np.float32(1 + p.epsilon))
+    score = pl.col("episode_score")
+    return normalise(
+        steps,
+        score,
+        within(),
+        into,
         mode=mode,
         ddof=ddof,
         epsilon=p.epsilon,
-        sample=sample,
-        lone_scale=float(rounded(1 + p.epsilon, p)) if lone_scale is None else lone_scale,
+        sample=None if cross_steps else first_step(),
+        alone=score if mode == "mean_norm" else score / lone_scale,
     )
-    return advantages
+
+
+def first_step() -> pl.Expr:
+    """True on the first row of each trajectory."""
+    return pl.col("step") == pl.col("step").min().over("trajectory_key")
 
 
 ESTIMATOR = register(Estimator("grpo", "Episode scores against those of the same task", GRPO, estimate))

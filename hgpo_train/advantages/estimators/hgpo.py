@@ -25,21 +25,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import polars as pl
-
-from hgpo_train.advantages.contexts import levels
+from hgpo_train.advantages.columns import CHAINS
 from hgpo_train.advantages.estimators.grpo import episode_advantages
-from hgpo_train.advantages.groups import normalise, value_order
 from hgpo_train.advantages.parameters import Context, Mode, Parameters
-from hgpo_train.advantages.registry import Estimator, Needs, register
-from hgpo_train.advantages.returns import step_returns
+from hgpo_train.advantages.registry import Estimator, register
+from hgpo_train.advantages.windows import normalise, size, weighted_mean, within
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from hgpo_train.advantages.registry import Columns
-    from hgpo_train.advantages.steps import Steps
+    import polars as pl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,79 +63,42 @@ class HGPO(Parameters):
     ddof: Literal[0, 1] = 0
 
 
-def estimate(steps: Steps, p: HGPO, details: bool) -> Columns:
-    """HGPO's advantages.
+def estimate(steps: pl.LazyFrame, p: HGPO) -> pl.LazyFrame:
+    """Adds `advantage`, and for each level `k0`, `k1` … (and `episode`) its advantage, null where the step has no company.
 
-    Returns:
-        `advantage`. With details, for each level `k0`, `k1` … (and `episode`) its advantage, null where the step has
-        no company there; `size_k0` … of the step's group, null where k > t; its effective `weight_k0` ….
+    Besides, `size_k0` … of the step's group, null where k > t, and the level's effective weight, `weight_k0` ….
     """
-    returns = step_returns(steps, p)
-    mean = WeightedMean(steps.height, p, details)
+    weights: dict[str, float] = {}
     if p.base_group:
-        every = np.arange(steps.height)
-        mean.add("episode", 1.0, every, episode_advantages(steps, p, mode=p.mode))
-    for level in levels(steps, p.history_length, p.context, value_order(returns)):
-        rows, groups = level.company()
-        advantages = normalise(returns[rows], groups, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon)
-        mean.add(f"k{level.k}", factor(level.k, p), rows, advantages)
-        if details:
-            size = np.ma.array(np.ones(steps.height, dtype=np.int64), mask=~steps.context(level.k, p.context)[1])
-            size[level.rows] = level.size
-            mean.columns[f"size_k{level.k}"] = size
-    return mean.finish()
+        steps = episode_advantages(steps, p, mode=p.mode)
+        weights["episode"] = 1.0
+    for k in range(p.history_length + 1):
+        context = within(f"{CHAINS[p.context]}{k}")
+        steps = normalise(steps, "return", context, f"k{k}", mode=p.mode, ddof=p.ddof, epsilon=p.epsilon)
+        weights[f"k{k}"] = weight(k, p)
+    return weighted_mean(steps, weights, skip_zero=p.skip_zero_advantages, epsilon=p.epsilon)
 
 
-def factor(k: int, p: HGPO) -> float:
+def weight(k: int, p: HGPO) -> float:
     """The weight of level k, before weights are made to sum to 1."""
     first = 1 if p.weights == "paper" and not p.base_group else 2
     return float((k + first) ** p.alpha)
 
 
-class WeightedMean:
-    """The weighted mean of each step's levels: Σ w_k A_k / (Σ w_k + ε) over those that count."""
-
-    def __init__(self, height: int, p: HGPO, details: bool) -> None:
-        self.p, self.details = p, details
-        self.total, self.weight = np.zeros(height), np.zeros(height)
-        self.columns: Columns = {}
-
-    def add(self, name: str, weight: float, rows: NDArray[np.int64], advantages: NDArray[np.float64]) -> None:
-        """One level: the advantages of the rows that have it."""
-        weights = weight * (advantages != 0) if self.p.skip_zero_advantages else np.full(len(rows), weight)
-        self.total[rows] += weight * advantages
-        self.weight[rows] += weights
-        if self.details:
-            self.columns[name] = np.ma.array(np.zeros(len(self.total)), mask=True)
-            self.columns[name][rows] = advantages
-            self.columns[f"weight_{name}"] = np.zeros(len(self.total))
-            self.columns[f"weight_{name}"][rows] = weights
-
-    def finish(self) -> Columns:
-        """The weighted means, and the details with effective weights; 0 where no level counts."""
-        weight = np.where(self.weight > 0, self.weight + self.p.epsilon, 1.0)
-        for name in self.columns:
-            if name.startswith("weight_"):
-                self.columns[name] /= weight
-        return {"advantage": self.total / weight, **self.columns}
-
-
-def needs(p: HGPO) -> Needs:
-    """The contexts down to K."""
-    return Needs(depth=p.history_length, context=p.context)
-
-
-def detail_columns(p: HGPO) -> dict[str, pl.DataType]:
+def details(p: HGPO) -> list[str]:
     """The optional columns."""
-    levels = (["episode"] if p.base_group else []) + [f"k{k}" for k in range(p.history_length + 1)]
-    kinds: dict[str, pl.DataType] = {}
-    for name in levels:
-        kinds |= {name: pl.Float64(), f"weight_{name}": pl.Float64()}
-        if name != "episode":
-            kinds[f"size_{name}"] = pl.Int64()
-    return kinds
+    levels = [f"k{k}" for k in range(p.history_length + 1)]
+    named = (["episode"] if p.base_group else []) + levels
+    return [*named, *(f"weight_{name}" for name in named), *map(size, levels)]
 
 
 ESTIMATOR = register(
-    Estimator("hgpo", "Steps against those with the same history", HGPO, estimate, needs, detail_columns)
+    Estimator(
+        "hgpo",
+        "Steps against those with the same history",
+        HGPO,
+        estimate,
+        details,
+        complete=lambda p: (f"{CHAINS[p.context]}0",),
+    )
 )

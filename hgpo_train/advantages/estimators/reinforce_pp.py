@@ -17,20 +17,13 @@ no such tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
+import polars as pl
 
-from hgpo_train.advantages.groups import Groups, add_up, centre, value_order
+from hgpo_train.advantages.estimators.grpo import first_step
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.returns import episode_scores
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from hgpo_train.advantages.registry import Columns
-    from hgpo_train.advantages.steps import Steps
+from hgpo_train.advantages.windows import mean, normalise, quotient, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,28 +41,21 @@ class ReinforcePP(Parameters):
     epsilon: float = 1e-8
 
 
-def estimate(steps: Steps, p: ReinforcePP, details: bool) -> Columns:  # noqa: ARG001  (an Estimator's signature)
-    """REINFORCE++'s advantages: column `advantage`."""
-    scores = episode_scores(steps, p)
+def estimate(steps: pl.LazyFrame, p: ReinforcePP) -> pl.LazyFrame:
+    """Adds `advantage`."""
+    x = pl.col("episode_score")
     if p.baseline:
-        order = value_order(scores)
-        sample = None if p.cross_steps else steps.first[order]
-        scores[order] = centre(scores[order], steps.task.take(order), sample, keep_lone=True)
-    return {"advantage": whiten(scores, steps.batch, p.epsilon)}
-
-
-def whiten(values: NDArray[np.float64], batch: Groups, epsilon: float) -> NDArray[np.float64]:
-    """(x - mean) / √(var + ε) within each batch."""
-    order = value_order(values)
-    ascending, members = values[order], batch.take(order)
-    number = members.size()
-    mean = add_up(members.code, ascending, members.number) / (number + epsilon)
-    centred = ascending - mean[members.code]
-    variance = add_up(members.code, centred * centred, members.number) / (number + epsilon)
-    variance *= number / (number - 1).clip(min=1)
-    whitened = np.empty(len(values))
-    whitened[order] = centred / np.sqrt(variance + epsilon)[members.code]
-    return whitened
+        sample = None if p.cross_steps else first_step()
+        steps = normalise(steps, x, within(), "centred", mode="mean_norm", sample=sample, alone=x)
+        x = pl.col("centred")
+    batch, n = pl.col("batch_key"), pl.len().over("batch_key").cast(pl.Float64)
+    share = quotient(n, n + p.epsilon)
+    steps = mean(steps, x, batch, "(mean of batch)")
+    steps = steps.with_columns((x - pl.col("(mean of batch)") * share).alias("centred"))
+    centred = pl.col("centred")
+    steps = mean(steps, centred * centred, batch, "(square of batch)")
+    variance = quotient(pl.col("(square of batch)") * share * n, (n - 1).clip(1))
+    return steps.with_columns(advantage=quotient(centred, (variance + p.epsilon).sqrt()))
 
 
 ESTIMATOR = register(

@@ -12,18 +12,12 @@ it: its advantage is the score itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import polars as pl
 
-import numpy as np
-
-from hgpo_train.advantages.groups import centre, value_order
+from hgpo_train.advantages.estimators.grpo import first_step
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.returns import episode_scores
-
-if TYPE_CHECKING:
-    from hgpo_train.advantages.registry import Columns
-    from hgpo_train.advantages.steps import Steps
+from hgpo_train.advantages.windows import normalise, quotient, size, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +31,14 @@ class RLOO(Parameters):
     cross_steps: bool = True
 
 
-def estimate(steps: Steps, p: RLOO, details: bool) -> Columns:  # noqa: ARG001  (an Estimator's signature)
-    """RLOO's advantages: column `advantage`."""
-    scores = episode_scores(steps, p)
-    order = value_order(scores)
-    task = steps.task.take(order)
-    sample = None if p.cross_steps else steps.first[order]
-    number = task.size() if sample is None else task.take(sample).size()
-    stretch = np.where(number > 1, number / (number - 1).clip(min=1), 1.0)
-    advantages = np.empty(steps.height)
-    advantages[order] = centre(scores[order], task, sample, keep_lone=True) * stretch[task.code]
-    return {"advantage": advantages}
+def estimate(steps: pl.LazyFrame, p: RLOO) -> pl.LazyFrame:
+    """Adds `advantage`."""
+    score, n = pl.col("episode_score"), pl.col(size("centred"))
+    sample = None if p.cross_steps else first_step()
+    steps = normalise(steps, score, within(), "centred", mode="mean_norm", sample=sample, alone=score)
+    return steps.with_columns(
+        advantage=pl.when(n > 1).then(quotient(pl.col("centred") * n, n - 1)).otherwise("centred")
+    )
 
 
 ESTIMATOR = register(Estimator("rloo", "Episode scores against the mean of the task's other ones", RLOO, estimate))

@@ -1,0 +1,329 @@
+"""From a step table in any row order to the columns that estimators are written over.
+
+    task_key          the rollouts that are compared; null in trajectories that were aborted
+    trajectory_key    the rows of one trajectory; `step` orders them
+    batch_key         the rows of one run and iteration
+    reward            the step's reward, chosen, scaled and rounded as the parameters say
+    penalty           what the step's action cost: `invalid_action_penalty` or 0
+    return            R_t, the discounted rewards from this step on, less the penalty
+    episode_return    S, the sum of the trajectory's rewards
+    episode_score     S less this row's penalty
+    state_hash        the state; next_state_hash the state that the step led to, null where that is not known
+    history_hash_k    the state and the k states before it; null where there are fewer. context_hash_k: with actions
+
+Keys are made by hashing, so they hold within one query only. Hashes are the table's own, or made from its texts. What
+an estimator does not use is not computed. Bad rows are found by expressions; Python only writes the line.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import polars as pl
+
+from hgpo_envs import hashing
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages.windows import along, batches, chain, discounted, key, summed, trajectory_order
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from hgpo_train.advantages.parameters import Context, Parameters
+
+BATCH_KEYS: Final = ("run", "iteration")
+"""Rows that agree on these were rolled out for one update."""
+
+GROUP_KEYS: Final = ("run", "iteration", "env_id", "task_id", "group")
+"""Rows that agree on those of these columns that are there are rollouts of one task, to be compared."""
+
+CHAINS: Final[Mapping[Context, str]] = {"states": "history_hash_", "states_actions": "context_hash_"}
+"""The columns of each context, before their depth."""
+
+_REWARDS: Final = {"reward": "reward", "success": "won", "score": "score"}
+
+
+def group_keys(columns: Collection[str]) -> list[str]:
+    """The columns that say which rollouts are compared: those of `GROUP_KEYS`, or `task` for `task_id`."""
+    keys = [name for name in GROUP_KEYS if name in columns]
+    if "task_id" in columns:
+        return keys
+    if "task" in columns:
+        return [*keys, "task"]
+    raise InputError(f"a step table names its tasks in `task_id` or `task`; this one has {_listed(columns)}")
+
+
+def batch_keys(columns: Collection[str]) -> list[str]:
+    """The columns that say which rows are one batch; none where all are."""
+    return [name for name in BATCH_KEYS if name in columns]
+
+
+def row_keys(columns: Collection[str]) -> list[str]:
+    """The columns that name a row."""
+    return [*group_keys(columns), "trajectory", "step"]
+
+
+def require(columns: Collection[str], *alternatives: str, why: str) -> str:
+    """The first of some columns that is there, or an InputError."""
+    for name in alternatives:
+        if name in columns:
+            return name
+    wanted = " or ".join(f"`{name}`" for name in alternatives)
+    raise InputError(f"{why} needs the column {wanted}; the table has {_listed(columns)}")
+
+
+def missing(column: str, columns: Collection[str], why: str, depth: int | None = None) -> InputError:
+    """The error for a documented column that a table neither has nor can give."""
+    deep = re.fullmatch(r"((?:history|context)_hash_)(\d+)", column)
+    if not deep:
+        return InputError(f"{why} needs the column `{column}`; the table has {_listed(columns)}")
+    stem, depth = deep[1], int(deep[2]) if depth is None else depth
+    stored = sum(f"{stem}{k}" in columns for k in range(depth + 1))
+    lacking = ("action_hash", "action") if "state_hash" in columns or "state" in columns else ("state_hash", "state")
+    had = f"has them to depth {stored - 1}" if stored else "has none"
+    return InputError(
+        f"contexts of depth {depth} need {stem}0 … {stem}{depth}: the table {had}, "
+        f"and neither `{lacking[0]}` nor `{lacking[1]}` to make them from"
+    )
+
+
+def _listed(columns: Collection[str]) -> str:
+    return ", ".join(columns) or "no columns"
+
+
+# ----------------------------------------------------------------------------------------------------------- keys
+
+
+def with_keys(steps: pl.LazyFrame, schema: pl.Schema) -> pl.LazyFrame:
+    """Adds the keys, not yet null where trajectories were aborted, and `(fault)`, what is wrong with a row's names.
+
+    Raises:
+        InputError: A column that names rows is missing; when collected, the table has no rows.
+    """
+    groups = group_keys(schema)
+    for name in ("trajectory", "step"):
+        require(schema, name, why="an advantage")
+    if not schema["step"].is_integer():
+        raise InputError(f"step must be a whole number in every row, got {schema['step']}")
+    steps = steps.with_columns(
+        key(groups).alias("task_key"),
+        key([*(name for name in ("run",) if name in schema), "trajectory"]).alias("trajectory_key"),
+        key(batch_keys(schema)).alias("batch_key"),
+    )
+    names = [pl.col(name) for name in ("task_key", "trajectory_key", "step")]
+    return steps.with_columns(batches(names, _faults, pl.Int8()).alias("(fault)"))
+
+
+_SHARED, _TWICE = 1, 2
+
+
+def _faults(columns: Sequence[pl.Series]) -> pl.Series:
+    """Where a trajectory is in two tasks and where a step is there twice; 0 elsewhere."""
+    task, trajectory, step = columns
+    if not len(step):
+        raise InputError("the step table has no rows")
+    if step.null_count():
+        raise InputError("step must be a whole number in every row, got null")
+    rows = pl.DataFrame({"task": task, "trajectory": trajectory, "step": step})
+    moves = (pl.col("task") != pl.col("task").shift(1)) & (pl.col("trajectory") == pl.col("trajectory").shift(1))
+    if trajectory_order(trajectory, step) is None and not rows.select(moves.any()).item():
+        return pl.zeros(len(step), pl.Int8, eager=True)  # as tables are written
+    shared = (pl.col("task").n_unique() > 1).over("trajectory")
+    twice = pl.struct("trajectory", "step").is_duplicated()
+    return rows.select(pl.when(shared).then(_SHARED).when(twice).then(_TWICE).otherwise(0).cast(pl.Int8)).to_series()
+
+
+# -------------------------------------------------------------------------------------------------------- refusing
+
+
+class Refusal(NamedTuple):
+    """What is wrong with some rows: which ones, the line, and the value that it shows as ``{shown}``."""
+
+    bad: pl.Expr
+    line: str
+    shown: pl.Expr
+
+
+def faults(refusals: Sequence[Refusal], rows: Sequence[pl.Expr]) -> pl.Expr:
+    """False; an InputError that names the first bad row if there is one. One value for the whole table.
+
+    Args:
+        refusals: What is refused, in the order in which it is looked for.
+        rows: What names a row: the task's columns, trajectory and step.
+    """
+    labels = [row.meta.output_name() for row in rows]
+    named = [row.alias(label) for row, label in zip(rows, labels, strict=True)]
+    fault = pl.col("(fault)").cast(pl.Int32)
+    for number, refusal in enumerate(refusals, start=_TWICE + 1):
+        fault = pl.when((fault == 0) & refusal.bad.fill_null(value=False)).then(number).otherwise(fault)
+    shown = [refusal.shown.alias(f"(shown {number})") for number, refusal in enumerate(refusals)]
+    bad = pl.struct(fault.alias("(fault)"), *named, *shown).filter(fault != 0).implode()
+
+    def check(columns: Sequence[pl.Series]) -> pl.Series:
+        found = columns[0].explode(empty_as_null=False).struct.unnest()
+        if found.height:
+            number = found["(fault)"].min()
+            raise InputError(_line(found.filter(pl.col("(fault)") == number), int(str(number)), labels, refusals))
+        return pl.Series([False])
+
+    return batches([bad], check, pl.Boolean(), returns_scalar=True)
+
+
+def _line(found: pl.DataFrame, number: int, labels: Sequence[str], refusals: Sequence[Refusal]) -> str:
+    """What is wrong with the first of some bad rows."""
+    first = found.row(0, named=True)
+    task, trajectory, step = (first[label] for label in labels[-3:])
+    if number == _SHARED:
+        tasks = found.filter(pl.col(labels[-2]) == trajectory).select(labels[:-2]).unique(maintain_order=True).rows()
+        return (
+            f"a trajectory belongs to one task, but trajectory {trajectory!r} is in {', '.join(map(str, tasks[0]))} and in "
+            f"{', '.join(map(str, tasks[1]))}; name trajectories apart"
+        )
+    if number == _TWICE:
+        return f"a step is there once, but trajectory {trajectory!r} of task {task!r} has step {step} twice"
+    place = number - _TWICE - 1
+    where = ", ".join(f"{label}={first[label]!r}" for label in labels)
+    return f"{refusals[place].line.format(shown=first[f'(shown {place})'])} at {where}"
+
+
+def absent(name: str) -> Refusal:
+    """Nulls of a column, in trajectories that count."""
+    return Refusal(pl.col(name).is_null() & ~pl.col("(aborted)"), f"{name} must not be null, as it is", pl.col(name))
+
+
+def infinite(value: pl.Expr, line: str) -> Refusal:
+    """Values that are no finite numbers, in trajectories that count."""
+    return Refusal(~value.is_finite().fill_null(value=False) & ~pl.col("(aborted)"), line, value)
+
+
+# --------------------------------------------------------------------------------------------------------- returns
+
+
+def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple[pl.LazyFrame, list[Refusal]]:
+    """Adds `reward`, `penalty`, `return`, `episode_return` and `episode_score`; keys become null where it was aborted.
+
+    Source: Eq. 5 of GiGPO (arXiv 2505.10978); `compute_step_discounted_returns` of verl-agent's core_gigpo.py, and
+    `apply_invalid_action_penalty` of its trainers for when the penalty comes off.
+
+    Args:
+        steps: A table with keys.
+        p: Which rewards, scaled, discounted and rounded how.
+        schema: The columns of the table.
+
+    Returns:
+        The table, and what is to be refused of it.
+
+    Raises:
+        InputError: A column is missing.
+    """
+    source = require(schema, _REWARDS[p.reward], why=f"reward={p.reward!r}")
+    chosen, penalty = pl.col(source).cast(pl.Float64), pl.lit(0.0)
+    number = infinite(pl.col("(source)"), f"{source} must be a finite number, got {{shown}}")
+    refusals = [absent(source) if p.reward == "success" else number]
+    if p.invalid_action_penalty:
+        require(schema, "action_valid", why="invalid_action_penalty")
+        penalty = pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)
+        refusals.append(absent("action_valid"))
+    if p.reward != "reward":
+        last = pl.col("step") == pl.col("step").max().over("trajectory_key")
+        chosen = pl.when(last).then(chosen).otherwise(0.0)
+    steps = steps.with_columns(chosen.alias("(source)"), penalty.alias("penalty"))
+    reward = rounded(pl.col("(source)") * p.reward_scale, p)
+    if p.penalty_at == "reward":
+        reward = reward - rounded(pl.col("penalty"), p)
+    steps = steps.with_columns(reward.alias("reward"))
+    aborted = pl.lit(value=False)
+    if "aborted" in schema:
+        aborted = pl.col("aborted").cast(pl.Boolean).any().over("trajectory_key")
+    steps = steps.with_columns(
+        discounted(pl.col("reward"), p.gamma).alias("return"),
+        summed(pl.col("reward")).alias("episode_return"),
+        aborted.alias("(aborted)"),
+    )
+    value = {"episode_score": pl.col("episode_return"), "return": pl.col("return")}
+    if p.returns == "from_end":
+        value["return"] = power(p.gamma, steps_left()) * pl.col("episode_return")
+    counts = ~pl.col("(aborted)")
+    steps = steps.with_columns(
+        *(pl.when(counts).then(name).alias(name) for name in ("task_key", "batch_key")),
+        *(penalised(of, p).alias(name) for name, of in value.items()),
+    )
+    return steps, refusals
+
+
+def penalised(value: pl.Expr, p: Parameters) -> pl.Expr:
+    """Returns or scores, rounded, with the penalty off where penalties come off these."""
+    if p.penalty_at == "reward":
+        return rounded(value, p)
+    return rounded(rounded(value, p) - rounded(pl.col("penalty"), p), p)
+
+
+def rounded(value: pl.Expr, p: Parameters) -> pl.Expr:
+    """Values rounded to float32 (and held as float64), unless the precision is float64."""
+    exact = value if p.precision == "float64" else value.cast(pl.Float32).cast(pl.Float64)
+    return exact + 0.0  # one zero, not two
+
+
+def steps_left() -> pl.Expr:
+    """T - t: how many steps follow a step in its trajectory."""
+    return along(pl.int_range(pl.len()), backwards=True)
+
+
+def power(base: float, exponent: pl.Expr) -> pl.Expr:
+    """base^exponent in float64."""
+    return pl.lit(base, pl.Float64).pow(exponent.cast(pl.Float64))
+
+
+# ---------------------------------------------------------------------------------------------------------- hashes
+
+
+def text_hash(name: str) -> pl.Expr:
+    """The hashes of a column of texts, as `hgpo_envs.hashing` makes them; null where there is none."""
+
+    def hashes(texts: pl.Series) -> pl.Series:
+        distinct = texts.drop_nulls().unique()
+        made = pl.Series(hashing.text_hashes(distinct), dtype=pl.Int64)
+        return texts.replace_strict(distinct, made, default=None, return_dtype=pl.Int64)
+
+    return pl.col(name).cast(pl.String).map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
+
+
+def with_hashes(steps: pl.LazyFrame, depth: int, schema: pl.Schema) -> pl.LazyFrame:
+    """Adds the hashes that a table does not have but has the texts for, contexts down to a depth."""
+    derived = [name for name in ("state", "action") if name in schema and f"{name}_hash" not in schema]
+    steps = steps.with_columns(text_hash(name).alias(f"{name}_hash") for name in derived)
+    there = {*schema, *(f"{name}_hash" for name in derived)}
+    if "state_hash" not in there:
+        return steps
+    steps = steps.with_columns(_next_state(schema).alias("next_state_hash"))
+    for kind, stem in CHAINS.items():
+        stored = all(f"{stem}{k}" in schema for k in range(depth + 1))
+        if not stored and (kind == "states" or "action_hash" in there):
+            steps = _with_chain(steps, stem, depth, kind)
+    return steps
+
+
+def _next_state(columns: Collection[str]) -> pl.Expr:
+    """Where each step led: what the table says, else the state of the trajectory's next step."""
+    stored = [pl.col("next_state_hash")] if "next_state_hash" in columns else []
+    texts = [text_hash("next_state")] if "next_state" in columns else []
+    return pl.coalesce(*texts, *stored, along(pl.col("state_hash").shift(-1)))
+
+
+def _with_chain(steps: pl.LazyFrame, stem: str, depth: int, kind: Context) -> pl.LazyFrame:
+    """Contexts as chains of the states before a step, and of the actions between them."""
+    before = {
+        (name, k): along(pl.col(f"{name}_hash").shift(k)).alias(f"({name} {k})")
+        for name in ("state", "action")[: 2 if kind == "states_actions" else 1]
+        for k in range(1, depth + 1)
+    }
+    steps = steps.with_columns(before.values())
+    made = {0: pl.col("state_hash")}
+    for k in range(1, depth + 1):
+        found = pl.col(f"(state {k})")
+        for back in range(k, 0, -1):
+            if ("action", back) in before:
+                found = chain(found, pl.col(f"(action {back})"))
+            found = chain(found, pl.col(f"(state {back - 1})") if back > 1 else pl.col("state_hash"))
+        made[k] = found
+    return steps.with_columns(value.alias(f"{stem}{k}") for k, value in made.items())

@@ -1,0 +1,436 @@
+"""Catalogues that are damaged or crafted, queries and actions of any size: one line, little memory, no hanging."""
+
+import gzip
+import io
+import json
+import os
+import random
+import re
+import shutil
+import sys
+import time
+import tracemalloc
+
+import gymnasium
+import numpy as np
+import orjson
+import pytest
+from bounded import outcome
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.episode import LONGEST_COMMAND
+from hgpo_envs.errors import InputError
+from hgpo_envs.registration import webshop_source
+from hgpo_envs.webshop import analysis, synthetic
+from hgpo_envs.webshop.build import build
+from hgpo_envs.webshop.catalogue import MANIFEST, Catalogue
+from hgpo_envs.webshop.pages import parse_action
+from hgpo_envs.webshop.source import WebShopSource
+from hgpo_envs.webshop.synthetic import FILES
+
+
+@pytest.fixture(scope="module", params=["mapped", "gzipped"])
+def shop(request, tmp_path_factory):
+    """The folder of a small catalogue."""
+    folder = tmp_path_factory.mktemp("shop")
+    synthetic.write(folder / "raw", 60, 4, people=1.0)
+    paths = [folder / "raw" / name for name in FILES]
+    build(*paths, folder / "shop", nouns="stand-in", compress=request.param == "gzipped")
+    return folder / "shop"
+
+
+def use(folder):
+    """Everything that an environment may do with a catalogue."""
+    catalogue = Catalogue.open(folder)
+    assert sum(1 for _ in catalogue) == len(catalogue)
+    assert len(list(catalogue.human_instructions())) >= 0
+    for query in ("red shoes", "cotton", "the best usb cable for travel", "find me easy care"):
+        catalogue.scored(query)
+    for goals in ("synthetic", "human"):
+        source = WebShopSource(folder, goals)
+        engine = source.engine()
+        ids = source.ids("all")
+        for task in (ids[number] for number in range(min(3, len(ids)))):
+            source.task(task)
+            engine.start(task)
+            for action in ("search[shoes]", "search[<c> fashion]", "search[<q> shoes]"):
+                state = engine.act(action)
+            for action in list(state.actions)[-3:]:
+                engine.act(action)
+            engine.act("click[buy now]")
+
+
+def try_to(folder):
+    try:
+        use(folder)
+    except InputError as error:
+        line = str(error)
+        assert line.isprintable()
+        assert len(line) < 600 + 2 * len(str(folder))
+        return line
+    return ""
+
+
+@pytest.fixture
+def damaged(shop, tmp_path):
+    shutil.copytree(shop, tmp_path / "shop")
+    return tmp_path / "shop"
+
+
+def test_a_sound_one_is_used_and_its_checksums_fit(damaged):
+    use(damaged)
+    Catalogue.open(damaged).verify()
+
+
+@given(data=st.data())
+def test_flipped_bytes_give_one_line_or_another_shop(shop, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("flipped") / "shop"
+    shutil.copytree(shop, folder)
+    try:
+        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        path = folder / data.draw(st.sampled_from(names))
+        content = bytearray(path.read_bytes())
+        if not content:
+            return
+        for _ in range(data.draw(st.integers(1, 3))):
+            at = data.draw(st.one_of(st.integers(0, min(127, len(content) - 1)), st.integers(0, len(content) - 1)))
+            content[at] = data.draw(st.integers(0, 255))
+        path.write_bytes(content)
+        try_to(folder)
+    finally:
+        shutil.rmtree(folder.parent)
+
+
+def set_size(folder, name):
+    """The manifest says of a changed file what is now true."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][name][0] = (folder / name).stat().st_size
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+@given(data=st.data())
+def test_files_of_another_length(shop, tmp_path_factory, data):
+    """Cut or lengthened, with a manifest that agrees."""
+    folder = tmp_path_factory.mktemp("cut") / "shop"
+    shutil.copytree(shop, folder)
+    try:
+        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        name = data.draw(st.sampled_from([name for name in names if name != MANIFEST]))
+        content = (folder / name).read_bytes()
+        kept = data.draw(st.integers(0, len(content)))
+        (folder / name).write_bytes(content[:kept] + data.draw(st.binary(max_size=40)))
+        set_size(folder, name)
+        try_to(folder)
+    finally:
+        shutil.rmtree(folder.parent)
+
+
+def array_of(shape, descr="<i8", size=64, fortran=False):
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": fortran, "shape": shape})
+    return file.getvalue() + bytes(size)
+
+
+ARRAYS = {
+    "absurd": array_of((10**15,)), "absurd, small": array_of((10**15,), size=8), "negative": array_of((-1,)),
+    "negative twice": array_of((-8, -1)), "object": array_of((8,), "|O"), "scalar": array_of(()),
+    "fortran": array_of((8,), fortran=True), "nothing": b"", "text": b"x" * 200,
+    "long header": b"\x93NUMPY\1\0\xff\xff" + b"(" * 65535,
+    "version 3": b"\x93NUMPY\3\0" + b"\0" * 100, "structured": array_of((8,), [("a", "<i4"), ("b", "<i4")]),
+    "huge items": array_of((1,), "|S1000000000"), "not a header": b"\x93NUMPY\1\0\x10\0__import__('os')" + b"\0" * 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+@pytest.mark.parametrize("name", ["order.npy", "prices.npy", "asins.npy", "products.starts.npy", "index/starts.npy"])
+def test_crafted_arrays(damaged, kind, name):
+    (damaged / name).write_bytes(ARRAYS[kind])
+    set_size(damaged, name)
+    assert try_to(damaged)
+
+
+VALUES = [-1, 1000, 2**31 - 1, -(2**31)]
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("name", ["order", "combinations", "instructed", "human.counts", "categories", "queries"])
+def test_arrays_that_lead_elsewhere(damaged, name, value):
+    array = np.load(damaged / f"{name}.npy")
+    array[...] = value
+    np.save(damaged / f"{name}.npy", array)
+    try_to(damaged)
+
+
+@pytest.mark.parametrize("value", [0, 1, 40, 2**16 - 1])
+@pytest.mark.parametrize("name", ["starts", "documents", "codes", "term_ends", "term_numbers", "code_frequencies"])
+def test_indexes_that_lead_elsewhere(damaged, name, value):
+    path = damaged / f"index/{name}.npy"
+    array = np.load(path)
+    array[...] = value
+    np.save(path, array)
+    try_to(damaged)
+
+
+def write_products(folder, change):
+    """The products anew, each record changed, with starts and sizes that agree."""
+    path = folder / "products.jsonl"
+    text = path.read_bytes() if path.exists() else gzip.decompress((folder / "products.jsonl.gz").read_bytes())
+    lines = [change(orjson.loads(line)) + b"\n" for line in text.splitlines()]
+    np.save(folder / "products.starts.npy", np.cumsum([0, *map(len, lines)], dtype=np.int64))
+    path.write_bytes(b"".join(lines))
+    for name in ("products.jsonl", "products.starts.npy"):
+        if name == "products.jsonl" and (folder / "products.jsonl.gz").exists():
+            continue
+        set_size(folder, name)
+
+
+FIELDS = [
+    ("asin", None), ("asin", 3), ("title", 3), ("title", None), ("description", []), ("bullet_points", "lone"),
+    ("bullet_points", [3]), ("bullet_points", None), ("prices", None), ("prices", []), ("prices", ["1"]),
+    ("prices", [[]]),
+    ("options", {}), ("options", [3]), ("options", [{"name": 3, "values": []}]), ("options", [{"values": []}]),
+    ("options", [{"name": "a", "values": "xyz"}]), ("attributes", {}), ("nouns", 3), ("nouns", [None]),
+    ("category", None),
+    ("query", 3), ("product_category", None), ("instruction", 3), ("instruction_attributes", "x"),
+    ("instruction_attributes", [3]), ("instruction_attributes", []), ("listed", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), FIELDS)
+def test_products_of_wrong_types(damaged, field, value):
+    write_products(damaged, lambda row: orjson.dumps({**row, field: value}))
+    try_to(damaged)
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"null", b"[]", b"\xff", b'"\\ud800"', b"{}", b"[" * 100_000])
+def test_products_that_are_none(damaged, line):
+    write_products(damaged, lambda _: line)
+    assert try_to(damaged)
+
+
+MANIFESTS = [
+    b"", b"{", b"[]", b"null", b'{"format": 2}', b'{"format": "2"}', b'{"format": [2]}', b"\xff", b"[" * 100_000,
+    b'{"format": 2, "files": {"../../etc/passwd": [1, "x"]}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=range(len(MANIFESTS)))
+def test_manifests(damaged, manifest):
+    (damaged / MANIFEST).write_bytes(manifest)
+    assert try_to(damaged)
+
+
+@pytest.mark.parametrize(
+    "field", ["id", "nouns", "files", "products", "skipped", "sources", "human_instructions", "format"]
+)
+@pytest.mark.parametrize("value", [None, 3, "x", [], {}, {"x": 3}, {"../x": [0, ""]}, -1, 10**30, True])
+def test_manifests_with_another_field(damaged, field, value):
+    manifest = json.loads((damaged / MANIFEST).read_text())
+    for changed in ({**manifest, field: value}, {key: manifest[key] for key in manifest if key != field}):
+        (damaged / MANIFEST).write_text(json.dumps(changed))
+        try_to(damaged)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "dangling", "zero"])
+@pytest.mark.parametrize("name", [MANIFEST, "order.npy", "index/terms.bin", "index/index.json", "human.starts.npy"])
+def test_what_is_no_file(damaged, name, kind):
+    (damaged / name).unlink()
+    if kind == "fifo":
+        os.mkfifo(damaged / name)
+    elif kind == "folder":
+        (damaged / name).mkdir()
+    else:
+        (damaged / name).symlink_to("/dev/zero" if kind == "zero" else damaged / "absent")
+    assert try_to(damaged)
+
+
+@pytest.mark.slow
+def test_gzipped_bombs_take_little_memory(shop, tmp_path):
+    shutil.copytree(shop, tmp_path / "shop")
+    for name in ("products", "human"):
+        plain = tmp_path / f"shop/{name}.jsonl"
+        if plain.exists():
+            plain.unlink()
+        with gzip.open(tmp_path / f"shop/{name}.jsonl.gz", "wb", compresslevel=1) as file:
+            for _ in range(1 << 10):
+                file.write(b"a" * (1 << 20))
+        np.save(tmp_path / f"shop/{name}.starts.npy", np.array([0, 1 << 30], np.int64))
+    manifest = json.loads((tmp_path / "shop" / MANIFEST).read_text())
+    manifest["files"] = {}
+    (tmp_path / "shop" / MANIFEST).write_text(json.dumps(manifest))
+    imports = "from hgpo_envs.webshop.catalogue import Catalogue"
+    line = outcome(imports, "Catalogue.open(sys.argv[1])", tmp_path / "shop", megabytes=300)
+    assert line.startswith("refused: ")
+
+
+RAW = {
+    "one record": (b'[{"asin": "', b"a", b'"}]'),
+    "nested": (b"[", b"[", b""),
+    "spaces": (b"[", b" ", b"]"),
+    "entries": (b"[", b"{},", b"{}]"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RAW)
+def test_raw_bombs_take_little_memory(tmp_path, kind):
+    head, unit, tail = RAW[kind]
+    with gzip.open(tmp_path / "items.json.gz", "wb", compresslevel=1) as file:
+        file.write(head)
+        for _ in range(1 << 9):
+            file.write(unit * ((1 << 20) // len(unit)))
+        file.write(tail)
+    (tmp_path / "other.json").write_text("{}")
+    imports = "from hgpo_envs.webshop.build import build"
+    call = "build(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[2]), Path(sys.argv[3]), nouns='stand-in')"
+    paths = (tmp_path / "items.json.gz", tmp_path / "other.json", tmp_path / "out")
+    assert outcome(imports, call, *paths, megabytes=400).startswith("refused: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_multiply(tmp_path):
+    """60 options of two values: 10¹⁸ goals."""
+    record = {"asin": "B1", "name": "x", "full_description": "", "small_description": [], "pricing": "$1"}
+    record |= {"category": "c", "query": "q", "product_category": "p"}
+    record["customization_options"] = {str(n): [{"value": "a"}, {"value": "b"}] for n in range(60)}
+    (tmp_path / "items.json").write_text(json.dumps([record]))
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(InputError, match=r"record 0 \(B1\): its options can be chosen in 1e\+18 ways"):
+        build(tmp_path / "items.json", *[tmp_path / "other.json"] * 2, tmp_path / "out", nouns="stand-in")
+
+
+@pytest.mark.parametrize("seed", [None, "1", 1.5, True, [1], {}])
+@pytest.mark.parametrize("name", ["price_seed", "shuffle_seed"])
+def test_seeds_are_integers(name, seed):
+    """With None, the same task had other prices in every process."""
+    with pytest.raises(InputError, match=rf"{name}: expected .*, got"):
+        gymnasium.make("HGPO/WebShop-v0", **{name: seed})
+    with pytest.raises(InputError, match=rf"{name}: expected an integer, got"):
+        WebShopSource(**{name: seed})
+
+
+def size_now():
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.mark.slow
+def test_caches_are_bounded_in_bytes():
+    """400 queries of a megabyte each, and every other text that an action can hold."""
+    engine = webshop_source().source.engine()
+    engine.start("0")
+    tracemalloc.start()
+    try:
+        draw = random.Random(1)
+        for number in range(400):
+            words = "".join(draw.choices("abcdefgh ", k=1000))
+            text = (words * 1000)[: 1 << 20]
+            for command in (f"search[{number} {text}]", f"search[<q> {number} {text}]", f"click[{number}{text}]"):
+                engine.act(command)
+            if number % 100 == 0:
+                engine.act("search[<c> " + "x" * (1 << 20) + "]")
+        engine.start("0")
+        assert size_now() < 40 << 20
+        for number in range(3000):
+            engine.act(f"search[{number} {''.join(map(chr, draw.choices(range(0x4E00, 0x9000), k=200)))}]")
+        engine.start("0")
+        assert size_now() < 80 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_action_is_cut_and_so_is_its_history():
+    env = gymnasium.make("HGPO/WebShop-v0", disable_env_checker=True, history_length=5, max_steps=50)
+    env.reset(seed=1)
+    tracemalloc.start()
+    try:
+        for number in range(10):
+            obs, _, _, _, info = env.step(f"search[{number} " + "x" * (10 << 20) + "]")
+            assert len(info["action"]) == LONGEST_COMMAND
+        assert len(obs["prompt"]) < 12 * LONGEST_COMMAND
+        assert size_now() < 64 * LONGEST_COMMAND
+    finally:
+        tracemalloc.stop()
+
+
+SURROGATES = [
+    "\ud800",
+    "search[\udfff shoes]",
+    "click[\ud800]",
+    "search[<q> \ud83d]",
+    "search[<c> \ud83d]",
+    "a\udc00\ud800b",
+]
+
+
+@pytest.mark.parametrize("env_id", ["HGPO/WebShop-v0", "HGPO/ALFWorld-v0"])
+@pytest.mark.parametrize("action_format", ["command", "response", "number"])
+def test_lone_surrogates_become_replacement_characters(env_id, action_format):
+    env = gymnasium.make(env_id, disable_env_checker=True, action_format=action_format)
+    twin = gymnasium.make(env_id, disable_env_checker=True, action_format=action_format)
+    env.reset(seed=1), twin.reset(seed=1)
+    for text in SURROGATES:
+        text = f"<think>\ud800</think><action>{text}</action>" if action_format == "response" else text
+        obs, reward, *_, info = env.step(text)
+        same, gain, *_, told = twin.step("".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text))
+        assert (obs["prompt"], obs["state"], reward) == (same["prompt"], same["state"], gain)
+        assert obs["history_hash"].tolist() == same["history_hash"].tolist()
+        assert info == told
+        json.dumps(info, ensure_ascii=False).encode()
+        obs["prompt"].encode()
+    assert sys.getsizeof(obs["prompt"]) < 1 << 20
+
+
+PIECES = st.sampled_from(["a", "[", "]", "\n", "search", "click", " ", "]]", "[[", "B0", "é", "\r", "\x85"])
+
+
+@given(st.lists(PIECES, max_size=12).map("".join))
+def test_actions_are_parsed_as_the_original_parses_them(command):
+    match = re.compile(r"(.+)\[(.+)\]").match(command)
+    assert parse_action(command) == ((match[1], match[2].lower()) if match else (command, ""))
+
+
+LETTERS = st.sampled_from(
+    ["a", "B", "1", "_", "'", '"', ".", ",", "-", "é", "א", "一", "カ", "ก", "😀", "\u200d", "\u0301", "🏽", "🇦"]
+)
+
+
+@given(st.lists(st.tuples(LETTERS, st.integers(1, 40)), min_size=8, max_size=40))
+def test_long_pieces_have_the_words_that_the_whole_grammar_finds(runs):
+    text = "".join(letter * times for letter, times in runs)
+    found = analysis._ANY.findall(text)
+    if len(text) > analysis.LONGEST_WORD and all(len(word) <= analysis.LONGEST_WORD // 4 for word in found):
+        assert analysis.words(text) == found
+
+
+UNITS = [
+    "x",
+    "_",
+    "[",
+    "]",
+    "[]",
+    "a[b]",
+    "\u200d",
+    "\u0301",
+    "_\u0301",
+    "\u200d-",
+    "😀\u200d",
+    "א'",
+    "1.",
+    "カ_",
+    "+",
+    "<r>",
+    "ก",
+]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_no_action_takes_long(unit):
+    """Linear in the action's length: the longest one takes less than a second."""
+    env = gymnasium.make("HGPO/WebShop-v0", disable_env_checker=True)
+    env.reset(seed=1)
+    text = unit * LONGEST_COMMAND
+    began = time.process_time()
+    for command in (text, f"search[{text}", f"search[{text[: LONGEST_COMMAND - 8]}]", f"click[{text[:16000]}]"):
+        env.step(command)
+    assert time.process_time() - began < 10
