@@ -274,6 +274,7 @@ def remove_folder(path: Path) -> None:
         sweep(path.parent)
         scratch, lock = _make_scratch(path)
         try:
+            sync_folder(scratch)  # what holds a folder must be known as scratch after a power cut, too
             path.rename(scratch / _CONTENT)
             sync_folder(path.parent)
         finally:
@@ -490,7 +491,7 @@ def _read_note(descriptor: int) -> dict[str, Any]:
     os.lseek(descriptor, 1, os.SEEK_SET)
     try:
         note = json.loads(os.read(descriptor, 1 << 16).partition(b"\n")[0])
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -73,8 +74,13 @@ def save_checkpoint(
                 model.save_pretrained(made)
             tokenizer.save_pretrained(made)
             save_file(optimiser_tensors(model, optimiser), made / OPTIMISER)
-        except SafetensorError as error:  # it hides errors of the operating system in its own
-            raise OSError(errno.EIO, str(error), str(target)) from error
+        except Exception as error:  # safetensors and tokenizers hide errors of the operating system in their own
+            number = re.search(r"\(os error (\d+)\)", str(error))
+            if number is not None and not isinstance(error, OSError):
+                raise OSError(int(number[1]), os.strerror(int(number[1])), str(target)) from error
+            if isinstance(error, SafetensorError):
+                raise OSError(errno.EIO, str(error), str(target)) from error
+            raise
         write_state(made, state)
         write_manifest(made)
     for old in [path for path in checkpoints(folder) if removable(path)][:-keep] if keep else []:

@@ -221,8 +221,8 @@ def _check_entry(entry: object, domains: int, grammars: int) -> None:
     for name, most in (("domain", domains), ("grammar", grammars)):
         if not 0 <= entry[name] < most:
             raise InputError(f"{name}: expected a number below {most}, got {entry[name]}")
-    if not isinstance(entry.get("trajectory"), dict | None):
-        raise InputError(f"trajectory: expected an object or null, got {type(entry['trajectory']).__name__}")
+    if "trajectory" not in entry or not isinstance(entry["trajectory"], dict | None):
+        raise InputError(f"trajectory: expected an object or null, got {type(entry.get('trajectory')).__name__}")
 
 
 class _Writer:

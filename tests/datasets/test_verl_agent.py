@@ -194,7 +194,7 @@ def test_records_with_ids(tmp_path: Path) -> None:
         ("not JSON\n", "line 1: not JSON"),
         ("[1]\n", "expected an object, got list"),
         ('{"input": "hello", "output": "x", "score": 0}\n', "expected a whole ALFWorld or WebShop prompt"),
-        ('{"output": "x", "score": 0}\n', "expected 'input'; the record has output, score"),
+        ('{"output": "x", "score": 0}\n', "expected 'input'; the record has 'output', 'score'"),
         ('{"traj_uid": "a", "uid": "b", "rewards": 0}\n', "expected 'anchor_obs' or 'obs' or 'state'"),
     ],
 )

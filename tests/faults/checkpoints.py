@@ -79,7 +79,8 @@ def newest(folder: Path) -> int:
 
 
 def save_several(root: Path, note: Note) -> None:
-    for iteration in range(newest(root / "checkpoints") + 1, SAVED + 1):
+    """What training does, from the newest checkpoint on; the last one is saved again where it is there already."""
+    for iteration in range(min(newest(root / "checkpoints") + 1, SAVED), SAVED + 1):
         save(root / "checkpoints", iteration, KEPT)
         note(str(iteration))
 

@@ -8,6 +8,7 @@ by POSIX, so the worst case is computed and given back as a folder.
 from __future__ import annotations
 
 import os
+import re
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+_SCRATCH = re.compile(r"/\.hgpo-[0-9a-f]{16}\.tmp/")
 _EXCHANGE = 2
 """Linux's RENAME_EXCHANGE."""
 _HEAD = struct.Struct("<iiqqiiii")
@@ -177,7 +179,8 @@ class Disk:
             old.entries[old_name] = back
         new.entries[new_name] = moved
         self._renamed.append(_Rename(old, old_name, new, new_name, moved, back))
-        for path in _unsynced(moved, ""):
+        # What is still in a scratch folder is synced before that is published.
+        for path in () if _SCRATCH.search(call.other) else _unsynced(moved, ""):
             self.early.append(f"{call}: {path or 'it'} was not synced before the rename")
 
     def _find(self, path: str) -> File | Folder | None:

@@ -11,7 +11,7 @@ import pytest
 from tests.faults import shim
 
 ROOT = Path(__file__).parents[2]
-MOST = {"every": 0}.get(os.environ.get("HGPO_FAULTS", ""), 60)
+MOST = {"every": 0}.get(os.environ.get("HGPO_FAULTS", ""), 40)
 NAMES = (
     "step table",
     "step table, commit tried again",

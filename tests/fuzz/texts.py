@@ -98,11 +98,31 @@ TEMPLATES = (
     ),
 )
 BRACES = (
-    b"{{ ", b" }}", b"{% for i in range(10**9) %}", b"{% endfor %}", b"{% include 'x' %}", b"{{ 'x' * 10**9 }}", b"| join",
-    b"| listed", b".__class__", b"{{ self }}", b"{{ cycler }}", b"{% macro m(a) %}", b"{% endmacro %}", b"{{ task.format(task) }}",
-    b"{% import 'os' as o %}", b"| tojson", b"| round(9)", b"{{ 1/0 }}", b"{{ 9**9**9 }}", b"| center(10**9)", b"{{ pairs[0] }}", b"{% raw %}",
-    b"{# ", b"| random",
-)  # fmt: skip
+    b"{{ ",
+    b" }}",
+    b"{% for i in range(10**9) %}",
+    b"{% endfor %}",
+    b"{% include 'x' %}",
+    b"{{ 'x' * 10**9 }}",
+    b"| join",
+    b"| listed",
+    b".__class__",
+    b"{{ self }}",
+    b"{{ cycler }}",
+    b"{% macro m(a) %}",
+    b"{% endmacro %}",
+    b"{{ task.format(task) }}",
+    b"{% import 'os' as o %}",
+    b"| tojson",
+    b"| round(9)",
+    b"{{ 1/0 }}",
+    b"{{ 9**9**9 }}",
+    b"| center(10**9)",
+    b"{{ pairs[0] }}",
+    b"{% raw %}",
+    b"{# ",
+    b"| random",
+)
 
 
 def render(data: bytes, folder: Path) -> object:
@@ -230,8 +250,7 @@ def read_answer(data: bytes, _: Path) -> object:
     if isinstance(got, Failure):
         assert "\n" not in got.line
         return got.kind
-    assert isinstance(got.response, str)
-    return None
+    return None  # what is in it is checked where it becomes a row: the next target
 
 
 def answer(data: bytes, folder: Path) -> object:

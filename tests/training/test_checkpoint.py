@@ -85,7 +85,8 @@ class Stop(BaseException):
     """Stands for the end of the process."""
 
 
-POINTS = ["model.save_pretrained", "tokenizer.save_pretrained", "save_file", "write_state", "write_manifest", "rename"]
+POINTS = ["model.save_pretrained", "tokenizer.save_pretrained", "save_file", "write_state", "write_manifest"]
+RENAMES = ["first rename", "second rename"]
 
 
 def stop_at(monkeypatch, at, model, tokenizer):
@@ -99,15 +100,25 @@ def stop_at(monkeypatch, at, model, tokenizer):
     elif at == "tokenizer.save_pretrained":
         tokenizer = copy.copy(tokenizer)
         monkeypatch.setattr(tokenizer, "save_pretrained", stop)
-    elif at == "rename":
-        monkeypatch.setattr("hgpo_envs.atomic._move_into_place", stop)
+    elif at in RENAMES:
+        rename, left = Path.rename, [RENAMES.index(at)]
+
+        def stopping(self, target):
+            left[0] -= 1
+            if left[0] == -1:  # the old checkpoint may be put back afterwards
+                raise Stop
+            return rename(self, target)
+
+        monkeypatch.setattr("hgpo_envs.atomic._exchange", lambda *_: False)  # as on a system that cannot
+        monkeypatch.setattr(Path, "rename", stopping)
+        monkeypatch.setattr(Path, "replace", stop)
     else:
         monkeypatch.setattr(f"hgpo_train.checkpoint.{at}", stop)
     return tokenizer
 
 
 @pytest.mark.parametrize("iteration", [1, 2], ids=["the same iteration", "the next iteration"])
-@pytest.mark.parametrize("at", POINTS)
+@pytest.mark.parametrize("at", POINTS + RENAMES)
 def test_an_interrupted_save_leaves_the_old_checkpoint_and_may_be_repeated(
     tokenizer, tmp_path, monkeypatch, at, iteration
 ):

@@ -239,7 +239,8 @@ def _needed(record: dict[str, Any], line: str, *names: str) -> Any:  # noqa: ANN
     for name in names:
         if record.get(name) is not None:
             return record[name]
-    raise InputError(f"{line}: expected {' or '.join(map(repr, names))}; the record has {', '.join(sorted(record))}")
+    held = ", ".join(repr(name)[:40] for name in sorted(record)[:20])
+    raise InputError(f"{line}: expected {' or '.join(map(repr, names))}; the record has {held}")
 
 
 def _text(record: dict[str, Any], line: str, name: str) -> str:
