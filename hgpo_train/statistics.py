@@ -88,7 +88,8 @@ def statistics(
         if name not in schema:
             raise InputError(unknown("column to tell rows apart by", name, schema))
     job = Job(hgpo.ESTIMATOR, p, "hgpo", details=True)
-    texts = [name for name in ("state_hash", "state", "action_hash", "action", "aborted", "action_valid") if name in schema]
+    optional = ("state_hash", "state", "action_hash", "action", "aborted", "action_valid")
+    texts = [name for name in optional if name in schema]
     read = [name for name in schema if name in {*row_keys(schema), *by, *texts, *columns_read(schema, [job])}]
     parts = []
     for chunk in chunks(steps, read, chunk_rows):
@@ -172,7 +173,8 @@ def _level(
     sums = parts[0]
     for part in parts[1:]:
         sums = sums.join(part, on=[*by, "(all)"], how="left", nulls_equal=True, maintain_order="left")
-    sizes = groups.group_by(*by, "size", maintain_order=True).agg(n.sum().alias("steps"), pl.len().cast(pl.Int64).alias("groups"))
+    number = pl.len().cast(pl.Int64).alias("groups")
+    sizes = groups.group_by(*by, "size", maintain_order=True).agg(n.sum().alias("steps"), number)
     return sums.drop("(all)").fill_null(0), sizes
 
 
@@ -203,15 +205,19 @@ def _groups(rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
         pl.col("(aborted)").any(),
     )
     reward, lost = pl.col("reward"), pl.col("(aborted)")
-    groups = episodes.filter(~lost).group_by(*by, "task_key", maintain_order=True).agg(
-        pl.col("steps").sum(),
-        pl.len().cast(pl.Int64).alias("trajectories"),
-        reward.sum().alias("return_sum"),
-        (reward > 0).sum().cast(pl.Int64).alias("successes"),
-        (reward.min() == reward.max()).cast(pl.Int64).alias("flat"),
-        pl.col("invalid").sum(),
-        pl.lit(0, pl.Int64).alias("aborted"),
-        pl.lit(1, pl.Int64).alias("groups"),
+    groups = (
+        episodes.filter(~lost)
+        .group_by(*by, "task_key", maintain_order=True)
+        .agg(
+            pl.col("steps").sum(),
+            pl.len().cast(pl.Int64).alias("trajectories"),
+            reward.sum().alias("return_sum"),
+            (reward > 0).sum().cast(pl.Int64).alias("successes"),
+            (reward.min() == reward.max()).cast(pl.Int64).alias("flat"),
+            pl.col("invalid").sum(),
+            pl.lit(0, pl.Int64).alias("aborted"),
+            pl.lit(1, pl.Int64).alias("groups"),
+        )
     )
     broken = episodes.filter(lost).with_columns(aborted=pl.lit(1, pl.Int64)).select(*by, "aborted")
     return pl.concat([groups.drop("task_key"), broken], how="diagonal").fill_null(0)

@@ -27,7 +27,12 @@ def advantages(
         typer.Argument(help="A run's folder, a Parquet file of steps, or 'folder/*.parquet'. It is never changed."),
     ],
     estimator: Annotated[
-        list[str] | None, typer.Option("--estimator", "-e", help="A registered estimator, or your own as module:function; may be repeated. Default: hgpo.")
+        list[str] | None,
+        typer.Option(
+            "--estimator",
+            "-e",
+            help="An estimator, or yours as module:function; repeatable. Default: hgpo.",
+        ),
     ] = None,
     history_length: Annotated[int | None, typer.Option(help="K, the deepest context (HGPO).")] = None,
     gamma: Annotated[float | None, typer.Option(help="Discount of a step.")] = None,

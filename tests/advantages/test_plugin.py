@@ -1,4 +1,4 @@
-"""Estimators of one's own: the documented examples against plain Python, by entry point, decorator and module:function."""
+"""Estimators of one's own: the examples against plain Python; entry point, decorator and module:function."""
 
 import os
 import re
@@ -75,8 +75,11 @@ def test_examples_with_another_baseline(function, baseline) -> None:
     assert any(want)
     assert compute(TABLE, function).collect()["advantage"].to_list() == pytest.approx(want, abs=1e-5)
     shuffled = TABLE.sample(fraction=1.0, shuffle=True, seed=1)
-    assert compute(shuffled, function).collect().sort("task", "trajectory", "step").equals(
-        compute(TABLE, function).collect().sort("task", "trajectory", "step")
+    assert (
+        compute(shuffled, function)
+        .collect()
+        .sort("task", "trajectory", "step")
+        .equals(compute(TABLE, function).collect().sort("task", "trajectory", "step"))
     )
 
 

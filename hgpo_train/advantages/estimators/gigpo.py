@@ -56,9 +56,7 @@ def estimate(steps: pl.LazyFrame, p: GiGPO) -> pl.LazyFrame:
         steps = similar_states(steps, p.similarity_threshold)
         group = pl.col("similar_state")
     steps = episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof)
-    steps = normalise(
-        steps, "return", group, "step", mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, alone=pl.lit(0.0)
-    )
+    steps = normalise(steps, "return", group, "step", mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, alone=pl.lit(0.0))
     steps = steps.with_columns(size=pl.col("size_step"))
     return weighted_parts(steps, {"episode": p.episode_weight, "step": p.step_weight})
 
