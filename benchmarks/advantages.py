@@ -3,7 +3,7 @@
     python benchmarks/advantages.py                                   4.7k, 75k and 603k rows
     python benchmarks/advantages.py --large                           12M rows too, in chunks, with peak memory
     python benchmarks/advantages.py --huge                            100M rows too: those ten times, as ten runs
-    python benchmarks/advantages.py --before DIR                      beside another checkout, in processes that take turns
+    python benchmarks/advantages.py --before DIR                      beside another checkout, taking turns
     python benchmarks/advantages.py --official DIR --official-g2po DIR  checkouts of verl-agent (gigpo/, recipe/hgpo/)
                                                                       and of G2PO (g2po/); needs torch
 
