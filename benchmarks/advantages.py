@@ -3,6 +3,7 @@
     python benchmarks/advantages.py                                   4.7k, 75k and 603k rows
     python benchmarks/advantages.py --large                           12M rows too, in chunks, with peak memory
     python benchmarks/advantages.py --huge                            100M rows too: those ten times, as ten runs
+    python benchmarks/advantages.py --before DIR                      beside another checkout, taking turns
     python benchmarks/advantages.py --official DIR --official-g2po DIR  checkouts of verl-agent (gigpo/, recipe/hgpo/)
                                                                       and of G2PO (g2po/); needs torch
 
@@ -48,6 +49,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "G2PO": ("g2po", {}),
     "GraphGPO": ("graphgpo", {}),
     "GRPO": ("grpo", {}),
+    "RLOO": ("rloo", {}),
+    "REINFORCE++": ("reinforce_pp", {}),
 }
 OF_STEP_RETURNS = ("HGPO K=2", "HGPO K=4", "GiGPO")
 SHARD_TASKS = 256
@@ -125,62 +128,86 @@ def cpu(work: Callable[[], object], times: int = 5) -> float:
 
 
 def compare(pattern: str, rows: int) -> dict[str, Any]:
-    """CPU seconds of decoding and of computing, for each estimator."""
+    """CPU seconds of decoding and of computing, for each estimator and engine."""
     steps = pl.scan_parquet(pattern)
-    available = steps.collect_schema().names()
+    schema = steps.collect_schema()
     figures: dict[str, Any] = {"rows": rows}
     for label, (name, parameters) in RUNS.items():
         estimator = get(name)
-        columns = list(dict.fromkeys(Job(estimator, estimator.parameters(**parameters)).columns(available)))
+        columns = Job(estimator, estimator.parameters(**parameters)).columns(schema)
         decode = cpu(lambda columns=columns: steps.select(columns).collect())
-        whole = cpu(
-            lambda name=name, parameters=parameters: (
-                compute(steps, name, reward_scale=10.0, **parameters).select("advantage").collect()
-            )
-        )
+        plan = compute(steps, name, reward_scale=10.0, **parameters).select("advantage")
+        whole = cpu(lambda plan=plan: plan.collect(engine="streaming"))
         figures[label] = {
             "decode_s": decode,
             "with_advantages_s": whole,
+            "in_memory_s": cpu(lambda plan=plan: plan.collect(engine="in-memory"), times=2),
             "ratio": whole / decode,
             "ns_per_row": whole / rows * 1e9,
         }
     return figures
 
 
+BEFORE = """
+import json, sys, time
+import polars as pl
+from hgpo_train.advantages import compute
+
+def cpu(work, times):
+    work()
+    least = float("inf")
+    for _ in range(times):
+        began = time.process_time()
+        work()
+        least = min(least, time.process_time() - began)
+    return least
+
+steps = pl.scan_parquet(sys.argv[1])
+runs = json.loads(sys.argv[2])
+print(json.dumps({
+    label: cpu(lambda: compute(steps, name, reward_scale=10.0, **p).select("advantage").collect(), int(sys.argv[3]))
+    for label, (name, p) in runs.items()
+}))
+"""
+
+
+def beside(pattern: str, before: Path, times: int = 3) -> dict[str, dict[str, float]]:
+    """CPU seconds of another checkout and of this one, in processes that take turns."""
+    least: dict[str, dict[str, float]] = {}
+    here = Path(__file__).parent.parent
+    for _ in range(times):
+        for side, checkout in (("before", before), ("now", here)):
+            environment = os.environ | {"PYTHONPATH": f"{checkout}:{checkout}/datasets"}
+            command = [sys.executable, "-c", BEFORE, pattern, json.dumps(RUNS), "3"]
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, env=environment, cwd=tempfile.gettempdir()
+            )
+            for label, seconds in json.loads(done.stdout).items():
+                known = least.setdefault(label, {})
+                known[side] = min(known.get(side, seconds), seconds)
+    return least
+
+
 def stages(pattern: str) -> dict[str, float]:
-    """Where HGPO's time goes, K = 2: CPU seconds of each stage."""
-    from hgpo_train.advantages import registry
+    """Where HGPO's time goes, K = 2: CPU seconds until each stage, the stages before it included."""
     from hgpo_train.advantages.estimators.hgpo import HGPO
-    from hgpo_train.advantages.groups import encode_pairs, normalise, value_order
-    from hgpo_train.advantages.returns import step_returns
-    from hgpo_train.advantages.steps import arrange
+    from hgpo_train.advantages.registry import prepare
+    from hgpo_train.advantages.windows import mean, normalise, within
 
     parameters = HGPO(reward_scale=10.0)
-    job = Job(get("hgpo"), parameters)
     scan = pl.scan_parquet(pattern)
-    columns = list(dict.fromkeys(job.columns(scan.collect_schema().names())))
-    frame = scan.select(columns).collect()
-    steps, _ = arrange(frame, 2)
-    blocks = list(steps.blocks(registry.BLOCK))
-    returns = [step_returns(block, parameters) for block in blocks]
-    orders = [value_order(values) for values in returns]
-    groups = [encode_pairs(block.task, block.context(0, "states")[0]) for block in blocks]
-    return {
-        "decode": cpu(lambda: scan.select(columns).collect()),
-        "sort and number tasks and trajectories": cpu(lambda: arrange(frame, 2)),
-        "returns": cpu(lambda: [step_returns(block, parameters) for block in blocks]),
-        "order by value": cpu(lambda: [value_order(values) for values in returns]),
-        "groups of one level": cpu(
-            lambda: [encode_pairs(block.task, block.context(0, "states")[0]) for block in blocks]
-        ),
-        "means and deviations of one level": cpu(
-            lambda: [
-                normalise(values[order], group.take(order), mode="mean_std_norm", ddof=0, epsilon=1e-6)
-                for values, order, group in zip(returns, orders, groups, strict=True)
-            ]
-        ),
-        "the whole, decoded": cpu(lambda: registry.estimate(frame, [job])),
+    columns = Job(get("hgpo"), parameters).columns(scan.collect_schema())
+    prepared = prepare(scan, parameters)
+    group = within("history_hash_0")
+    plans = {
+        "decode": scan.select(columns),
+        "keys": prepared.select("trajectory_key"),
+        "keys, returns": prepared.select("task_key", "return"),
+        "keys, returns, means of one level": mean(prepared, "return", group, "m").select("m"),
+        "keys, returns, one level": normalise(prepared, "return", group, "a").select("a"),
+        "the whole": compute(scan, "hgpo", reward_scale=10.0).select("advantage"),
     }
+    return {name: cpu(lambda plan=plan: plan.collect()) for name, plan in plans.items()}
 
 
 MEMORY = """
@@ -306,13 +333,14 @@ def once(work: Callable[[], object]) -> float:
 def show(console: Console, figures: dict[str, Any]) -> None:
     """Tables of everything that was measured."""
     table = Table(
-        "rows", "estimator", "decode ms", "with advantages ms", "ratio", "ns/row", "official ms", "times",
+        "rows", "estimator", "decode ms", "with advantages ms", "in memory ms", "before ms", "of before",
+        "ratio", "ns/row", "official ms", "times",
         "with their step returns ms", "times", title="CPU"
     )  # fmt: skip
     for size, found in figures["sizes"].items():
         theirs = figures["official"].get(size, {})
         for label in RUNS:
-            ours = found[label]
+            ours, was = found[label], figures["before"].get(size, {}).get(label)
             slow = theirs.get(label)
             cells = [f"{slow * 1e3:,.0f}", f"{slow / ours['with_advantages_s']:,.0f}"] if slow else ["", ""]
             if slow and label in OF_STEP_RETURNS and "step returns" in theirs:
@@ -323,12 +351,14 @@ def show(console: Console, figures: dict[str, Any]) -> None:
                 label,
                 f"{ours['decode_s'] * 1e3:.1f}",
                 f"{ours['with_advantages_s'] * 1e3:.1f}",
+                f"{ours['in_memory_s'] * 1e3:.1f}",
+                *([f"{was['before'] * 1e3:.1f}", f"{was['now'] / was['before']:.2f}"] if was else ["", ""]),
                 f"{ours['ratio']:.1f}",
                 f"{ours['ns_per_row']:.0f}",
                 *cells,
             )
     console.print(table)
-    profile = Table("stage of HGPO K=2", "ms", title=f"Profile at {figures['sizes']['1024 × 16']['rows']:,} rows")
+    profile = Table("HGPO K=2, up to", "ms", title=f"Profile at {figures['sizes']['1024 × 16']['rows']:,} rows")
     for stage, seconds in figures["stages"].items():
         profile.add_row(stage, f"{seconds * 1e3:.1f}")
     console.print(profile)
@@ -348,15 +378,18 @@ def main() -> None:
     parser.add_argument("--official-g2po", type=Path)
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--huge", action="store_true")
+    parser.add_argument("--before", type=Path, help="another checkout to compare with")
     given = parser.parse_args()
     console = Console()
-    figures: dict[str, Any] = {"sizes": {}, "official": {}, "chunks": []}
+    figures: dict[str, Any] = {"sizes": {}, "before": {}, "official": {}, "chunks": []}
     with tempfile.TemporaryDirectory() as name, console.status("measuring") as status:
         folder = Path(name)
         for size, (tasks, rollouts) in SIZES.items():
             status.update(f"{size} rollouts")
             pattern, rows = write(folder / size.replace(" ", ""), tasks, rollouts)
             figures["sizes"][size] = compare(pattern, rows)
+            if given.before:
+                figures["before"][size] = beside(pattern, given.before.resolve())
             if (given.official or given.official_g2po) and rows < 100_000:
                 status.update(f"{size} rollouts, official")
                 figures["official"][size] = official(pl.read_parquet(pattern), given.official, given.official_g2po)
@@ -371,7 +404,7 @@ def main() -> None:
             status.update("ten times as many")
             figures["chunks"].append(in_chunks(pattern, folder, copies=10))
     show(console, figures)
-    console.print(f"kept in {keep('advantages', figures)}")
+    console.print(f"kept in {keep('advantages_before' if given.before else 'advantages', figures)}")
 
 
 if __name__ == "__main__":

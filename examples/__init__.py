@@ -1,0 +1,1 @@
+"""Short programs that use the packages, to copy from."""

@@ -20,10 +20,9 @@ def hgpo_median(steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 
     levels = {}
     for k in range(history_length + 1):
         group = within(f"history_hash_{k}")
+        shared = (pl.len().over(group) > 1) & group.is_not_null()
         advantage = pl.col("return") - pl.col("return").median().over(group)
-        steps = steps.with_columns(
-            pl.when((pl.len().over(group) > 1) & group.is_not_null()).then(advantage).alias(f"k{k}")
-        )
+        steps = steps.with_columns(pl.when(shared).then(advantage).alias(f"k{k}"))
         levels[f"k{k}"] = (k + 2) ** alpha
     return weighted_mean(steps, levels)
 

@@ -14,6 +14,7 @@ import textwrap
 import tomllib
 import types
 import typing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
@@ -143,6 +144,7 @@ def _float(value: int, where: str) -> float:
         raise InputError(f"expected {where} to be a value of type float, got an integer too large for one") from None
 
 
+@cache
 def field_docs(cls: type) -> dict[str, str]:
     """The docstring of each field of a settings class, in one line each."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]

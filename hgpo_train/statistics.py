@@ -88,9 +88,8 @@ def statistics(
         if name not in schema:
             raise InputError(unknown("column to tell rows apart by", name, schema))
     job = Job(hgpo.ESTIMATOR, p, "hgpo", details=True)
-    texts = [
-        name for name in ("state_hash", "state", "action_hash", "action", "aborted", "action_valid") if name in schema
-    ]
+    optional = ("state_hash", "state", "action_hash", "action", "aborted", "action_valid")
+    texts = [name for name in optional if name in schema]
     read = [name for name in schema if name in {*row_keys(schema), *by, *texts, *columns_read(schema, [job])}]
     parts = []
     for chunk in chunks(steps, read, chunk_rows):
@@ -174,9 +173,8 @@ def _level(
     sums = parts[0]
     for part in parts[1:]:
         sums = sums.join(part, on=[*by, "(all)"], how="left", nulls_equal=True, maintain_order="left")
-    sizes = groups.group_by(*by, "size", maintain_order=True).agg(
-        n.sum().alias("steps"), pl.len().cast(pl.Int64).alias("groups")
-    )
+    number = pl.len().cast(pl.Int64).alias("groups")
+    sizes = groups.group_by(*by, "size", maintain_order=True).agg(n.sum().alias("steps"), number)
     return sums.drop("(all)").fill_null(0), sizes
 
 

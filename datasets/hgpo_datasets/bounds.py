@@ -2,7 +2,9 @@
 
 A kilobyte may claim 10^12 rows, and two hundred of them may decompress to gigabytes. Polars panics on some claims and
 allocates on others. Here the footer is read by itself: column chunks must lie within the file, counts must agree, and
-what decoding takes must stay within `MOST_BYTES`, which the writer never exceeds.
+what decoding a row group takes must stay within `MOST_BYTES`, which the writer never exceeds. Files may be as large as
+they like: queries read them row group by row group. A footer of more than 16 MiB, as of files of some thousand row
+groups, is left to Polars: here it would take a hundred times as much memory.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ if TYPE_CHECKING:
     from hgpo_datasets.thrift import Structure
 
 MOST_BYTES: Final = 4 << 30
-"""The largest file of a step table, stored or decoded."""
+"""The most that a row group takes when it is decoded, and the largest file that is read whole."""
 
-_MOST_FOOTER: Final = 16 << 20  # a thousand row groups; decoded it takes a hundred times as much
+_MOST_FOOTER: Final = 16 << 20
 _TAIL: Final = 8
 
 # Field numbers and physical types of parquet.thrift.
@@ -55,7 +57,8 @@ def column_bytes(path: Path) -> dict[str, int]:
         InputError: It is not a regular file, not Parquet, damaged, or claims too much.
     """
     sizes: dict[str, int] = {}
-    for group in _sound_footer(path, files.regular(path).st_size)[_ROW_GROUPS].value.values:
+    footer = _sound_footer(path, files.regular(path).st_size)
+    for group in footer[_ROW_GROUPS].value.values if footer else ():
         for chunk in group[_GROUP_COLUMNS].value.values:
             column = chunk[_METADATA].value
             name = column[_PATH].value.values[0].decode("utf-8", "replace")
@@ -88,9 +91,11 @@ def _checked(path: Path, device: int, inode: int, size: int, modified_ns: int) -
 
 
 def _sound_footer(path: Path, size: int) -> Structure:
+    """The footer of a file; empty where it is too large to be read here."""
     try:
         footer = _read_footer(path, size)
-        _check_footer(footer, size)
+        if footer:
+            _check_footer(footer, size)
     except InputError:
         raise
     except (ValueError, OSError) as error:
@@ -104,8 +109,8 @@ def _read_footer(path: Path, size: int) -> Structure:
         file.seek(max(0, size - _TAIL))
         tail = file.read(_TAIL)
         length = int.from_bytes(tail[:4], "little")
-        if length > _MOST_FOOTER:
-            raise ValueError(f"its footer claims {length:,} bytes; expected at most {_MOST_FOOTER:,}")
+        if _MOST_FOOTER < length <= size - _TAIL and head == tail[4:] == b"PAR1":
+            return {}
         file.seek(max(4, size - _TAIL - length))
         return footer_of(memoryview(head + file.read(length + _TAIL)))
 
@@ -116,13 +121,11 @@ def _check_footer(footer: Structure, size: int) -> None:
     except (KeyError, AttributeError, TypeError, IndexError) as error:
         raise ValueError(f"its footer is damaged ({type(error).__name__}: {error})") from error
     if decoded > MOST_BYTES:
-        raise ValueError(f"it claims {decoded:,} bytes when decoded; expected at most {MOST_BYTES:,}")
+        raise ValueError(f"a row group claims {decoded:,} bytes when decoded; expected at most {MOST_BYTES:,}")
 
 
 def _decoded_bytes(footer: Structure, size: int) -> int:
-    """What the columns take in memory, by what the footer says."""
-    if size > MOST_BYTES:
-        raise ValueError(f"it has {size:,} bytes; expected at most {MOST_BYTES:,}")
+    """What the largest row group takes in memory, by what the footer says."""
     leaves = sum(_CHILDREN not in element for element in footer[_SCHEMA].value.values)
     rows = decoded = 0
     for group in footer[_ROW_GROUPS].value.values:
@@ -130,7 +133,7 @@ def _decoded_bytes(footer: Structure, size: int) -> int:
         if len(columns) != leaves or group_rows < 0:
             raise ValueError("its footer is damaged (row groups do not fit the schema)")
         rows += group_rows
-        decoded += sum(_chunk_bytes(chunk[_METADATA].value, group_rows, size) for chunk in columns)
+        decoded = max(decoded, sum(_chunk_bytes(chunk[_METADATA].value, group_rows, size) for chunk in columns))
     if rows != footer[_ROWS].value:
         raise ValueError(f"its footer claims {footer[_ROWS].value:,} rows; its row groups have {rows:,}")
     return decoded

@@ -124,7 +124,7 @@ class PackStore:
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
         """What is kept of the game's `traj_data.json`; None where it had none."""
-        kept: dict[str, Any] | None = self._read(task_id)["trajectory"]
+        kept: dict[str, Any] | None = self._read(task_id).get("trajectory")
         return kept
 
     def _read(self, task_id: str) -> dict[str, Any]:

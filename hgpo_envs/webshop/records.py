@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LONGEST_RECORD: Final = 1 << 24
 """Bytes of one record; `hgpo_envs.webshop.raw` believes no longer one either."""
 
-LONGEST_UNPACKED: Final = 1 << 28
+LONGEST_UNPACKED: Final = 1 << 26
 """Bytes of a file of records that is kept gzipped, unpacked: only small catalogues are."""
 
 _SMALL: Final = 256

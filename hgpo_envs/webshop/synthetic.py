@@ -76,7 +76,7 @@ def write(
         progress: Told how many products are written, now and then.
 
     Raises:
-        InputError: A number is out of range, the folder is there already, or the disk is full.
+        InputError: A number is out of range, the folder exists already, or the disk is full.
     """
     if not 0 < products < _IDENTIFIERS:
         raise InputError(f"products must be from 1 to {_IDENTIFIERS - 1:,}, not {products}")

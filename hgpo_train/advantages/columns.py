@@ -175,10 +175,9 @@ def _line(found: pl.DataFrame, number: int, labels: Sequence[str], refusals: Seq
     task, trajectory, step = (first[label] for label in labels[-3:])
     if number == _SHARED:
         tasks = found.filter(pl.col(labels[-2]) == trajectory).select(labels[:-2]).unique(maintain_order=True).rows()
-        return (
-            f"a trajectory belongs to one task, but trajectory {trajectory!r} is in {', '.join(map(str, tasks[0]))} and in "
-            f"{', '.join(map(str, tasks[1]))}; name trajectories apart"
-        )
+        one, other = (", ".join(map(str, names)) for names in tasks[:2])
+        problem = f"trajectory {trajectory!r} is in {one} and in {other}"
+        return f"a trajectory belongs to one task, but {problem}; name trajectories apart"
     if number == _TWICE:
         return f"a step is there once, but trajectory {trajectory!r} of task {task!r} has step {step} twice"
     place = number - _TWICE - 1
@@ -196,7 +195,7 @@ def infinite(value: pl.Expr, line: str) -> Refusal:
     return Refusal(~value.is_finite().fill_null(value=False) & ~pl.col("(aborted)"), line, value)
 
 
-# --------------------------------------------------------------------------------------------------------- returns
+# ------------------------------------------------------------------------------------------- making returns
 
 
 def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple[pl.LazyFrame, list[Refusal]]:

@@ -1,6 +1,6 @@
 """Estimators by name, and how one is carried out on a lazy step table.
 
-An estimator is a function from LazyFrame to LazyFrame over the columns that `columns.py` documents; it adds `advantage`.
+An estimator is a function from LazyFrame to LazyFrame over the columns that `columns.py` documents, to add `advantage`.
 Row order, aborted trajectories, missing columns, hashes from text, bad rows, chunks and the command line are taken care
 of here for all of them alike. docs/estimators.md shows how to write one.
 """
@@ -26,7 +26,7 @@ from hgpo_train.advantages import columns
 from hgpo_train.advantages.parameters import Parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 ENTRY_POINTS: Final = "hgpo.estimators"
 

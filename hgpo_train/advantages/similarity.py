@@ -58,16 +58,18 @@ def similar_states(steps: pl.LazyFrame, threshold: float) -> pl.LazyFrame:
 
     def group(columns: Sequence[pl.Series]) -> pl.Series:
         task, trajectory, step, state = columns
-        rows = (
-            pl.DataFrame({"trajectory": trajectory, "step": step})
-            .select(pl.arg_sort_by("trajectory", "step"))
-            .to_series()
-        )
+        rows = by_name(trajectory, step)
         texts = [(task[row], row, state[row] or "") for row in rows if task[row] is not None]
         return number_by_task(texts, len(task), threshold)
 
     columns = [pl.col(name) for name in ("task_key", "trajectory", "step", "state")]
     return steps.with_columns(similar_state=batches(columns, group, pl.Int64()))
+
+
+def by_name(trajectory: pl.Series, step: pl.Series) -> pl.Series:
+    """The rows by trajectory (in order of name) and step."""
+    rows = pl.DataFrame({"trajectory": trajectory, "step": step})
+    return rows.select(pl.arg_sort_by("trajectory", "step")).to_series()
 
 
 def number_by_task(texts: Iterable[tuple[int, int, str]], height: int, threshold: float) -> pl.Series:

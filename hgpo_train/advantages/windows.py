@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 
 _ODD: Final = -7046029254386353131  # 2⁶⁴/φ as int64: multiplied by it, numbers spread over the 64 bits
 
-_VALUE, _GROUP, _SAMPLE, _COUNT, _LOW, _SPAN, _ABOVE, _GRID, _COARSE, _MEAN, _SQUARE = (
-    f"({name})"
-    for name in ("value", "group", "sample", "count", "low", "span", "above", "grid", "coarse", "mean", "square")
-)
+_VALUE, _GROUP, _SAMPLE, _COUNT = "(value)", "(group)", "(sample)", "(count)"
+_LOW, _SPAN, _ABOVE, _GRID, _COARSE = "(low)", "(span)", "(above)", "(grid)", "(coarse)"
+_MEAN, _SQUARE = "(mean)", "(square)"
 
 
 def expression(column: str | pl.Expr) -> pl.Expr:
@@ -86,7 +85,6 @@ def discounted(reward: pl.Expr, gamma: float) -> pl.Expr:
     >>> steps.select(discounted(pl.col("r"), 0.5)).to_series().to_list()
     [2.0, 2.0, 4.0]
     """
-
     return _in_order(reward, lambda rewards, starts: _backwards(rewards, starts, gamma))
 
 
@@ -128,7 +126,7 @@ def _in_order(
 
 
 def trajectory_order(trajectory: pl.Series, step: pl.Series) -> pl.Series | None:
-    """The rows by trajectory and step; None if they are in order, each trajectory's together and its steps ascending."""
+    """The rows by trajectory and step; None if they are in order: trajectories together, their steps ascending."""
     rows = pl.DataFrame([trajectory.alias("trajectory"), step.alias("step")])
     begins = pl.col("trajectory").ne_missing(pl.col("trajectory").shift(1)).fill_null(value=True)
     onward = (begins | (pl.col("step") > pl.col("step").shift(1))).all()
@@ -228,6 +226,7 @@ def normalise(
         result = quotient(centred, variance.sqrt() + epsilon)
     if not epsilon:  # 0 / 0 where all are equal
         result = pl.when(pl.col(_SPAN) > 0).then(result).otherwise(centred)
+    shared: pl.Expr
     if alone is None:
         shared = pl.when((count > 1) & pl.col(_GROUP).is_not_null()).then(result)
     else:
@@ -243,7 +242,7 @@ def size(into: str) -> str:
 def weighted_mean(
     steps: pl.LazyFrame, levels: Mapping[str, float], *, skip_zero: bool = True, epsilon: float = 1e-6
 ) -> pl.LazyFrame:
-    """Adds `advantage`, Σ w_k A_k / (Σ w_k + ε) over the levels that a step has, and each level's part `weight_<level>`.
+    """Adds `advantage`, Σ w_k A_k / (Σ w_k + ε) over the levels that a step has, and each one's part `weight_<level>`.
 
     Args:
         steps: A table with a column for each level, null where a step does not have it.
@@ -263,7 +262,10 @@ def weighted_mean(
 
 
 def quotient(above: pl.Expr, below: pl.Expr) -> pl.Expr:
-    """above · (1 / below). Polars divides a column so by one value and otherwise as it is, with another last bit."""
+    """The quotient, made as above · (1 / below).
+
+    Polars divides by a column of one repeated value that way and by others directly, with another last bit.
+    """
     return above * (1.0 / below)
 
 

@@ -31,7 +31,7 @@ def advantages(
         typer.Option(
             "--estimator",
             "-e",
-            help="A registered estimator, or your own as module:function; may be repeated. Default: hgpo.",
+            help="An estimator, or yours as module:function; repeatable. Default: hgpo.",
         ),
     ] = None,
     history_length: Annotated[int | None, typer.Option(help="K, the deepest context (HGPO).")] = None,

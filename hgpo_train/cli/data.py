@@ -73,7 +73,7 @@ def fetch_alfworld(
     out: Annotated[Path, typer.Option(help="a new folder for the games")] = Path("alfworld"),
     from_: Annotated[
         list[Path] | None,
-        typer.Option("--from", help="an archive that is there already, instead of a download; repeat"),
+        typer.Option("--from", help="an archive that you have already, instead of a download; repeat"),
     ] = None,
     trajectories: Annotated[
         bool, typer.Option("--trajectories", help="also traj_data.json (1.4 GB), which the original program wants")
@@ -81,7 +81,7 @@ def fetch_alfworld(
     url: Annotated[list[str] | None, typer.Option(help="another address of the archive; repeat")] = None,
     sha256: Annotated[str | None, typer.Option(help="what the SHA-256 of the (single) archive must be")] = None,
 ) -> None:
-    """Gets the official ALFWorld games. Interrupted, it goes on where it was when run again."""
+    """Gets the official ALFWorld games. An interrupted download is resumed when the command is run again."""
     from hgpo_envs.alfworld import release
     from hgpo_train.cli.downloads import Transfers
 
@@ -125,7 +125,7 @@ def build_webshop(
     ] = None,
     num_products: Annotated[int | None, typer.Option(help="use the first N records only, as the original does")] = None,
     skip_unusable: Annotated[bool, typer.Option(help="pass over records at which the original stops")] = False,
-    force: Annotated[bool, typer.Option(help="replace a folder that is there already")] = False,
+    force: Annotated[bool, typer.Option(help="replace a catalogue that exists already")] = False,
 ) -> None:
     """Builds a WebShop catalogue, search index included, that opens in milliseconds and is shared by processes."""
     from hgpo_envs.webshop.build import build
@@ -159,7 +159,7 @@ def fetch_webshop(
     out: Annotated[Path, typer.Option(help="the folder to put the files into")] = Path("webshop"),
     local: Annotated[Path | None, typer.Option("--from", help="a folder that has the files already")] = None,
 ) -> None:
-    """Gets WebShop's official raw files, from Google Drive or a mirror; run it again to go on."""
+    """Gets WebShop's official raw files, from Google Drive or a mirror; run it again to resume."""
     from hgpo_envs.webshop.official import fetch
     from hgpo_train.cli.downloads import Transfers
 
@@ -176,7 +176,7 @@ def synth_webshop(
     oddities: Annotated[bool, typer.Option(help="plant the oddities of the official files")] = True,
     text: Annotated[float, typer.Option(help="length of the texts, 1 being that of the official files")] = 1.0,
     people: Annotated[float | None, typer.Option(help="human-style instructions a product")] = None,
-    force: Annotated[bool, typer.Option(help="replace a folder that is there already")] = False,
+    force: Annotated[bool, typer.Option(help="replace generated files that exist already")] = False,
 ) -> None:
     """Generates WebShop products and instructions, as raw files of the official kind."""
     from hgpo_envs.webshop.synthetic import FILES, write

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -47,7 +47,7 @@ def load_tokenizer(path: str) -> Tokenizer:
     folder = newest_model(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # damaged files raise whatever their parsers raise
         a_folder = path.count("/") > 1  # a Hugging Face name has one slash at most
         why = "no such folder" if a_folder and not Path(path).exists() else _first_line(error)
         raise InputError(
@@ -85,11 +85,21 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
     folder = newest_model(config.path)
     try:
         with no_progress_bars():
-            model: Model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation=config.attention, trust_remote_code=False
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation=config.attention,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # damaged files raise whatever their parsers raise
         raise InputError(f"cannot load a causal language model from {config.path!r}: {_first_line(error)}") from error
+    model: Model = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):  # Transformers fills them with random numbers
+        raise InputError(
+            f"cannot load a causal language model from {config.path!r}: its files hold no weights for {missing[0]!r}"
+            + (f" and {len(missing) - 1} more" if missing[1:] else "")
+        )
     model.to(choose_device(config.device))
     if config.lora.rank:
         model = add_adapters(model, config.lora, seed)
@@ -171,4 +181,7 @@ class Reference:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    first = lines[0] if lines else ""
+    return (
+        first if isinstance(error, OSError | ValueError | ImportError) and first else f"{type(error).__name__}: {first}"
+    )

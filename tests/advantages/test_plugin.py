@@ -1,4 +1,4 @@
-"""Estimators of one's own: the documented examples against plain Python, by entry point, decorator and module:function."""
+"""Estimators of one's own: the examples against plain Python; entry point, decorator and module:function."""
 
 import os
 import re

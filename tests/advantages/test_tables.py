@@ -212,7 +212,7 @@ def test_filters_before_reach_the_file_and_plans_stay_lazy(tmp_path: Path) -> No
     walks(tasks=40).write_parquet(tmp_path / "steps.parquet")
     steps = pl.scan_parquet(tmp_path / "steps.parquet").filter(pl.col("iteration") == 3)
     plan = compute(steps, "hgpo").select("advantage")
-    assert 'SELECTION: [(col("iteration")) == (3' in plan.explain()
+    assert 'SELECTION: col("iteration") == 3' in plan.explain()
     read = int(re.search(r"PROJECT (\d+)/\d+ COLUMNS", plan.explain())[1])
     assert read == 11  # six names, reward, flag, three histories
     assert plan.collect().height == steps.select(pl.len()).collect().item()
@@ -238,10 +238,11 @@ def test_rewards_that_are_too_large_are_refused_in_one_line(name: str, size: flo
     table = SMALL.with_columns(reward=pl.Series([size, size, 0.0, 0.0]))
     try:
         found = compute(table, name, precision="float64").collect()["advantage"]
+        line = ""
     except InputError as error:
-        assert re.fullmatch(r".*must be a finite number, got .* at task='a', trajectory='x', step=\d", str(error))
-    else:
-        assert found.is_finite().all()
+        found, line = pl.Series([0.0]), str(error)
+    assert found.is_finite().all()
+    assert not line or re.fullmatch(r".*must be a finite number, got .* at task='a', trajectory='x', step=\d", line)
     if size > 1e38 and name in {"hgpo", "gigpo", "g2po", "grpo", "rloo", "reinforce_pp"}:
         with pytest.raises(InputError, match="must be a finite number"):
             compute(table, name).collect()

@@ -15,6 +15,7 @@ from hgpo_envs.alfworld.games import TASK_TYPES, Game, compile_game
 from hgpo_envs.alfworld.source import ALFWorldSource
 
 HERE = Path(__file__).parent
+GOLDEN = HERE.parent / "golden" / "alfworld"
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -45,8 +46,8 @@ def replay(rows: Iterator[dict[str, Any]], games: dict[str, Game]) -> tuple[int,
     return count, differing
 
 
-def test_every_golden_line(shared: Path) -> None:
-    folder = shared / "golden" / "alfworld"
+def test_every_golden_line() -> None:
+    folder = GOLDEN
     games = {task: compile_game(file) for task, file in tarred_games(folder / "generated-games.tar.xz")}
     count, differing = replay(lines(folder / "generated-games.transcripts.jsonl.gz"), games)
     assert len(games) == 30
@@ -70,10 +71,10 @@ def test_own_recordings(name: str) -> None:
     assert differing == []
 
 
-def test_stored_walkthroughs_win(shared: Path) -> None:
+def test_stored_walkthroughs_win() -> None:
     source = ALFWorldSource()
     games = [source.game(task) for task in source.ids("all")]
-    games += [compile_game(file) for _, file in tarred_games(shared / "golden/alfworld/generated-games.tar.xz")]
+    games += [compile_game(file) for _, file in tarred_games(GOLDEN / "generated-games.tar.xz")]
     for game in games:
         engine = ALFWorldEngine()
         state = engine.play(game)

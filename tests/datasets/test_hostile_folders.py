@@ -17,7 +17,7 @@ import polars as pl
 import pytest
 from groups import group, rich_group
 
-from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, thrift, verify
+from hgpo_datasets import StepTableWarning, StepWriter, bounds, manifest, scan_steps, thrift, verify
 from hgpo_datasets.overview import overview
 from hgpo_datasets.page_checksums import footer_of
 from hgpo_envs.errors import InputError
@@ -257,10 +257,12 @@ def test_columns_that_decompress_to_too_much_are_refused(tmp_path: Path, monkeyp
     """True to their claims: ten million nulls take a few kilobytes in a file, and 160 MB in memory."""
     monkeypatch.setattr("hgpo_datasets.bounds.MOST_BYTES", 100_000_000)
     rows = pl.DataFrame({"a": pl.repeat(None, 10_000_000, dtype=pl.String, eager=True)})
-    rows.write_parquet(tmp_path / "nulls.parquet")
+    rows.write_parquet(tmp_path / "nulls.parquet", row_group_size=len(rows))
     assert (tmp_path / "nulls.parquet").stat().st_size < 1_000_000
     with pytest.raises(InputError, match="when decoded; expected at most"):
         scan_steps(tmp_path / "nulls.parquet")
+    rows.write_parquet(tmp_path / "large.parquet", row_group_size=1_000_000)
+    bounds.check_file(tmp_path / "large.parquet")  # a query reads it row group by row group
 
 
 def test_a_neighbour_named_part_survives_an_import(tmp_path: Path) -> None:

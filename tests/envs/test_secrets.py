@@ -189,3 +189,13 @@ def test_a_traceback_with_causes_is_redacted_as_a_whole():
         text = redact("".join(traceback.format_exception(*sys.exc_info())))
     assert f"ValueError: invalid literal for int() with base 10: '{MARK}'" in text
     assert f"RuntimeError: http://{MARK}@host" in text
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["x", "a.", "a-", "?a-", "?-", "&a", "://", "sk-", "authorization", "authorization: a ", "bearer ", "b ", " "],
+)
+def test_long_texts_take_time_in_proportion_to_their_length(piece):
+    """A text of a million characters, as a server may send it, would take hours if the time were quadratic."""
+    assert "me:pw" not in redact(piece * (1_000_000 // len(piece)) + " http://me:pw@host")
+    redact_json({piece * (1_000_000 // len(piece)): "value"})

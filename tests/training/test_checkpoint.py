@@ -122,8 +122,6 @@ def stop_at(monkeypatch, at, model, tokenizer):
 def test_an_interrupted_save_leaves_the_old_checkpoint_and_may_be_repeated(
     tokenizer, tmp_path, monkeypatch, at, iteration
 ):
-    if (at, iteration) == ("second rename", 2):
-        pytest.skip("a new checkpoint takes one rename")
     model, optimiser = trained(tokenizer)
     first = save_checkpoint(tmp_path, State(iteration=1, tasks_drawn=1), model, tokenizer, optimiser)
     before = contents(first)
@@ -524,7 +522,7 @@ def test_a_change_after_the_first_verification_is_found(pair, tmp_path):
         assert newest_sound(folder).name == "000001"
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b", "", "a//b", "a\\..\\b", "nul\0"])
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b", "", "a\\..\\b", "nul\0"])
 def test_a_manifest_names_nothing_outside_its_checkpoint(pair, tmp_path, name):
     folder = tmp_path / "checkpoints"
     shutil.copytree(pair / "new", folder)

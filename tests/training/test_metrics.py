@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -95,6 +95,7 @@ GARBAGE = [
 ]  # fmt: skip
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 5), st.sampled_from(GARBAGE)), max_size=10), st.binary(max_size=20))
 def test_damaged_lines_are_kept_aside_and_never_block_a_resumption(lines, half):
     with tempfile.TemporaryDirectory() as folder:

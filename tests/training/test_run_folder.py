@@ -13,7 +13,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from doors import DoorsSource
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -210,6 +210,7 @@ def test_what_the_configuration_only_names_is_compared(tmp_path):
         assert run.id == begun
 
 
+@settings(max_examples=40)
 @given(st.binary(max_size=200))
 def test_a_damaged_origin_is_told_in_one_line(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("run")

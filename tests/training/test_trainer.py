@@ -383,7 +383,7 @@ def test_a_model_without_a_chat_template(config, runs, tiny, tmp_path):
 def test_a_run_that_never_began_may_be_begun_again(config, runs):
     config = replace(config, iterations=1, evaluation={"every": 0})
     with pytest.raises(InputError, match="cannot load"):
-        runs.train(replace(config, model={"path": "nowhere"}))
+        runs.train(replace(config, model={"path": "no/such/model"}))
     runs.train(config)
     with pytest.raises(InputError, match="holds a run already"):
         runs.trainer(config)

@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import os
-import random
 import re
 import shutil
 import sys
@@ -253,14 +252,14 @@ def test_gzipped_bombs_take_little_memory(shop, tmp_path):
         if plain.exists():
             plain.unlink()
         with gzip.open(tmp_path / f"shop/{name}.jsonl.gz", "wb", compresslevel=1) as file:
-            for _ in range(1 << 10):
+            for _ in range(1 << 8):
                 file.write(b"a" * (1 << 20))
-        np.save(tmp_path / f"shop/{name}.starts.npy", np.array([0, 1 << 30], np.int64))
+        np.save(tmp_path / f"shop/{name}.starts.npy", np.array([0, 1 << 28], np.int64))
     manifest = json.loads((tmp_path / "shop" / MANIFEST).read_text())
     manifest["files"] = {}
     (tmp_path / "shop" / MANIFEST).write_text(json.dumps(manifest))
     imports = "from hgpo_envs.webshop.catalogue import Catalogue"
-    line = outcome(imports, "Catalogue.open(sys.argv[1])", tmp_path / "shop", megabytes=300)
+    line = outcome(imports, "Catalogue.open(sys.argv[1])", tmp_path / "shop", megabytes=200)
     assert line.startswith("refused: ")
 
 
@@ -278,7 +277,7 @@ def test_raw_bombs_take_little_memory(tmp_path, kind):
     head, unit, tail = RAW[kind]
     with gzip.open(tmp_path / "items.json.gz", "wb", compresslevel=1) as file:
         file.write(head)
-        for _ in range(1 << 9):
+        for _ in range(1 << 7):
             file.write(unit * ((1 << 20) // len(unit)))
         file.write(tail)
     (tmp_path / "other.json").write_text("{}")
@@ -314,27 +313,19 @@ def size_now():
     return tracemalloc.get_traced_memory()[0]
 
 
-@pytest.mark.slow
 def test_caches_are_bounded_in_bytes():
-    """400 queries of a megabyte each, and every other text that an action can hold."""
+    """Also for whoever plays the engine without an environment, which would cut the commands."""
     engine = webshop_source().source.engine()
     engine.start("0")
+    engine.act("search[shoes]")
     tracemalloc.start()
     try:
-        draw = random.Random(1)
-        for number in range(400):
-            words = "".join(draw.choices("abcdefgh ", k=1000))
-            text = (words * 1000)[: 1 << 20]
-            for command in (f"search[{number} {text}]", f"search[<q> {number} {text}]", f"click[{number}{text}]"):
+        for number in range(40):
+            text = "x" * 50_000
+            for command in (f"search[{number} {text}]", f"search[<q> {number} {text}]", f"search[<c> {number}{text}]"):
                 engine.act(command)
-            if number % 100 == 0:
-                engine.act("search[<c> " + "x" * (1 << 20) + "]")
         engine.start("0")
-        assert size_now() < 40 << 20
-        for number in range(3000):
-            engine.act(f"search[{number} {''.join(map(chr, draw.choices(range(0x4E00, 0x9000), k=200)))}]")
-        engine.start("0")
-        assert size_now() < 80 << 20
+        assert size_now() < 2 << 20  # a third of the queries alone
     finally:
         tracemalloc.stop()
 

@@ -1,11 +1,13 @@
 """Every line of the original's recordings: pages, available actions, rewards and their parts, goals and prices."""
 
-import gzip
 import json
+import tarfile
+from pathlib import Path
 
 import pytest
 
 from hgpo_envs.webshop import pages
+from hgpo_envs.webshop.build import build
 from hgpo_envs.webshop.source import WebShopSource
 
 RECORDINGS = {
@@ -16,9 +18,26 @@ RECORDINGS = {
 }
 
 
-def lines_of(shared, name):
-    with gzip.open(shared / "golden" / "webshop" / f"{name}.jsonl.gz", "rt") as file:
-        return [json.loads(line) for line in file]
+@pytest.fixture(scope="session")
+def golden(tmp_path_factory) -> Path:
+    """The recordings, unpacked; tests/golden/README.md says where they come from."""
+    folder = tmp_path_factory.mktemp("golden")
+    with tarfile.open(Path(__file__).parent.parent / "golden" / "webshop" / "recordings.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def recorded(golden, tmp_path_factory) -> Path:
+    """The catalogue that the original was recorded on, with the recorded nouns."""
+    raw, out = golden / "catalogue", tmp_path_factory.mktemp("recorded") / "catalogue"
+    files = (raw / f"{name}.json" for name in ("items_shuffle", "items_ins_v2", "items_human_ins"))
+    build(*files, out, nouns=raw / "nouns.json")
+    return out
+
+
+def lines_of(golden, name):
+    return [json.loads(line) for line in (golden / f"{name}.jsonl").read_text("utf-8").split("\n") if line]
 
 
 def differences(line, state, task_id):
@@ -38,10 +57,10 @@ def differences(line, state, task_id):
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_every_recorded_line(shared, recorded, name):
+def test_every_recorded_line(golden, recorded, name):
     source = WebShopSource(recorded, **RECORDINGS[name])
     engine, task_id, purchases = source.engine(), "", 0
-    for number, line in enumerate(lines_of(shared, name)):
+    for number, line in enumerate(lines_of(golden, name)):
         if line["step"] == 0:
             drawn = line["goal_idx"] is None  # the original drew the goal by weight
             task_id = source.weighted_id(line["seed"]) if drawn else str(line["goal_idx"])
@@ -56,9 +75,8 @@ def test_every_recorded_line(shared, recorded, name):
 
 
 @pytest.mark.parametrize("name", [name for name in RECORDINGS if name != "edge_scripted"])
-def test_goals_prices_and_weights_in_order(shared, recorded, name):
-    with gzip.open(shared / "golden" / "webshop" / f"{name}.goals.json.gz", "rt") as file:
-        expected = json.load(file)
+def test_goals_prices_and_weights_in_order(golden, recorded, name):
+    expected = json.loads((golden / f"{name}.goals.json").read_text("utf-8"))
     seed = expected["config"]["python_random_seed_before_init"]
     shop = WebShopSource(recorded, goals=RECORDINGS[name]["goals"], price_seed=seed).shop
     goals, catalogue = shop.goals, shop.catalogue
@@ -82,10 +100,10 @@ def test_goals_prices_and_weights_in_order(shared, recorded, name):
     assert goals.weights.cumsum()[-1] == expected["cum_weights_last"]
 
 
-def test_state_texts_are_verl_agents_anchors(shared, recorded):
+def test_state_texts_are_verl_agents_anchors(golden, recorded):
     """By its own steps, written out: split at the separator, find the task, quote the rest."""
     engine = WebShopSource(recorded, goals="human").engine()
-    for line in lines_of(shared, "text_human"):
+    for line in lines_of(golden, "text_human"):
         if line["goal_idx"] is None and line["step"] == 0:
             state = None
         elif line["step"] == 0:

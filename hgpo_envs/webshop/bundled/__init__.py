@@ -23,7 +23,7 @@ def make(out: Path, *, seed: int = SEED, replace: bool = False) -> dict[str, Any
     Args:
         out: The catalogue's folder.
         seed: Another one makes other products and goals of the same kind.
-        replace: Whether a folder that is there already may be replaced.
+        replace: Whether a catalogue that exists already may be replaced.
 
     Returns:
         The manifest.

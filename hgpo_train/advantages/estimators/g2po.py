@@ -23,6 +23,7 @@ Its scripts use w = 1; the paper's best on WebShop is 0.8.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import polars as pl
@@ -72,9 +73,10 @@ def estimate(steps: pl.LazyFrame, p: G2PO) -> pl.LazyFrame:
     end = pl.when(reward == p.success_reward).then(p.success_reward).otherwise(0.0)
     after = pl.coalesce(along(pl.col("value").shift(-1)), end)
     steps = steps.with_columns(after.alias("(after)"))
-    after, how = pl.col("(after)"), {"mode": p.mode, "ddof": p.ddof, "epsilon": p.epsilon, "alone": pl.lit(0.0)}
-    steps = normalise(steps, after - pl.col("penalty"), node, "node", **how)
-    steps = normalise(steps, after - pl.col("value"), within(), "edge", **how)
+    after = pl.col("(after)")
+    normalised = partial(normalise, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, alone=pl.lit(0.0))
+    steps = normalised(steps, after - pl.col("penalty"), node, "node")
+    steps = normalised(steps, after - pl.col("value"), within(), "edge")
     steps = episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof)
     steps = steps.with_columns((pl.col("node") + pl.col("edge")).alias("graph"))
     return weighted_parts(steps, {"episode": p.episode_weight, "graph": p.step_weight})

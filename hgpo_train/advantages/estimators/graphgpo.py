@@ -37,7 +37,7 @@ from hgpo_train.advantages.estimators.gigpo import weighted_parts
 from hgpo_train.advantages.estimators.grpo import episode_advantages
 from hgpo_train.advantages.parameters import Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.similarity import Similar, number_by_task
+from hgpo_train.advantages.similarity import Similar, by_name, number_by_task
 from hgpo_train.advantages.windows import along, batches, chain, normalise, within
 
 if TYPE_CHECKING:
@@ -89,14 +89,15 @@ def estimate(steps: pl.LazyFrame, p: GraphGPO) -> pl.LazyFrame:
     before, after = (pl.col(name).fill_null(farthest + 1) for name in ("(from)", "(to)"))
     steps = steps.with_columns((after - before + 1 if p.normalize_distance else after).alias("(edges)"), distance=after)
     value = penalised(p.success_reward * power(p.gamma, pl.col("(edges)")), p)
-    how = {"mode": p.mode, "ddof": p.ddof}
-    steps = normalise(steps, value, within("state_hash"), "step", **how, epsilon=p.epsilon, alone=pl.lit(0.0))
-    steps = episode_advantages(steps, p, **how, cross_steps=p.cross_steps, lone_scale=1 + p.epsilon)
+    at_state, zero = within("state_hash"), pl.lit(0.0)
+    steps = normalise(steps, value, at_state, "step", mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, alone=zero)
+    lone_scale = 1 + p.epsilon
+    steps = episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof, lone_scale=lone_scale)
     return weighted_parts(steps, {"episode": p.episode_weight, "step": p.step_weight})
 
 
 def search(p: GraphGPO, columns: Collection[str]) -> pl.Expr:
-    """The distances of each step's state, `(from)`, and of the one after it, `(to)`; null where the goal is not reached."""
+    """The distances of each step's state, `(from)`, and of the next one, `(to)`; null where no goal is reached."""
     reward, last = pl.col("episode_return"), pl.col("step") == pl.col("step").max().over("trajectory_key")
     won = last & (reward > 0 if p.success == "positive" else reward == p.success_reward)
     found = pl.Struct({"(from)": pl.Float64, "(to)": pl.Float64})
@@ -113,7 +114,7 @@ def search(p: GraphGPO, columns: Collection[str]) -> pl.Expr:
 
 
 def similar_nodes(p: GraphGPO) -> Callable[[Sequence[pl.Series]], list[pl.Series]]:
-    """Numbers nodes by similarity: each step's state, then its next state, by trajectory (in order of name) and step."""
+    """Numbers nodes by similarity: each step's state, then its next one, by trajectory (in order of name) and step."""
     Similar(p.similarity_threshold)  # refuses a threshold out of range before anything is read
 
     def nodes(columns: Sequence[pl.Series]) -> list[pl.Series]:
@@ -122,11 +123,7 @@ def similar_nodes(p: GraphGPO) -> Callable[[Sequence[pl.Series]], list[pl.Series
         tasks = task.drop_nulls().unique(maintain_order=True)
 
         def texts() -> Iterator[tuple[int, int, str]]:
-            for row in (
-                pl.DataFrame({"trajectory": trajectory, "step": step})
-                .select(pl.arg_sort_by("trajectory", "step"))
-                .to_series()
-            ):
+            for row in by_name(trajectory, step):
                 if task[row] is not None:
                     yield task[row], row, state[row] or ""
                     if after[row] is not None:
@@ -147,12 +144,8 @@ def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
         nodes: int64 of each row's node, of the node after it (null where that is not known), and of the goals.
     """
     goals = nodes[2].drop_nulls().unique()
-    named = (
-        pl.concat([series.rename("node").cast(pl.Int64) for series in (nodes[0], nodes[1], goals)])
-        .to_frame()
-        .lazy()
-        .with_row_index("row")
-    )
+    every = pl.concat([series.rename("node").cast(pl.Int64) for series in (nodes[0], nodes[1], goals)])
+    named = every.to_frame().lazy().with_row_index("row")
     first = named.select(pl.col("row").min().over("node").cast(pl.Int64))  # a number for each node
     code = first.collect(engine="streaming").to_series().to_numpy()
     height = len(nodes[0])

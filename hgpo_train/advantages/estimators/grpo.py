@@ -16,7 +16,7 @@ This is also the episode's part of GiGPO, G2PO and GraphGPO, and HGPO's `base_gr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import polars as pl

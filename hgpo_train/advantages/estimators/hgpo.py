@@ -64,7 +64,7 @@ class HGPO(Parameters):
 
 
 def estimate(steps: pl.LazyFrame, p: HGPO) -> pl.LazyFrame:
-    """Adds `advantage`, and for each level `k0`, `k1` … (and `episode`) its advantage, null where the step has no company.
+    """Adds `advantage`, and for each level `k0` … (and `episode`) its advantage, null where a step has no company.
 
     Besides, `size_k0` … of the step's group, null where k > t, and the level's effective weight, `weight_k0` ….
     """

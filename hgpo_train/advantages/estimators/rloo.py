@@ -12,6 +12,7 @@ it: its advantage is the score itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import polars as pl
 
 from hgpo_train.advantages.estimators.grpo import first_step
@@ -36,9 +37,8 @@ def estimate(steps: pl.LazyFrame, p: RLOO) -> pl.LazyFrame:
     score, n = pl.col("episode_score"), pl.col(size("centred"))
     sample = None if p.cross_steps else first_step()
     steps = normalise(steps, score, within(), "centred", mode="mean_norm", sample=sample, alone=score)
-    return steps.with_columns(
-        advantage=pl.when(n > 1).then(quotient(pl.col("centred") * n, n - 1)).otherwise("centred")
-    )
+    others = quotient(pl.col("centred") * n, n - 1)
+    return steps.with_columns(advantage=pl.when(n > 1).then(others).otherwise("centred"))
 
 
 ESTIMATOR = register(Estimator("rloo", "Episode scores against the mean of the task's other ones", RLOO, estimate))
