@@ -99,8 +99,16 @@ def noting(*command: object, made: str = "") -> Callable[[Path, Note], None]:
 
 
 def served(root: Path, note: Note) -> None:
-    """`data fetch` from a server of this machine."""
-    noting("data", "fetch", "alfworld", "--out", "@games", "--url", f"{address()}/games.zip", made="games")(root, note)
+    """`data fetch` from a server of this machine.
+
+    The command refuses games that are there; what a killed clean-up left of their download, the next download removes.
+    """
+    there = (root / "games").exists()
+    target = "again" if there else "games"
+    hgpo("data", "fetch", "alfworld", "--out", root / target, "--url", f"{address()}/games.zip")
+    if there:
+        shutil.rmtree(root / target)
+    note("done")
 
 
 @cache
