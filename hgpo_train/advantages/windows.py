@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ODD: Final = -7046029254386353131  # 2⁶⁴/φ as int64: multiplied by it, numbers spread over the 64 bits
 
 _VALUE, _GROUP, _SAMPLE, _COUNT = "(value)", "(group)", "(sample)", "(count)"
-_LOW, _SPAN, _ABOVE, _GRID, _COARSE = "(low)", "(span)", "(above)", "(grid)", "(coarse)"
+_LOW, _HIGH, _SPAN, _ABOVE, _GRID, _COARSE = "(low)", "(high)", "(span)", "(above)", "(grid)", "(coarse)"
 _MEAN, _SQUARE = "(mean)", "(square)"
 
 
@@ -280,12 +280,14 @@ def _moments(
     counted = value if sample is None else pl.when(sample).then(value)
     steps = steps.with_columns(value.alias(_VALUE), group.alias(_GROUP), counted.alias(_SAMPLE))
     of_group = pl.col(_SAMPLE)
-    low, high = of_group.min().over(_GROUP), of_group.max().over(_GROUP)
     steps = steps.with_columns(
-        of_group.count().over(_GROUP).cast(pl.Float64).alias(_COUNT), low.alias(_LOW), (high - low).alias(_SPAN)
+        of_group.count().over(_GROUP).cast(pl.Float64).alias(_COUNT),
+        of_group.min().over(_GROUP).alias(_LOW),
+        of_group.max().over(_GROUP).alias(_HIGH),
     )
-    above = (of_group - pl.col(_LOW)).alias(_ABOVE)
-    steps = steps.with_columns(above, (2.0 * pl.col(_COUNT) * pl.col(_SPAN)).alias(_GRID))
+    steps = steps.with_columns(
+        (of_group - pl.col(_LOW)).alias(_ABOVE), (pl.col(_HIGH) - pl.col(_LOW)).alias(_SPAN)
+    ).with_columns((2.0 * pl.col(_COUNT) * pl.col(_SPAN)).alias(_GRID))
     sums = [_on_grid(pl.col(_ABOVE), pl.col(_GRID)).mean().over(_GROUP).alias(_MEAN)]
     if squares:
         steps = steps.with_columns((pl.col(_GRID) * pl.col(_SPAN)).alias(_COARSE))
