@@ -1,4 +1,4 @@
-"""How bad input is reported: one line that says what was expected, what came, and the mend."""
+"""How bad input is reported: one line that says what was expected, what was received, and how to fix it."""
 
 from __future__ import annotations
 
