@@ -33,7 +33,7 @@ def made() -> dict[str, Any]:
     """What figures depend on."""
     return {
         "at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *map(_without_folder, sys.argv)]),
         "commit": _commit(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -42,6 +42,11 @@ def made() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {package: found for package in PACKAGES if (found := _version(package))},
     }
+
+
+def _without_folder(argument: str) -> str:
+    """An absolute path's last name alone: results are published, and folders are this machine's."""
+    return f".../{Path(argument).name}" if Path(argument).is_absolute() else argument
 
 
 def _version(package: str) -> str | None:
