@@ -14,7 +14,7 @@ from hgpo_envs.hashing import DEFAULT_DEPTH
 from hgpo_envs.memory import Memory
 from hgpo_envs.prompts import PromptTemplate, load_template
 from hgpo_envs.responses import DEFAULT_FALLBACK_CHARACTERS, FALLBACK_CHARACTERS, numbered, parse
-from hgpo_envs.texts import storable
+from hgpo_envs.texts import clean_text
 
 if TYPE_CHECKING:
     from hgpo_envs.engine import Engine, State, Task
@@ -157,9 +157,9 @@ class Episode:
     def read(self, text: str) -> tuple[str, bool | None]:
         """The command in a text, and whether the text kept the form of a response (None for a bare command).
 
-        Lone surrogates are replaced (`hgpo_envs.texts.storable`), and a command is cut after `LONGEST_COMMAND`.
+        Lone surrogates are replaced (`hgpo_envs.texts.clean_text`), and a command is cut after `LONGEST_COMMAND`.
         """
-        text = storable(text)
+        text = clean_text(text)
         if self.settings.action_format == "response":
             response = parse(text, self.settings.fallback_characters)
             return response.action[:LONGEST_COMMAND], response.valid

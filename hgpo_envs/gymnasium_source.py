@@ -20,7 +20,7 @@ import numpy as np
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError, UnknownTask, one_line, unknown
-from hgpo_envs.texts import storable
+from hgpo_envs.texts import clean_text
 
 SEEDS: Final = 10_000
 """How many tasks a source has: the seeds 0 … SEEDS - 1."""
@@ -122,7 +122,7 @@ class _Given:
             shown = shown[keys[0]]
         if not isinstance(shown, str):
             raise self._wrong("observation", "text", shown)
-        return storable(str(shown))
+        return clean_text(str(shown))
 
     def _actions(self) -> list[str]:
         key = next((key for key in _ACTION_KEYS if key in self._info), None)
@@ -134,7 +134,7 @@ class _Given:
         for action in actions:
             if not isinstance(action, str):
                 raise self._wrong(str(key), "texts in the list", action)
-        return [storable(str(action)) for action in actions]
+        return [clean_text(str(action)) for action in actions]
 
     def _wrong(self, field: str, expected: str, value: object) -> InputError:
         return InputError(f"{self._name}: {field}: expected {expected}, got {_shown(value)}")

@@ -34,7 +34,7 @@ import xxhash
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files import read_bytes
 from hgpo_envs.sandbox import LONGEST_TEMPLATE, Sandbox, render_within
-from hgpo_envs.texts import storable
+from hgpo_envs.texts import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -160,7 +160,7 @@ class PromptTemplate:
         if self.trusted:
             return self._template.render(fields).strip()
         try:
-            return storable(render_within(self._template, len(self.text), fields).strip())
+            return clean_text(render_within(self._template, len(self.text), fields).strip())
         except Exception as error:  # whatever a user's template raises is its own mistake
             line = _line_of(error)
             reason = one_line(error, 300) or type(error).__name__

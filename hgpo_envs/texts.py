@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
 
-_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+def clean_text(text: str) -> str:
+    """A text that UTF-8 can hold: each lone surrogate becomes U+FFFD, the replacement character.
 
+    JSON and models' tokenizers may yield lone surrogates; files, servers and Parquet refuse them. Two surrogates that
+    make a pair become the character that they stand for.
 
-def storable(text: str) -> str:
-    r"""A text that UTF-8 can hold: each lone surrogate becomes U+FFFD, the replacement character.
-
-    JSON and models' tokenizers may yield lone surrogates; files, servers and Parquet refuse them.
-
-    >>> storable("café 😀"), storable("half \ud83d of it")
-    ('café 😀', 'half � of it')
+    >>> clean_text("a" + chr(0xD800) + "b"), clean_text(chr(0xD83D) + chr(0xDE00)) == "😀"
+    ('a�b', True)
     """
-    return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

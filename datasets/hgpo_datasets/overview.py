@@ -10,8 +10,8 @@ import polars as pl
 
 from hgpo_datasets import bounds, files, manifest, schema
 from hgpo_datasets.reader import scan_steps, step_files
-from hgpo_datasets.rows import clean_text
 from hgpo_envs.errors import InputError
+from hgpo_envs.texts import clean_text
 
 if TYPE_CHECKING:
     import os

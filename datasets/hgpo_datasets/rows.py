@@ -12,6 +12,7 @@ import polars as pl
 from hgpo_datasets.row_errors import RowError, WrongRow
 from hgpo_datasets.schema import GROUP_KEY, TEXT, TEXTS, Column, columns
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.texts import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,15 +32,6 @@ _REFUSALS: Final = (
 
 
 _KEYS: Final = {column.name: column for column in columns(0) if column.name in GROUP_KEY}
-
-
-def clean_text(text: str) -> str:
-    """The text as a table can hold it: lone surrogates, which UTF-8 cannot encode, become U+FFFD.
-
-    >>> clean_text("a" + chr(0xD800) + "b"), clean_text(chr(0xD83D) + chr(0xDE00)) == "😀"
-    ('a�b', True)
-    """
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFrame:

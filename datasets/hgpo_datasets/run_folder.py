@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import files, manifest, schema, shards
 from hgpo_datasets.manifest import Header, Manifest, Shard
-from hgpo_datasets.rows import clean_text
 from hgpo_envs import atomic
 from hgpo_envs.errors import InputError
 from hgpo_envs.secrets import redact_json
+from hgpo_envs.texts import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

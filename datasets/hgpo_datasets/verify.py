@@ -22,10 +22,10 @@ import polars as pl
 from hgpo_datasets import bounds, files, manifest, schema, shards
 from hgpo_datasets.derive import broken_steps, derived, first_rows, row_name, value_problems
 from hgpo_datasets.page_checksums import damaged_pages
-from hgpo_datasets.rows import clean_text
 from hgpo_envs.atomic import scratch_folders, seems_locked
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
+from hgpo_envs.texts import clean_text
 
 if TYPE_CHECKING:
     import os

@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.texts import storable
+from hgpo_envs.texts import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -95,14 +95,14 @@ def text(record: Mapping[str, Any], name: str) -> str:
     value = record.get(name)
     if not isinstance(value, str):
         raise InputError(f"field {name!r} is {'missing' if name not in record else f'no text but {value!r:.40}'}")
-    return storable(value)
+    return clean_text(value)
 
 
 def texts(values: object, name: str) -> tuple[str, ...]:
     """A field that is a list of texts. Raises InputError as `text` does."""
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise InputError(f"field {name!r} is no list of texts but {values!r:.60}")
-    return tuple(map(storable, values))
+    return tuple(map(clean_text, values))
 
 
 def prices(pricing: object) -> tuple[float, ...]:
@@ -154,7 +154,7 @@ def options(customization: object) -> dict[str, tuple[str, ...]]:
             values = tuple(text(choice, "value").strip().replace("/", " | ").lower() for choice in choices)
         except (TypeError, AttributeError):
             raise InputError(f"option {name!r:.40} holds no list of objects with a 'value'") from None
-        found[storable(name.lower())] = values
+        found[clean_text(name.lower())] = values
     return found
 
 

@@ -225,7 +225,7 @@ def show_run(
     import orjson
 
     from hgpo_datasets.overview import overview
-    from hgpo_datasets.rows import clean_text
+    from hgpo_envs.texts import clean_text
     from hgpo_train.cli.shown import print_overview
 
     seen = overview(run)

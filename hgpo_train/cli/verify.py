@@ -25,8 +25,8 @@ def verify(
     from rich.console import Console
     from rich.markup import escape
 
-    from hgpo_datasets.rows import clean_text
     from hgpo_envs.errors import InputError
+    from hgpo_envs.texts import clean_text
     from hgpo_train.verify import verify as verify_all
 
     console = Console(stderr=True)

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from hgpo_datasets.rows import clean_text
 from hgpo_envs.engine import State, Task
 from hgpo_envs.secrets import redact
+from hgpo_envs.texts import clean_text
 from hgpo_train.policies.base import Failure, Reply
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from hgpo_datasets.rows import clean_text
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.sampling import sampling
+from hgpo_envs.texts import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
