@@ -56,9 +56,9 @@ app.command()(train)
 def main() -> None:
     """Entry point of the console script.
 
-    Bad input, or an extra that is missing, is one line and exit code 2. A run that failed, or a disk that refused, is
-    one line and exit code 1. Anything else is a fault of the program: a traceback and exit code 1. Whatever is printed
-    has secrets removed (`hgpo_envs.secrets`).
+    Bad input, or an extra that is missing, is one line and exit code 2. A run that failed, a file that turns out to be
+    damaged, or a disk that refused, is one line and exit code 1. Anything else is a fault of the program: a traceback
+    and exit code 1. Whatever is printed has secrets removed (`hgpo_envs.secrets`).
     """
     sys.stdout, sys.stderr = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
     redact_logging()
@@ -72,6 +72,8 @@ def main() -> None:
         if error.name not in TRAINING:
             _crash(error)
         _fail(error, f"this needs {error.name}: pip install 'hgpo[train]'", 2)
+    except _unreadable() as error:
+        _fail(error, f"a step table cannot be read: {error}; `hgpo verify` finds the damaged file", 1)
     except OSError as error:
         line = _disk_line(error)
         if line is None:
@@ -86,6 +88,12 @@ def _fail(error: BaseException, line: str, code: int) -> NoReturn:
     for text in (f"error: {line}", *getattr(error, "__notes__", ())):
         print(" ".join(redact(text).split()), file=sys.stderr)
     sys.exit(code)
+
+
+def _unreadable() -> tuple[type[BaseException], ...]:
+    """What Polars raises for damaged files, if it is loaded: asked only once something was raised."""
+    polars = sys.modules.get("polars")
+    return (polars.exceptions.ComputeError, polars.exceptions.PanicException) if polars else ()
 
 
 def _crash(error: BaseException) -> NoReturn:

@@ -113,6 +113,24 @@ def test_commands_say_in_one_line_what_is_wrong_with_a_run(tmp_path: Path, run: 
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("command", ["stats", "advantages"])
+def test_damaged_pages_are_one_line_for_what_reads_them(tmp_path: Path, run: Path, command: str) -> None:
+    file = run / "steps-000000.parquet"
+    data = bytearray(file.read_bytes())
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    for position in range(4, len(data) - footer, 97):
+        data[position] ^= 0x55
+    file.write_bytes(data)
+    done = hgpo(command, run)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    *panics, line = done.stderr.splitlines()  # Polars announces a panic by itself
+    assert line.startswith("error: a step table cannot be read: ")
+    assert line.endswith("`hgpo verify` finds the damaged file")
+    assert all("panicked" in panic or "RUST_BACKTRACE" in panic or panic in line for panic in panics if panic)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == set(run.iterdir()), "nothing is left behind"
+
+
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk."""
     lines = [{"traj_uid": n, "uid": n, "anchor_obs": os.urandom(400).hex(), "rewards": 1} for n in range(100)]
