@@ -168,6 +168,8 @@ def _verify_run(folder: Path, report: Report) -> None:
     except InputError as error:
         report.add("version" if "newer" in str(error) else "manifest", path, str(error))
         return
+    if listed.header is None and (at_work or seems_locked(folder)):
+        raise InputError(f"{folder} is not a run yet: its writer has only just begun")
     report.bytes += size
     if listed.problem:
         report.add("manifest", path, listed.problem)

@@ -61,7 +61,7 @@ def test_every_damage_is_found(tmp_path: Path) -> None:
     draw = random.Random(1)
     runs = corpus(tmp_path)
     assert [verify(run).problems for run in runs] == [[]] * len(runs)
-    files = [file for run in runs for file in sorted(run.iterdir())]
+    files = [file for run in runs for file in sorted(run.iterdir()) if file.name != ".lock"]  # it holds no data
     missed = tried = 0
     for file in files:
         data = file.read_bytes()

@@ -1,11 +1,11 @@
 """Every line of the original's recordings: pages, available actions, rewards and their parts, goals and prices."""
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
 
+from hgpo_envs.unpack import unpack
 from hgpo_envs.webshop import pages
 from hgpo_envs.webshop.build import build
 from hgpo_envs.webshop.source import WebShopSource
@@ -22,8 +22,7 @@ RECORDINGS = {
 def golden(tmp_path_factory) -> Path:
     """The recordings, unpacked; tests/golden/README.md says where they come from."""
     folder = tmp_path_factory.mktemp("golden")
-    with tarfile.open(Path(__file__).parent.parent / "golden" / "webshop" / "recordings.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+    unpack([Path(__file__).parent.parent / "golden" / "webshop" / "recordings.tar.xz"], folder)
     return folder
 
 
