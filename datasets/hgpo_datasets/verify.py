@@ -161,20 +161,9 @@ def _verify_run(folder: Path, report: Report) -> None:
         report.note("leftover", part, "temporary file of an earlier version; it may be removed")
     for scratch in scratch_folders(folder):
         report.note("leftover", scratch, "scratch folder of a writer that was killed or is at work")
-    path = folder / manifest.NAME
-    try:
-        listed = manifest.current(folder)
-        size = files.regular(path).st_size
-    except InputError as error:
-        report.add("version" if "newer" in str(error) else "manifest", path, str(error))
+    listed = _verify_manifest(folder, report, at_work=at_work)
+    if listed is None:
         return
-    if listed.header is None and (at_work or seems_locked(folder)):
-        raise InputError(f"{folder} is not a run yet: its writer has only just begun")
-    report.bytes += size
-    if listed.problem:
-        report.add("manifest", path, listed.problem)
-    elif listed.size < size and not at_work:
-        report.add("manifest", path, "its last line is not complete; opening the run repairs that")
     seen = _Seen()
     for shard in listed.shards:
         with _reporting(folder / shard.file, report):
@@ -186,6 +175,25 @@ def _verify_run(folder: Path, report: Report) -> None:
         elif extra.name not in names:
             with _reporting(extra, report):
                 _report_extra(extra, listed.committed, report, at_work=at_work)
+
+
+def _verify_manifest(folder: Path, report: Report, *, at_work: bool) -> manifest.Manifest | None:
+    """The manifest as far as it is right; None where it cannot be read."""
+    path = folder / manifest.NAME
+    try:
+        listed = manifest.current(folder)
+        size = files.regular(path).st_size
+    except InputError as error:
+        report.add("version" if "newer" in str(error) else "manifest", path, str(error))
+        return None
+    if listed.header is None and (at_work or seems_locked(folder)):
+        raise InputError(f"{folder} is not a run yet: its writer has only just begun")
+    report.bytes += size
+    if listed.problem:
+        report.add("manifest", path, listed.problem)
+    elif listed.size < size and not at_work:
+        report.add("manifest", path, "its last line is not complete; opening the run repairs that")
+    return listed
 
 
 def _report_extra(path: Path, number: int, report: Report, *, at_work: bool) -> None:
