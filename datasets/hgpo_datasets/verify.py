@@ -187,7 +187,8 @@ def _verify_manifest(folder: Path, report: Report, *, at_work: bool) -> manifest
         report.add("version" if "newer" in str(error) else "manifest", path, str(error))
         return None
     if listed.header is None and (at_work or seems_locked(folder)):
-        raise InputError(f"{folder} is not a run yet: its writer has only just begun")
+        report.note("uncommitted", path, "empty as yet: its writer has only just begun")
+        return None
     report.bytes += size
     if listed.problem:
         report.add("manifest", path, listed.problem)

@@ -7,6 +7,9 @@ from typer.testing import CliRunner
 
 from hgpo_envs.webshop.bundled import bundled_folder
 from hgpo_train.cli import app
+
+pytest.importorskip("torch", reason="needs the extra `train`")
+
 from hgpo_train.tiny import TinyShape, save_tiny
 
 SHAPE = TinyShape(vocabulary=300, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32)
