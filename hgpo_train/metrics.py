@@ -73,7 +73,7 @@ def batch_metrics(steps: pl.DataFrame, max_prompt_tokens: int, max_response_toke
 
 
 def _level_metrics(steps: pl.DataFrame) -> dict[str, float]:
-    """Of each level of a hierarchical estimator: group size, share of steps in company, effective weight."""
+    """Of each level of a hierarchical estimator: group size, share of steps in shared contexts, effective weight."""
     metrics: dict[str, float] = {}
     for column in steps.columns:
         found = _LEVEL.fullmatch(column)

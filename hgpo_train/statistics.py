@@ -1,4 +1,4 @@
-"""What group advantages rest on: how many steps find company at each depth of context, and what that is worth.
+"""What group advantages rest on: how often steps share a context at each depth, and what that is worth.
 
 Of the groups at depth k (n their size, R returns, A_k the advantages within them; see advantages/estimators/hgpo.py):
 

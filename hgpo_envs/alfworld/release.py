@@ -1,7 +1,7 @@
 """Gets the official ALFWorld release: downloaded or from files that are there, unpacked, looked over, its source noted.
 
 The addresses are those that `alfworld-download` of alfworld 0.4 names. No checksum of them is published; the note that
-is left beside the games (`hgpo-source.json`) records what came.
+is left beside the games (`hgpo-source.json`) records each download.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def fetch(
         Their paths: items, attributes, human instructions.
 
     Raises:
-        InputError: A file is not in the folder, no source has it, or what came is not the file; that is removed.
+        InputError: A file is not in the folder, no source has it, or a download fails its checksum and is removed.
     """
     if size not in FILES:
         raise InputError(f"size must be small or full, not {size!r}")

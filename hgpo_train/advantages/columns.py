@@ -118,7 +118,7 @@ _SHARED, _TWICE = 1, 2
 
 
 def _faults(columns: Sequence[pl.Series]) -> pl.Series:
-    """Where a trajectory is in two tasks and where a step is there twice; 0 elsewhere."""
+    """Marks trajectories in two tasks (`_SHARED`) and duplicate steps (`_TWICE`); 0 elsewhere."""
     task, trajectory, step = columns
     if not len(step):
         raise InputError("the step table has no rows")

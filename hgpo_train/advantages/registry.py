@@ -1,4 +1,4 @@
-"""Estimators by name, and how one is carried out on a lazy step table.
+"""Estimators by name, and how one is applied to a lazy step table.
 
 An estimator is a function from LazyFrame to LazyFrame over the columns that `columns.py` documents, to add `advantage`.
 Row order, aborted trajectories, missing columns, hashes from text, bad rows, chunks and the command line are taken care
@@ -116,7 +116,7 @@ def compute(
 
     Raises:
         InputError: for an unknown estimator or parameter, or a missing column; when collected, for rewards that are
-            no finite numbers, returns or advantages that overflow, steps that are there twice, trajectories in two
+            no finite numbers, returns or advantages that overflow, duplicate steps, trajectories in two
             tasks, a table with no rows.
 
     >>> table = pl.LazyFrame({"task": "a", "trajectory": ["x", "y"], "step": 0, "state": "s", "reward": [10.0, 0.0],

@@ -69,7 +69,7 @@ def stats(
         Path | None, typer.Option(help="A folder to write levels.csv, sizes.csv and summary.csv to.")
     ] = None,
 ) -> None:
-    """Say how many steps find company at each depth of history, and what that is worth."""
+    """Report how often steps share a context at each depth of history, and what that is worth."""
     import polars as pl
     from rich.console import Console
     from rich.progress import Progress

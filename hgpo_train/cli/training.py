@@ -1,4 +1,4 @@
-"""What `hgpo train` and `hgpo sft` have in common: how a run that ends early is told, and warnings in one line."""
+"""What `hgpo train` and `hgpo sft` have in common: errors that end a run early, and warnings in one line."""
 
 from __future__ import annotations
 

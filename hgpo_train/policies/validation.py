@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class BadValueError(ValueError):
-    """A value from outside that cannot be used. The message is one line: what was expected, what came."""
+    """An invalid value from a policy or an environment. The message is one line: expected, received."""
 
 
 def checked_reply(reply: object) -> Reply | Failure:
