@@ -154,14 +154,14 @@ def _with_columns_of(job: Job, steps: pl.LazyFrame, given: pl.Schema) -> pl.Lazy
     p, name = job.parameters, job.estimator.name
     steps = steps.with_columns(pl.col(f"(given) {column}").alias(column) for column in given)
     steps, refusals = _prepared(steps, p, given)
+    refusals += [columns.absent(column) for column in job.estimator.complete(p)]
     try:
-        estimated = job.estimator.estimate(steps, p)
+        estimated = job.estimator.estimate(steps.with_columns(columns.marked(refusals)), p)
         schema = estimated.collect_schema()
     except pl.exceptions.ColumnNotFoundError as error:
         absent = str(error).split('"')[1] if '"' in str(error) else str(error).splitlines()[0]
         depth = getattr(p, "history_length", None)
         raise columns.missing(absent, given, f"{name} with these parameters", depth) from None
-    refusals += [columns.absent(column) for column in job.estimator.complete(p)]
     for made in job.added.values():
         if made not in schema:
             raise InputError(f"the estimator {name!r} must add a column {made!r}; it adds none")
@@ -170,10 +170,12 @@ def _with_columns_of(job: Job, steps: pl.LazyFrame, given: pl.Schema) -> pl.Lazy
         advantage = advantage.cast(pl.Float32).cast(pl.Float64)
     line = f"the advantage of {name} must be a finite number, got {{shown}}: rewards are too large, or a column is null"
     rows = [pl.col(f"(given) {key}").alias(key) for key in columns.row_keys(given)]
-    fault = columns.faults([*refusals, columns.infinite(advantage, line)], rows)
+    no_number = columns.infinite(advantage, line)
+    estimated = estimated.with_columns(columns.marked([no_number], first=columns.FIRST_REFUSAL + len(refusals)))
+    counts = columns.accepted(estimated, [*refusals, no_number], rows) & ~pl.col("(aborted)")
     added = {column: pl.col(made) for column, made in job.added.items()} | {job.column: advantage}
-    return estimated.with_columns(
-        pl.when(~(pl.col("(aborted)") | fault)).then(value).alias(column) for column, value in added.items()
+    return estimated.with_columns(counts.alias("(counts)")).with_columns(
+        pl.when("(counts)").then(value).alias(column) for column, value in added.items()
     )
 
 

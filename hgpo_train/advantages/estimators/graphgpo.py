@@ -25,6 +25,7 @@ goal is the text "success", so a state that reads so is the goal (and so is one 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -38,7 +39,8 @@ from hgpo_train.advantages.estimators.grpo import episode_advantages
 from hgpo_train.advantages.parameters import Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
 from hgpo_train.advantages.similarity import Similar, by_name, number_by_task
-from hgpo_train.advantages.windows import along, batches, chain, normalise, within
+from hgpo_train.advantages.trajectories import batches, neighbour, steps_left
+from hgpo_train.advantages.windows import chain, normalise, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -89,8 +91,8 @@ def estimate(steps: pl.LazyFrame, p: GraphGPO) -> pl.LazyFrame:
     before, after = (pl.col(name).fill_null(farthest + 1) for name in ("(from)", "(to)"))
     steps = steps.with_columns((after - before + 1 if p.normalize_distance else after).alias("(edges)"), distance=after)
     value = penalised(p.success_reward * power(p.gamma, pl.col("(edges)")), p)
-    at_state, zero = within("state_hash"), pl.lit(0.0)
-    steps = normalise(steps, value, at_state, "step", mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, alone=zero)
+    normalised = partial(normalise, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, alone=pl.lit(0.0))
+    steps = normalised(steps, value, {"step": ["state_hash"]})
     lone_scale = 1 + p.epsilon
     steps = episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof, lone_scale=lone_scale)
     return weighted_parts(steps, {"episode": p.episode_weight, "step": p.step_weight})
@@ -98,8 +100,8 @@ def estimate(steps: pl.LazyFrame, p: GraphGPO) -> pl.LazyFrame:
 
 def search(p: GraphGPO, columns: Collection[str]) -> pl.Expr:
     """The distances of each step's state, `(from)`, and of the next one, `(to)`; null where no goal is reached."""
-    reward, last = pl.col("episode_return"), pl.col("step") == pl.col("step").max().over("trajectory_key")
-    won = last & (reward > 0 if p.success == "positive" else reward == p.success_reward)
+    reward = pl.col("episode_return")
+    won = (steps_left() == 0) & (reward > 0 if p.success == "positive" else reward == p.success_reward)
     found = pl.Struct({"(from)": pl.Float64, "(to)": pl.Float64})
     if not p.similarity:
         goal = pl.lit(hashing.text_hash(p.goal_text), pl.Int64)
@@ -107,7 +109,7 @@ def search(p: GraphGPO, columns: Collection[str]) -> pl.Expr:
         nodes = [within("state_hash"), chain(pl.col("task_key"), after), chain(pl.col("task_key"), goal)]
         return batches(nodes, _distances, found)
     texts = [pl.col("next_state")] if "next_state" in columns else []
-    after = pl.when(won).then(pl.lit(p.goal_text)).otherwise(pl.coalesce(*texts, along(pl.col("state").shift(-1))))
+    after = pl.when(won).then(pl.lit(p.goal_text)).otherwise(pl.coalesce(*texts, neighbour(pl.col("state"), 1)))
     similar = similar_nodes(p)
     rows = [pl.col(name) for name in ("task_key", "trajectory", "step", "state")]
     return batches([*rows, after], lambda given: _distances(similar(given)), found)
