@@ -31,7 +31,6 @@ from hgpo_train.advantages.trajectories import (
     neighbour,
     returns,
     steps_left,
-    sums,
     trajectory_order,
     trajectory_starts,
 )
@@ -105,8 +104,8 @@ def _listed(columns: Collection[str]) -> str:
 # ----------------------------------------------------------------------------------------------------------- keys
 
 
-def with_keys(steps: pl.LazyFrame, schema: pl.Schema) -> pl.LazyFrame:
-    """Adds the keys, not yet null where trajectories were aborted.
+def with_keys(steps: pl.LazyFrame, schema: pl.Schema, *further: pl.Expr) -> pl.LazyFrame:
+    """Adds the keys, not yet null where trajectories were aborted, and further columns.
 
     Raises:
         InputError: A column that names rows is missing.
@@ -120,6 +119,7 @@ def with_keys(steps: pl.LazyFrame, schema: pl.Schema) -> pl.LazyFrame:
         key(groups).alias("task_key"),
         key([*(name for name in ("run",) if name in schema), "trajectory"]).alias("trajectory_key"),
         key(batch_keys(schema)).alias("batch_key"),
+        *further,
     )
 
 
@@ -127,7 +127,7 @@ def with_keys(steps: pl.LazyFrame, schema: pl.Schema) -> pl.LazyFrame:
 
 
 _SHARED, _TWICE = 1, 2
-FIRST_REFUSAL: Final = 3
+_FIRST_REFUSAL: Final = 3
 
 
 class Refusal(NamedTuple):
@@ -138,32 +138,33 @@ class Refusal(NamedTuple):
     shown: pl.Expr
 
 
-def marked(refusals: Sequence[Refusal], *, first: int = FIRST_REFUSAL) -> pl.Expr:
+def marked(refusals: Sequence[Refusal], *, before: int = 0) -> pl.Expr:
     """`(fault)`, the number of what is wrong with a row: as before, else of the first refusal; 0 where nothing is."""
     fault = pl.col("(fault)")
-    for number, refusal in enumerate(refusals, start=first):
+    for number, refusal in enumerate(refusals, start=_FIRST_REFUSAL + before):
         bad = (fault == 0) & refusal.bad.fill_null(value=False)
         fault = pl.when(bad).then(pl.lit(number, pl.Int8)).otherwise(fault)
     return fault.alias("(fault)")
 
 
-def accepted(steps: pl.LazyFrame, refusals: Sequence[Refusal], rows: Sequence[pl.Expr]) -> pl.Expr:
+def accepted(fault: pl.Expr, steps: pl.LazyFrame, refusals: Sequence[Refusal], rows: Sequence[pl.Expr]) -> pl.Expr:
     """True for each row; when collected, an InputError that names the first row with a fault if there is one.
 
     Args:
-        steps: The table, with `(fault)`; it is collected again to find the row's names.
+        fault: The number of what is wrong with a row, see `marked`.
+        steps: The table; it is collected again to find the names of a bad row.
         refusals: What is refused, by number.
         rows: What names a row: the task's columns, trajectory and step.
     """
 
-    def check(fault: pl.Series) -> pl.Series:
-        clean = fault == 0
+    def check(numbers: pl.Series) -> pl.Series:
+        clean = numbers == 0
         if not clean.all():
             # Not by the streaming engine, which may have only the one thread that waits here.
-            raise InputError(_line(steps, refusals, rows))
+            raise InputError(_line(steps.with_columns(fault), refusals, rows))
         return clean
 
-    return pl.col("(fault)").map_batches(check, return_dtype=pl.Boolean, is_elementwise=True)
+    return fault.map_batches(check, return_dtype=pl.Boolean, is_elementwise=True)
 
 
 def _line(steps: pl.LazyFrame, refusals: Sequence[Refusal], rows: Sequence[pl.Expr]) -> str:
@@ -182,7 +183,7 @@ def _line(steps: pl.LazyFrame, refusals: Sequence[Refusal], rows: Sequence[pl.Ex
         return f"a trajectory belongs to one task, but {problem}; name trajectories apart"
     if number == _TWICE:
         return f"a step is there once, but trajectory {trajectory!r} of task {task!r} has step {step} twice"
-    place = number - FIRST_REFUSAL
+    place = number - _FIRST_REFUSAL
     where = ", ".join(f"{label}={first[label]!r}" for label in labels)
     return f"{refusals[place].line.format(shown=first[f'(shown {place})'])} at {where}"
 
@@ -212,7 +213,7 @@ def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple
         schema: The columns of the table.
 
     Returns:
-        The table, and what is to be refused of it.
+        The table, and what is refused of it, marked in `(fault)`.
 
     Raises:
         InputError: A column is missing.
@@ -232,10 +233,9 @@ def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple
     if p.penalty_at == "reward":
         reward = reward - rounded(pl.col("penalty"), p)
     aborted = pl.col("aborted").cast(pl.Boolean) if "aborted" in schema else pl.lit(value=False)
-    steps = steps.with_columns(reward.alias("reward"), aborted.alias("(aborted)"))
-    names = ("task_key", "trajectory_key", "step", "reward", "(aborted)")
-    outcomes = batches([pl.col(name) for name in names], partial(_outcomes, gamma=p.gamma), _OUTCOMES)
-    steps = steps.with_columns(outcomes.struct.unnest())
+    read = [pl.col("task_key"), pl.col("trajectory_key"), pl.col("step"), reward, aborted]
+    outcomes = batches(read, partial(_outcomes, gamma=p.gamma), _OUTCOMES)
+    steps = steps.with_columns(reward.alias("reward"), outcomes.alias("(outcomes)")).unnest("(outcomes)")
     value = {"episode_score": pl.col("episode_return"), "return": pl.col("return")}
     if p.returns == "from_end":
         value["return"] = power(p.gamma, steps_left()) * pl.col("episode_return")
@@ -243,6 +243,7 @@ def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple
     steps = steps.with_columns(
         *(pl.when(counts).then(name).alias(name) for name in ("task_key", "batch_key")),
         *(penalised(of, p).alias(name) for name, of in value.items()),
+        marked(refusals),
     )
     return steps, refusals
 
@@ -259,30 +260,32 @@ def _outcomes(columns: Sequence[pl.Series], gamma: float) -> pl.Series:
         raise InputError("the step table has no rows")
     if step.null_count():
         raise InputError("step must be a whole number in every row, got null")
-    rows = pl.DataFrame([task.alias("task"), trajectory.alias("trajectory"), step.alias("step")])
     order = trajectory_order(trajectory, step)
-    fault = _faults(rows, in_order=order is None)
+    fault = _faults(task, trajectory, step, in_order=order is None)
     if order is not None:
         trajectory, reward, aborted = (column.gather(order) for column in (trajectory, reward, aborted))
     starts, rewards = trajectory_starts(trajectory), reward.to_numpy()
+    lengths = np.diff(starts, append=len(rewards))
+    number = np.repeat(np.arange(len(starts)), lengths)  # each row's trajectory, from 0
+    totals = np.bincount(number, rewards, len(starts))  # added in the order of steps
     ended = np.logical_or.reduceat(aborted.fill_null(value=False).to_numpy(), starts)
-    made = pl.DataFrame(
-        {
-            "return": returns(rewards, starts, gamma),
-            "episode_return": sums(rewards, starts),
-            "(aborted)": np.repeat(ended, np.diff(starts, append=len(rewards))),
-        }
-    )
+    made = [
+        pl.Series("return", returns(rewards, starts, gamma)),
+        pl.Series("episode_return", totals[number]),
+        pl.Series("(aborted)", ended[number]),
+    ]
     if order is not None:
-        made = made[order.arg_sort()]
-    return made.with_columns(fault.alias("(fault)")).to_struct("outcomes")
+        back = order.arg_sort()
+        made = [column.gather(back) for column in made]
+    return pl.DataFrame([*made, fault.alias("(fault)")]).to_struct("outcomes")
 
 
-def _faults(rows: pl.DataFrame, *, in_order: bool) -> pl.Series:
+def _faults(task: pl.Series, trajectory: pl.Series, step: pl.Series, *, in_order: bool) -> pl.Series:
     """Marks trajectories in two tasks (`_SHARED`) and duplicate steps (`_TWICE`); 0 elsewhere."""
-    moves = (pl.col("task") != pl.col("task").shift(1)) & (pl.col("trajectory") == pl.col("trajectory").shift(1))
-    if in_order and not rows.select(moves.any()).item():
-        return pl.zeros(rows.height, pl.Int8, eager=True)  # as tables are written
+    moves = (task != task.shift(1)) & (trajectory == trajectory.shift(1))
+    if in_order and not moves.any():
+        return pl.zeros(len(step), pl.Int8, eager=True)  # as tables are written
+    rows = pl.DataFrame([task.alias("task"), trajectory.alias("trajectory"), step.alias("step")])
     shared = (pl.col("task").n_unique() > 1).over("trajectory")
     twice = pl.struct("trajectory", "step").is_duplicated()
     return rows.select(pl.when(shared).then(_SHARED).when(twice).then(_TWICE).otherwise(0).cast(pl.Int8)).to_series()

@@ -134,13 +134,6 @@ def returns(rewards: NDArray[np.float64], starts: NDArray[np.intp], gamma: float
     return found
 
 
-def sums(rewards: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.float64]:
-    """The sum of each trajectory's rewards, added in the order of its steps, on each of its rows."""
-    lengths = np.diff(starts, append=len(rewards))
-    number = np.repeat(np.arange(len(starts)), lengths)
-    return np.repeat(np.bincount(number, rewards, len(starts)), lengths)
-
-
 def batches(
     columns: Sequence[pl.Expr],
     function: Callable[[Sequence[pl.Series]], pl.Series],

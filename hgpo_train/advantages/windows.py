@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ODD: Final = -7046029254386353131  # 2⁶⁴/φ as int64: multiplied by it, numbers spread over the 64 bits
 _EXPONENT: Final = 0x7FF0000000000000  # the bits of a float64 that hold its exponent
 
-_VALUE, _GROUP = "(value)", "(group)"
+_VALUE, _MAGNITUDE, _GROUP = "(value)", "(magnitude)", "(group)"
 _LARGEST, _ROWS, _PER_UNIT = "(largest)", "(rows)", "(per unit)"
 _UNITS, _COUNTED, _SQUARED = "(units)", "(counted)", "(squared)"
 _COUNT, _SUM, _SQUARES, _LOW, _HIGH = "(count)", "(sum)", "(squares)", "(low)", "(high)"
@@ -98,13 +98,13 @@ def mean(
     >>> mean(steps, "x", {"m": []}).collect()["m"].to_list()
     [1.5, 1.5, 5.0]
     """
-    steps = _in_units(steps, expression(value), of, None)
+    steps = _in_units(steps, expression(value), of)
+    extremes = {_LOW: pl.col(_VALUE).min(), _HIGH: pl.col(_VALUE).max()}
     for into, columns in levels.items():
-        steps = steps.with_columns(within(*columns, of=of).alias(_GROUP))
-        steps = _grouped(steps, **{_LOW: pl.col(_VALUE).min(), _HIGH: pl.col(_VALUE).max()})
-        total = quotient(pl.col(_SUM).cast(pl.Float64), pl.col(_COUNT).cast(pl.Float64) * pl.col(_PER_UNIT))
-        found = pl.when(pl.col(_LOW) == pl.col(_HIGH)).then(_LOW).otherwise(total)
-        steps = steps.with_columns(_where_grouped(found).alias(into))
+        steps = _grouped(steps, within(*columns, of=of), _UNITS, extremes)
+        grouped, low, high = pl.col(_GROUP).is_not_null(), pl.col(_LOW), pl.col(_HIGH)
+        whole = quotient(pl.col(_SUM).cast(pl.Float64), _n() * pl.col(_PER_UNIT))
+        steps = steps.with_columns(pl.when(grouped & (low == high)).then(low).when(grouped).then(whole).alias(into))
     return steps
 
 
@@ -138,21 +138,21 @@ def normalise(
     >>> normalise(steps, "x", {"a": []}).collect()["a"].to_list()
     [0.0, 0.0, 0.0, None]
     """
-    steps = _in_units(steps, expression(value), of, sample)
-    further = {}
-    if mode == "mean_std_norm":
-        steps = steps.with_columns((_wide(_COUNTED) * _wide(_COUNTED)).alias(_SQUARED))
-        further = {_SQUARES: pl.col(_SQUARED).sum()}
+    steps = _in_units(steps, expression(value), of)
+    counted, squared, divided = _UNITS, _SQUARED, mode == "mean_std_norm"
+    if sample is not None:
+        counted = _COUNTED
+        steps = steps.with_columns(pl.when(sample).then(_UNITS).alias(counted))
+    if divided:
+        steps = steps.with_columns((_wide(counted) * _wide(counted)).alias(squared))
+    further = {_SQUARES: pl.col(squared).sum()} if divided else {}
     for into, columns in levels.items():
-        steps = _grouped(steps.with_columns(within(*columns, of=of).alias(_GROUP)), **further)
-        count = pl.col(_COUNT).cast(pl.Float64)
-        result = _z_score(ddof, epsilon) if further else quotient(_centred(), count * pl.col(_PER_UNIT))
-        shared = pl.col(_COUNT) > 1
-        if alone is None:
-            result = pl.when(shared & pl.col(_GROUP).is_not_null()).then(result)
-        else:
-            result = _where_grouped(pl.when(shared).then(result).otherwise(alone))
-        steps = steps.with_columns(result.alias(into), _where_grouped(count).alias(size(into)))
+        steps = _grouped(steps, within(*columns, of=of), counted, further)
+        grouped = pl.col(_GROUP).is_not_null()
+        result = _z_score(ddof, epsilon) if divided else quotient(_centred(), _n() * pl.col(_PER_UNIT))
+        result = pl.when(grouped & (pl.col(_COUNT) > 1)).then(result)
+        result = result if alone is None else result.when(grouped).then(alone)
+        steps = steps.with_columns(result.alias(into), pl.when(grouped).then(_n()).alias(size(into)))
     return steps
 
 
@@ -173,7 +173,7 @@ def weighted_mean(
         epsilon: Added to the sum of the weights.
     """
     counted = {
-        name: pl.when((pl.col(name) != 0) if skip_zero else pl.col(name).is_not_null()).then(weight).otherwise(0.0)
+        name: ((pl.col(name) != 0) if skip_zero else pl.col(name).is_not_null()).fill_null(value=False) * weight
         for name, weight in levels.items()
     }
     total = sum((weight * pl.col(name).fill_null(0.0) for name, weight in levels.items()), pl.lit(0.0))
@@ -191,46 +191,47 @@ def quotient(above: pl.Expr, below: pl.Expr) -> pl.Expr:
     return above * (1.0 / below)
 
 
-def _in_units(steps: pl.LazyFrame, value: pl.Expr, of: str, sample: pl.Expr | None) -> pl.LazyFrame:
-    """Adds x as whole multiples of its task's unit: of all rows, and of those that count."""
-    steps = steps.with_columns(value.cast(pl.Float64).alias(_VALUE))
+def _in_units(steps: pl.LazyFrame, value: pl.Expr, of: str) -> pl.LazyFrame:
+    """Adds x as whole multiples of its task's unit."""
+    value = value.cast(pl.Float64)
+    steps = steps.with_columns(value.alias(_VALUE), value.abs().alias(_MAGNITUDE))
+    # Aggregates of columns, not of expressions: Polars makes them in one pass over the groups.
     steps = steps.with_columns(
-        pl.col(_VALUE).abs().max().over(of).alias(_LARGEST), pl.len().over(of).cast(pl.Float64).alias(_ROWS)
+        pl.col(_MAGNITUDE).max().over(of).alias(_LARGEST), pl.col(_MAGNITUDE).count().over(of).alias(_ROWS)
     )
-    # 1 / unit: 2⁶¹ / (n · max|x|), down to a power of two, that is without its fraction's bits. Where x are 0 or tiny,
-    # 2⁹⁰⁰ keeps x / unit finite.
-    most = quotient(pl.lit(2.0**61), pl.col(_ROWS) * pl.col(_LARGEST)).clip(0.0, 2.0**900)
+    # 1 / unit is 2⁶¹ / (n · max|x|) without the bits of its fraction, a power of two. Where x are 0 or tiny, 2⁹⁰⁰ keeps
+    # x / unit finite.
+    most = quotient(pl.lit(2.0**61), pl.col(_ROWS).cast(pl.Float64) * pl.col(_LARGEST)).clip(0.0, 2.0**900)
     per_unit = (most.reinterpret(dtype=pl.Int64) & _EXPONENT).reinterpret(dtype=pl.Float64)
     steps = steps.with_columns(per_unit.alias(_PER_UNIT))
     units = (pl.col(_VALUE) * pl.col(_PER_UNIT)).round().cast(pl.Int64, strict=False)
-    if sample is None:
-        return steps.with_columns(units.alias(_UNITS), units.alias(_COUNTED))
-    return steps.with_columns(units.alias(_UNITS), pl.when(sample).then(units).alias(_COUNTED))
+    return steps.with_columns(units.alias(_UNITS))
 
 
-def _grouped(steps: pl.LazyFrame, **further: pl.Expr) -> pl.LazyFrame:
-    """Adds the number of rows that count in each group, the sum of their units, and further aggregates."""
-    made = {_COUNT: pl.col(_COUNTED).count().cast(pl.Int64), _SUM: pl.col(_COUNTED).sum(), **further}
-    return steps.with_columns(value.over(_GROUP).alias(name) for name, value in made.items())
+def _grouped(steps: pl.LazyFrame, group: pl.Expr, counted: str, further: Mapping[str, pl.Expr]) -> pl.LazyFrame:
+    """Adds how many rows count in each group, the sum of their units, and further aggregates."""
+    aggregates = {_COUNT: pl.col(counted).count(), _SUM: pl.col(counted).sum(), **further}
+    steps = steps.with_columns(group.alias(_GROUP))
+    return steps.with_columns(value.over(_GROUP).alias(name) for name, value in aggregates.items())
+
+
+def _n() -> pl.Expr:
+    return pl.col(_COUNT).cast(pl.Float64)
 
 
 def _centred() -> pl.Expr:
     """N (x - mean), in units."""
-    return (pl.col(_UNITS) * pl.col(_COUNT) - pl.col(_SUM)).cast(pl.Float64)
+    return (pl.col(_UNITS) * pl.col(_COUNT).cast(pl.Int64) - pl.col(_SUM)).cast(pl.Float64)
 
 
 def _z_score(ddof: int, epsilon: float) -> pl.Expr:
-    count = pl.col(_COUNT).cast(pl.Float64)
-    squares = (_wide(_COUNT) * pl.col(_SQUARES) - _wide(_SUM) * _wide(_SUM)).cast(pl.Float64)  # n² variance, in units²
+    count, total = _wide(_COUNT), _wide(_SUM)
+    squares = (count * pl.col(_SQUARES) - total * total).cast(pl.Float64)  # n² variance, in units²
     if ddof:
-        squares = quotient(squares * count, count - ddof)
-    z = quotient(_centred(), squares.sqrt() + epsilon * (count * pl.col(_PER_UNIT)))
+        squares = quotient(squares * _n(), _n() - ddof)
+    z = quotient(_centred(), squares.sqrt() + epsilon * (_n() * pl.col(_PER_UNIT)))
     return z if epsilon else pl.when(squares > 0).then(z).otherwise(0.0)  # 0 / 0 where all are equal
 
 
 def _wide(column: str) -> pl.Expr:
     return pl.col(column).cast(pl.Int128)
-
-
-def _where_grouped(value: pl.Expr) -> pl.Expr:
-    return pl.when(pl.col(_GROUP).is_not_null()).then(value)

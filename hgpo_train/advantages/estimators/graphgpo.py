@@ -86,7 +86,7 @@ class GraphGPO(Parameters):
 
 def estimate(steps: pl.LazyFrame, p: GraphGPO) -> pl.LazyFrame:
     """Adds `advantage`, its parts `episode` and `step`, and the `distance` of the state that a step leads to."""
-    steps = steps.with_columns(search(p, steps.collect_schema()).struct.unnest())
+    steps = steps.with_columns(search(p, steps.collect_schema()).alias("(search)")).unnest("(search)")
     farthest = pl.max_horizontal(pl.col("(from)").max(), pl.col("(to)").max()).over("task_key").fill_null(0.0)
     before, after = (pl.col(name).fill_null(farthest + 1) for name in ("(from)", "(to)"))
     steps = steps.with_columns((after - before + 1 if p.normalize_distance else after).alias("(edges)"), distance=after)
