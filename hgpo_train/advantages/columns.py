@@ -126,6 +126,16 @@ def with_keys(steps: pl.LazyFrame, schema: pl.Schema, *further: pl.Expr) -> pl.L
 # -------------------------------------------------------------------------------------------------------- refusing
 
 
+class StepTableError(InputError):
+    """What is wrong with a table, found while a query runs.
+
+    Polars raises it anew with the query's expressions below the message; the first line is all of it.
+    """
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line.partition("\n\n")[0])
+
+
 _SHARED, _TWICE = 1, 2
 _FIRST_REFUSAL: Final = 3
 
@@ -161,7 +171,7 @@ def accepted(fault: pl.Expr, steps: pl.LazyFrame, refusals: Sequence[Refusal], r
         clean = numbers == 0
         if not clean.all():
             # Not by the streaming engine, which may have only the one thread that waits here.
-            raise InputError(_line(steps.with_columns(fault), refusals, rows))
+            raise StepTableError(_line(steps.with_columns(fault), refusals, rows))
         return clean
 
     return fault.map_batches(check, return_dtype=pl.Boolean, is_elementwise=True)
@@ -232,10 +242,12 @@ def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple
     reward = rounded(pl.col("(source)") * p.reward_scale, p)
     if p.penalty_at == "reward":
         reward = reward - rounded(pl.col("penalty"), p)
-    aborted = pl.col("aborted").cast(pl.Boolean) if "aborted" in schema else pl.lit(value=False)
-    read = [pl.col("task_key"), pl.col("trajectory_key"), pl.col("step"), reward, aborted]
+    read = [pl.col("task_key"), pl.col("trajectory_key"), pl.col("step"), reward]
+    if "aborted" in schema:
+        read.append(pl.col("aborted").cast(pl.Boolean))
     outcomes = batches(read, partial(_outcomes, gamma=p.gamma), _OUTCOMES)
-    steps = steps.with_columns(reward.alias("reward"), outcomes.alias("(outcomes)")).unnest("(outcomes)")
+    steps = steps.with_columns(reward.alias("reward"), outcomes.alias("(outcomes)"))
+    steps = steps.with_columns(pl.col("(outcomes)").struct.unnest())
     value = {"episode_score": pl.col("episode_return"), "return": pl.col("return")}
     if p.returns == "from_end":
         value["return"] = power(p.gamma, steps_left()) * pl.col("episode_return")
@@ -255,11 +267,12 @@ _OUTCOMES: Final = pl.Struct(
 
 def _outcomes(columns: Sequence[pl.Series], gamma: float) -> pl.Series:
     """What depends on whole trajectories: returns, sums of rewards, whether a step was aborted, faults of names."""
-    task, trajectory, step, reward, aborted = columns
+    task, trajectory, step, reward = columns[:4]
+    aborted = columns[4] if len(columns) > 4 else pl.repeat(value=False, n=len(step), eager=True)
     if not len(step):
-        raise InputError("the step table has no rows")
+        raise StepTableError("the step table has no rows")
     if step.null_count():
-        raise InputError("step must be a whole number in every row, got null")
+        raise StepTableError("step must be a whole number in every row, got null")
     order = trajectory_order(trajectory, step)
     fault = _faults(task, trajectory, step, in_order=order is None)
     if order is not None:

@@ -73,7 +73,7 @@ def estimate(steps: pl.LazyFrame, p: HGPO) -> pl.LazyFrame:
     if p.base_group:
         steps = episode_advantages(steps, p, mode=p.mode)
         weights = {"episode": 1.0, **weights}
-    steps = normalise(steps, "return", levels, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon)
+    steps = normalise(steps, "return", levels, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, nested=True)
     return weighted_mean(steps, weights, skip_zero=p.skip_zero_advantages, epsilon=p.epsilon)
 
 
