@@ -42,8 +42,8 @@ def read_value(text: str, annotation: object = Any) -> Any:  # noqa: ANN401 (wha
     (7, '7', '7', 'shuffled')
     """
     value = _literal(text)
-    if annotation in (str, str | None) and not isinstance(value, str | None):
-        return text
+    if annotation is str or annotation == str | None:
+        return value if isinstance(value, str) or (value is None and annotation is not str) else text
     if annotation is float and isinstance(value, str):  # `.5` is neither JSON nor TOML
         with contextlib.suppress(ValueError):
             return float(value)
