@@ -6,6 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from hgpo_envs.errors import InputError
 
@@ -66,8 +71,6 @@ def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensor
     Raises:
         InputError: The tensors belong to another model.
     """
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
-
     if not tensors:
         return
     tensors = {_torch_name(name): value for name, value in tensors.items()}
@@ -85,8 +88,6 @@ def _flat_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str,
 
     An optimiser without state gets one of zeros: torch lets it take a step with a learning rate of 0.
     """
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-
     options = StateDictOptions(flatten_optimizer_state_dict=True, cpu_offload=True)
     return get_optimizer_state_dict(model, optimiser, options=options)
 
