@@ -17,7 +17,7 @@ import textwrap
 import tomllib
 import typing
 from datetime import date, time
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
@@ -155,6 +155,11 @@ def check(settings: object, kind: str = "setting") -> None:
 
 def types_of(cls: type) -> dict[str, Any]:
     """The annotation of each field of a dataclass."""
+    return dict(_types_of(cls))
+
+
+@lru_cache(64)  # bounded: each use of an estimator that is a function brings a class of its own
+def _types_of(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
