@@ -24,6 +24,7 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH
 from hgpo_train.advantages import columns
 from hgpo_train.advantages.parameters import Parameters
+from hgpo_train.settings import types_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -248,7 +249,7 @@ def from_function(
     """A function as an estimator; see `estimator`."""
     name = name or function.__name__
     _, *own = inspect.signature(function).parameters.values()
-    types = get_type_hints(function)
+    types = get_type_hints(function, include_extras=True) | types_of(Parameters)
     fields = []
     for parameter in own:
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or parameter.default is inspect.Parameter.empty:
@@ -256,7 +257,7 @@ def from_function(
                 f"the estimator {name!r} must take its parameters by keyword, each with a default; "
                 f"{parameter.name!r} is not so"
             )
-        kind = types.get(parameter.name, type(parameter.default))
+        kind = types.get(parameter.name, Any if parameter.default is None else type(parameter.default))
         fields.append((parameter.name, kind, field(default=parameter.default)))
     parameters = make_dataclass(
         name, fields, bases=(Parameters,), frozen=True, kw_only=True, namespace={"__module__": function.__module__}

@@ -36,7 +36,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages.columns import penalised, power
 from hgpo_train.advantages.estimators.gigpo import weighted_parts
 from hgpo_train.advantages.estimators.grpo import episode_advantages
-from hgpo_train.advantages.parameters import Mode, Parameters
+from hgpo_train.advantages.parameters import Discount, Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
 from hgpo_train.advantages.similarity import Similar, by_name, number_by_task
 from hgpo_train.advantages.trajectories import batches, neighbour, steps_left
@@ -67,7 +67,7 @@ class GraphGPO(Parameters):
         ddof: 0 divides squares by n, 1 by n - 1.
     """
 
-    gamma: float = 0.1
+    gamma: Discount = 0.1
     mode: Mode = "mean_std_norm"
     step_weight: float = 1.0
     episode_weight: float = 1.0

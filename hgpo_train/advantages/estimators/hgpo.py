@@ -30,6 +30,7 @@ from hgpo_train.advantages.estimators.grpo import episode_advantages
 from hgpo_train.advantages.parameters import Context, Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
 from hgpo_train.advantages.windows import normalise, size, weighted_mean
+from hgpo_train.settings import NonNegativeInt  # noqa: TC001 - evaluated with the annotations
 
 if TYPE_CHECKING:
     import polars as pl
@@ -53,7 +54,7 @@ class HGPO(Parameters):
         ddof: 0 divides squares by n, 1 by n - 1.
     """
 
-    history_length: int = 2
+    history_length: NonNegativeInt = 2
     alpha: float = 1.0
     mode: Mode = "mean_std_norm"
     base_group: bool = False

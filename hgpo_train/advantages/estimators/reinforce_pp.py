@@ -24,6 +24,7 @@ from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import Estimator, register
 from hgpo_train.advantages.trajectories import first_step
 from hgpo_train.advantages.windows import mean, normalise, quotient
+from hgpo_train.settings import NonNegativeFloat  # noqa: TC001 - evaluated with the annotations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class ReinforcePP(Parameters):
 
     baseline: bool = False
     cross_steps: bool = True
-    epsilon: float = 1e-8
+    epsilon: NonNegativeFloat = 1e-8
 
 
 def estimate(steps: pl.LazyFrame, p: ReinforcePP) -> pl.LazyFrame:
