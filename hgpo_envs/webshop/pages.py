@@ -255,7 +255,8 @@ def quoted(text: str, task: str) -> str:
     parts = text.split(SEPARATOR)
     if task not in parts:
         return text
-    return SEPARATOR.join([f"'{part}'" for part in parts[parts.index(task) + 1 :]])
+    following = parts[parts.index(task) + 1 :]
+    return "'" + f"'{SEPARATOR}'".join(following) + "'" if following else ""
 
 
 def unquoted(text: str, task: str) -> str:

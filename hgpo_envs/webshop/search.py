@@ -283,6 +283,7 @@ def _scored(
         if place in _LOOK_AGAIN and len(documents) > _FEW:
             best = np.sort(np.argpartition(totals, len(totals) - _FEW)[len(totals) - _FEW :])
             threshold = max(threshold, _reached(lists[place + 1 :], documents[best], totals[best], results))
-        able = totals >= threshold - rest * (2 - _CAREFUL)
-        documents, totals = documents[able], totals[able]
+        if threshold > 0:
+            able = totals >= threshold - rest * (2 - _CAREFUL)
+            documents, totals = documents[able], totals[able]
     return documents, totals
