@@ -207,7 +207,7 @@ def main() -> None:
     for env_id in EPISODES:
         walks = apart(partial(random_walks, env_id))
         found = first(env_id, walks, rounds) | again(env_id, walks, rounds)
-        found["vector"] = vector(env_id, walks, rounds)
+        found["vector"] = vector(env_id, walks, 5 * rounds)
         figures[env_id] = {name: round(value, 2) for name, value in found.items()}
     table = Table("CPU a step, µs", *(env_id for env_id in figures), title="Environments")
     for name in next(iter(figures.values())):

@@ -84,7 +84,7 @@ class PromptTemplate:
     Args:
         text: The template itself.
         name: Where it comes from, for error lines.
-        trusted: Whether it may do what Jinja can, unbounded and a little faster: the package's own templates.
+        trusted: Whether it may do what Jinja can, unbounded and several times faster: the package's own templates.
 
     Raises:
         InputError: The template is not valid Jinja, uses a field that does not exist, or cannot be used in the sandbox
