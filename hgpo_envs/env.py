@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from hgpo_envs import hashing
-from hgpo_envs.episode import Episode, settings_for
+from hgpo_envs.episode import Episode, check_template, settings_for
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.sampling import SAMPLINGS, Draws
 from hgpo_envs.sources import SharedSource, Split, share
@@ -119,7 +119,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         render_mode: ``ansi`` or None.
 
     Raises:
-        InputError: An argument that cannot be used.
+        InputError: An argument that cannot be used, or a prompt template that fails at the first task.
     """
 
     metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # one for the class, as Gymnasium itself does
@@ -152,6 +152,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         )
         check_sampling(sampling)
         self.tasks = Split(self.shared, split)
+        check_template(self.shared, settings, self.tasks[0])
         self._draws: Draws | None = None
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.episode = Episode(self.shared, settings)

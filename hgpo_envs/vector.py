@@ -21,7 +21,7 @@ from hgpo_envs.env import (
     observation_space,
     rendered,
 )
-from hgpo_envs.episode import Episode, settings_for
+from hgpo_envs.episode import Episode, check_template, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sampling import Draws
 from hgpo_envs.sources import SharedSource, Split, share
@@ -61,7 +61,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         others: As in `hgpo_envs.env.TextEnv`.
 
     Raises:
-        InputError: An argument that cannot be used.
+        InputError: An argument that cannot be used, or a prompt template that fails at the first task.
     """
 
     metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # a class constant here
@@ -101,6 +101,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         )
         check_sampling(sampling)
         self._split = Split(self.shared, split)
+        check_template(self.shared, settings, self._split[0])
         self._draws: list[Draws] = []
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.num_envs, self.group_size = num_envs, group_size
