@@ -3,7 +3,7 @@
 The client library retries what is worth retrying (rate limits with their Retry-After, time-outs, broken connections,
 5xx) and gives up after `retries`; what then fails costs one trajectory. What no retry mends (no key, no such model, no
 server) is found before the first rollout. Every try has a deadline for the whole of it, and a limit on the size of the
-answer: a server may send its answer byte by byte, or never stop sending.
+answer, which goes by what was asked for: a server may send its answer byte by byte, or never stop sending.
 
 The key is read from the environment alone and is in no log and no table (`hgpo_envs.secrets`).
 """
@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 LOCAL_URL: Final = "http://localhost:8000/v1"
 
 LARGEST_ANSWER: Final = 64 << 20
-"""Bytes of an answer, unpacked, at which it is given up."""
+"""Bytes of an answer, decompressed, at which it is given up, whatever was asked for."""
+
+_OVERHEAD: Final = 1 << 20
+_PER_RESPONSE_TOKEN: Final = 4 << 10  # its text, id and log-probability, and those of twenty alternatives
+_PER_SENT_BYTE: Final = 16  # a prompt has no more tokens than bytes; an id in JSON takes about 8 bytes
 
 _PAUSE_S: Final = 60.0  # the longest that the client library waits before another try
 _CHECK_S: Final = 90.0
@@ -148,7 +152,7 @@ class ServerPolicy(AsyncPolicy):
     def _connection(self) -> AsyncOpenAI:
         """The client, made in the loop that it runs in."""
         if self._client is None:
-            self._client = _client(self._given)
+            self._client = _client(self._given, self.options.max_response_tokens)
         return self._client
 
     async def release(self) -> None:
@@ -300,7 +304,25 @@ def _client_options(options: ServerOptions) -> dict[str, Any]:
     return {"base_url": url, "api_key": key, "max_retries": options.retries, "timeout": options.timeout_s}
 
 
-def _client(given: Mapping[str, Any]) -> AsyncOpenAI:
+def largest_answer(response_tokens: int | None, sent: int) -> int:
+    """The most bytes that an answer may have.
+
+    A limit that fits every model would let each of `concurrency` answers take that much memory. So it goes by what was
+    asked for, with ample room.
+
+    Args:
+        response_tokens: The longest response that was asked for; None where the request is for something else.
+        sent: Bytes of the request, whose tokens the answer may repeat.
+
+    >>> largest_answer(512, sent=10_000), largest_answer(None, sent=0), largest_answer(10**6, sent=0)
+    (3305728, 67108864, 67108864)
+    """
+    if response_tokens is None:
+        return LARGEST_ANSWER
+    return min(LARGEST_ANSWER, _OVERHEAD + _PER_RESPONSE_TOKEN * response_tokens + _PER_SENT_BYTE * sent)
+
+
+def _client(given: Mapping[str, Any], response_tokens: int | None = None) -> AsyncOpenAI:
     """A client whose every try ends after the time-out, and whose answers are of a bounded size."""
     import openai
 
@@ -321,16 +343,19 @@ def _client(given: Mapping[str, Any]) -> AsyncOpenAI:
                 raise library.ReadTimeout(f"no whole answer within {limit:g} s", request=request) from None
 
         async def _whole(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - see above
+            most = largest_answer(response_tokens, len(request.content))
             body = bytearray()
             try:
                 async for part in response.aiter_bytes():
                     body += part
-                    if len(body) > LARGEST_ANSWER:
-                        raise openai.OpenAIError(f"the answer is larger than {LARGEST_ANSWER >> 20} MB")
+                    if len(body) > most:
+                        raise openai.OpenAIError(f"the answer is larger than {most >> 20} MB")
+                content = bytes(body)
             finally:
+                body.clear()  # an exception's traceback may hold it for long
                 await response.aclose()
             headers = [(k, v) for k, v in response.headers.multi_items() if k.lower() not in _OF_THE_BODY]
-            return library.Response(response.status_code, headers=headers, content=bytes(body), request=request)
+            return library.Response(response.status_code, headers=headers, content=content, request=request)
 
     return openai.AsyncOpenAI(
         **{**given, "api_key": given["api_key"].reveal().strip() or "none"},

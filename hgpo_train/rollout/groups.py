@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hgpo_train.rollout.outcomes import OF_ROWS
+from hgpo_train.rollout.packed import Packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,26 +19,47 @@ if TYPE_CHECKING:
 Key = tuple[int, str, int]
 """Names a group in a run: iteration, task id, group."""
 
+MOST_WAITING: Final = 256 << 20
+"""Bytes of packed rows that may wait for an earlier group; beyond that no further group begins."""
+
+BATCH_SIZE: Final = 128 << 20
+"""Estimated bytes of a table (`Packed.size`) at which groups are committed, even where they are few."""
+
 
 @dataclass
 class _Open:
     group: Group
     missing: int
     outcomes: list[float | bool]
-    rows: dict[int, list[Row]] = field(default_factory=dict)
+    rows: dict[int, Packed] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Whole:
-    """Rows of a group that is to be committed.
+    """A group that is to be committed.
 
     Attributes:
-        rows: Of all its rollouts, or of those that were played again.
+        rollouts: The rows of all its rollouts, or of those that were played again; empty where the run has the group.
         again: Whether they take the place of failed rollouts that are committed.
     """
 
-    rows: list[Row]
+    rollouts: Sequence[Packed] = ()
     again: bool = False
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all rollouts, unpacked."""
+        return [row for packed in self.rollouts for row in packed.rows()]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that the packed rows take."""
+        return sum(len(packed.data) for packed in self.rollouts)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the rows take in a table."""
+        return sum(packed.size for packed in self.rollouts)
 
 
 class Groups:
@@ -56,7 +79,11 @@ class Groups:
         together: How many groups are committed at once.
         done: Groups that were committed before, and whether each said something: they are not played again.
         failed: Groups of which only the failed rollouts are to be played again; none of them is in `done`.
-        lookahead: How far beyond the first unfinished group others may begin; bounds what waits to be committed.
+        lookahead: How far beyond the first unfinished group others may begin. It bounds how many finished groups a
+            killed process loses.
+        most_waiting: Bytes of packed rows that may wait for an earlier group. Beyond that no further group begins until
+            the earlier one is done; those under way still add theirs.
+        batch_size: Estimated bytes of a table at which groups are committed, even where they are fewer than `together`.
     """
 
     def __init__(
@@ -71,15 +98,20 @@ class Groups:
         done: Mapping[Key, bool] | None = None,
         failed: Mapping[Key, Failed] | None = None,
         lookahead: int = 4096,
+        most_waiting: int = MOST_WAITING,
+        batch_size: int = BATCH_SIZE,
     ) -> None:
         self._plan, self._wanted, self._most, self._commit = plan, wanted, most, commit
         self._outcome = OF_ROWS[outcome]
-        self._together, self._lookahead, self._done = together, lookahead, done or {}
+        self._together, self._batch_size = together, batch_size
+        self._lookahead, self._most_waiting = lookahead, most_waiting
+        self._done = done or {}
         self._failed = failed or {}
         self._open: dict[int, _Open] = {}
         self._waiting: dict[int, Whole] = {}
         self._first = 0  # the first position that is not yet committed or waiting in the batch
         self._batch: list[Whole] = []
+        self._waiting_bytes = self._size = 0  # of what waits, in memory; of the batch, in a table
         self.begun = self.skipped = self.informative = self.finished = self.committed = 0
 
     def begin(self) -> tuple[Group, Sequence[int]] | None:
@@ -93,8 +125,7 @@ class Groups:
                 return group, members
             self.skipped += 1
             self.informative += self._done[group.key]
-            self._waiting[group.position] = Whole([])
-            self._advance()
+            self._wait(group.position, Whole())
         return None
 
     def plays_again(self, group: Group) -> bool:
@@ -112,7 +143,7 @@ class Groups:
         """Takes a trajectory that has ended; commits what can be."""
         position = trajectory.group.position
         opened = self._open[position]
-        opened.rows[trajectory.member] = trajectory.rows
+        opened.rows[trajectory.member] = Packed.of(trajectory.rows)
         opened.missing -= 1
         if not trajectory.aborted:
             opened.outcomes.append(self._outcome(trajectory.rows))
@@ -121,33 +152,53 @@ class Groups:
         del self._open[position]
         self.finished += 1
         self.informative += len(set(opened.outcomes)) > 1
-        rows = [row for member in sorted(opened.rows) for row in opened.rows[member]]
-        self._waiting[position] = Whole(rows, self.plays_again(opened.group))
-        self._advance()
+        rollouts = [packed for _, packed in sorted(opened.rows.items())]
+        self._wait(position, Whole(rollouts, self.plays_again(opened.group)))
 
     def flush(self) -> None:
-        """Commits every whole group, in order; what is under way is left out."""
-        self._advance()
-        self._batch += [whole for _, whole in sorted(self._waiting.items())]
+        """Commits every finished group, in order; what is under way is left out."""
+        waiting = [whole for _, whole in sorted(self._waiting.items())]
         self._waiting.clear()
-        self._give()
+        self._waiting_bytes = 0
+        batches = [full for whole in waiting if (full := self._batched(whole))]
+        batches.append(self._batch)
+        self._batch, self._size = [], 0
+        with ExitStack() as all_of_them:  # if the disk refuses one batch, the writer still takes the others
+            for batch in reversed(batches):
+                all_of_them.callback(self._give, batch)
 
     def _may_begin(self) -> bool:
-        if self.begun - self._first >= self._lookahead:
+        if self.begun - self._first >= self._lookahead or self._waiting_bytes >= self._most_waiting:
             return False
         if self._most is None:
             return self.begun < self._wanted
         return self.begun < self._most and self.informative + len(self._open) < self._wanted
 
-    def _advance(self) -> None:
+    def _wait(self, position: int, whole: Whole) -> None:
+        """Keeps a finished group until all groups before it are finished, then commits all whose turn has come."""
+        self._waiting[position] = whole
+        self._waiting_bytes += whole.bytes
         while self._first in self._waiting:
-            self._batch.append(self._waiting.pop(self._first))
+            whole = self._waiting.pop(self._first)
+            self._waiting_bytes -= whole.bytes
             self._first += 1
-            if len(self._batch) >= self._together:
-                self._give()
+            if full := self._batched(whole):
+                self._give(full)
 
-    def _give(self) -> None:
-        batch, self._batch = [whole for whole in self._batch if whole.rows], []
+    def _batched(self, whole: Whole) -> list[Whole]:
+        """Adds a group to the batch. Returns the batch, and begins another, where it is full; else nothing.
+
+        What makes it full are the groups' values alone, so that a run's files do not depend on how it was played.
+        """
+        self._batch.append(whole)
+        self._size += whole.size
+        if len(self._batch) < self._together and self._size < self._batch_size:
+            return []
+        full, self._batch, self._size = self._batch, [], 0
+        return full
+
+    def _give(self, batch: Sequence[Whole]) -> None:
+        batch = [whole for whole in batch if whole.rollouts]
         if batch:
             self._commit(batch)
             self.committed += len(batch)
