@@ -16,6 +16,7 @@ import json
 import math
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hgpo_envs.errors import InputError, unknown
@@ -25,7 +26,7 @@ from hgpo_train.policies.validation import shown
 from hgpo_train.settings import build
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from openai import AsyncOpenAI
     from openai.types.chat import ChatCompletion
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 LOCAL_URL: Final = "http://localhost:8000/v1"
 
 LARGEST_ANSWER: Final = 64 << 20
-"""Bytes of an answer, decompressed, at which it is given up, whatever was asked for."""
+"""Bytes of an answer, decompressed, at which it is given up unless `ServerOptions.max_answer_mb` allows more."""
 
 _OVERHEAD: Final = 1 << 20
 _PER_RESPONSE_TOKEN: Final = 4 << 10  # its text, id and log-probability, and those of twenty alternatives
@@ -86,13 +87,21 @@ class ServerOptions:
     """Seconds from sending a request to the last byte of its answer; after that it is sent again."""
     retries: int = 5
     """How often a request is sent again."""
+    max_answer_mb: float = 0.0
+    """An answer that is larger fails, in megabytes; 0 goes by the lengths of prompt and response (`largest_answer`)."""
     check_model: bool = True
     """Ask the server for its models before the first rollout, and refuse one that it does not list."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of the request's body, for example { top_k = 20 }."""
 
     def __post_init__(self) -> None:
-        for name, least in (("concurrency", 1), ("max_response_tokens", 1), ("retries", 0), ("temperature", 0)):
+        for name, least in (
+            ("concurrency", 1),
+            ("max_response_tokens", 1),
+            ("retries", 0),
+            ("temperature", 0),
+            ("max_answer_mb", 0),
+        ):
             if not getattr(self, name) >= least:
                 raise InputError(f"policy option {name}: expected at least {least}, got {getattr(self, name)}")
         if not 0 < self.timeout_s < math.inf or not 0 < self.top_p <= 1:
@@ -152,7 +161,7 @@ class ServerPolicy(AsyncPolicy):
     def _connection(self) -> AsyncOpenAI:
         """The client, made in the loop that it runs in."""
         if self._client is None:
-            self._client = _client(self._given, self.options.max_response_tokens)
+            self._client = _client(self._given, partial(largest_answer, self.options))
         return self._client
 
     async def release(self) -> None:
@@ -304,26 +313,32 @@ def _client_options(options: ServerOptions) -> dict[str, Any]:
     return {"base_url": url, "api_key": key, "max_retries": options.retries, "timeout": options.timeout_s}
 
 
-def largest_answer(response_tokens: int | None, sent: int) -> int:
-    """The most bytes that an answer may have.
+def largest_answer(options: ServerOptions, sent: int) -> int:
+    """The most bytes that an answer to a prompt may have.
 
     A limit that fits every model would let each of `concurrency` answers take that much memory. So it goes by what was
     asked for, with ample room.
 
     Args:
-        response_tokens: The longest response that was asked for; None where the request is for something else.
+        options: How the server is asked.
         sent: Bytes of the request, whose tokens the answer may repeat.
 
-    >>> largest_answer(512, sent=10_000), largest_answer(None, sent=0), largest_answer(10**6, sent=0)
-    (3305728, 67108864, 67108864)
+    >>> largest_answer(ServerOptions(), 10_000), largest_answer(ServerOptions(max_response_tokens=10**6), 10_000)
+    (3305728, 67108864)
     """
-    if response_tokens is None:
-        return LARGEST_ANSWER
-    return min(LARGEST_ANSWER, _OVERHEAD + _PER_RESPONSE_TOKEN * response_tokens + _PER_SENT_BYTE * sent)
+    if options.max_answer_mb:
+        return int(options.max_answer_mb * (1 << 20))
+    asked_for = _OVERHEAD + _PER_RESPONSE_TOKEN * options.max_response_tokens + _PER_SENT_BYTE * sent
+    return min(LARGEST_ANSWER, asked_for)
 
 
-def _client(given: Mapping[str, Any], response_tokens: int | None = None) -> AsyncOpenAI:
-    """A client whose every try ends after the time-out, and whose answers are of a bounded size."""
+def _client(given: Mapping[str, Any], largest: Callable[[int], int] = lambda _: LARGEST_ANSWER) -> AsyncOpenAI:
+    """A client whose every try ends after the time-out, and whose answers are of a bounded size.
+
+    Args:
+        given: The client's arguments.
+        largest: The most bytes of an answer to a request of so many bytes.
+    """
     import openai
 
     base: Any = openai.DefaultAsyncHttpxClient
@@ -343,13 +358,16 @@ def _client(given: Mapping[str, Any], response_tokens: int | None = None) -> Asy
                 raise library.ReadTimeout(f"no whole answer within {limit:g} s", request=request) from None
 
         async def _whole(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - see above
-            most = largest_answer(response_tokens, len(request.content))
+            most = largest(len(request.content))
             body = bytearray()
             try:
                 async for part in response.aiter_bytes():
                     body += part
                     if len(body) > most:
-                        raise openai.OpenAIError(f"the answer is larger than {most >> 20} MB")
+                        size = f"{most / 2**20:.3g} MB"
+                        raise openai.OpenAIError(
+                            f"the answer is larger than {size}; the policy option max_answer_mb allows more"
+                        )
                 content = bytes(body)
             finally:
                 body.clear()  # an exception's traceback may hold it for long

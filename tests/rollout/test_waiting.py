@@ -4,6 +4,7 @@ import copy
 import gc
 import math
 import tracemalloc
+from typing import ClassVar
 
 import polars as pl
 import pytest
@@ -48,8 +49,8 @@ class Hanging:
 class Watched(Groups):
     """Groups with limits of its own, which notes how much waits and what is committed."""
 
-    limits: dict = {}
-    last: "Watched"
+    limits: ClassVar[dict] = {}
+    last: ClassVar["Watched"]
 
     def __init__(self, plan, wanted, commit, **others) -> None:
         self.most, self.largest, self.batches = 0, 0, []
