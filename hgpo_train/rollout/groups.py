@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from hgpo_train.rollout.finished import Finished
 from hgpo_train.rollout.outcomes import OF_ROWS
-from hgpo_train.rollout.packed import Packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,10 +20,10 @@ Key = tuple[int, str, int]
 """Names a group in a run: iteration, task id, group."""
 
 MOST_WAITING: Final = 256 << 20
-"""Bytes of packed rows that may wait for an earlier group; beyond that no further group begins."""
+"""Bytes of finished groups that may wait for an earlier one (`Finished.bytes`); beyond that no further group begins."""
 
 BATCH_SIZE: Final = 128 << 20
-"""Estimated bytes of a table (`Packed.size`) at which groups are committed, even where they are few."""
+"""Estimated bytes of a table (`Finished.size`) at which groups are committed, even where they are few."""
 
 
 @dataclass
@@ -31,41 +31,14 @@ class _Open:
     group: Group
     missing: int
     outcomes: list[float | bool]
-    rows: dict[int, Packed] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A group that is to be committed.
-
-    Attributes:
-        rollouts: The rows of all its rollouts, or of those that were played again; empty where the run has the group.
-        again: Whether they take the place of failed rollouts that are committed.
-    """
-
-    rollouts: Sequence[Packed] = ()
-    again: bool = False
-
-    @property
-    def rows(self) -> list[Row]:
-        """The rows of all rollouts, unpacked."""
-        return [row for packed in self.rollouts for row in packed.rows()]
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of memory that the packed rows take."""
-        return sum(len(packed.data) for packed in self.rollouts)
-
-    @property
-    def size(self) -> int:
-        """About how many bytes the rows take in a table."""
-        return sum(packed.size for packed in self.rollouts)
+    rows: dict[int, list[Row]] = field(default_factory=dict)
 
 
 class Groups:
     """Hands out groups in the plan's order and gives their rows back in the plan's order, whatever finished first.
 
-    So a run's files do not depend on how many environments played it.
+    So a run's files do not depend on how many environments played it. Groups that wait far from their turn are packed,
+    so that hundreds may wait while one hangs.
 
     Args:
         plan: The groups, endlessly.
@@ -76,13 +49,13 @@ class Groups:
             order in which they finish.
         outcome: The outcome that is looked at, a name of `hgpo_train.rollout.outcomes.OF_ROWS`.
         commit: Takes whole groups.
-        together: How many groups are committed at once.
+        together: How many groups are committed at once; those that wait further from their turn are packed.
         done: Groups that were committed before, and whether each said something: they are not played again.
         failed: Groups of which only the failed rollouts are to be played again; none of them is in `done`.
         lookahead: How far beyond the first unfinished group others may begin. It bounds how many finished groups a
             killed process loses.
-        most_waiting: Bytes of packed rows that may wait for an earlier group. Beyond that no further group begins until
-            the earlier one is done; those under way still add theirs.
+        most_waiting: Bytes of finished groups that may wait for an earlier one. Beyond that no further group begins
+            until the earlier one is finished; those under way still add theirs.
         batch_size: Estimated bytes of a table at which groups are committed, even where they are fewer than `together`.
     """
 
@@ -90,7 +63,7 @@ class Groups:
         self,
         plan: Iterator[Group],
         wanted: int,
-        commit: Callable[[Sequence[Whole]], None],
+        commit: Callable[[Sequence[Finished]], None],
         *,
         most: int | None = None,
         outcome: str = "reward",
@@ -108,10 +81,10 @@ class Groups:
         self._done = done or {}
         self._failed = failed or {}
         self._open: dict[int, _Open] = {}
-        self._waiting: dict[int, Whole] = {}
+        self._waiting: dict[int, Finished] = {}
         self._first = 0  # the first position that is not yet committed or waiting in the batch
-        self._batch: list[Whole] = []
-        self._waiting_bytes = self._size = 0  # of what waits, in memory; of the batch, in a table
+        self._batch: list[Finished] = []
+        self._waiting_bytes = self._size = 0  # of what waits, in memory, and of the batch, in a table
         self.begun = self.skipped = self.informative = self.finished = self.committed = 0
 
     def begin(self) -> tuple[Group, Sequence[int]] | None:
@@ -125,7 +98,7 @@ class Groups:
                 return group, members
             self.skipped += 1
             self.informative += self._done[group.key]
-            self._wait(group.position, Whole())
+            self._wait(group.position, Finished.of([]))
         return None
 
     def plays_again(self, group: Group) -> bool:
@@ -143,7 +116,7 @@ class Groups:
         """Takes a trajectory that has ended; commits what can be."""
         position = trajectory.group.position
         opened = self._open[position]
-        opened.rows[trajectory.member] = Packed.of(trajectory.rows)
+        opened.rows[trajectory.member] = trajectory.rows
         opened.missing -= 1
         if not trajectory.aborted:
             opened.outcomes.append(self._outcome(trajectory.rows))
@@ -152,15 +125,15 @@ class Groups:
         del self._open[position]
         self.finished += 1
         self.informative += len(set(opened.outcomes)) > 1
-        rollouts = [packed for _, packed in sorted(opened.rows.items())]
-        self._wait(position, Whole(rollouts, self.plays_again(opened.group)))
+        rows = [row for member in sorted(opened.rows) for row in opened.rows[member]]
+        self._wait(position, Finished.of(rows, again=self.plays_again(opened.group)))
 
     def flush(self) -> None:
         """Commits every finished group, in order; what is under way is left out."""
-        waiting = [whole for _, whole in sorted(self._waiting.items())]
+        waiting = [group for _, group in sorted(self._waiting.items())]
         self._waiting.clear()
         self._waiting_bytes = 0
-        batches = [full for whole in waiting if (full := self._batched(whole))]
+        batches = [full for group in waiting if (full := self._batched(group))]
         batches.append(self._batch)
         self._batch, self._size = [], 0
         with ExitStack() as all_of_them:  # if the disk refuses one batch, the writer still takes the others
@@ -174,31 +147,33 @@ class Groups:
             return self.begun < self._wanted
         return self.begun < self._most and self.informative + len(self._open) < self._wanted
 
-    def _wait(self, position: int, whole: Whole) -> None:
+    def _wait(self, position: int, group: Finished) -> None:
         """Keeps a finished group until all groups before it are finished, then commits all whose turn has come."""
-        self._waiting[position] = whole
-        self._waiting_bytes += whole.bytes
+        if position - self._first >= self._together or self._waiting_bytes + group.bytes > self._most_waiting:
+            group = group.packed()
+        self._waiting[position] = group
+        self._waiting_bytes += group.bytes
         while self._first in self._waiting:
-            whole = self._waiting.pop(self._first)
-            self._waiting_bytes -= whole.bytes
+            group = self._waiting.pop(self._first)
+            self._waiting_bytes -= group.bytes
             self._first += 1
-            if full := self._batched(whole):
+            if full := self._batched(group):
                 self._give(full)
 
-    def _batched(self, whole: Whole) -> list[Whole]:
+    def _batched(self, group: Finished) -> list[Finished]:
         """Adds a group to the batch. Returns the batch, and begins another, where it is full; else nothing.
 
         What makes it full are the groups' values alone, so that a run's files do not depend on how it was played.
         """
-        self._batch.append(whole)
-        self._size += whole.size
+        self._batch.append(group)
+        self._size += group.size
         if len(self._batch) < self._together and self._size < self._batch_size:
             return []
         full, self._batch, self._size = self._batch, [], 0
         return full
 
-    def _give(self, batch: Sequence[Whole]) -> None:
-        batch = [whole for whole in batch if whole.rollouts]
+    def _give(self, batch: Sequence[Finished]) -> None:
+        batch = [group for group in batch if group.size]
         if batch:
             self._commit(batch)
             self.committed += len(batch)

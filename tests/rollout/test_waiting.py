@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hgpo_envs import atomic
 from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.rollout import run
+from hgpo_train.rollout.finished import Finished
 from hgpo_train.rollout.groups import Groups
-from hgpo_train.rollout.packed import Packed
 from hgpo_train.rollout.run import Collection, Machine
 
 GROUPS, SIZE, SLOTS = 120, 4, 8
@@ -56,8 +56,8 @@ class Watched(Groups):
         self.most, self.largest, self.batches = 0, 0, []
 
         def committed(batch) -> None:
-            self.batches.append([whole.size for whole in batch])
-            self.largest = max(self.largest, *(whole.bytes for whole in batch))
+            self.batches.append([group.size for group in batch])
+            self.largest = max(self.largest, *(group.bytes for group in batch))
             commit(batch)
 
         super().__init__(plan, wanted, committed, **{**others, **self.limits})
@@ -70,7 +70,7 @@ class Watched(Groups):
 
     def finish(self, trajectory) -> None:
         super().finish(trajectory)
-        assert self._waiting_bytes == sum(whole.bytes for whole in self._waiting.values())
+        assert self._waiting_bytes == sum(group.bytes for group in self._waiting.values())
         self.most = max(self.most, self._waiting_bytes)
 
 
@@ -99,7 +99,7 @@ def test_the_bytes_that_are_counted_are_the_memory_that_is_taken(runs, watched):
     class Noting(Hanging):
         def collect(self, timeout):
             groups = watched.last
-            if len(groups._waiting) >= (40, 110)[len(taken) // 2 % 2] and len(taken) < 4:
+            if len(groups._waiting) >= (60, 110)[len(taken) // 2 % 2] and len(taken) < 4:
                 gc.collect()
                 taken.extend((tracemalloc.get_traced_memory()[0], groups._waiting_bytes))
             return super().collect(timeout)
@@ -173,10 +173,11 @@ VALUES = st.one_of(
 
 @given(st.lists(st.dictionaries(st.text(max_size=5), VALUES, max_size=6), max_size=4))
 def test_packed_rows_come_back_and_their_size_depends_on_values_alone(rows):
-    packed = Packed.of(rows)
-    assert packed.rows() == rows
-    assert Packed.of(copy.deepcopy(rows)).size == Packed.of([*packed.rows()]).size == packed.size
-    assert Packed.of(rows + rows).size == 2 * packed.size  # values that are the same object count each time
+    plain = Finished.of(rows)
+    packed = plain.packed()
+    assert packed.rows == plain.rows == rows
+    assert Finished.of(copy.deepcopy(rows)).size == Finished.of(packed.rows).size == packed.size == plain.size
+    assert Finished.of(rows + rows).size == 2 * plain.size  # values that are the same object count each time
 
 
 def test_the_size_of_packed_rows_is_near_that_of_the_table(runs):
@@ -186,4 +187,4 @@ def test_the_size_of_packed_rows_is_near_that_of_the_table(runs):
         {name: value.to_list() if isinstance(value, pl.Series) else value for name, value in row.items()}
         for row in steps.iter_rows(named=True)
     ]
-    assert 0.5 < Packed.of(given).size / steps.estimated_size() < 2
+    assert 0.5 < Finished.of(given).size / steps.estimated_size() < 2
