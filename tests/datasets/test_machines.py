@@ -24,7 +24,7 @@ for file in sorted(pathlib.Path(sys.argv[1]).glob("[!.]*")):
 
 WITHOUT = """
 import sys
-for name in ("pyarrow", "pandas", "datasets.arrow_dataset", "torch", "duckdb", "minari"):
+for name in ("pandas", "datasets.arrow_dataset", "torch", "duckdb", "minari"):
     sys.modules[name] = None
 from groups import rich_group
 from hgpo_datasets import StepWriter, scan_steps, verify

@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from hgpo_datasets import files
 from hgpo_datasets.interchange.verl_chains import Record, chains
 from hgpo_datasets.interchange.verl_prompts import read_prompt, read_response
 from hgpo_datasets.writer import StepWriter
 from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import open_regular
 from hgpo_envs.hashing import text_hash
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _files(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) ->
 
 def _lines(file: Path) -> Iterator[Line]:
     """The records, each with the name that a message gives it."""
-    with files.descriptor_of(file) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as opened:
+    with open_regular(file, "JSONL file") as opened:
         for number, line in enumerate(opened, 1):
             name = f"{file}, line {number}"
             if not line.strip():
