@@ -78,11 +78,11 @@ def read(file: IO[bytes], columns: Iterable[str] | None = None) -> pl.DataFrame:
         # as dictionaries, texts that repeat are held once; so read, lists of texts come a row group at a time
         table = pq.ParquetFile(file, read_dictionary=texts, page_checksum_verification=True)
         names = table.schema_arrow.names if columns is None else list(columns)
-        parts = [table.schema_arrow.empty_table().select(names)]
-        for group in range(table.num_row_groups):
-            parts.append(table.read_row_group(group, columns=names, use_threads=False))
-            parts[-1].validate(full=True)  # Polars takes for granted that texts are UTF-8
-        return pl.concat(map(_frame, parts))
+        groups = range(table.num_row_groups)
+        parts = [table.read_row_group(group, columns=names, use_threads=False) for group in groups]
+        for part in parts:
+            part.validate(full=True)  # Polars takes for granted that texts are UTF-8
+        return pl.concat(map(_frame, parts or [table.schema_arrow.empty_table().select(names)]))
     except (OSError, ValueError, KeyError, MemoryError, pa.ArrowException, *reading.POLARS_ERRORS) as error:
         raise ValueError(reading.first_line(error)) from error
 
