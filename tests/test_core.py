@@ -103,7 +103,7 @@ def test_it_plays_and_computes_with_the_core_alone(tmp_path):
         if module not in OURS and not {canonicalize_name(name) for name in names} & core
     }
     assert {"pytest", "_pytest"} <= absent
-    assert not {"numpy", "polars", "gymnasium", "orjson"} & absent
+    assert not {"numpy", "polars", "pyarrow", "gymnasium", "orjson"} & absent
     command = [sys.executable, "-c", PLAY, json.dumps(sorted(absent)), str(tmp_path)]
     paths = f"{ROOT}:{ROOT / 'datasets'}"
     done = subprocess.run(command, env={"PYTHONPATH": paths}, cwd=tmp_path, capture_output=True, text=True)
@@ -121,5 +121,5 @@ def test_the_core_is_what_its_page_says_and_nothing_heavy():
     page = (ROOT / "docs/dependencies.md").read_text().split("## Core")[1].split("##")[0]
     rows = [line.split()[1] for line in page.splitlines() if line.startswith("| ")]
     assert sorted(rows) == sorted(["package", *(requirement.name for requirement in CORE)])
-    heavy = {"pyarrow", "pandas", "torch", "transformers", "vllm", "openai", "datasets", "duckdb", "scipy", "spacy"}
+    heavy = {"pandas", "torch", "transformers", "vllm", "openai", "datasets", "duckdb", "scipy", "spacy"}
     assert not closure(CORE) & heavy

@@ -3,7 +3,7 @@
 from hgpo_datasets.reader import StepTableWarning, scan_steps
 from hgpo_datasets.row_errors import RowError, WrongRow
 from hgpo_datasets.schema import columns
-from hgpo_datasets.verify import Problem, Report, verify
+from hgpo_datasets.verification import Problem, Report, verify
 from hgpo_datasets.writer import Group, StepWriter
 
 __all__ = [

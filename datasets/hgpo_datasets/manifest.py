@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import xxhash
 
-from hgpo_datasets import files
+from hgpo_datasets import reading
 from hgpo_datasets.schema import MAX_DEPTH, known_version
 from hgpo_envs.errors import InputError
 
@@ -151,7 +151,7 @@ def read(folder: Path) -> Manifest:
     Raises:
         InputError: It is missing, not a regular file, too large, or written by a newer version.
     """
-    return decode(files.read(folder / NAME, MOST_BYTES))
+    return decode(reading.read(folder / NAME, MOST_BYTES))
 
 
 def current(folder: Path) -> Manifest:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from hgpo_datasets import bounds, files, manifest, schema
+from hgpo_datasets import footer, manifest, reading, schema
 from hgpo_datasets.reader import scan_steps, step_files
 from hgpo_envs.errors import InputError
 from hgpo_envs.texts import clean_text
@@ -109,7 +109,7 @@ def overview(source: str | os.PathLike[str]) -> Overview:
     found = step_files(source)
     if not found:
         raise InputError(f"no committed rows in {source}")
-    with files.reading(source):
+    with reading.errors(source):
         steps = scan_steps(found)
         depth = schema.stored_depth(steps.collect_schema().names())
         ends = _ends(steps).collect(engine="streaming")
@@ -134,7 +134,7 @@ def overview(source: str | os.PathLike[str]) -> Overview:
         total=_kinds(ends.with_columns(task_type=pl.lit(None, pl.String)))[0],
         kinds=_kinds(ends),
         files=len(found),
-        bytes=sum(files.regular(Path(file)).st_size for file in found),
+        bytes=sum(reading.status(Path(file)).st_size for file in found),
         family_bytes=_family_bytes(found, depth),
         config=_config(Path(source)),
     )
@@ -172,7 +172,7 @@ def _family_bytes(found: list[str], depth: int) -> dict[str, int]:
     families = {column.name: column.family for column in schema.columns(depth)}
     totals = dict.fromkeys(schema.FAMILIES, 0)
     for file in found:
-        for name, size in bounds.column_bytes(Path(file)).items():
+        for name, size in footer.column_bytes(Path(file)).items():
             family = families.get(name, "other")
             totals[family] = totals.get(family, 0) + size
     return totals

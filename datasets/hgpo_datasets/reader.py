@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import polars as pl
 
-from hgpo_datasets import bounds, files, manifest, remote, schema, shards
+from hgpo_datasets import footer, manifest, reading, remote, schema, shards
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
@@ -88,12 +88,12 @@ def _files(source: str, damaged: Choice, uncommitted: Choice, options: dict[str,
     if "://" in source and not source.startswith("file://"):
         return [source] if source.endswith(_PARQUET) else _remote_run(source, options)
     path = Path(source.removeprefix("file://"))
-    files.check_text(path)
+    reading.check_text(path)
     if path.is_dir():
         return _run(path, damaged, uncommitted)
     if not os.path.lexists(path):
         raise InputError(f"{source}: no such file or run")
-    bounds.check_file(path)
+    footer.check_file(path)
     return [str(path)]
 
 
@@ -101,7 +101,7 @@ def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[str]:
     if not os.path.lexists(folder / manifest.NAME):
         hint = "name its files (folder/*.parquet) to read them without one"
         raise InputError(f"{folder} is not a run: it has no {manifest.NAME}; {hint}")
-    with files.reading(folder):
+    with reading.errors(folder):
         present = sorted(folder.glob(f"*{_PARQUET}"))  # before the manifest is read: a writer may be at work
     listed = manifest.current(folder)
     if listed.problem:
@@ -122,10 +122,10 @@ def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[str]:
 def _problem(file: Path, shard: Shard) -> str | None:
     """What is wrong with a committed file, as far as its size and footer tell."""
     try:
-        size = files.regular(file).st_size
+        size = reading.status(file).st_size
         if size != shard.bytes:
             return f"{file} is damaged: {size} bytes, {shard.bytes} were committed"
-        bounds.check_file(file)
+        footer.check_file(file)
     except InputError as error:
         return str(error)
     return None
@@ -140,7 +140,7 @@ def _refuse_or_warn(choice: Choice, line: str) -> None:
 def _remote_run(url: str, options: dict[str, Any]) -> list[str]:
     base = url.rstrip("/")
     address = f"{base}/{manifest.NAME}"
-    with files.reading(address):
+    with reading.errors(address):
         listed = manifest.decode(remote.read_lines(address, manifest.MOST_BYTES, options))
     if listed.problem:
         raise InputError(f"{url}: {listed.problem}")
@@ -159,6 +159,6 @@ def _scan(sources: list[list[str]], options: dict[str, Any]) -> pl.LazyFrame:
 
 
 def _columns(file: str, options: dict[str, Any]) -> dict[str, pl.DataType]:
-    with files.reading(file):
+    with reading.errors(file):
         shards.check_version(pl.read_parquet_metadata(file, storage_options=options or None), file)
         return dict(pl.scan_parquet(file, storage_options=options or None, glob=False).collect_schema())

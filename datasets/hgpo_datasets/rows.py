@@ -154,22 +154,26 @@ def _plain(name: str, values: list[Any], kind: pl.DataType) -> pl.Series:
 
 
 def _lists(name: str, values: list[Any], kind: pl.DataType) -> pl.Series:
-    """A column of lists from one flat column: five times faster than list by list."""
+    """A column of lists from one flat column: five times faster than list by list.
+
+    pyarrow makes lists directly, but takes 0.5 for the integer 0.
+    """
+    import pyarrow as pa
+
     assert isinstance(kind, pl.List)
     if any(issubclass(kind, str | bytes | Mapping) for kind in set(map(type, values))):
         raise TypeError(name)
     lengths = [-1 if value is None else len(value) for value in values]
     flat = pl.Series(name, [item for value in values if value is not None for item in value], dtype=kind.inner)
-    counts = np.maximum(lengths, 0)
-    if len(flat) != counts.sum():
+    ends = np.cumsum(np.maximum(lengths, 0), dtype=np.int64)
+    if len(flat) != ends[-1]:
         raise ValueError(name)  # a container whose length is not the number of its items
-    rows = np.repeat(np.arange(len(values)), counts)
-    lists = pl.DataFrame({"row": rows, name: flat}).group_by("row", maintain_order=True).agg(name)[name]
-    places, filled = [], 0
-    for length in lengths:
-        places.append(filled if length > 0 else None if length < 0 else len(lists))
-        filled += length > 0
-    return pl.concat([lists, pl.Series(name, [[]], dtype=kind)]).gather(pl.Series(places, dtype=pl.UInt32))
+    nulls = pl.Series(lengths, dtype=pl.Int64) < 0
+    # from Polars, because pyarrow imports pandas to look at any other array
+    parts = [
+        part.to_arrow(compat_level=pl.CompatLevel.newest()) for part in (pl.Series(np.append(0, ends)), flat, nulls)
+    ]
+    return pl.Series(name, pa.LargeListArray.from_arrays(*parts[:2], mask=parts[2]), dtype=kind)
 
 
 def _cleaned(value: object) -> object:

@@ -1,7 +1,7 @@
 """Every column of the step table, in one place: name, type, unit, meaning, null rule.
 
-The Arrow schema, the Polars schema, the validation and the page docs/step_table.md all come from `columns`. One row is
-one step of one trajectory.
+The Polars schema (and with it the file's), the validation and the page docs/step_table.md all come from `columns`. One
+row is one step of one trajectory.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from hgpo_envs.hashing import DEFAULT_DEPTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import pyarrow as pa
 
 VERSION: Final = 1
 """The version written. A reader of version n reads every version up to n and refuses what comes after."""
@@ -301,14 +299,6 @@ def columns(depth: int = DEFAULT_DEPTH) -> tuple[Column, ...]:
 def polars_schema(depth: int = DEFAULT_DEPTH) -> pl.Schema:
     """The Polars schema of a file."""
     return pl.Schema({column.name: column.type for column in columns(depth)})
-
-
-def arrow_schema(depth: int = DEFAULT_DEPTH) -> pa.Schema:
-    """The Arrow schema of a file: what pyarrow reads from it (needs pyarrow)."""
-    import pyarrow as pa
-
-    types = pl.DataFrame(schema=polars_schema(depth)).to_arrow(compat_level=pl.CompatLevel.oldest()).schema
-    return pa.schema([types.field(column.name).with_nullable(bool(column.null)) for column in columns(depth)])
 
 
 def stored_depth(names: Iterable[str]) -> int:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from hgpo_datasets import bounds, files, schema
+from hgpo_datasets import footer, reading, schema, table_file
 from hgpo_datasets.manifest import Header, Shard, canonical
-from hgpo_datasets.page_checksums import add_page_checksums
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 PATTERN: Final = "steps-*.parquet"
@@ -30,9 +30,7 @@ RUN_KEY: Final = "hgpo.run"
 CONFIG_KEY: Final = "hgpo.config"
 REPLACES_KEY: Final = "hgpo.replaces"
 
-ROW_GROUP_ROWS: Final = 25_000
 _BLANK: Final = b"0" * 64
-_COMPRESSION_LEVEL: Final = 6  # a third smaller than 3 on rollouts, where states and prompts repeat, at the same speed
 
 
 def encode(frame: pl.DataFrame, metadata: Mapping[str, str]) -> bytes:
@@ -42,15 +40,7 @@ def encode(frame: pl.DataFrame, metadata: Mapping[str, str]) -> bytes:
         frame: Sorted, complete rows.
         metadata: Key-value metadata beside version and digest.
     """
-    buffer = io.BytesIO()
-    frame.write_parquet(
-        buffer,
-        compression="zstd",
-        compression_level=_COMPRESSION_LEVEL,
-        row_group_size=ROW_GROUP_ROWS,
-        metadata={**metadata, VERSION_KEY: str(schema.VERSION), DIGEST_KEY: _BLANK.decode()},
-    )
-    blank = add_page_checksums(buffer.getvalue())
+    blank = table_file.encode(frame, {**metadata, VERSION_KEY: str(schema.VERSION), DIGEST_KEY: _BLANK.decode()})
     position = _digest_position(blank)
     digest = hashlib.sha256(blank).hexdigest().encode()
     return blank[:position] + digest + blank[position + len(digest) :]
@@ -94,28 +84,53 @@ def describe(name: str, data: bytes, frame: pl.DataFrame, replaces: str | None =
     )
 
 
+def read(path: Path) -> pl.DataFrame:
+    """The rows of a file whose bytes fit the digest that it carries.
+
+    Raises:
+        InputError: It cannot be read, or is damaged.
+    """
+    data = reading.read(path, footer.MOST_BYTES)
+    if problem := digest_problem(data):
+        raise InputError(f"{path} is damaged ({problem}); `hgpo verify {path}` says more")
+    with reading.errors(path):
+        footer.check_file_in_memory(data)
+        return table_file.read(io.BytesIO(data))
+
+
+def read_columns(path: Path, columns: Sequence[str]) -> pl.DataFrame:
+    """Some columns of a file; only the pages of these columns are read and compared with their checksums.
+
+    Raises:
+        InputError: It cannot be read, or is damaged there.
+    """
+    footer.check_file(path)
+    with reading.errors(path), open_regular(path, "file of a step table") as file:
+        return table_file.read(file, columns)
+
+
 def adopt(path: Path, header: Header) -> Shard:
     """The entry of a complete file that its writer could not list in the manifest before it was killed.
 
     Raises:
         InputError: The file is damaged, or belongs to another run.
     """
-    data = files.read(path, bounds.MOST_BYTES)
+    data = reading.read(path, footer.MOST_BYTES)
     if problem := digest_problem(data):
         raise InputError(f"{path} is not in the manifest and damaged ({problem}); remove it to resume the run")
-    with files.reading(path):
+    with reading.errors(path):
+        footer.check_file_in_memory(data)
         metadata = pl.read_parquet_metadata(io.BytesIO(data))
     if metadata.get(RUN_KEY) != header.run or metadata.get(CONFIG_KEY) != canonical(header.config).decode():
         raise InputError(f"{path} belongs to another run ({metadata.get(RUN_KEY)!r:.80}); move it elsewhere")
-    bounds.check_file(path)
-    with files.reading(path):
-        frame = pl.read_parquet(data, columns=list(schema.SORT_KEY))
+    with reading.errors(path):
+        frame = table_file.read(io.BytesIO(data), schema.SORT_KEY)
     return describe(path.name, data, frame, metadata.get(REPLACES_KEY))
 
 
 def _digest_position(data: bytes) -> int:
-    footer = int.from_bytes(data[-8:-4], "little")
-    key = data.rfind(DIGEST_KEY.encode(), max(0, len(data) - 8 - footer))
+    length = int.from_bytes(data[-8:-4], "little")
+    key = data.rfind(DIGEST_KEY.encode(), max(0, len(data) - 8 - length))
     # in Thrift's compact protocol a value's field header (0x18) and length (0x40) follow the key
     position = key + len(DIGEST_KEY) + 2
     if key < 0 or data[position - 2 : position] != b"\x18\x40":

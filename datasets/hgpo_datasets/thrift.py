@@ -1,40 +1,20 @@
-"""The compact Thrift encoding of Parquet's page headers and footer, as far as it is needed to rewrite them.
+"""Reads the compact Thrift encoding of Parquet's footers and page headers, from files that may be forged.
 
-A structure is decoded to a mapping from field number to `Field`, nothing is interpreted, and what is not touched is
-encoded back to the same bytes. Source: Apache Thrift, "Thrift Compact protocol encoding" (thrift-compact-protocol.md).
+pyarrow's own reader of footers will not do here: an exception that it meets in a forged column chunk ends the process.
+A structure is a mapping from field number to value. Source: Apache Thrift, "Thrift Compact protocol encoding".
 """
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
 from typing import Any, Final
 
-TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
+Structure = dict[int, Any]
 
-_INTEGERS: Final = frozenset({I16, I32, I64})
-
-
-@dataclass(slots=True)
-class Field:
-    """One field: its compact type and its value (int, bytes, float, `Items`, or a structure)."""
-
-    type: int
-    value: Any
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
+_MOST_NESTED: Final = 32  # parquet.thrift nests six structures
 
 
-@dataclass(slots=True)
-class Items:
-    """A list: the compact type of its elements, and the elements."""
-
-    type: int
-    values: list[Any]
-
-
-Structure = dict[int, Field]
-
-
-def decode(data: memoryview, position: int) -> tuple[Structure, int]:
+def decode(data: bytes, position: int) -> tuple[Structure, int]:
     """Decodes the structure that begins at `position`.
 
     Returns:
@@ -42,139 +22,69 @@ def decode(data: memoryview, position: int) -> tuple[Structure, int]:
 
     Raises:
         ValueError: What is there is not a structure (also: it runs past the end).
+
+    >>> decode(bytes.fromhex("15053802616200"), 0)
+    ({1: -3, 4: b'ab'}, 7)
     """
+    reader = _Reader(data, position)
     try:
-        return _read_struct(data, position)
-    except (IndexError, struct.error, RecursionError) as error:
-        raise ValueError(f"no Thrift structure at byte {position}: {error}") from error
+        return reader.structure(_MOST_NESTED), reader.position
+    except IndexError as error:
+        raise ValueError(f"no Thrift structure at byte {position}: it does not end") from error
 
 
-def encode(structure: Structure) -> bytes:
-    """Encodes a structure; the inverse of `decode`.
+class _Reader:
+    def __init__(self, data: bytes, position: int) -> None:
+        self.data, self.position = data, position
 
-    >>> encode({1: Field(I32, -3), 4: Field(BINARY, b"ab")}).hex()
-    '15053802616200'
-    """
-    out = bytearray()
-    _write_struct(out, structure)
-    return bytes(out)
+    def structure(self, deeper: int) -> Structure:
+        fields: Structure = {}
+        number = 0
+        while head := self.byte():
+            kind = head & 0x0F
+            number = number + (head >> 4) if head >> 4 else self.integer()
+            fields[number] = kind == _TRUE if kind in {_TRUE, _FALSE} else self.value(kind, deeper)
+        return fields
 
+    def value(self, kind: int, deeper: int) -> Any:  # noqa: ANN401 (one of five kinds)
+        if kind in {_I16, _I32, _I64}:
+            return self.integer()
+        if kind == _BINARY:
+            return self.bytes(self.varint())
+        if kind == _STRUCT and deeper:
+            return self.structure(deeper - 1)
+        if kind in {_LIST, _SET} and deeper:
+            head = self.byte()
+            size = self.varint() if head >> 4 == 15 else head >> 4
+            if size > len(self.data) - self.position:
+                raise ValueError(f"a list of {size} at byte {self.position} runs past the end")
+            return [self.value(head & 0x0F, deeper - 1) for _ in range(size)]
+        if kind == _DOUBLE:
+            return self.bytes(8)
+        if kind in {_TRUE, _FALSE, _BYTE}:  # as an element of a list, a truth value takes one byte
+            return self.byte()
+        raise ValueError(f"field type {kind} at byte {self.position} is not one that Parquet uses")
 
-def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > 63:
-            raise ValueError(f"a variable-length integer before byte {position} does not end")
+    def byte(self) -> int:
+        byte = self.data[self.position]
+        self.position += 1
+        return byte
 
+    def bytes(self, length: int) -> bytes:
+        begin, self.position = self.position, self.position + length
+        if self.position > len(self.data):
+            raise ValueError(f"{length} bytes at byte {begin} run past the end")
+        return self.data[begin : self.position]
 
-def _read_integer(data: memoryview, position: int) -> tuple[int, int]:
-    value, position = _read_varint(data, position)
-    return (value >> 1) ^ -(value & 1), position
+    def varint(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise ValueError(f"a variable-length integer before byte {self.position} does not end")
 
-
-def _read_struct(data: memoryview, position: int) -> tuple[Structure, int]:
-    fields: Structure = {}
-    number = 0
-    while True:
-        head = data[position]
-        position += 1
-        if head == 0:
-            return fields, position
-        kind = head & 0x0F
-        if head >> 4:
-            number += head >> 4
-        else:
-            number, position = _read_integer(data, position)
-        if kind in {TRUE, FALSE}:
-            value: Any = None
-        else:
-            value, position = _read_value(data, position, kind)
-        fields[number] = Field(kind, value)
-
-
-def _read_value(data: memoryview, position: int, kind: int) -> tuple[Any, int]:
-    if kind in _INTEGERS:
-        return _read_integer(data, position)
-    if kind == BINARY:
-        length, position = _read_varint(data, position)
-        if position + length > len(data):
-            raise ValueError(f"{length} bytes of text at byte {position} run past the end")
-        return bytes(data[position : position + length]), position + length
-    if kind == STRUCT:
-        return _read_struct(data, position)
-    if kind in {LIST, SET}:
-        return _read_list(data, position)
-    if kind == DOUBLE:
-        return struct.unpack_from("<d", data, position)[0], position + 8
-    if kind in {TRUE, FALSE, BYTE}:  # as a list's element a truth value takes one byte
-        return data[position], position + 1
-    raise ValueError(f"field type {kind} at byte {position} is not one that Parquet uses")
-
-
-def _read_list(data: memoryview, position: int) -> tuple[Items, int]:
-    head = data[position]
-    position += 1
-    size = head >> 4
-    if size == 15:
-        size, position = _read_varint(data, position)
-    if size > len(data) - position:
-        raise ValueError(f"a list of {size} at byte {position} runs past the end")
-    values = []
-    for _ in range(size):
-        value, position = _read_value(data, position, head & 0x0F)
-        values.append(value)
-    return Items(head & 0x0F, values), position
-
-
-def _write_varint(out: bytearray, value: int) -> None:
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-
-
-def _write_integer(out: bytearray, value: int) -> None:
-    _write_varint(out, (value << 1) ^ (value >> 63))
-
-
-def _write_struct(out: bytearray, structure: Structure) -> None:
-    previous = 0
-    for number in sorted(structure):
-        field = structure[number]
-        if 0 < number - previous <= 15:
-            out.append((number - previous) << 4 | field.type)
-        else:
-            out.append(field.type)
-            _write_integer(out, number)
-        previous = number
-        if field.type not in {TRUE, FALSE}:
-            _write_value(out, field.type, field.value)
-    out.append(0)
-
-
-def _write_value(out: bytearray, kind: int, value: Any) -> None:  # noqa: ANN401 (one of five shapes, by kind)
-    if kind in _INTEGERS:
-        _write_integer(out, value)
-    elif kind == BINARY:
-        _write_varint(out, len(value))
-        out += value
-    elif kind == STRUCT:
-        _write_struct(out, value)
-    elif kind in {LIST, SET}:
-        if len(value.values) < 15:
-            out.append(len(value.values) << 4 | value.type)
-        else:
-            out.append(0xF0 | value.type)
-            _write_varint(out, len(value.values))
-        for item in value.values:
-            _write_value(out, value.type, item)
-    elif kind == DOUBLE:
-        out += struct.pack("<d", value)
-    else:
-        out.append(value)
+    def integer(self) -> int:
+        value = self.varint()
+        return (value >> 1) ^ -(value & 1)

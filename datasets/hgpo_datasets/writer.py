@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import polars as pl
 
-from hgpo_datasets import bounds, rows, schema, shards
+from hgpo_datasets import footer, rows, schema, shards
 from hgpo_datasets.derive import complete, row_name
-from hgpo_datasets.files import reading
 from hgpo_datasets.row_errors import RowError, WrongRow
-from hgpo_datasets.run_folder import RunFolder
+from hgpo_datasets.shard_folder import ShardFolder
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
 from hgpo_envs.secrets import redact
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 SHARD_ROWS: Final = 100_000
 SHARD_BYTES: Final = 256 << 20
-MOST_BYTES: Final = bounds.MOST_BYTES // 4
+MOST_BYTES: Final = footer.MOST_BYTES // 4
 """The most bytes in memory that one call of `add_group` may bring, and that make a shard."""
 
 
@@ -117,7 +116,7 @@ class StepWriter:
         self._ready: list[_Ready] = []
         self._waiting: dict[Group, list[Mapping[str, Any]]] = {}
         self._writing: tuple[Shard, tuple[_Ready, ...]] | None = None
-        self._run = RunFolder(self.folder, run, config, depth)
+        self._run = ShardFolder(self.folder, run, config, depth)
         try:
             self.committed, self._trajectories = self._read_committed()
         except BaseException:
@@ -248,8 +247,7 @@ class StepWriter:
         wanted = frame.select(key).unique()
         places: dict[str, pl.DataFrame] = {}
         for file in self._run.files:
-            with reading(file):
-                found = wanted.join(pl.read_parquet(file, columns=key).unique(), on=key)
+            found = wanted.join(shards.read_columns(file, key).unique(), on=key)
             if not found.is_empty():
                 places[file.name] = found
         missing = wanted.join(pl.concat([wanted.clear(), *places.values()]), on=key, how="anti")
@@ -259,8 +257,7 @@ class StepWriter:
         return [self._replace_in(file, found, frame) for file, found in places.items()]
 
     def _replace_in(self, file: str, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
-        with reading(self.folder / file):
-            kept = pl.read_parquet(self.folder / file).join(names, on="trajectory", how="anti")
+        kept = shards.read(self.folder / file).join(names, on="trajectory", how="anti")
         merged = pl.concat([kept, frame.join(names, on="trajectory", how="semi")]).sort(schema.SORT_KEY)
         return self._write_shard((_Ready(merged, frozenset(), frozenset(), 0),), replaces=file)
 
@@ -427,14 +424,13 @@ class StepWriter:
             raise InputError(f"group {name} (iteration, task, group) is already in run {self.header.run!r}")
 
     def _read_committed(self) -> tuple[frozenset[Group], frozenset[int]]:
-        files = self._run.files
-        if not files:
-            return frozenset(), frozenset()
-        with reading(self.folder):
-            starts = pl.scan_parquet(files, glob=False).filter(pl.col("step") == 0)
-            first = starts.select(*schema.GROUP_KEY, "trajectory").collect()
-        groups = frozenset(Group(*row) for row in first.select(schema.GROUP_KEY).unique().iter_rows())
-        return groups, frozenset(text_hash(name) for name in first["trajectory"])
+        groups: set[Group] = set()
+        trajectories: set[int] = set()
+        for file in self._run.files:
+            first = shards.read_columns(file, schema.SORT_KEY).filter(pl.col("step") == 0)
+            groups.update(Group(*row) for row in first.select(schema.GROUP_KEY).unique().iter_rows())
+            trajectories.update(text_hash(name) for name in first["trajectory"])
+        return frozenset(groups), frozenset(trajectories)
 
 
 def _redacted(errors: pl.Series) -> pl.Series:

@@ -15,11 +15,11 @@ from pathlib import Path
 import orjson
 import polars as pl
 import pytest
+from footers import BINARY, INT32, INT64, LIST, STRUCT, Structure, closed, with_footer
 from groups import group, rich_group
 
-from hgpo_datasets import StepTableWarning, StepWriter, bounds, manifest, scan_steps, thrift, verify
+from hgpo_datasets import StepTableWarning, StepWriter, footer, manifest, scan_steps, verify
 from hgpo_datasets.overview import overview
-from hgpo_datasets.page_checksums import footer_of
 from hgpo_envs.errors import InputError
 
 DEADLINE_S = 60
@@ -199,40 +199,43 @@ def test_a_shard_of_absurd_size_is_not_read(rich_run: Path) -> None:
     assert said["verify"] == "['unreadable']"
 
 
-def with_footer(data: bytes, change: Callable[[thrift.Structure], None]) -> bytes:
-    length = int.from_bytes(data[-8:-4], "little")
-    footer = footer_of(memoryview(data))
-    change(footer)
-    encoded = thrift.encode(footer)
-    return data[: len(data) - 8 - length] + encoded + len(encoded).to_bytes(4, "little") + b"PAR1"
+def first_group(footer: Structure) -> Structure:
+    group: Structure = footer[4][1][1][0]
+    return group
 
 
-def every_column(number: int, value: int) -> Callable[[thrift.Structure], None]:
-    def change(footer: thrift.Structure) -> None:
-        for chunk in footer[4].value.values[0][1].value.values:
-            if number in chunk[3].value:
-                chunk[3].value[number].value = value
+def every_column(number: int, value: int) -> Callable[[Structure], None]:
+    def change(footer: Structure) -> None:
+        for chunk in first_group(footer)[1][1][1]:
+            if number in chunk[3][1]:
+                chunk[3][1][number][1] = value
 
     return change
 
 
-def claims_rows(footer: thrift.Structure) -> None:
-    footer[3].value = footer[4].value.values[0][3].value = 10**12
+def claims_rows(footer: Structure) -> None:
+    footer[3][1] = first_group(footer)[3][1] = 10**12
     every_column(5, 10**12)(footer)
 
 
-BOMBS: dict[str, Callable[[thrift.Structure], None]] = {
+def swaps_columns(footer: Structure) -> None:
+    chunks = first_group(footer)[1][1][1]
+    chunks[0], chunks[-1] = chunks[-1], chunks[0]
+
+
+BOMBS: dict[str, Callable[[Structure], object]] = {
     "10^12 rows": claims_rows,
-    "rows that no row group has": lambda footer: setattr(footer[3], "value", 10**12),
-    "2^31 rows": lambda footer: setattr(footer[3], "value", 2**31),
-    "negative rows": lambda footer: setattr(footer[3], "value", -1),
+    "rows that no row group has": lambda footer: footer[3].__setitem__(1, 10**12),
+    "2^31 rows": lambda footer: footer[3].__setitem__(1, 2**31),
+    "negative rows": lambda footer: footer[3].__setitem__(1, -1),
     "2^60 stored bytes": every_column(7, 2**60),
     "2^60 bytes": every_column(6, 2**60),
     "negative bytes": every_column(7, -1),
     "negative offsets": every_column(9, -5),
     "offsets beyond the end": every_column(9, 2**50),
     "an unknown type": every_column(1, 99),
-    "a column too few": lambda footer: footer[4].value.values[0][1].value.values.pop(),
+    "a column too few": lambda footer: first_group(footer)[1][1][1].pop(),
+    "columns in another order": swaps_columns,
     "no schema": lambda footer: footer.pop(2),
     "no row groups": lambda footer: footer.pop(4),
 }
@@ -253,16 +256,57 @@ def test_a_file_that_claims_too_much_is_refused_in_one_line(rich_run: Path, bomb
     assert said["verify"] != "[]"
 
 
+def element(name: bytes, **fields: list[int]) -> Structure:
+    """An element of a file's schema: optional, unless it is the root."""
+    numbers = {"type": 1, "repetition": 3, "children": 5}
+    return {4: [BINARY, name]} | {numbers[field]: value for field, value in fields.items()}
+
+
+def schema_of(*elements: Structure, groups: tuple[Structure, ...] = ()) -> bytes:
+    """A file that holds nothing but a footer."""
+    footer = {1: [INT32, 1], 2: [LIST, (STRUCT, elements)], 3: [INT64, 0], 4: [LIST, (STRUCT, groups)]}
+    return b"PAR1" + closed(footer)
+
+
+OPTIONAL, ONE, LEAF = [INT32, 1], [INT32, 1], element(b"x", type=[INT32, 1], repetition=[INT32, 1])
+FORGED: dict[str, Callable[[], bytes]] = {
+    "10,000 levels of groups": lambda: schema_of(
+        element(b"root", children=ONE), *[element(b"g", repetition=OPTIONAL, children=ONE)] * 10_000, LEAF
+    ),
+    "200,000 columns": lambda: schema_of(element(b"root", children=[INT32, 200_000]), *[LEAF] * 200_000),
+    "200,000 columns in a row group": lambda: schema_of(
+        element(b"root", children=ONE),
+        LEAF,
+        groups=({1: [LIST, (STRUCT, [{2: [INT64, 0]}] * 200_000)], 2: [INT64, 0], 3: [INT64, 0]},),
+    ),
+    "a footer of 20 MB": lambda: b"PAR1" + bytes(20 << 20) + (20 << 20).to_bytes(4, "little") + b"PAR1",
+    "no footer": lambda: b"PAR1" + (0).to_bytes(4, "little") + b"PAR1",
+    "a footer longer than the file": lambda: b"PAR1" + (99).to_bytes(4, "little") + b"PAR1",
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_forged_footer_is_refused_in_one_line(rich_run: Path, forged: str) -> None:
+    """Polars ends the process at a schema of 10,000 levels; a MB of column chunks may take 230 MB."""
+    path = rich_run / "steps-000001.parquet"
+    path.write_bytes(FORGED[forged]())
+    said = answered(rich_run)
+    assert said["scan steps-000001.parquet"].startswith("refused"), said
+    assert said["scan"].startswith("refused")
+    assert said["overview"].startswith("refused")
+    assert said["verify steps-000001.parquet"] == "False"
+
+
 def test_columns_that_decompress_to_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """True to their claims: ten million nulls take a few kilobytes in a file, and 160 MB in memory."""
-    monkeypatch.setattr("hgpo_datasets.bounds.MOST_BYTES", 100_000_000)
+    monkeypatch.setattr("hgpo_datasets.footer.MOST_BYTES", 100_000_000)
     rows = pl.DataFrame({"a": pl.repeat(None, 10_000_000, dtype=pl.String, eager=True)})
     rows.write_parquet(tmp_path / "nulls.parquet", row_group_size=len(rows))
     assert (tmp_path / "nulls.parquet").stat().st_size < 1_000_000
     with pytest.raises(InputError, match="when decoded; expected at most"):
         scan_steps(tmp_path / "nulls.parquet")
     rows.write_parquet(tmp_path / "large.parquet", row_group_size=1_000_000)
-    bounds.check_file(tmp_path / "large.parquet")  # a query reads it row group by row group
+    footer.check_file(tmp_path / "large.parquet")  # a query reads it row group by row group
 
 
 def test_a_neighbour_named_part_survives_an_import(tmp_path: Path) -> None:

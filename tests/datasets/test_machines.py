@@ -24,7 +24,7 @@ for file in sorted(pathlib.Path(sys.argv[1]).glob("[!.]*")):
 
 WITHOUT = """
 import sys
-for name in ("pyarrow", "pandas", "datasets.arrow_dataset", "torch", "duckdb", "minari"):
+for name in ("pandas", "datasets.arrow_dataset", "torch", "duckdb", "minari"):
     sys.modules[name] = None
 from groups import rich_group
 from hgpo_datasets import StepWriter, scan_steps, verify
@@ -56,3 +56,22 @@ def test_threads_and_hash_seeds_do_not_change_a_byte(tmp_path: Path) -> None:
 
 def test_the_core_is_enough(tmp_path: Path) -> None:
     python(WITHOUT, tmp_path / "run")
+
+
+LIGHT = """
+import sys
+from groups import rich_group
+from hgpo_datasets import StepWriter, scan_steps, verify
+assert "pyarrow" not in sys.modules
+with StepWriter(sys.argv[1]) as writer:
+    writer.add_group(rich_group("t", 1))
+    writer.commit()
+    writer.replace(rich_group("t", 2))
+assert verify(sys.argv[1]).ok
+assert "pandas" not in sys.modules
+"""
+
+
+def test_neither_pandas_nor_pyarrow_is_imported_without_need(tmp_path: Path) -> None:
+    """pyarrow imports pandas to look at a list or a NumPy array, which costs half a second and 60 MB."""
+    python(LIGHT, tmp_path / "run")

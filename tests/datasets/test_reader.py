@@ -93,7 +93,10 @@ def test_damaged_and_missing_files_are_named(rich_run: Path) -> None:
     with pytest.warns(StepTableWarning) as told:
         left = count(scan_steps(rich_run, damaged="skip"))
     assert left == rows / 3
-    assert [str(one.message).split()[0].rsplit("/")[-1] for one in told] == [first.name, second.name]
+    assert [[file.name for file in (first, second) if str(file) in str(one.message)] for one in told] == [
+        [first.name],
+        [second.name],
+    ]
     with pytest.raises(InputError, match="damaged"):
         scan_steps(rich_run)
 

@@ -262,11 +262,8 @@ def test_no_content_of_a_file_ends_a_verification(rich_run: Path) -> None:
         (rich_run / manifest.NAME).write_bytes(text)
         report = verify(rich_run)
         assert all("\n" not in problem.message for problem in report.problems)
-        try:
+        if report.ok:  # else Polars may do anything, and does: at some headers of pages it ends the process
             read = scan_steps(rich_run).collect()
-        except (InputError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
-            assert not report.ok
-        else:
             # Only what nothing else determines may differ: values of a row, and what says how they are encoded.
-            assert not report.ok or read.schema == rows.schema
-            assert not report.ok or len(read) == len(rows)
+            assert read.schema == rows.schema
+            assert len(read) == len(rows)

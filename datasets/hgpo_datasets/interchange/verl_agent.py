@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from hgpo_datasets import files
 from hgpo_datasets.interchange.verl_prompts import Shown, read_prompt, read_response
 from hgpo_datasets.writer import StepWriter
 from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -121,7 +121,7 @@ def _files(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) ->
 
 
 def _records(file: Path) -> Iterator[_Record]:
-    with files.descriptor_of(file) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as opened:
+    with open_regular(file, "JSONL file") as opened:
         for number, line in enumerate(opened, 1):
             name = f"{file}, line {number}"
             if not line.strip():

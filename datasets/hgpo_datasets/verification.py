@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
-from hgpo_datasets import bounds, files, manifest, schema, shards
+from hgpo_datasets import footer, manifest, reading, schema, shards
 from hgpo_datasets.derive import broken_steps, derived, first_rows, row_name, value_problems
-from hgpo_datasets.page_checksums import damaged_pages
 from hgpo_envs.atomic import scratch_folders, seems_locked
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
@@ -138,7 +137,7 @@ def _reporting(path: Path, report: Report) -> Iterator[None]:
     except InputError as error:
         report.add("unreadable", path, str(error))
     except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001 (Polars' panics are no Exception)
-        report.add("unreadable", path, f"cannot be read ({type(error).__name__}: {files.first_line(error)})")
+        report.add("unreadable", path, f"cannot be read ({type(error).__name__}: {reading.first_line(error)})")
 
 
 def _is_there(path: Path) -> bool:
@@ -182,7 +181,7 @@ def _verify_manifest(folder: Path, report: Report, *, at_work: bool) -> manifest
     path = folder / manifest.NAME
     try:
         listed = manifest.current(folder)
-        size = files.regular(path).st_size
+        size = reading.status(path).st_size
     except InputError as error:
         report.add("version" if "newer" in str(error) else "manifest", path, str(error))
         return None
@@ -199,7 +198,7 @@ def _verify_manifest(folder: Path, report: Report, *, at_work: bool) -> manifest
 
 def _report_extra(path: Path, number: int, report: Report, *, at_work: bool) -> None:
     ours = path.name == manifest.file_name(number)
-    if ours and shards.digest_problem(files.read(path, bounds.MOST_BYTES)) is None:
+    if ours and shards.digest_problem(reading.read(path, footer.MOST_BYTES)) is None:
         if at_work:
             report.note("uncommitted", path, "complete, but not yet in the manifest; a writer is at work")
         else:
@@ -216,16 +215,15 @@ def _verify_file(path: Path, shard: Shard | None, header: Header | None, report:
         else:
             report.add("missing", path, "the manifest lists it; it is missing")
         return
-    size = files.regular(path).st_size
+    size = reading.status(path).st_size
     report.files += 1
     report.bytes += size
     if shard is not None and size != shard.bytes:
         report.add("size", path, f"{size} bytes; {shard.bytes} were committed")
         return
-    data = files.read(path, bounds.MOST_BYTES)
+    data = reading.read(path, footer.MOST_BYTES)
     name = clean_text(str(path))
     problems = list(_byte_problems(name, data, shard))
-    problems = problems or list(_structure_problems(name, data))
     report.problems += problems or list(_row_problems(path, data, header, report, seen))
 
 
@@ -237,35 +235,28 @@ def _byte_problems(name: str, data: bytes, shard: Shard | None) -> Iterable[Prob
         yield Problem("digest", name, f"{digest}; {_where(data)}")
 
 
-def _structure_problems(name: str, data: bytes) -> Iterable[Problem]:
-    try:
-        bounds.check_bytes(data)
-    except ValueError as error:
-        yield Problem("structure", name, str(error))
-
-
 def _where(data: bytes) -> str:
     """Where damaged bytes lie, as far as page checksums tell."""
     try:
-        pages = damaged_pages(data)
+        pages = footer.damaged_pages(data)
     except ValueError as error:
         return f"its structure is damaged ({error})"
-    except (KeyError, AttributeError, TypeError, IndexError, OverflowError) as error:
-        return f"its structure is damaged ({type(error).__name__})"
     if not pages:
         return "every page fits its checksum: the damage is in headers or footer"
-    named = [f"row group {page.row_group}, column {page.column}, page {page.number}" for page in pages[:_PAGES_NAMED]]
-    return (
-        "damaged: " + "; ".join(named) + (f" and {len(pages) - _PAGES_NAMED} more" if len(pages) > _PAGES_NAMED else "")
-    )
+    more = f" and {len(pages) - _PAGES_NAMED} more" if len(pages) > _PAGES_NAMED else ""
+    return f"damaged: {'; '.join(pages[:_PAGES_NAMED])}{more}"
 
 
 def _row_problems(path: Path, data: bytes, header: Header | None, report: Report, seen: _Seen) -> Iterable[Problem]:
     name = clean_text(str(path))
     try:
+        footer.check_file_in_memory(data)
         shards.check_version(pl.read_parquet_metadata(io.BytesIO(data)), path.name)
     except InputError as error:
         yield Problem("version", name, str(error))
+        return
+    except ValueError as error:
+        yield Problem("structure", name, str(error))
         return
     frame = pl.read_parquet(data)
     report.rows += len(frame)

@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets import files, manifest, schema, shards
+from hgpo_datasets import manifest, reading, schema, shards
 from hgpo_datasets.manifest import Header, Manifest, Shard
 from hgpo_envs import atomic
 from hgpo_envs.errors import InputError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MOST_CONFIG: Final = 1 << 20
 
 
-class RunFolder:
+class ShardFolder:
     """A run's folder, locked, with its manifest open.
 
     Args:
@@ -44,7 +44,7 @@ class RunFolder:
     """
 
     def __init__(self, folder: Path, run: str | None, config: Mapping[str, Any] | None, depth: int) -> None:
-        files.check_text(folder)
+        reading.check_text(folder)
         values = _json_values(config or {})
         self._folder, self._descriptor = folder, -1
         try:
@@ -172,7 +172,7 @@ class RunFolder:
         for shard in self._manifest.shards:
             path = self._folder / shard.file
             try:
-                size = files.regular(path).st_size
+                size = reading.status(path).st_size
             except InputError as error:
                 raise InputError(f"{error}; `hgpo verify {self._folder}` says more") from error
             if size != shard.bytes:
@@ -206,16 +206,16 @@ class RunFolder:
 
 def _open_manifest(path: Path) -> int:
     if path.exists() or path.is_symlink():
-        files.regular(path)
+        reading.status(path)
     binary = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | binary, 0o644)
 
 
 def _remove_own(path: Path, shard: Shard) -> None:
     """Removes a shard that was not committed; another program's file under its name stays."""
-    if not os.path.lexists(path) or files.regular(path).st_size != shard.bytes:
+    if not os.path.lexists(path) or reading.status(path).st_size != shard.bytes:
         return
-    if hashlib.sha256(files.read(path, shard.bytes)).hexdigest() == shard.sha256:
+    if hashlib.sha256(reading.read(path, shard.bytes)).hexdigest() == shard.sha256:
         path.unlink()
 
 
