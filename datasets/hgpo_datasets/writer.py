@@ -308,7 +308,8 @@ class StepWriter:
         groups = frozenset(Group(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
         self._check_absent(groups)
         names = {text_hash(name): name for name in frame.filter(pl.col("step") == 0)["trajectory"]}
-        known = names.keys() & self._trajectories.union(*(one.trajectories for one in self._ready))
+        taken = [self._trajectories, *(one.trajectories for one in self._ready)]  # not united: a run may hold millions
+        known = [name for name in names if any(name in some for some in taken)]
         if known:
             raise RowError(
                 WrongRow(None, names[one], 0, "trajectory", f"trajectory {names[one]!r} is already in run {run!r}")

@@ -359,12 +359,10 @@ def _client(given: Mapping[str, Any], largest: Callable[[int], int] = lambda _: 
                         raise openai.OpenAIError(
                             f"the answer is larger than {size}; the policy option max_answer_mb allows more"
                         )
-                content = bytes(body)
             finally:
-                body.clear()  # an exception's traceback may hold it for long
                 await response.aclose()
             headers = [(k, v) for k, v in response.headers.multi_items() if k.lower() not in _OF_THE_BODY]
-            return library.Response(response.status_code, headers=headers, content=content, request=request)
+            return library.Response(response.status_code, headers=headers, content=bytes(body), request=request)
 
     return openai.AsyncOpenAI(
         **{**given, "api_key": given["api_key"].reveal().strip() or "none"},

@@ -99,9 +99,10 @@ def test_the_bytes_that_are_counted_are_the_memory_that_is_taken(runs, watched):
     class Noting(Hanging):
         def collect(self, timeout):
             groups = watched.last
-            if len(groups._waiting) >= (60, 110)[len(taken) // 2 % 2] and len(taken) < 4:
+            if len(groups._waiting) >= (60, 110)[len(taken) % 2] and len(taken) < 2:
                 gc.collect()
-                taken.extend((tracemalloc.get_traced_memory()[0], groups._waiting_bytes))
+                plain = sum(2 * group.size for group in groups._waiting.values())
+                taken.append((tracemalloc.get_traced_memory()[0], groups._waiting_bytes, plain))
             return super().collect(timeout)
 
     tracemalloc.start()
@@ -109,8 +110,9 @@ def test_the_bytes_that_are_counted_are_the_memory_that_is_taken(runs, watched):
         runs.collect("run", Noting(), runs.world(max_steps=8), what=WHAT, machine=Machine(slots=SLOTS))
     finally:
         tracemalloc.stop()
-    memory, counted = taken[2] - taken[0], taken[3] - taken[1]
+    memory, counted, plain = (after - before for before, after in zip(*taken, strict=True))
     assert 0.9 * counted < memory < 1.5 * counted
+    assert memory < 0.2 * plain, "far from their turn, groups wait packed"
 
 
 def test_a_batch_is_bounded_in_bytes_and_the_files_do_not_depend_on_how_it_was_played(runs, watched):
