@@ -267,6 +267,6 @@ def fresh(value: object) -> object:
     """A copy of plain nested data: dictionaries, lists and tuples anew, everything else as it is."""
     if isinstance(value, dict):
         return {key: fresh(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(fresh(item) for item in value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([item if type(item) is str else fresh(item) for item in value])  # most are lists of texts
     return value

@@ -20,6 +20,7 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import polars as pl
 
 from hgpo_datasets import StepWriter, scan_steps
@@ -40,6 +41,7 @@ from hgpo_train.tracking import log_to, make_trackers
 from hgpo_train.update.batches import row_faults, samples_from_steps
 from hgpo_train.update.learner import Learner
 from hgpo_train.update.model import check_context, load_model, load_tokenizer, vocabulary
+from hgpo_train.update.optimiser import learning_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +118,7 @@ class Trainer:
         self.model: Model = load_model(config.model, config.seed)
         run.pin(_origins(config, self._world))
         check_context(self.model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
-        self.learner = Learner(self.model, config)
+        self.learner = Learner(self.model, config, temperature=config.rollout.temperature)
         self.state = State(versions=versions(), run=run.id)
         if (newest := resumable(folder / "checkpoints", run.id)) is not None:
             self.state = resumed(load_checkpoint(newest, self.model, self.learner.optimiser), self.state)
@@ -153,7 +155,9 @@ class Trainer:
         metrics["training/rows_left_out"] = float(left_out)
         metrics |= batch_metrics(rows, self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens)
         with clock("update_actor"), self._display.stage("update"):
-            metrics |= self.learner.update(samples_from_steps(rows), iteration, self._display.progress)
+            rate = learning_rate(self.config.optimiser, iteration, self.config.iterations)
+            rng = np.random.default_rng([self.config.seed, iteration, 2])
+            metrics |= self.learner.update(samples_from_steps(rows), rng, rate, self._display.progress)
         self.state = dataclasses.replace(
             self.state,
             iteration=iteration + 1,

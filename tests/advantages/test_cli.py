@@ -102,7 +102,7 @@ def test_an_output_never_replaces_what_is_read(run: Path, tmp_path: Path) -> Non
     [
         (["-e", "hgppo"], "did you mean 'hgpo'"),
         (["--set", "alfa=2"], "did you mean 'alpha'"),
-        (["--set", "alpha"], "expects name=value"),
+        (["--set", "alpha"], "--set: expected name=value, got 'alpha'"),
         (["--set", "gigpo.alpha=2"], "unknown estimator of this call 'gigpo'"),
         (["--history-length", "99"], None),
         (["-e", "grpo", "--history-length", "2"], "unknown parameter 'history_length'"),
