@@ -13,6 +13,7 @@ from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import open_shared
+from hgpo_train import checkpoint
 from hgpo_train.checkpoint_files import checkpoints
 from hgpo_train.config import SftConfig, replace
 from hgpo_train.display import Display
@@ -126,6 +127,23 @@ def test_the_loss_falls_and_a_broken_off_run_goes_on_to_the_same_bytes(demos, ti
     resumed = train(config, demos, tmp_path / "broken")
     for file in whole.rglob("*.safetensors"):
         assert file.read_bytes() == (resumed / file.relative_to(whole)).read_bytes()
+
+
+def test_a_run_killed_before_it_removed_old_checkpoints_removes_them_when_it_is_resumed(
+    demos, tiny, tmp_path, monkeypatch
+):
+    config = sft_config(tiny, update={"epochs": 2})
+
+    def killed(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "remove_folder", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, demos, tmp_path)
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["000001", "000002"]
+    train(config, demos, tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["000002"]
 
 
 def test_an_existing_run_is_never_trained_on_with_something_else(demos, tiny, tmp_path):

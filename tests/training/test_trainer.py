@@ -23,6 +23,7 @@ import hgpo_envs
 import hgpo_train.trainer
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
+from hgpo_train import checkpoint
 from hgpo_train.cli import app
 from hgpo_train.config import replace
 from hgpo_train.display import Display
@@ -386,6 +387,27 @@ def test_a_model_without_a_chat_template(config, runs, tiny, tmp_path):
     AutoModelForCausalLM.from_pretrained(tiny).save_pretrained(folder)
     with pytest.raises(InputError, match=r"no chat template.*Instruct"):
         runs.trainer(replace(config, model={"path": str(folder)}))
+
+
+def test_a_run_killed_before_it_removed_old_checkpoints_removes_them_when_it_is_resumed(config, runs, monkeypatch):
+    """Also when nothing is left to be trained."""
+    config = replace(config, iterations=2, evaluation={"every": 0}, checkpoint={"every": 1, "keep": 1})
+
+    def killed(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "remove_folder", killed)
+        with pytest.raises(KeyboardInterrupt):
+            runs.train(config)
+    folder = runs.folder / "run" / "checkpoints"
+    (folder / "000000").mkdir()
+    (folder / "000000" / "mine").touch()
+    assert [path.name for path in sorted(folder.iterdir())] == ["000000", "000001", "000002"]
+    weights = runs.weights("run")
+    runs.train(config, resume=True)
+    assert [path.name for path in sorted(folder.iterdir())] == ["000000", "000002"]
+    assert runs.weights("run") == weights
 
 
 def test_a_run_that_never_began_may_be_begun_again(config, runs):
