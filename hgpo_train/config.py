@@ -9,29 +9,45 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
+from hgpo_train.assignments import read_value, split
 from hgpo_train.rollout.failures import MAX_FAILED
-from hgpo_train.settings import build, merge, parse_override, read_toml, to_dict
+from hgpo_train.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    annotation_of,
+    build,
+    check,
+    merge,
+    read_toml,
+    to_dict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    C = TypeVar("C", "Config", "SftConfig")
+C = TypeVar("C", "Config", "SftConfig")
+Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentConfig:
+class EnvironmentConfig(Settings):
     """What is played."""
 
     id: str = "HGPO/ALFWorld-v0"
     """A registered environment, such as HGPO/ALFWorld-v0 or HGPO/WebShop-v0."""
     split: str = "train"
     """The split whose tasks are trained on."""
-    max_steps: int = 50
+    max_steps: PositiveInt = 50
     """Steps after which a trajectory is cut off."""
-    history_length: int = 2
+    history_length: NonNegativeInt = 2
     """K of the prompt: how many past steps the prompt shows."""
     action_format: Literal["response", "command", "number"] = "response"
     """What the policy writes: a response with the action in tags, the command, or an admissible action's number."""
@@ -42,10 +58,10 @@ class EnvironmentConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraConfig:
+class LoraConfig(Settings):
     """Low-rank adapters (arXiv 2106.09685) by peft; without them all weights are trained."""
 
-    rank: int = 0
+    rank: NonNegativeInt = 0
     """r of the adapters; 0 trains all weights."""
     alpha: int = 32
     """The adapters' output is scaled by alpha / rank."""
@@ -56,7 +72,7 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Settings):
     """The policy."""
 
     path: str = "Qwen/Qwen2.5-1.5B-Instruct"
@@ -75,39 +91,39 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutConfig:
+class RolloutConfig(Settings):
     """How trajectories are collected."""
 
     engine: str = "transformers"
     """Who generates: transformers in process, or vllm."""
     engine_options: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments of the engine, for example { tensor_parallel_size = 2 }."""
-    tasks: int = 16
+    tasks: PositiveInt = 16
     """Tasks an iteration."""
-    group_size: int = 8
+    group_size: PositiveInt = 8
     """Trajectories a task, the group of group advantages."""
-    temperature: float = 1.0
-    """Sampling temperature."""
-    max_prompt_tokens: int = 4096
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature. Not 0: greedy trajectories of a group are all alike."""
+    max_prompt_tokens: PositiveInt = 4096
     """Longer prompts are cut, see overflow."""
-    max_response_tokens: int = 512
+    max_response_tokens: PositiveInt = 512
     """Responses are cut off here."""
     overflow: Literal["left", "history"] = "left"
     """How too long a prompt is cut: left drops its beginning, history first shows fewer past steps."""
-    slots: int = 1024
+    slots: PositiveInt = 1024
     """Environments at once; changes the speed alone."""
     filter_groups: bool = False
     """Dynamic sampling (DAPO): groups whose trajectories all end the same, by the estimator's reward, are left out and
     others collected."""
-    max_generation_batches: int = 10
+    max_generation_batches: PositiveInt = 10
     """With filter_groups: how many times tasks are drawn an iteration before going on with what there is."""
-    max_failed: float = MAX_FAILED
+    max_failed: NonNegativeFloat = MAX_FAILED
     """Training stops if more than this share of an iteration's rollouts failed, or of an evaluation's; resuming plays
     the failed ones again. 1 stops only if all of them failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvantageConfig:
+class AdvantageConfig(Settings):
     """How steps are credited."""
 
     estimator: str = "hgpo"
@@ -117,28 +133,28 @@ class AdvantageConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateConfig:
+class UpdateConfig(Settings):
     """The policy update."""
 
-    mini_batch_size: int = 256
+    mini_batch_size: PositiveInt = 256
     """Most rows an optimiser step sees. An iteration's rows are cut into the fewest mini-batches of equal size."""
-    epochs: int = 1
+    epochs: PositiveInt = 1
     """Passes over an iteration's rows."""
-    micro_batch_tokens: int = 16384
+    micro_batch_tokens: PositiveInt = 16384
     """Most tokens in memory at a time, padding included; has no influence on the result."""
     layout: Literal["padded", "packed"] = "padded"
     """Rows of a micro-batch padded to one length, or packed one after another."""
-    logit_chunk: int = 128
+    logit_chunk: NonNegativeInt = 128
     """Positions whose logits exist at a time; 0 holds all."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
     """How token losses are averaged, see hgpo_train.update.losses.token_weights."""
-    clip_low: float = 0.2
+    clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     """The ratio is clipped below 1 - clip_low."""
-    clip_high: float = 0.2
+    clip_high: NonNegativeFloat = 0.2
     """The ratio is clipped above 1 + clip_high."""
-    dual_clip: float | None = 3.0
+    dual_clip: Annotated[float, Meta(gt=1)] | None = 3.0
     """Bounds the loss of negative advantages at this multiple; none leaves it out."""
-    kl_weight: float = 0.01
+    kl_weight: NonNegativeFloat = 0.01
     """Weight of the low-variance KL to the model at the start; 0 keeps no reference model."""
     entropy_weight: float = 0.001
     """Weight of the entropy bonus."""
@@ -149,55 +165,55 @@ class UpdateConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimiserConfig:
+class OptimiserConfig(Settings):
     """AdamW (arXiv 1711.05101) and its schedule."""
 
-    learning_rate: float = 1e-6
+    learning_rate: NonNegativeFloat = 1e-6
     """The peak learning rate."""
-    weight_decay: float = 0.01
+    weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay."""
-    betas: tuple[float, ...] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the first and second moments."""
     epsilon: float = 1e-8
     """Added to the root of the second moment."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate falls to 0 over the run's iterations, after the warm-up."""
-    warmup_iterations: int = 0
+    warmup_iterations: NonNegativeInt = 0
     """Iterations over which the learning rate rises from 0."""
-    gradient_clip: float = 1.0
+    gradient_clip: NonNegativeFloat = 1.0
     """Largest norm of the gradient; 0 never clips."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationConfig:
+class EvaluationConfig(Settings):
     """How the policy is measured on held-out tasks."""
 
-    every: int = 5
+    every: NonNegativeInt = 5
     """Iterations between evaluations; 0 never evaluates. The policy before the first iteration is evaluated too."""
     split: str = "valid_seen"
     """The held-out split."""
-    tasks: int = 128
+    tasks: PositiveInt = 128
     """Most tasks; a smaller split is played whole."""
-    group_size: int = 1
+    group_size: PositiveInt = 1
     """Trajectories a task."""
-    temperature: float = 0.4
+    temperature: NonNegativeFloat = 0.4
     """Sampling temperature."""
     seed: int = 1000
     """Added to the run's seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Settings):
     """What is kept to resume from."""
 
-    every: int = 1
+    every: PositiveInt = 1
     """Iterations between checkpoints; the last iteration always makes one. A killed run replays at most this many."""
-    keep: int = 2
+    keep: NonNegativeInt = 2
     """Checkpoints kept, the newest ones; 0 keeps all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrackingConfig:
+class TrackingConfig(Settings):
     """Who else is told the metrics; metrics.jsonl is always written."""
 
     tensorboard: bool = True
@@ -209,16 +225,16 @@ class TrackingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(Settings):
     """A training run."""
 
     name: str = "hgpo"
     """The run's name in trackers and step tables."""
     seed: int = 0
     """Seeds tasks, sampling and mini-batches."""
-    iterations: int = 160
+    iterations: NonNegativeInt = 160
     """Iterations of collect, estimate, update."""
-    environment_steps: int | None = None
+    environment_steps: PositiveInt | None = None
     """End earlier, with the iteration that reaches so many environment steps: to compare runs at equal ones."""
     environment: EnvironmentConfig = EnvironmentConfig()
     """What is played."""
@@ -240,11 +256,16 @@ class Config:
     """Who is told the metrics."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
+        if self.rollout.group_size == 1 and self.advantage.estimator != "reinforce_pp":
+            raise InputError(
+                f"setting rollout.group_size: expected at least 2 for the estimator {self.advantage.estimator!r}, got "
+                "1; a group of one has nothing to be compared with"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SftConfig:
+class SftConfig(Settings):
     """Supervised training on a step table (`hgpo sft`)."""
 
     name: str = "sft"
@@ -253,13 +274,13 @@ class SftConfig:
     """Seeds the order of rows."""
     rows: Literal["won", "all"] = "won"
     """The valid steps of trajectories that solved their task, or all steps."""
-    max_trajectories: int | None = None
-    """Take the first so many trajectories; none takes all."""
-    max_prompt_tokens: int = 4096
+    max_trajectories: Annotated[int, Meta(ge=2)] | None = None
+    """Take the first so many trajectories, at least 2 (one is held out); none takes all."""
+    max_prompt_tokens: PositiveInt = 4096
     """Longer prompts lose their beginning."""
     prompt_loss: bool = False
     """Learn to predict the prompts too: for models that have not learnt to read yet. Held-out rows stay as they are."""
-    held_out: float = 0.05
+    held_out: Annotated[float, Meta(gt=0, lt=1)] = 0.05
     """Share of trajectories that are not trained on and on which the loss is reported, at least one."""
     model: ModelConfig = ModelConfig()
     """What is trained."""
@@ -269,68 +290,6 @@ class SftConfig:
     """AdamW; its schedule runs over optimiser steps here."""
     tracking: TrackingConfig = TrackingConfig()
     """Who is told the metrics."""
-
-    def __post_init__(self) -> None:
-        if self.max_trajectories is not None and self.max_trajectories < 2:
-            raise InputError(f"expected max_trajectories of at least 2 (one is held out), got {self.max_trajectories}")
-        if not 0 < self.held_out < 1:
-            raise InputError(f"expected held_out in (0, 1), got {self.held_out}")
-
-
-def _check(config: Config) -> None:
-    """Refuses sizes that cannot be."""
-    rollout, update, optimiser = config.rollout, config.update, config.optimiser
-    at_least: list[tuple[str, float, float]] = [
-        ("iterations", config.iterations, 0),
-        ("environment.max_steps", config.environment.max_steps, 1),
-        ("environment.history_length", config.environment.history_length, 0),
-        ("model.lora.rank", config.model.lora.rank, 0),
-        ("rollout.tasks", rollout.tasks, 1),
-        ("rollout.group_size", rollout.group_size, 1),
-        ("rollout.max_prompt_tokens", rollout.max_prompt_tokens, 1),
-        ("rollout.max_response_tokens", rollout.max_response_tokens, 1),
-        ("rollout.slots", rollout.slots, 1),
-        ("rollout.max_generation_batches", rollout.max_generation_batches, 1),
-        ("rollout.max_failed", rollout.max_failed, 0),
-        ("update.mini_batch_size", update.mini_batch_size, 1),
-        ("update.epochs", update.epochs, 1),
-        ("update.micro_batch_tokens", update.micro_batch_tokens, 1),
-        ("update.logit_chunk", update.logit_chunk, 0),
-        ("update.clip_low", update.clip_low, 0),
-        ("update.clip_high", update.clip_high, 0),
-        ("update.kl_weight", update.kl_weight, 0),
-        ("optimiser.learning_rate", optimiser.learning_rate, 0),
-        ("optimiser.weight_decay", optimiser.weight_decay, 0),
-        ("optimiser.warmup_iterations", optimiser.warmup_iterations, 0),
-        ("optimiser.gradient_clip", optimiser.gradient_clip, 0),
-        ("evaluation.every", config.evaluation.every, 0),
-        ("evaluation.tasks", config.evaluation.tasks, 1),
-        ("evaluation.group_size", config.evaluation.group_size, 1),
-        ("evaluation.temperature", config.evaluation.temperature, 0),
-        ("checkpoint.every", config.checkpoint.every, 1),
-        ("checkpoint.keep", config.checkpoint.keep, 0),
-    ]
-    for name, value, bound in at_least:
-        if not value >= bound:
-            raise InputError(f"expected {name} to be at least {bound}, got {value}")
-    if config.environment_steps is not None and config.environment_steps < 1:
-        raise InputError(f"expected environment_steps of at least 1, or none, got {config.environment_steps}")
-    if rollout.temperature <= 0:
-        raise InputError(
-            f"expected rollout.temperature above 0, got {rollout.temperature}; "
-            "greedy trajectories of a group are all alike"
-        )
-    if update.clip_low >= 1:
-        raise InputError(f"expected update.clip_low below 1, got {update.clip_low}; ratios are never negative")
-    if update.dual_clip is not None and update.dual_clip <= 1:
-        raise InputError(f"expected update.dual_clip above 1, or none, got {update.dual_clip}")
-    if len(optimiser.betas) != 2 or not all(0 <= beta < 1 for beta in optimiser.betas):
-        raise InputError(f"expected optimiser.betas to be two values in [0, 1), got {list(optimiser.betas)}")
-    if rollout.group_size == 1 and config.advantage.estimator != "reinforce_pp":
-        raise InputError(
-            f"expected rollout.group_size of at least 2 for the estimator {config.advantage.estimator!r}, got 1; "
-            "a group of one has nothing to be compared with"
-        )
 
 
 def shipped() -> dict[str, Path]:
@@ -375,15 +334,25 @@ def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: t
                 raise InputError(unknown("configuration (no such file either)", str(source), known, shown=6))
             path = known[str(source)]
         merged = merge(merged, read_toml(path))
-    for override in overrides:
-        merged = merge(merged, parse_override(override))
+    for text in overrides:
+        merged = merge(merged, _override(text, cls))
     return build(cls, merged)
 
 
-def replace(config: Config, **changes: object) -> Config:
+def _override(text: str, cls: type) -> dict[str, Any]:
+    """One `section.field=value`, as a table."""
+    form = "an override of the form section.field=value"
+    name, given = split(text, "--set", form)
+    value = read_value(given, annotation_of(cls, name))
+    for key in reversed(name.split(".")):
+        value = {key: value}
+    return dict(value)
+
+
+def replace(config: C, **changes: object) -> C:
     """A configuration with other values: sections take a dictionary of their changed fields.
 
     >>> replace(Config(), seed=1, update={"epochs": 2}).update.epochs
     2
     """
-    return build(Config, merge(to_dict(config), changes))
+    return build(type(config), merge(to_dict(config), changes))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Final, Protocol
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_train.checkpoint_files import newest_model
 from hgpo_train.policies.base import Policy
 from hgpo_train.policies.generation import GenerationOptions
+from hgpo_train.settings import build, merge, to_dict
 from hgpo_train.update.model import compute_dtype
 
 if TYPE_CHECKING:
@@ -59,10 +59,8 @@ def _transformers(config: Config, model: Model, tokenizer: Tokenizer, options: G
     """Samples from the very model that is trained: publishing costs nothing."""
     from hgpo_train.policies.transformers import TransformersPolicy
 
-    try:
-        options = dataclasses.replace(options, **config.rollout.engine_options)
-    except TypeError as error:
-        raise InputError(f"rollout.engine_options: {error}") from error
+    given = merge(to_dict(options), config.rollout.engine_options)
+    options = build(GenerationOptions, given, "setting", "rollout.engine_options.")
     return TransformersPolicy(model, tokenizer, options, compute_dtype(config.model))
 
 

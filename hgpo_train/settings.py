@@ -1,7 +1,8 @@
-"""Typed settings: frozen dataclasses filled from TOML files and `a.b=c` overrides, and written back as TOML.
+"""Typed settings: dataclasses filled from TOML files and `a.b=c` overrides, checked by msgspec, written back as TOML.
 
-A settings class is a frozen dataclass whose fields each carry a docstring (the string literal below the field).
-Unknown keys are refused with the nearest known one, values of another type with what was expected.
+Any dataclass can be a settings class: a section of the configuration, the parameters of an estimator, the options of a
+policy. Annotations are its schema, ranges included: `Annotated[int, Meta(ge=1)]`. In the configuration each field also
+carries a docstring, the string literal below it.
 """
 
 from __future__ import annotations
@@ -10,27 +11,49 @@ import ast
 import dataclasses
 import inspect
 import json
+import re
+import sys
 import textwrap
 import tomllib
-import types
 import typing
-from functools import cache
+from datetime import date, time
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
-from hgpo_envs.errors import InputError, unknown
+import msgspec
+from msgspec import Meta
+
+from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files import read_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
+S = TypeVar("S", bound="DataclassInstance")
+
+LARGEST_FLOAT: Final = sys.float_info.max
+
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+Temperature = Annotated[float, Meta(ge=0, le=LARGEST_FLOAT)]
+"""Of sampling; 0 takes the most likely token."""
 
 EXTENDS = "extends"
 """The key by which a file names the files (relative to itself) whose values it starts from."""
 
 _BYTES: Final = 16 << 20
 """The longest configuration file that is read."""
+
+_FAULT: Final = re.compile(r"(?:Expected )?(.*?)(?:, got .*?)?(?: - at `\$(.*)`)?")
+"""An error of msgspec: what it expected, and where below the value."""
+
+_TOML_NAMES: Final = {"array": "a list", "object": "a table", "null": "none"}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -64,7 +87,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not TOML: {error}") from error
 
 
-def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Values of `over` over those of `base`, table by table.
 
     >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
@@ -77,71 +100,114 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def parse_override(text: str) -> dict[str, Any]:
-    """One `a.b=c`: the value is read as TOML, and as text where it is not TOML.
+class Settings:
+    """Base of dataclasses that check their fields whenever one is made."""
 
-    >>> parse_override("update.clip_high=0.28"), parse_override("model.path=./tiny")
-    ({'update': {'clip_high': 0.28}}, {'model': {'path': './tiny'}})
-    """
-    name, equals, value = text.partition("=")
-    keys = name.strip().split(".")
-    if not equals or not all(keys):
-        raise InputError(f"expected an override of the form section.field=value, got {text!r}")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):
-        parsed = value.strip()
-    for key in reversed(keys):
-        parsed = {key: parsed}
-    return typing.cast("dict[str, Any]", parsed)
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
-def build(cls: type[T], values: dict[str, Any], where: str = "") -> T:
-    """Makes a settings object from nested tables.
+def build(cls: type[T], values: Mapping[str, Any], kind: str = "setting", where: str = "") -> T:
+    """Makes a dataclass from nested tables.
+
+    Args:
+        cls: The dataclass.
+        values: Its fields by name; the fields of a nested dataclass are a table. Absent ones take their defaults.
+        kind: What one of the values is called in errors.
+        where: What stands before their names in errors.
 
     Raises:
-        InputError: A key is not a field, or a value is not of the field's type.
+        InputError: A key is not a field, or a value is not what the field's annotation says.
+
+    >>> @dataclasses.dataclass
+    ... class Sampling:
+    ...     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    >>> build(Sampling, {"top_p": 1})
+    Sampling(top_p=1.0)
+    >>> build(Sampling, {"top_p": 2}, "policy option")
+    Traceback (most recent call last):
+    hgpo_envs.errors.InputError: policy option top_p: expected float <= 1.0, got 2
     """
-    hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
+    hints = types_of(cls)
     for key in values:
-        if key not in names:
-            raise InputError(
-                unknown("configuration key", f"{where}{key}", [f"{where}{name}" for name in names], shown=40)
-            )
-    return cls(**{key: _convert(hints[key], value, f"{where}{key}") for key, value in values.items()})
+        if key not in hints:
+            raise InputError(unknown(kind, f"{where}{key}", [f"{where}{name}" for name in hints], shown=99))
+    return cls(**{key: _converted(hints[key], value, kind, f"{where}{key}") for key, value in values.items()})
 
 
-def _convert(hint: object, value: object, where: str) -> object:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if not isinstance(value, dict):
-            raise InputError(f"expected {where} to be a table of settings, got {value!r}")
-        return build(hint, value, f"{where}.")
-    origin, choices = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        if type(None) in choices and value in (None, "none"):
-            return None
-        return _convert(next(choice for choice in choices if choice is not type(None)), value, where)
-    if origin is Literal:
-        if value not in choices:
-            raise InputError(f"expected {where} to be one of {', '.join(map(repr, choices))}, got {value!r}")
-        return value
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(choices[0], item, where) for item in value)
-    if hint is float and type(value) is int:
-        return _float(value, where)
-    kind: Any = origin or hint
-    if kind is not Any and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-        name = "a list" if kind is tuple else f"a value of type {kind.__name__}"
-        raise InputError(f"expected {where} to be {name}, got {value!r}")
-    return value
+def check(settings: object, kind: str = "setting") -> None:
+    """Checks the fields of a dataclass by their annotations; call it in `__post_init__`, also of frozen ones.
+
+    Whole numbers for floats become floats, and lists for tuples become tuples.
+
+    Args:
+        settings: The dataclass.
+        kind: What one of its fields is called in errors.
+
+    Raises:
+        InputError: A value is not what its annotation says.
+    """
+    for name, hint in types_of(type(settings)).items():
+        object.__setattr__(settings, name, _converted(hint, getattr(settings, name), kind, name))
 
 
-def _float(value: int, where: str) -> float:
+def types_of(cls: type) -> dict[str, Any]:
+    """The annotation of each field of a dataclass."""
+    return dict(_types_of(cls))
+
+
+@lru_cache(64)  # bounded: each use of an estimator that is a function brings a class of its own
+def _types_of(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def annotation_of(cls: type, name: str) -> object:
+    """The annotation of a field by its name, such as `section.field`; `Any` if nothing is known of it."""
+    found: object = cls
+    for key in name.split("."):
+        found = types_of(found).get(key, Any) if isinstance(found, type) and dataclasses.is_dataclass(found) else Any
+    return found
+
+
+def _converted(hint: Any, value: Any, kind: str, name: str) -> Any:  # noqa: ANN401 (any annotation, any value)
+    """A value as its annotation says."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
+        return build(hint, value, kind, f"{name}.")
+    if value == "none" and type(None) in get_args(hint):  # TOML has no null
+        return None
+    if isinstance(value, float):
+        value = float(value)  # NumPy's are no plain ones
     try:
-        return float(value)
-    except OverflowError:
-        raise InputError(f"expected {where} to be a value of type float, got an integer too large for one") from None
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise InputError(_line(hint, value, kind, name, str(error))) from None
+    except TypeError:  # msgspec does not know this annotation, so nothing can be said about the value
+        return value
+
+
+def _line(hint: object, value: object, kind: str, name: str, message: str) -> str:
+    """The line for an error of msgspec."""
+    if message.startswith("Invalid enum value") and (choices := _choices(hint)):
+        return unknown(f"{kind} {name}", value, map(str, choices), shown=99)
+    found = _FAULT.fullmatch(message)
+    assert found is not None
+    text = "a smaller number" if message.startswith("Number out of range") else found[1]
+    expected = re.sub(r"`(.*?)`", lambda kinds: _words(kinds[1]), text)
+    return f"{kind} {name}{found[2] or ''}: expected {expected}, got {one_line(repr(value))}"
+
+
+def _words(kinds: str) -> str:
+    return " or ".join(_TOML_NAMES.get(kind, kind) for kind in kinds.split(" | "))
+
+
+def _choices(hint: object) -> tuple[object, ...]:
+    """The choices of a `Literal`, or of the one in a union."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return next((found for part in get_args(hint) if (found := _choices(part))), ())
 
 
 @cache
@@ -164,6 +230,9 @@ def to_toml(settings: DataclassInstance, *, docs: bool = False) -> str:
     Args:
         settings: A settings object.
         docs: Also write each field's docstring as a comment above it.
+
+    Raises:
+        InputError: An option holds something that TOML cannot.
     """
     return "\n".join(_toml_lines(settings, "", docs)).lstrip("\n") + "\n"
 
@@ -193,7 +262,13 @@ def _toml_value(value: object) -> str:
         return "{ " + ", ".join(f"{_toml_value(key)} = {_toml_value(item)}" for key, item in value.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml_value, value)) + "]"
-    return repr(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    raise InputError(
+        f"expected text, a number, true, false, a list or a table in a setting, got {one_line(repr(value))}"
+    )
 
 
 def to_dict(settings: DataclassInstance) -> dict[str, Any]:

@@ -14,9 +14,8 @@ import polars as pl
 from hgpo_datasets import scan_steps
 from hgpo_envs.atomic import sweep
 from hgpo_envs.errors import InputError
-from hgpo_train.checkpoint import load_checkpoint, resumed, save_checkpoint, versions
+from hgpo_train.checkpoint import load_checkpoint, remove_superseded, resumed, save_checkpoint, versions
 from hgpo_train.checkpoint_files import State, checkpoints, resumable
-from hgpo_train.config import Config, RolloutConfig
 from hgpo_train.fingerprints import of_model, of_rows
 from hgpo_train.policies.generation import encode_prompts
 from hgpo_train.run_folder import Origin, RunFolder
@@ -45,6 +44,10 @@ _FREE: Final = frozenset(
     }
 )
 """What may change between a run and its resumption: it does not decide what is learnt, but for rounding."""
+
+
+_KEPT: Final = 1
+"""How many checkpoints are kept."""
 
 
 def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
@@ -128,7 +131,6 @@ def supervise(config: SftConfig, source: str | Path, folder: Path, display: Disp
 
 def _supervise(run: RunFolder[SftConfig], source: str | Path, display: Display) -> Path:
     config, folder = run.config, run.folder
-    learner_config = _learner_config(config)
     tokenizer = load_tokenizer(config.model.path)
     rows = demonstrations(source, config)
     run.pin(
@@ -145,46 +147,36 @@ def _supervise(run: RunFolder[SftConfig], source: str | Path, display: Display) 
     known = vocabulary(model)
     train = samples_from_steps(with_prompts_as_responses(train_rows) if config.prompt_loss else train_rows, known)
     held_out = samples_from_steps(held_out_rows, known)
-    learner = Learner(model, learner_config, reference=False)
+    # Imitation has advantages of 1 and no policy before it: of the update's loss only the log-likelihood is left.
+    update = dataclasses.replace(config.update, entropy_weight=0.0, dual_clip=None)
+    learner = Learner(model, dataclasses.replace(config, update=update), reference=False)
     state = State(versions=versions(), run=run.id)
     if (newest := resumable(folder / "checkpoints", run.id)) is not None:
         state = resumed(load_checkpoint(newest, learner.model, learner.optimiser), state)
-    trackers = make_trackers(learner_config, folder, state.iteration + 1)
+        remove_superseded(folder / "checkpoints", newest, _KEPT)
+    trackers = make_trackers(config, folder, state.iteration + 1)
     try:
         while state.iteration < config.update.epochs:
             with display.stage("train"):
-                metrics = _epoch(learner, learner_config, train, state.iteration, display)
+                metrics = _epoch(learner, config, train, state.iteration, display)
             metrics["val/loss"] = -float(learner.logprobs(held_out).mean())
             state = dataclasses.replace(state, iteration=state.iteration + 1)
             log_to(trackers, metrics, state.iteration)
             display.row(state.iteration, metrics)
-            save_checkpoint(folder / "checkpoints", state, learner.model, tokenizer, learner.optimiser, keep=1)
+            save_checkpoint(folder / "checkpoints", state, learner.model, tokenizer, learner.optimiser, keep=_KEPT)
     finally:
         for tracker in trackers:
             tracker.close()
     return checkpoints(folder / "checkpoints")[-1]
 
 
-def _learner_config(config: SftConfig) -> Config:
-    return Config(
-        name=config.name,
-        seed=config.seed,
-        iterations=config.update.epochs,
-        model=config.model,
-        update=dataclasses.replace(config.update, kl_weight=0.0, entropy_weight=0.0, dual_clip=None),
-        optimiser=config.optimiser,
-        rollout=RolloutConfig(temperature=1.0),
-        tracking=config.tracking,
-    )
-
-
-def _epoch(learner: Learner, config: Config, samples: Samples, epoch: int, display: Display) -> dict[str, float]:
+def _epoch(learner: Learner, config: SftConfig, samples: Samples, epoch: int, display: Display) -> dict[str, float]:
     """One pass over the rows; the learning rate follows the optimiser steps of all passes."""
     generator = np.random.default_rng([config.seed, epoch, 2])
     batches = mini_batches(np.flatnonzero(samples.response_length > 0), config.update.mini_batch_size, generator)
     steps = []
     for done, batch in enumerate(batches):
-        rate = learning_rate(config.optimiser, epoch * len(batches) + done, config.iterations * len(batches))
+        rate = learning_rate(config.optimiser, epoch * len(batches) + done, config.update.epochs * len(batches))
         learner.set_learning_rate(rate)
         steps.append(learner.step(samples, batch, None, None))
         display.progress(done + 1, len(batches))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from hgpo_train.config import Config
+    from hgpo_train.config import Config, SftConfig
 
 
 class Tracker(Protocol):
@@ -153,7 +153,7 @@ class TensorBoard:
 class Hosted:
     """Weights & Biases, or trackio, which has the same few functions."""
 
-    def __init__(self, module: str, project: str, config: Config, folder: Path) -> None:
+    def __init__(self, module: str, project: str, config: Config | SftConfig, folder: Path) -> None:
         import importlib
 
         try:
@@ -174,7 +174,7 @@ class Hosted:
         self._module.finish()
 
 
-def make_trackers(config: Config, folder: Path, start: int) -> list[Tracker]:
+def make_trackers(config: Config | SftConfig, folder: Path, start: int) -> list[Tracker]:
     """The trackers that a configuration asks for.
 
     Args:

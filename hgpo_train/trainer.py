@@ -20,13 +20,14 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import polars as pl
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.atomic import sweep
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
-from hgpo_train.checkpoint import load_checkpoint, resumed, save_checkpoint, versions
+from hgpo_train.checkpoint import load_checkpoint, remove_superseded, resumed, save_checkpoint, versions
 from hgpo_train.checkpoint_files import State, checkpoints, resumable
 from hgpo_train.config import template_path
 from hgpo_train.engines import check_engine, make_engine
@@ -40,6 +41,7 @@ from hgpo_train.tracking import log_to, make_trackers
 from hgpo_train.update.batches import row_faults, samples_from_steps
 from hgpo_train.update.learner import Learner
 from hgpo_train.update.model import check_context, load_model, load_tokenizer, vocabulary
+from hgpo_train.update.optimiser import learning_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,10 +118,11 @@ class Trainer:
         self.model: Model = load_model(config.model, config.seed)
         run.pin(_origins(config, self._world))
         check_context(self.model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
-        self.learner = Learner(self.model, config)
+        self.learner = Learner(self.model, config, temperature=config.rollout.temperature)
         self.state = State(versions=versions(), run=run.id)
         if (newest := resumable(folder / "checkpoints", run.id)) is not None:
             self.state = resumed(load_checkpoint(newest, self.model, self.learner.optimiser), self.state)
+            remove_superseded(folder / "checkpoints", newest, config.checkpoint.keep)
         self.engine = make_engine(config, self.model, self.tokenizer)
         self.engine.publish(self.model, self.state.iteration)
         done = self.state.iteration  # line 0 is the evaluation before training, which is then made again
@@ -152,7 +155,9 @@ class Trainer:
         metrics["training/rows_left_out"] = float(left_out)
         metrics |= batch_metrics(rows, self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens)
         with clock("update_actor"), self._display.stage("update"):
-            metrics |= self.learner.update(samples_from_steps(rows), iteration, self._display.progress)
+            rate = learning_rate(self.config.optimiser, iteration, self.config.iterations)
+            rng = np.random.default_rng([self.config.seed, iteration, 2])
+            metrics |= self.learner.update(samples_from_steps(rows), rng, rate, self._display.progress)
         self.state = dataclasses.replace(
             self.state,
             iteration=iteration + 1,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from hgpo_envs.errors import InputError, unknown
+from msgspec import Meta
+
+from hgpo_envs.errors import InputError
+from hgpo_train.settings import NonNegativeFloat, build, check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 Mode = Literal["mean_std_norm", "mean_norm"]
 Context = Literal["states", "states_actions"]
 Precision = Literal["mixed", "float64", "float32"]
+Discount = Annotated[float, Meta(ge=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,43 +43,24 @@ class Parameters:
 
     reward: Literal["reward", "success", "score"] = "reward"
     reward_scale: float = 1.0
-    gamma: float = 0.95
+    gamma: Discount = 0.95
     returns: Literal["per_step", "from_end"] = "per_step"
     invalid_action_penalty: float = 0.1
     penalty_at: Literal["return", "reward"] = "return"
-    epsilon: float = 1e-6
+    epsilon: NonNegativeFloat = 1e-6
     precision: Precision = "mixed"
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for field in fields(self):
-            _check(field.name, getattr(self, field.name), hints[field.name])
-        if not 0 <= self.gamma <= 1:
-            raise InputError(f"gamma is a discount in [0, 1], got {self.gamma}")
-        if self.epsilon < 0:
-            raise InputError(f"epsilon is at least 0, got {self.epsilon}")
+        check(self, "parameter")
+        for name, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"parameter {name}: expected a finite number, got {value}")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Parameters by name; an unknown name is an InputError that tells the nearest known one."""
-        known = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise InputError(unknown("parameter", name, known, shown=99))
-        return cls(**given)
+        """Parameters by name.
 
-
-def _check(name: str, value: object, expected: object) -> None:
-    """One value against its annotation: a choice, a bool, an int or a finite float."""
-    choices = get_args(expected)
-    if choices:
-        if value not in choices:
-            raise InputError(unknown(name, value, [str(choice) for choice in choices]))
-    elif expected is bool and not isinstance(value, bool):
-        raise InputError(f"{name} is True or False, got {value!r}")
-    elif expected is int and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise InputError(f"{name} is a whole number of at least 0, got {value!r}")
-    elif expected is float and (
-        isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
-    ):
-        raise InputError(f"{name} is a finite number, got {value!r}")
+        Raises:
+            InputError: A name is unknown, or a value is not what the field's annotation says.
+        """
+        return build(cls, given, "parameter")

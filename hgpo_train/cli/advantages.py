@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import fields
 from glob import has_magic
@@ -83,11 +82,15 @@ def make_jobs(estimators: Sequence[str], given: dict[str, Any], settings: Sequen
     [('advantage_hgpo', 0.9), ('advantage_grpo', 0.9)]
     """
     from hgpo_train.advantages import Job, get
+    from hgpo_train.assignments import read_assignments
+    from hgpo_train.settings import types_of
 
     found = [get(name) for name in estimators]
-    known = {each.name: {field.name for field in fields(each.parameters)} for each in found}
+    known = {each.name: types_of(each.parameters) for each in found}
+    annotations = {field: kind for types in known.values() for field, kind in types.items()}
+    annotations |= {f"{name}.{field}": kind for name, types in known.items() for field, kind in types.items()}
     parameters: dict[str, dict[str, Any]] = {name: {} for name in known}
-    for name, value in [*given.items(), *(_setting(text) for text in settings)]:
+    for name, value in [*given.items(), *read_assignments("--set", settings, annotations).items()]:
         owner, _, parameter = name.rpartition(".")
         if owner and owner not in known:
             raise InputError(unknown("estimator of this call", owner, known))
@@ -107,16 +110,6 @@ def make_jobs(estimators: Sequence[str], given: dict[str, Any], settings: Sequen
         )
         for each in found
     ]
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise InputError(f"--set expects name=value, got {text!r}")
-    try:
-        return name, json.loads(value.lower() if value in {"True", "False"} else value)
-    except json.JSONDecodeError:
-        return name, value
 
 
 def default_out(run: Path, jobs: Sequence[Job]) -> Path:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hgpo_envs.errors import InputError
-from hgpo_train.cli.rollout import check_failures, check_share, environments, pairs
+from hgpo_train.cli.rollout import check_failures, check_share, environments, note
 from hgpo_train.rollout.failures import MAX_FAILED, check, of_table
 
 if TYPE_CHECKING:
@@ -66,9 +67,11 @@ def evaluate(
     from rich.console import Console
 
     from hgpo_datasets import StepWriter
+    from hgpo_train.assignments import read_assignments
     from hgpo_train.evaluation import TEMPERATURE
     from hgpo_train.evaluation import evaluate as play
-    from hgpo_train.policies.registry import PolicyContext, make_policy
+    from hgpo_train.policies.registry import PolicyContext, make_policy, option_annotations
+    from hgpo_train.rollout.older_runs import comparable
     from hgpo_train.rollout.progress import shown
     from hgpo_train.rollout.run import Collection, Machine, interruptible, open_world, run_config
 
@@ -81,9 +84,9 @@ def evaluate(
         "action_format": action_format,
         **({} if data is None else {"data": str(data)}),
         **({} if max_steps is None else {"max_steps": max_steps}),
-        **pairs("--env-option", env_option or []),
+        **read_assignments("--env-option", env_option or (), {}),
     }
-    policy_options = pairs("--policy-option", policy_option or [])
+    policy_options = read_assignments("--policy-option", policy_option or (), option_annotations(policy))
     if policy.partition(":")[0] in _SAMPLING:
         policy_options = {"temperature": TEMPERATURE if temperature is None else temperature, **policy_options}
     elif temperature is not None:
@@ -95,6 +98,7 @@ def evaluate(
     what = Collection(tasks=len(world.tasks), order="sweep")
     config = {**run_config(world, options, policy, policy_options, what), "evaluation": True}
     del config["seed"]
+    config = comparable(out, config, world, partial(note, console))
     try:
         with StepWriter(out, config=config) as writer, interruptible() as stopping:
             left = len(world.tasks) * len(chosen) - len(writer.committed)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
+from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -70,7 +70,9 @@ def rollout(
     from rich.console import Console
 
     from hgpo_datasets import StepWriter
-    from hgpo_train.policies.registry import PolicyContext, make_policy
+    from hgpo_train.assignments import read_assignments
+    from hgpo_train.policies.registry import PolicyContext, make_policy, option_annotations
+    from hgpo_train.rollout.older_runs import comparable
     from hgpo_train.rollout.progress import shown
     from hgpo_train.rollout.run import Collection, Machine, collect, interruptible, open_world, run_config
 
@@ -83,14 +85,14 @@ def rollout(
         "action_format": action_format,
         **({} if data is None else {"data": str(data)}),
         **({} if max_steps is None else {"max_steps": max_steps}),
-        **pairs("--env-option", env_option or []),
+        **read_assignments("--env-option", env_option or (), {}),
     }
-    policy_options = pairs("--policy-option", policy_option or [])
+    policy_options = read_assignments("--policy-option", policy_option or (), option_annotations(policy))
     world = open_world(env, **options)
     acting = make_policy(policy, PolicyContext(world.shared.source.name, action_format, policy_options))
     left_out = [name.strip() for name in without.split(",") if name.strip()]
     console = Console(stderr=True, highlight=False)
-    config = run_config(world, options, policy, policy_options, what)
+    config = comparable(out, run_config(world, options, policy, policy_options, what), world, partial(note, console))
     try:
         with (
             StepWriter(out, config=config, without=left_out) as writer,
@@ -119,6 +121,11 @@ def rollout(
     check_failures(console, out, tally, max_failed)
 
 
+def note(console: Console, line: str) -> None:
+    """Prints a line of plain text."""
+    console.print(line, soft_wrap=True, markup=False)
+
+
 def environments(slots: int | None, *, workers: bool) -> int:
     """How many environments are played at once, where the user does not say."""
     if slots is not None:
@@ -144,24 +151,6 @@ def check_failures(console: Console, out: Path, tally: Tally | None, max_failed:
         check(failures, max_failed, again)
     if stored.failed:
         console.print(f"{stored}. {again}", soft_wrap=True, markup=False)
-
-
-def pairs(option: str, given: list[str]) -> dict[str, Any]:
-    """Reads name=value options; a value that is JSON is taken as JSON, any other as text.
-
-    >>> pairs("--env-option", ["goals=human", "price_seed=3", "show_attributes=true"])
-    {'goals': 'human', 'price_seed': 3, 'show_attributes': True}
-    """
-    found: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise InputError(f"{option}: expected name=value, got {text!r}")
-        try:
-            found[name] = json.loads(value)
-        except json.JSONDecodeError:
-            found[name] = value
-    return found
 
 
 def _report(console: Console, out: Path, tally: Tally, groups: int, *, interrupted: bool) -> None:

@@ -27,7 +27,7 @@ def sft(
     from hgpo_train.settings import to_toml
     from hgpo_train.sft import supervise
 
-    given = [*([f'model.path="{model}"'] if model is not None else []), *(overrides or ())]
+    given = [*([f"model.path={model}"] if model is not None else []), *(overrides or ())]
     settings = load_config(config, given, SftConfig)
     if print_config:
         typer.echo(to_toml(settings, docs=True), nl=False)

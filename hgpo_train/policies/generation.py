@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from hgpo_envs.errors import InputError
+from msgspec import Meta
+
 from hgpo_train.policies.base import Failure
+from hgpo_train.settings import PositiveInt, Temperature, check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,30 +21,26 @@ if TYPE_CHECKING:
 class GenerationOptions:
     """How prompts are read and responses drawn."""
 
-    temperature: float = 1.0
+    temperature: Temperature = 1.0
     """Of the sampling; 0 takes the most likely token."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Nucleus sampling: the fewest most likely tokens that reach this probability; 1 takes all."""
     stop: tuple[str, ...] = ()
     """Texts that end a response; the one that did is part of it."""
-    max_prompt_tokens: int = 4096
+    max_prompt_tokens: PositiveInt = 4096
     """Longer prompts are cut, see overflow."""
-    max_response_tokens: int = 512
+    max_response_tokens: PositiveInt = 512
     """Responses end here."""
     overflow: Literal["left", "history", "error"] = "left"
     """How too long a prompt is cut: left drops its beginning, as verl does; history first shows fewer past steps;
     error fails the rollout."""
-    max_batch_tokens: int = 131_072
+    max_batch_tokens: PositiveInt = 131_072
     """Bound on tokens in memory at a time."""
     chat_template: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template, for example { enable_thinking = false }."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_prompt_tokens", 1), ("max_response_tokens", 1), ("max_batch_tokens", 1)):
-            if not getattr(self, name) >= least:
-                raise InputError(f"{name}: expected at least {least}, got {getattr(self, name)}")
-        if not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1:
-            raise InputError(f"expected temperature ≥ 0 and 0 < top_p ≤ 1, got {self.temperature} and {self.top_p}")
+        check(self, "policy option")
 
 
 class Fitted(NamedTuple):

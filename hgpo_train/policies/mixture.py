@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
+from hgpo_train.assignments import read_value, split
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 
 if TYPE_CHECKING:
@@ -49,13 +51,9 @@ def weights(text: str) -> Mapping[str, float]:
     >>> weights("expert=3,random=1")
     {'expert': 3.0, 'random': 1.0}
     """
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        try:
-            found[name.strip()] = float(value)
-        except ValueError:
-            found[name.strip()] = -1.0
-    if not all(name and 0 < weight < float("inf") for name, weight in found.items()):
-        raise InputError(f"mixture: expected name=weight,name=weight with positive weights, got {text!r}")
-    return found
+    form = "name=weight,name=weight with positive weights"
+    named = [split(part, "policy mixture", form) for part in text.split(",")]
+    given = {name: read_value(value, float) for name, value in named}
+    if not all(type(weight) in (int, float) and 0 < weight < math.inf for weight in given.values()):
+        raise InputError(f"policy mixture: expected {form}, got {text!r}")
+    return {name: float(weight) for name, weight in given.items()}

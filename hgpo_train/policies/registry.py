@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs import expert
 from hgpo_envs.errors import InputError, unknown
+from hgpo_train.settings import types_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,6 +50,13 @@ _FACTORIES: Final = {
 }
 """Name → ``module:factory``, imported when asked for; a factory takes the argument after the colon and the context."""
 
+_OPTIONS: Final = {
+    "openai": "hgpo_train.policies.server:ServerOptions",
+    "vllm": "hgpo_train.policies.vllm:VLLMOptions",
+    "transformers": "hgpo_train.policies.transformers:TransformersOptions",
+}
+"""Name → ``module:dataclass`` of the options that a policy takes."""
+
 
 def make_policy(spec: str, context: PolicyContext) -> Policy:
     """A policy by its name.
@@ -64,6 +72,12 @@ def make_policy(spec: str, context: PolicyContext) -> Policy:
     return _factory(name)(argument, context)
 
 
+def option_annotations(spec: str) -> dict[str, Any]:
+    """The annotations of a policy's options by name; empty for a policy that takes none, or of another package."""
+    name = spec.partition(":")[0]
+    return types_of(_load(_OPTIONS[name])) if name in _OPTIONS else {}
+
+
 def policy_names() -> list[str]:
     """Every name that `make_policy` knows."""
     return [*_FACTORIES, *(point.name for point in entry_points(group="hgpo.policies"))]
@@ -71,8 +85,7 @@ def policy_names() -> list[str]:
 
 def _factory(name: str) -> Factory:
     if name in _FACTORIES:
-        module, _, attribute = _FACTORIES[name].partition(":")
-        own: Factory = getattr(import_module(module), attribute)
+        own: Factory = _load(_FACTORIES[name])
         return own
     for point in entry_points(group="hgpo.policies"):
         if point.name == name:
@@ -81,32 +94,40 @@ def _factory(name: str) -> Factory:
     raise InputError(unknown("policy", name, policy_names()))
 
 
-def _refuse_argument(name: str, argument: str) -> None:
+def _load(place: str) -> Any:  # noqa: ANN401 (a factory or a class)
+    """What ``module:attribute`` names."""
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _refuse_settings(name: str, argument: str, context: PolicyContext) -> None:
     if argument:
         raise InputError(f"policy {name}: expected nothing after its name, got {argument!r}; write {name}")
+    if context.options:
+        raise InputError(f"policy {name} has no options, got {', '.join(context.options)}; leave --policy-option out")
 
 
 def _random(argument: str, context: PolicyContext) -> BatchPolicy:
     from hgpo_train.policies.random_choice import RandomPolicy
 
-    _refuse_argument("random", argument)
+    _refuse_settings("random", argument, context)
     return RandomPolicy(context.action_format)
 
 
 def _stale(argument: str, context: PolicyContext) -> BatchPolicy:
     from hgpo_train.policies.stale import StalePolicy
 
-    _refuse_argument("stale", argument)
+    _refuse_settings("stale", argument, context)
     return StalePolicy(context.action_format)
 
 
 def _expert(argument: str, context: PolicyContext) -> BatchPolicy:
-    _refuse_argument("expert", argument)
+    _refuse_settings("expert", argument, context)
     return _scripted("expert", context)
 
 
 def _explorer(argument: str, context: PolicyContext) -> BatchPolicy:
-    _refuse_argument("explorer", argument)
+    _refuse_settings("explorer", argument, context)
     return _scripted("explorer", context)
 
 

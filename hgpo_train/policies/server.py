@@ -13,16 +13,17 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import math
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.secrets import Secret, redact, redact_logging, register, register_url
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
 from hgpo_train.policies.validation import shown
-from hgpo_train.settings import build
+from hgpo_train.settings import LARGEST_FLOAT, NonNegativeInt, PositiveInt, Temperature, build, check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,11 +61,11 @@ class ServerOptions:
     """The server's address up to /v1; empty takes OPENAI_BASE_URL, and without it http://localhost:8000/v1."""
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable that holds the key. Servers on this machine need none."""
-    temperature: float = 1.0
+    temperature: Temperature = 1.0
     """Of the sampling."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Nucleus sampling; 1 takes all tokens."""
-    max_response_tokens: int = 512
+    max_response_tokens: PositiveInt = 512
     """Responses end here."""
     stop: tuple[str, ...] = ()
     """Texts that end a response."""
@@ -76,11 +77,11 @@ class ServerOptions:
     """Ask for prompt and response token ids, as vLLM's server gives them (return_token_ids)."""
     overflow: Literal["history", "error"] = "history"
     """When the server says that the prompt is too long: show fewer past steps, or fail."""
-    concurrency: int = 128
+    concurrency: PositiveInt = 128
     """Requests at once."""
-    timeout_s: float = 120.0
+    timeout_s: Annotated[float, Meta(gt=0, le=LARGEST_FLOAT)] = 120.0
     """Seconds from sending a request to the last byte of its answer; after that it is sent again."""
-    retries: int = 5
+    retries: NonNegativeInt = 5
     """How often a request is sent again."""
     check_model: bool = True
     """Ask the server for its models before the first rollout, and refuse one that it does not list."""
@@ -88,11 +89,7 @@ class ServerOptions:
     """Further fields of the request's body, for example { top_k = 20 }."""
 
     def __post_init__(self) -> None:
-        for name, least in (("concurrency", 1), ("max_response_tokens", 1), ("retries", 0), ("temperature", 0)):
-            if not getattr(self, name) >= least:
-                raise InputError(f"policy option {name}: expected at least {least}, got {getattr(self, name)}")
-        if not 0 < self.timeout_s < math.inf or not 0 < self.top_p <= 1:
-            raise InputError(f"expected timeout_s > 0 and 0 < top_p ≤ 1, got {self.timeout_s} and {self.top_p}")
+        check(self, "policy option")
 
 
 class ServerPolicy(AsyncPolicy):
@@ -245,7 +242,7 @@ def make(argument: str, context: PolicyContext) -> ServerPolicy:
     if not argument:
         raise InputError("policy openai: expected a model, as in openai:Qwen2.5-1.5B-Instruct")
     del openai
-    policy = ServerPolicy(argument, build(ServerOptions, dict(context.options), "policy option "))
+    policy = ServerPolicy(argument, build(ServerOptions, context.options, "policy option"))
     try:
         if policy.options.check_model:
             policy.check()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
 
     from hgpo_train.hf import Model, Tokenizer
     from hgpo_train.policies.registry import PolicyContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersOptions(GenerationOptions):
+    """Options of `transformers:MODEL`."""
+
+    device: str = "auto"
+    """A torch device; auto takes an accelerator if there is one."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What autocast computes in."""
 
 
 class TransformersPolicy(BatchPolicy):
@@ -112,13 +123,8 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
 
     if not argument:
         raise InputError("policy transformers: expected a model, as in transformers:Qwen/Qwen2.5-1.5B-Instruct")
-    given = dict(context.options)
-    device = given.pop("device", "auto")
-    dtype = given.pop("compute_dtype", "float32")
-    config = build(
-        ModelConfig,
-        {"path": argument, "device": device, "compute_dtype": dtype, "gradient_checkpointing": False},
-        "policy option ",
+    options = build(TransformersOptions, context.options, "policy option")
+    config = ModelConfig(
+        path=argument, device=options.device, compute_dtype=options.compute_dtype, gradient_checkpointing=False
     )
-    options = build(GenerationOptions, given, "policy option ")
     return TransformersPolicy(load_model(config), load_tokenizer(argument), options, compute_dtype(config))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
     from hgpo_train.hf import Model
     from hgpo_train.policies.base import Request
     from hgpo_train.policies.registry import PolicyContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VLLMOptions(GenerationOptions):
+    """Options of `vllm:MODEL`."""
+
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of `vllm.LLM`, for example { tensor_parallel_size = 2 }."""
 
 
 class VLLMPolicy:
@@ -175,10 +184,5 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
 
     if not argument:
         raise InputError("policy vllm: expected a model, as in vllm:Qwen/Qwen2.5-1.5B-Instruct")
-    given = dict(context.options)
-    engine = given.pop("engine", {})
-    if not isinstance(engine, dict):
-        raise InputError(
-            f'policy option engine: expected a table such as {{"tensor_parallel_size": 2}}, got {engine!r}'
-        )
-    return VLLMPolicy(newest_model(argument), build(GenerationOptions, given, "policy option "), engine)
+    options = build(VLLMOptions, context.options, "policy option")
+    return VLLMPolicy(newest_model(argument), options, options.engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,8 @@ class Groups:
         commit: Takes whole groups.
         together: How many groups are committed at once.
         done: Groups that were committed before, and whether each said something: they are not played again.
-        failed: Groups of which only the failed rollouts are to be played again; none of them is in `done`.
+        failed: Groups of which only the failed rollouts are to be played again, also when nothing more is wanted; none
+            of them is in `done`.
         lookahead: How far beyond the first unfinished group others may begin; bounds what waits to be committed.
     """
 
@@ -76,6 +78,8 @@ class Groups:
         self._outcome = OF_ROWS[outcome]
         self._together, self._lookahead, self._done = together, lookahead, done or {}
         self._failed = failed or {}
+        self._to_retry = Counter(iteration for iteration, _, _ in self._failed)
+        self._iteration = 0
         self._open: dict[int, _Open] = {}
         self._waiting: dict[int, Whole] = {}
         self._first = 0  # the first position that is not yet committed or waiting in the batch
@@ -84,15 +88,16 @@ class Groups:
 
     def begin(self) -> tuple[Group, Sequence[int]] | None:
         """The next group, and which of its members are to be played; None when none may begin now."""
-        while self._may_begin():
+        while (wanted := self._may_begin()) or self._must_retry():
             group = next(self._plan)
             self.begun += 1
-            if group.key not in self._done:
+            self._iteration = group.iteration
+            if group.key in self._failed or (wanted and group.key not in self._done):
                 members, outcomes = self._to_play(group)
                 self._open[group.position] = _Open(group, len(members), outcomes)
                 return group, members
             self.skipped += 1
-            self.informative += self._done[group.key]
+            self.informative += self._done.get(group.key, False)
             self._waiting[group.position] = Whole([])
             self._advance()
         return None
@@ -105,6 +110,7 @@ class Groups:
         failed = self._failed.get(group.key)
         if failed is None:
             return range(group.size), []
+        self._to_retry[group.iteration] -= 1
         members = [member for member in range(group.size) if group.trajectory(member) in failed.trajectories]
         return members, list(failed.outcomes)
 
@@ -138,6 +144,15 @@ class Groups:
         if self._most is None:
             return self.begun < self._wanted
         return self.begun < self._most and self.informative + len(self._open) < self._wanted
+
+    def _must_retry(self) -> bool:
+        """Whether the plan is followed although no further group is wanted, because failed rollouts are still to come.
+
+        An earlier run went further than this one, where failures hid that groups said something. While groups are under
+        way, it is not known whether the next one is wanted.
+        """
+        most = self._wanted if self._most is None else self._most
+        return not self._open and self._to_retry[self._iteration] > 0 and self.begun < most
 
     def _advance(self) -> None:
         while self._first in self._waiting:

@@ -14,7 +14,7 @@ from hgpo_train.update.batches import micro_batches, mini_batches
 from hgpo_train.update.logprobs import ResponseScorer
 from hgpo_train.update.losses import LossTerms, policy_loss, token_weights
 from hgpo_train.update.model import Reference, compute_dtype
-from hgpo_train.update.optimiser import clip_gradient, learning_rate, make_optimiser
+from hgpo_train.update.optimiser import clip_gradient, make_optimiser
 from hgpo_train.update.throughput import model_flops, peak_flops
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from hgpo_train.config import Config
+    from hgpo_train.config import Config, SftConfig
     from hgpo_train.hf import Model
     from hgpo_train.update.batches import MicroBatch, Samples
 
@@ -33,12 +33,16 @@ class Learner:
 
     Args:
         model: A causal language model, bare or wrapped by peft; its trainable weights in float32.
-        config: The run's configuration; `update`, `optimiser`, `model` and `rollout.temperature` matter here.
+        config: The run's configuration; its sections `update`, `optimiser` and `model` matter here.
+        temperature: Log-probabilities are those of the model at this temperature.
         reference: Keep a frozen copy of the model as it is now for the KL term. By default if its weight is not zero.
     """
 
-    def __init__(self, model: Model, config: Config, *, reference: bool | None = None) -> None:
+    def __init__(
+        self, model: Model, config: Config | SftConfig, *, temperature: float = 1.0, reference: bool | None = None
+    ) -> None:
         self.config = config
+        self.temperature = temperature
         self.model = model
         self.scorer = ResponseScorer(model, chunk=config.update.logit_chunk)
         self.optimiser = make_optimiser(model, config.optimiser)
@@ -49,13 +53,18 @@ class Learner:
         self._autocast_dtype = dtype
 
     def update(
-        self, samples: Samples, iteration: int, progress: Callable[[int, int], None] | None = None
+        self,
+        samples: Samples,
+        rng: np.random.Generator,
+        rate: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, float]:
         """Improves the policy on samples: every epoch's mini-batches, one optimiser step each.
 
         Args:
             samples: Rows with advantages.
-            iteration: From 0; decides the learning rate and, with the run's seed, the mini-batches.
+            rng: Draws the mini-batches.
+            rate: The learning rate; None leaves it as it is.
             progress: Called with optimiser steps done and to do.
 
         Returns:
@@ -68,19 +77,16 @@ class Learner:
             return {"actor/optimiser_steps": 0.0}
         old = self._old_logprobs(samples)
         reference = self.reference_logprobs(samples) if self.reference is not None else None
-        rate = learning_rate(self.config.optimiser, iteration, self.config.iterations)
-        self.set_learning_rate(rate)
-        generator = np.random.default_rng([self.config.seed, iteration, 2])
-        batches = [
-            batch for _ in range(config.epochs) for batch in mini_batches(rows, config.mini_batch_size, generator)
-        ]
+        if rate is not None:
+            self.set_learning_rate(rate)
+        batches = [batch for _ in range(config.epochs) for batch in mini_batches(rows, config.mini_batch_size, rng)]
         steps = []
         for done, batch in enumerate(batches):
             steps.append(self.step(samples, batch, old, reference))
             if progress is not None:
                 progress(done + 1, len(batches))
         metrics = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
-        metrics |= {"actor/lr": rate, "actor/optimiser_steps": float(len(steps))}
+        metrics |= {"actor/lr": self.optimiser.param_groups[0]["lr"], "actor/optimiser_steps": float(len(steps))}
         metrics |= self._gap(samples, old) | self._throughput(samples, begin)
         return metrics
 
@@ -100,19 +106,14 @@ class Learner:
 
         A loss or gradient that is not finite is thrown away and counted (`actor/skipped`).
         """
-        sums = self.accumulate(samples, rows, old, reference)
+        parts = self.accumulate(samples, rows, old, reference)
         norm = clip_gradient(self.model, self.config.optimiser.gradient_clip)
-        sound = bool(np.isfinite(norm) and np.isfinite(sums["weighted/loss"]))
+        sound = bool(np.isfinite(norm) and np.isfinite(parts["loss"]))
         if sound:
             self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        tokens = int(samples.response_length[rows].sum())
-        metrics = {}
-        for name, value in sums.items():
-            kind, _, metric = name.partition("/")
-            metrics[f"actor/{metric}"] = value / tokens if kind == "count" else value
-        metrics |= {"actor/grad_norm": norm, "actor/skipped": float(not sound)}
-        return metrics
+        metrics = {f"actor/{name}": value for name, value in parts.items()}
+        return metrics | {"actor/grad_norm": norm, "actor/skipped": float(not sound)}
 
     def accumulate(
         self,
@@ -121,7 +122,7 @@ class Learner:
         old: NDArray[np.float32] | None,
         reference: NDArray[np.float32] | None,
     ) -> dict[str, float]:
-        """Adds the mini-batch's gradient to the parameters' and returns the loss's parts, summed over micro-batches.
+        """Adds the mini-batch's gradient to the parameters' and returns the loss, its parts and means over tokens.
 
         Args:
             samples: All rows.
@@ -135,11 +136,12 @@ class Learner:
         weight = np.zeros(len(samples))
         weight[rows] = token_weights(samples.response_length[rows], config.aggregation)
         self.model.train()
+        parts: dict[str, float] = {}
         totals: dict[str, float] = {}
         for micro in self._micro_batches(samples, rows):
             with self._computing():
                 logprob, entropy = self._score(micro, entropy_gradient=config.entropy_weight != 0)
-            loss, sums = policy_loss(
+            made = policy_loss(
                 logprob,
                 entropy,
                 logprob.detach() if old is None else self._tensor(old[micro.token]),
@@ -149,10 +151,12 @@ class Learner:
                 terms,
             )
             with self._memory_advice():
-                loss.backward()  # type: ignore[no-untyped-call]
-            for name, value in sums.items():
-                totals[name] = totals.get(name, 0.0) + float(value)
-        return totals
+                made.loss.backward()  # type: ignore[no-untyped-call]
+            for sums, values in ((parts, made.parts), (totals, made.totals)):
+                for name, value in values.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+        tokens = int(samples.response_length[rows].sum())
+        return parts | {name: value / tokens for name, value in totals.items()}
 
     def logprobs(self, samples: Samples) -> NDArray[np.float32]:
         """The log π of every response token under the present policy, float32 of shape (response tokens,)."""
@@ -191,7 +195,7 @@ class Learner:
 
     def _score(self, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         inputs = (part.to(self.device) for part in (micro.input_ids, micro.position_ids, micro.source, micro.target))
-        scores: tuple[Tensor, Tensor] = self.scorer(*inputs, self.config.rollout.temperature, entropy_gradient)
+        scores: tuple[Tensor, Tensor] = self.scorer(*inputs, self.temperature, entropy_gradient)
         return scores
 
     def _micro_batches(self, samples: Samples, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:

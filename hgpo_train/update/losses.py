@@ -143,6 +143,20 @@ class LossTerms:
     entropy_weight: float = 0.0
 
 
+class PolicyLoss(NamedTuple):
+    """The loss of a micro-batch, and what it is made of; all of it adds up over micro-batches.
+
+    Attributes:
+        loss: A scalar with a gradient.
+        parts: Sums of the loss and its parts over tokens, each token with its weight.
+        totals: Sums over tokens without weights; divided by the number of tokens they are means.
+    """
+
+    loss: Tensor
+    parts: dict[str, Tensor]
+    totals: dict[str, Tensor]
+
+
 def policy_loss(
     logprob: Tensor,
     entropy: Tensor,
@@ -151,7 +165,7 @@ def policy_loss(
     advantage: Tensor,
     weight: Tensor,
     terms: LossTerms,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> PolicyLoss:
     """The whole loss of one micro-batch, a sum over its tokens: Σ w (L + β KL − η H).
 
     Args:
@@ -162,10 +176,6 @@ def policy_loss(
         advantage: A of each token's step, the same shape.
         weight: w of each token, the same shape, from `token_weights` over the whole *mini-batch*.
         terms: Clips and weights.
-
-    Returns:
-        The loss, a scalar, and sums over tokens without gradient, additive over micro-batches. Those named
-        ``weighted/…`` are parts of the loss; those named ``count/…`` are to be divided by the number of tokens.
     """
     clipped = clipped_policy_loss(
         logprob,
@@ -178,18 +188,21 @@ def policy_loss(
     policy = (weight * clipped.loss).sum()
     mean_entropy = (weight * entropy).sum()
     loss = policy - terms.entropy_weight * mean_entropy
-    sums = {
-        "weighted/pg_loss": policy,
-        "weighted/entropy": mean_entropy,
-        "count/clip_fraction": clipped.clipped.float().sum(),
-        "count/dual_clip_fraction": clipped.dual_clipped.float().sum(),
-        "count/nll": -logprob.sum(),
-        "count/ratio": clipped.ratio.sum(),
-        "count/approx_kl": (old_logprob - logprob).sum(),
+    parts = {"pg_loss": policy, "entropy": mean_entropy}
+    totals = {
+        "clip_fraction": clipped.clipped.float().sum(),
+        "dual_clip_fraction": clipped.dual_clipped.float().sum(),
+        "nll": -logprob.sum(),
+        "ratio": clipped.ratio.sum(),
+        "approx_kl": (old_logprob - logprob).sum(),
     }
     if reference_logprob is not None:
         divergence = (weight * low_variance_kl(logprob, reference_logprob)).sum()
         loss = loss + terms.kl_weight * divergence
-        sums["weighted/kl_loss"] = divergence
-    sums["weighted/loss"] = loss
-    return loss, {name: value.detach() for name, value in sums.items()}
+        parts["kl_loss"] = divergence
+    parts["loss"] = loss
+    return PolicyLoss(loss, _detached(parts), _detached(totals))
+
+
+def _detached(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in values.items()}

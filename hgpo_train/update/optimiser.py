@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor, nn
 
     from hgpo_train.config import OptimiserConfig
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def make_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
@@ -54,31 +59,44 @@ def clip_gradient(model: nn.Module, largest: float) -> float:
 
 
 def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state as tensors named ``<moment>.<parameter>`` and ``step.<parameter>``."""
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        state = optimiser.state.get(parameter)
-        if state:
-            tensors[f"step.{name}"] = torch.as_tensor(state["step"], dtype=torch.float32).cpu().clone()
-            tensors |= {f"{moment}.{name}": state[moment].detach().cpu().contiguous() for moment in _MOMENTS}
-    return tensors
+    """The optimiser's state under torch's names, ``state.<parameter>.<moment>``; empty before its first step."""
+    if not optimiser.state:
+        return {}
+    return {name: value for name, value in _flat_state(model, optimiser).items() if name.startswith("state.")}
 
 
 def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Puts back what `optimiser_tensors` gave.
+    """Puts back what `optimiser_tensors` returned, also under the names of version 0.1, ``<moment>.<parameter>``.
 
     Raises:
         InputError: The tensors belong to another model.
     """
-    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    saved = {name.partition(".")[2] for name in tensors}
-    if saved and saved != names:
-        odd = min(saved ^ names)
+    if not tensors:
+        return
+    tensors = {_torch_name(name): value for name, value in tensors.items()}
+    groups = {name: value for name, value in _flat_state(model, optimiser).items() if not name.startswith("state.")}
+    saved, own = _parameters(tensors), _parameters(groups)
+    if saved != own:
+        odd = min(saved ^ own)
         raise InputError(f"the optimiser's state belongs to another model: {odd!r} is in one of them only")
-    for name, parameter in model.named_parameters():
-        if f"step.{name}" in tensors:
-            state: dict[str, Tensor] = {"step": tensors[f"step.{name}"]}
-            if optimiser.defaults.get("fused"):
-                state["step"] = state["step"].to(parameter.device)
-            state |= {moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in _MOMENTS}
-            optimiser.state[parameter] = state
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    set_optimizer_state_dict(model, optimiser, groups | tensors, options=options)
+
+
+def _flat_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """``state.<parameter>.<moment>`` and ``param_groups.<parameter>.<option>``.
+
+    An optimiser without state gets one of zeros: torch lets it take a step with a learning rate of 0.
+    """
+    options = StateDictOptions(flatten_optimizer_state_dict=True, cpu_offload=True)
+    return get_optimizer_state_dict(model, optimiser, options=options)
+
+
+def _torch_name(name: str) -> str:
+    moment, _, parameter = name.partition(".")
+    return name if moment == "state" else f"state.{parameter}.{moment}"
+
+
+def _parameters(names: Iterable[str]) -> set[str]:
+    """The parameters of ``<kind>.<parameter>.<value>``."""
+    return {name.partition(".")[2].rpartition(".")[0] for name in names}

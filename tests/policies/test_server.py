@@ -178,9 +178,9 @@ def test_the_key_is_in_no_failure(api: Api) -> None:
     [
         ("openai", {}, "expected a model"),
         ("openai:tinny", {}, "did you mean 'tiny'"),
-        ("openai:tiny", {"temprature": 1.0}, "did you mean 'policy option temperature'"),
-        ("openai:tiny", {"top_p": 0.0}, "0 < top_p"),
-        ("openai:tiny", {"concurrency": 0}, "at least 1"),
+        ("openai:tiny", {"temprature": 1.0}, "unknown policy option 'temprature'; did you mean 'temperature'"),
+        ("openai:tiny", {"top_p": 0.0}, "policy option top_p: expected float > 0.0, got 0.0"),
+        ("openai:tiny", {"concurrency": 0}, "policy option concurrency: expected int >= 1, got 0"),
         (
             "openai:tiny",
             {"base_url": "http://127.0.0.1:9/v1"},

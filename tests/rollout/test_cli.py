@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from hgpo_datasets import scan_steps, verify
 from hgpo_envs.errors import InputError
 from hgpo_train.cli import app
-from hgpo_train.cli.rollout import pairs
 
 
 def test_a_run_and_going_on_with_it(tmp_path):
@@ -71,16 +70,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, arguments, line):
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.rglob("*.parquet"))
-
-
-def test_pairs():
-    assert pairs("--x", ["a=1", "b=true", "c=text", "d=[1, 2]", "e=x=y"]) == {
-        "a": 1,
-        "b": True,
-        "c": "text",
-        "d": [1, 2],
-        "e": "x=y",
-    }
 
 
 @pytest.mark.slow

@@ -74,7 +74,8 @@ def test_a_checkpoint_brings_back_weights_and_moments(tokenizer, tmp_path):
 
 
 def test_only_safetensors_and_no_pickles(tokenizer, tmp_path):
-    folder = save_checkpoint(tmp_path, State(iteration=1), *trained(tokenizer)[:1], tokenizer, trained(tokenizer)[1])
+    model, optimiser = trained(tokenizer)
+    folder = save_checkpoint(tmp_path, State(iteration=1), model, tokenizer, optimiser)
     names = {path.suffix for path in folder.rglob("*") if path.is_file()}
     assert names <= {".safetensors", ".json", ".jinja"}
     with safe_open(folder / "model.safetensors", "pt") as file:
@@ -282,7 +283,8 @@ def test_nothing_is_removed_that_training_did_not_write(tokenizer, tmp_path):
 
 
 def test_another_model_is_refused(tokenizer, tmp_path):
-    folder = save_checkpoint(tmp_path, State(iteration=1), *trained(tokenizer)[:1], tokenizer, trained(tokenizer)[1])
+    model, optimiser = trained(tokenizer)
+    folder = save_checkpoint(tmp_path, State(iteration=1), model, tokenizer, optimiser)
     wider = TinyShape(vocabulary=384, width=96, layers=1, heads=2, key_value_heads=1, intermediate=96)
     deeper = TinyShape(vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
     for shape in (wider, deeper):

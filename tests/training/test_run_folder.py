@@ -132,7 +132,7 @@ def changed(config, name, value):
     other = {bool: lambda: not value, int: lambda: value + 3, float: lambda: value * 0.5 + 0.125}
     new = other.get(type(value), lambda: None)()
     if value is None:
-        new = 5 if name in ("max_trajectories", "environment_steps", "update.dual_clip") else "other"
+        new = 5 if name in ("max_trajectories", "environment_steps", "dual_clip") else "other"
     elif isinstance(value, dict):
         new = {"other": 1}
     elif isinstance(value, tuple):

@@ -169,7 +169,7 @@ def test_by_name(tiny):
     context = PolicyContext("Doors", options={"temperature": 0.5, "max_response_tokens": 4, "device": "cpu"})
     policy = make_policy(f"transformers:{tiny}", context)
     assert len(policy.respond([request(1, "go")])[0].response_token_ids) <= 4
-    with pytest.raises(InputError, match="did you mean 'policy option temperature'"):
+    with pytest.raises(InputError, match="unknown policy option 'temperatur'; did you mean 'temperature'"):
         make_policy(f"transformers:{tiny}", PolicyContext("Doors", options={"temperatur": 1.0}))
     with pytest.raises(InputError, match="expected a model"):
         make_policy("transformers", PolicyContext("Doors"))

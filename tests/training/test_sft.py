@@ -169,7 +169,11 @@ def test_a_tokenizer_with_more_tokens_than_the_model_knows(demos, tiny, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"), [({"max_trajectories": 1}, "at least 2"), ({"held_out": 1.5}, "held_out")]
+    ("changes", "line"),
+    [
+        ({"max_trajectories": 1}, "max_trajectories: expected int >= 2, got 1"),
+        ({"held_out": 1.5}, "held_out: expected float < 1.0, got 1.5"),
+    ],
 )
 def test_impossible_sizes(tiny, changes, line):
     with pytest.raises(InputError, match=line):

@@ -83,6 +83,14 @@ def slow_gradient(model, reference_model, samples, rows, old, config):
     return loss.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+def make_learner(model, config, **options):
+    return Learner(model, config, temperature=config.rollout.temperature, **options)
+
+
+def rng(iteration=0):
+    return np.random.default_rng([0, iteration, 2])
+
+
 def perturbed(model, seed, size=0.05):
     model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
@@ -93,8 +101,8 @@ def perturbed(model, seed, size=0.05):
 
 
 def compare(learner, samples, rows, old, reference, expected_loss, expected):
-    sums = learner.accumulate(samples, rows, old, reference)
-    assert sums["weighted/loss"] == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
+    parts = learner.accumulate(samples, rows, old, reference)
+    assert parts["loss"] == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
     got = {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}
     assert got.keys() == expected.keys()
     for name, gradient in got.items():
@@ -108,9 +116,9 @@ def test_gradient_is_the_slow_reference(model, steps, option, checkpointing):
     config = replace(BASE, update=OPTIONS[option])
     samples = samples_from_steps(steps)
     start, behaviour = perturbed(model, 1), perturbed(model, 2)
-    old = Learner(behaviour, config, reference=False).logprobs(samples)
+    old = make_learner(behaviour, config, reference=False).logprobs(samples)
     rows = np.array([7, 0, 3, 6, 8, 2, 1, 4])
-    learner = Learner(start, config)
+    learner = make_learner(start, config)
     reference = learner.reference_logprobs(samples) if learner.reference else None
     learner.model.load_state_dict(model.state_dict())
     if checkpointing:
@@ -135,7 +143,7 @@ LOSS = {
 def test_every_option_of_the_loss_changes_the_reference(model, steps):
     """Else the comparison above could not tell whether an option is obeyed."""
     samples, rows = samples_from_steps(steps), np.array([7, 0, 3, 6, 8, 2, 1, 4])
-    old = Learner(perturbed(model, 2), BASE, reference=False).logprobs(samples)
+    old = make_learner(perturbed(model, 2), BASE, reference=False).logprobs(samples)
     found = {}
     for name, changes in LOSS.items():
         config = replace(BASE, update={"aggregation": "token_mean", **changes})
@@ -154,7 +162,7 @@ def test_checkpointed_layers_are_computed_twice(model, steps):
     samples = samples_from_steps(steps)
     calls = []
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
-    learner = Learner(model, replace(BASE, update={"kl_weight": 0.0}), reference=False)
+    learner = make_learner(model, replace(BASE, update={"kl_weight": 0.0}), reference=False)
     old = learner.logprobs(samples)
     counts = []
     for prepare in (lambda _: None, checkpoint_layers):
@@ -175,9 +183,9 @@ def test_adapters_have_the_gradient_of_the_slow_reference(model, steps, option):
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:  # zero at the start, which would hide half of the gradient
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    learner = Learner(adapted, config)
+    learner = make_learner(adapted, config)
     rows = np.arange(len(samples))
-    old = Learner(perturbed(model, 2), config, reference=False).logprobs(samples)
+    old = make_learner(perturbed(model, 2), config, reference=False).logprobs(samples)
     loss, expected = slow_gradient(adapted, model, samples, rows, old, config)
     assert expected.keys() == {name for name, _ in adapted.named_parameters() if "lora" in name}
     assert all(gradient.abs().max() > 0 for gradient in expected.values())
@@ -186,7 +194,7 @@ def test_adapters_have_the_gradient_of_the_slow_reference(model, steps, option):
 
 def test_clip_branches_run_with_several_mini_batches(model, steps):
     config = replace(BASE, update={"mini_batch_size": 2, "epochs": 3}, optimiser={"learning_rate": 0.01})
-    metrics = Learner(model, config).update(samples_from_steps(steps), iteration=0)
+    metrics = make_learner(model, config).update(samples_from_steps(steps), rng(0))
     assert metrics["actor/optimiser_steps"] == 12
     assert metrics["actor/clip_fraction"] > 0
     assert metrics["actor/dual_clip_fraction"] > 0
@@ -195,9 +203,9 @@ def test_clip_branches_run_with_several_mini_batches(model, steps):
 def test_the_update_raises_good_actions_and_lowers_bad_ones(model, steps):
     config = replace(BASE, update={"kl_weight": 0.0, "entropy_weight": 0.0}, optimiser={"learning_rate": 1e-3})
     samples = samples_from_steps(steps)
-    learner = Learner(model, config)
+    learner = make_learner(model, config)
     before = learner.logprobs(samples)
-    learner.update(samples, iteration=0)
+    learner.update(samples, rng(0))
     change = learner.logprobs(samples) - before
     row = np.repeat(np.arange(len(samples)), samples.response_length)
     assert (change * samples.advantage[row]).sum() > 0
@@ -206,10 +214,10 @@ def test_the_update_raises_good_actions_and_lowers_bad_ones(model, steps):
 def test_half_precision_stays_near_and_weights_stay_float32(model, steps):
     config = replace(BASE, model={"compute_dtype": "bfloat16"})
     samples = samples_from_steps(steps)
-    exact = Learner(copy.deepcopy(model), BASE, reference=False).logprobs(samples)
-    learner = Learner(model, config)
+    exact = make_learner(copy.deepcopy(model), BASE, reference=False).logprobs(samples)
+    learner = make_learner(model, config)
     assert 0 < np.abs(learner.logprobs(samples) - exact).max() < 0.2
-    assert learner.update(samples, iteration=0)["actor/skipped"] == 0
+    assert learner.update(samples, rng(0))["actor/skipped"] == 0
     assert {parameter.dtype for parameter in learner.model.parameters()} == {torch.float32}
 
 
@@ -217,7 +225,7 @@ def test_the_same_update_gives_the_same_bytes(model, steps):
     samples = samples_from_steps(steps)
     twins = [copy.deepcopy(model) for _ in range(2)]
     for twin in twins:
-        Learner(twin, replace(BASE, update={"epochs": 2})).update(samples, iteration=3)
+        make_learner(twin, replace(BASE, update={"epochs": 2})).update(samples, rng(3))
     for first, second, before in zip(*(twin.parameters() for twin in (*twins, model)), strict=True):
         assert torch.equal(first, second)
         assert not torch.equal(first, before)
@@ -225,17 +233,17 @@ def test_the_same_update_gives_the_same_bytes(model, steps):
 
 def test_the_gap_between_engine_and_trainer_is_told(model, steps):
     samples = samples_from_steps(steps)
-    own = Learner(model, BASE).logprobs(samples)
+    own = make_learner(model, BASE).logprobs(samples)
     same = dataclasses.replace(samples, rollout_logprob=own)
     other = dataclasses.replace(samples, rollout_logprob=own + np.float32(0.5))
     name = "training/rollout_logprobs_abs_diff_mean"
-    assert Learner(copy.deepcopy(model), BASE).update(same, 0)[name] == 0
-    assert Learner(copy.deepcopy(model), BASE).update(other, 0)[name] == pytest.approx(0.5, abs=1e-5)
+    assert make_learner(copy.deepcopy(model), BASE).update(same, rng())[name] == 0
+    assert make_learner(copy.deepcopy(model), BASE).update(other, rng())[name] == pytest.approx(0.5, abs=1e-5)
 
 
 def test_a_gradient_that_is_not_finite_is_thrown_away(model, steps):
     samples = samples_from_steps(steps)
-    learner = Learner(model, replace(BASE, update={"kl_weight": 0.0}))
+    learner = make_learner(model, replace(BASE, update={"kl_weight": 0.0}))
     before = copy.deepcopy(model.state_dict())
     old = np.full(samples.response_tokens, np.nan, np.float32)
     assert learner.step(samples, np.arange(4), old, None)["actor/skipped"] == 1
@@ -247,16 +255,16 @@ def test_a_gradient_that_is_not_finite_is_thrown_away(model, steps):
 def test_rollout_logprobs_must_be_there(model, steps):
     config = replace(BASE, update={"old_logprobs": "rollout"})
     with pytest.raises(InputError, match="recompute"):
-        Learner(model, config).update(samples_from_steps(steps.drop("response_logprobs")), iteration=0)
+        make_learner(model, config).update(samples_from_steps(steps.drop("response_logprobs")), rng(0))
 
 
 def test_out_of_memory_gives_advice(model, steps, monkeypatch):
-    learner = Learner(model, BASE)
+    learner = make_learner(model, BASE)
 
     def full(*_args, **_kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(learner.scorer, "forward", full)
     with pytest.raises(InputError, match=r"micro_batch_tokens.*halve") as caught:
-        learner.update(samples_from_steps(steps), iteration=0)
+        learner.update(samples_from_steps(steps), rng(0))
     assert "\n" not in str(caught.value)

@@ -112,6 +112,6 @@ def test_parts_add_up():
     generator = torch.Generator().manual_seed(2)
     logprob, entropy, old, reference, advantage, weight = torch.rand(6, 10, generator=generator)
     terms = LossTerms(kl_weight=0.5, entropy_weight=0.25)
-    loss, sums = policy_loss(logprob, entropy, old, reference, advantage, weight, terms)
-    parts = sums["weighted/pg_loss"] + 0.5 * sums["weighted/kl_loss"] - 0.25 * sums["weighted/entropy"]
-    assert loss.item() == pytest.approx(parts.item())
+    loss, parts, _ = policy_loss(logprob, entropy, old, reference, advantage, weight, terms)
+    added = parts["pg_loss"] + 0.5 * parts["kl_loss"] - 0.25 * parts["entropy"]
+    assert loss.item() == parts["loss"].item() == pytest.approx(added.item())
