@@ -3,7 +3,7 @@
 The bytes wait in `hgpo_envs.partial` with what identifies the remote file (its validator). When a download is
 interrupted, by the network or by Ctrl-C, the next try asks for the rest, on the condition that the remote file is still
 the same (RFC 9110, Range with If-Range); a server that has another file, or no ranges, sends all of it again. Only a
-file of the right length and checksum gets its name.
+file of the right length and checksum gets its name. Passwords and keys in an address are neither stored nor printed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import httpx
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.partial import Partial
+from hgpo_envs.secrets import redact, register_url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +54,7 @@ class Downloaded:
 
     Attributes:
         path: Where its bytes are: in its place of `hgpo_envs.partial`.
-        url: Where it came from.
+        url: Where it came from, redacted.
         size: Bytes.
         sha256: Of all bytes, hexadecimal.
         validator: The server's entity tag or date of it; "" if it gave none.
@@ -79,7 +80,7 @@ class _Known:
     """What is known of a file under way.
 
     Attributes:
-        url: Where it comes from.
+        url: Where it comes from, redacted.
         validator: The server's entity tag or date of it; "" if it gave none.
         total: Its length in bytes, where the server tells.
         sha256: Of all bytes, once they are complete and checked.
@@ -94,9 +95,9 @@ class _Known:
     def load(cls, part: Partial, url: str) -> _Known:
         note = part.note
         validator, total, digest = note.get("validator"), note.get("total"), note.get("sha256", "")
-        if note.get("url") != url or not isinstance(validator, str) or not isinstance(digest, str):
-            return cls(url)  # no note, or not a complete one: as if nothing had come yet
-        return cls(url, validator, total if type(total) is int else None, digest)
+        if note.get("url") != redact(url) or not isinstance(validator, str) or not isinstance(digest, str):
+            return cls(redact(url))  # no note, or not a complete one: as if nothing had come yet
+        return cls(redact(url), validator, total if type(total) is int else None, digest)
 
     def save(self, part: Partial) -> None:
         part.save(url=self.url, validator=self.validator, total=self.total, sha256=self.sha256)
@@ -104,8 +105,9 @@ class _Known:
 
 def open_partial(beside: Path, url: str) -> Partial:
     """The place of a download (`Partial`). Raises InputError for an address that cannot be one, or a full disk."""
+    register_url(url)
     if not url.startswith(("http://", "https://")):
-        raise InputError(f"expected a URL that starts with http:// or https://, got {url!r}")
+        raise InputError(f"expected a URL that starts with http:// or https://, got {redact(url)!r}")
     try:
         return Partial(beside, url)
     except OSError as error:
@@ -139,12 +141,12 @@ def complete(
     """
     known = _Known.load(part, url)
     if known.sha256 and part.size == known.total and sha256 in (None, known.sha256):
-        return Downloaded(part.path, url, part.size, known.sha256, known.validator)
+        return Downloaded(part.path, known.url, part.size, known.sha256, known.validator)
     with httpx.Client(timeout=timeout, follow_redirects=True) as client:
         known = _persist(client, url, part, tries, pause, progress)
     known.sha256, known.total = _checked(part, url, sha256), part.size
     known.save(part)
-    return Downloaded(part.path, url, part.size, known.sha256, known.validator)
+    return Downloaded(part.path, known.url, part.size, known.sha256, known.validator)
 
 
 def _persist(
@@ -161,13 +163,13 @@ def _persist(
             if failures >= tries:
                 reason = str(error) or type(error).__name__
                 raise InputError(
-                    f"{url}: {reason}; gave up after {failures} tries without a byte gained. "
+                    f"{redact(url)}: {redact(reason)}; gave up after {failures} tries without a byte gained. "
                     "What has come is kept: run the same command to resume"
                 ) from None
             asked = error.pause if isinstance(error, _TryAgain) else None
             time.sleep(min(LONGEST_PAUSE, pause * 2 ** (failures - 1) if asked is None else asked))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise InputError(f"{url}: {error}") from None
+            raise InputError(redact(f"{url}: {error}")) from None
         except OSError as error:
             raise InputError(f"cannot write {part.path}: {error.strerror}") from None
 
@@ -187,12 +189,12 @@ def _try(client: httpx.Client, url: str, part: Partial, progress: Progress | Non
             part.clear()
             raise _TryAgain("the file on the server is another one now", 0)
         if start == 0:
-            known = _Known(url, _validator(answer), _number(answer, "Content-Length"))
+            known = _Known(known.url, _validator(answer), _number(answer, "Content-Length"))
             known.save(part)
         with part.path.open("r+b") as file:
             file.truncate(start)
             file.seek(start)
-            _receive(answer, file, known.total, progress)
+            _receive(answer, file, known, progress)
     return known
 
 
@@ -209,7 +211,7 @@ def _accept(answer: httpx.Response, have: int, known: _Known) -> int | None:
         return None
     if status in RETRY_STATUS:
         raise _TryAgain(f"the server answered {status}", _number(answer, "Retry-After"))
-    raise InputError(f"{answer.url}: the server answered {status} {answer.reason_phrase}; check the address")
+    raise InputError(f"{known.url}: the server answered {status} {answer.reason_phrase}; check the address")
 
 
 def _validator(answer: httpx.Response) -> str:
@@ -223,19 +225,20 @@ def _number(answer: httpx.Response, header: str) -> int | None:
     return int(number) if _NUMBER.fullmatch(number) else None
 
 
-def _receive(answer: httpx.Response, file: BinaryIO, total: int | None, progress: Progress | None) -> None:
+def _receive(answer: httpx.Response, file: BinaryIO, known: _Known, progress: Progress | None) -> None:
     """Writes the answer's bytes at the file's position."""
+    total = known.total
     for piece in answer.iter_raw():
         if file.tell() + len(piece) > LARGEST:
-            raise InputError(f"{answer.url}: sends more than {LARGEST:,} bytes; this is no data of ours")
+            raise InputError(f"{known.url}: sends more than {LARGEST:,} bytes; this is no data of ours")
         file.write(piece)
         if progress is not None:
             progress(file.tell(), total)
-    if total is not None and file.tell() != total:
-        excess = file.tell() > total
-        if excess:
+    got = file.tell()
+    if total is not None and got != total:
+        if got > total:
             file.truncate(0)
-        raise _TryAgain(f"expected {total} bytes, got {file.tell()}")
+        raise _TryAgain(f"expected {total} bytes, got {got}")
 
 
 def _checked(part: Partial, url: str, expected: str | None) -> str:
@@ -245,5 +248,5 @@ def _checked(part: Partial, url: str, expected: str | None) -> str:
         os.fsync(file.fileno())
     if expected is not None and digest != expected.lower():
         part.remove()
-        raise InputError(f"{url}: expected SHA-256 {expected.lower()}, got {digest}; the download was removed")
+        raise InputError(f"{redact(url)}: expected SHA-256 {expected.lower()}, got {digest}; the download was removed")
     return digest

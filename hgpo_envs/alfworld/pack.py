@@ -9,17 +9,19 @@ once, and the planning problems are deflated with one of them as the dictionary.
     index    per game 20 bytes: position u64, length u32, CRC-32 u32, end of its id u32; then the ids, UTF-8
 
 Every byte is under a checksum: header, texts and index are checked when a pack is opened, a game when it is read.
+docs/design.md compares this with common formats.
 """
 
 from __future__ import annotations
 
-import bisect
 import mmap
 import os
 import struct
 import zlib
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Final
 
+import numpy as np
 import orjson
 
 from hgpo_envs.alfworld.games import LONGEST_FILE, TEXTS, checked, compile_game
@@ -29,14 +31,20 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files import inflate, open_regular, parse_json, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    PackedGame = tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
+    """Task id, JSON object of the game file, JSON object of its `traj_data.json` or None."""
 
 MAGIC: Final = b"HGPOALFW"
 VERSION: Final = 1
-_HEADER: Final = struct.Struct("<8sIIQQIQII")
-_CHECKED_HEADER: Final = struct.Struct("<60sI")
-_ENTRY: Final = struct.Struct("<QIII")
+_HEADER: Final = struct.Struct("<8sIIQQIQII8xI")
+_CHECKED: Final = _HEADER.size - 4
+"""Bytes of the header before its own CRC-32."""
+_ENTRY: Final = np.dtype([("position", "<u8"), ("length", "<u4"), ("check", "<u4"), ("end", "<u4")])
 _WINDOW: Final = 1 << 15
 """The most that deflate can use of a dictionary."""
 LONGEST_TEXTS: Final = 16 << 20
@@ -52,75 +60,69 @@ class PackStore:
         path: The file.
 
     Raises:
-        InputError: The file is no pack, cut off, damaged, or of another version.
+        InputError: The file is not a pack, truncated, damaged, or of another version.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with open_regular(path, "pack of ALFWorld games") as file:
-            if os.fstat(file.fileno()).st_size < _CHECKED_HEADER.size:
-                raise InputError(_foreign(path))
+            if os.fstat(file.fileno()).st_size < _HEADER.size:
+                raise _foreign(path)
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._count, packed_texts, self._index = self._open()
-        try:
-            self._domains, self._grammars, self._dictionary = _texts(packed_texts)
-            self._ids = _ids(self._index, self._count)
-        except InputError as error:
-            raise self._malformed(error) from None
-
-    def _malformed(self, error: InputError) -> InputError:
-        return InputError(f"{self.path} is not a sound pack: {error}; copy or build it again")
+        count, texts, index = self._open()
+        with self._sound():
+            self._domains, self._grammars, self._dictionary = _texts(texts)
+            self._entries, self._numbers = _index(index, count)
 
     def _open(self) -> tuple[int, bytes, bytes]:
-        head = self._map[: _CHECKED_HEADER.size]
-        fields, check = _CHECKED_HEADER.unpack(head)
-        magic, version, count, length, texts_at, texts_size, index_at, index_size, body_check = _HEADER.unpack(
-            fields[: _HEADER.size]
+        """The number of games, the packed texts, and the index."""
+        head = self._map[: _HEADER.size]
+        magic, version, count, length, texts_at, texts_size, index_at, index_size, body_check, check = _HEADER.unpack(
+            head
         )
         if magic != MAGIC:
-            raise InputError(_foreign(self.path))
+            raise _foreign(self.path)
         if version != VERSION:
             raise InputError(
                 f"{self.path} is a pack of format {version}, this hgpo reads format {VERSION}: "
                 "build it again with `hgpo data build alfworld`"
             )
-        if zlib.crc32(fields) != check:
-            raise InputError(f"{self.path} is damaged (its header fails its checksum); copy or build it again")
+        if zlib.crc32(head[:_CHECKED]) != check:
+            raise self._damaged("its header fails its checksum")
         if len(self._map) != length:
             raise InputError(f"{self.path} is {len(self._map):,} bytes long, not {length:,}; copy or build it again")
         texts, index = self._map[texts_at : texts_at + texts_size], self._map[index_at : index_at + index_size]
         if zlib.crc32(index, zlib.crc32(texts)) != body_check:
-            raise InputError(f"{self.path} is damaged (its index fails its checksum); copy or build it again")
+            raise self._damaged("its index fails its checksum")
         return count, texts, index
+
+    def _damaged(self, what: str) -> InputError:
+        return InputError(f"{self.path} is damaged ({what}); copy or build it again")
+
+    @contextmanager
+    def _sound(self, what: str = "") -> Iterator[None]:
+        """Adds to errors which pack is meant, and what in it."""
+        try:
+            yield
+        except InputError as error:
+            raise InputError(f"{self.path} is not a sound pack: {what}{error}; copy or build it again") from None
 
     def __reduce__(self) -> tuple[type[PackStore], tuple[Path]]:
         return PackStore, (self.path,)
 
     def ids(self) -> Sequence[str]:
         """All task ids, sorted."""
-        return self._ids.split("\n")[:-1]
-
-    def _name(self, number: int) -> bytes:
-        """The id of the n-th game, as in the index."""
-        start = self._entry(number - 1)[3] if number else 0
-        names = _ENTRY.size * self._count
-        return self._index[names + start : names + self._entry(number)[3] - 1]
-
-    def _entry(self, number: int) -> tuple[int, int, int, int]:
-        position, length, check, end = _ENTRY.unpack_from(self._index, _ENTRY.size * number)
-        return position, length, check, end
+        return list(self._numbers)
 
     def read(self, task_id: str) -> dict[str, Any]:
         """The JSON object of a game file, as it was packed. Raises KeyError for an unknown id."""
         entry = self._read(task_id)
         file = dict(entry["file"])
-        try:
+        with self._sound(f"{task_id}: "):
             file["pddl_domain"] = self._domains[entry["domain"]]
             file["grammar"] = join_task(self._grammars[entry["grammar"]], entry["task"])
             file["pddl_problem"] = entry["problem"]
             return checked(file)
-        except InputError as error:
-            raise self._malformed(InputError(f"{task_id}: {error}")) from None
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
         """What is kept of the game's `traj_data.json`; None where it had none."""
@@ -128,37 +130,31 @@ class PackStore:
         return kept
 
     def _read(self, task_id: str) -> dict[str, Any]:
-        name = task_id.encode("utf-8", "surrogatepass")
-        number = bisect.bisect_left(range(self._count), name, key=self._name)
-        if number == self._count or self._name(number) != name:
-            raise KeyError(task_id)
-        position, length, check, _ = self._entry(number)
+        position, length, check, _ = self._entries[self._numbers[task_id]].item()
         packed = self._map[position : position + length]
         if zlib.crc32(packed) != check:
             raise InputError(f"{self.path}: {task_id} is damaged (it fails its checksum); copy or build the pack again")
-        try:
+        with self._sound(f"{task_id}: "):
             entry: dict[str, Any] = parse_json(inflate(packed, LONGEST_FILE, self._dictionary))
             _check_entry(entry, len(self._domains), len(self._grammars))
-        except InputError as error:
-            raise self._malformed(InputError(f"{task_id}: {error}")) from None
         return entry
 
     def verify(self) -> None:
         """Reads every game; raises InputError for the first that is damaged."""
-        for task_id in self.ids():
+        for task_id in self._numbers:
             self._read(task_id)
 
 
-def _foreign(path: Path) -> str:
-    return f"{path} is no pack of ALFWorld games: expected a file made by `hgpo data build alfworld`"
+def _foreign(path: Path) -> InputError:
+    return InputError(f"{path} is no pack of ALFWorld games: expected a file made by `hgpo data build alfworld`")
 
 
-def write_pack(path: Path, games: Iterable[tuple[str, Mapping[str, Any], Mapping[str, Any] | None]]) -> int:
+def write_pack(path: Path, games: Iterable[PackedGame]) -> int:
     """Writes a pack; it appears complete or not at all.
 
     Args:
         path: The file to write; what exists there is replaced only if it is a pack.
-        games: Task id, JSON object of the game file, JSON object of its `traj_data.json` or None; sorted by id.
+        games: Sorted by task id.
 
     Returns:
         The number of games.
@@ -169,7 +165,7 @@ def write_pack(path: Path, games: Iterable[tuple[str, Mapping[str, Any], Mapping
     """
     check_replaceable(path)
     with writing(path), new_file(path) as file:
-        return _Writer(file).write(games)
+        return _write(file, games)
 
 
 def check_replaceable(path: Path) -> None:
@@ -195,19 +191,21 @@ def _texts(packed: bytes) -> tuple[list[str], list[str], bytes]:
     return domains or [], grammars or [], dictionary.encode()
 
 
-def _ids(index: bytes, count: int) -> str:
-    """The ids of an index, each ended by a newline, if it holds so many, sorted."""
+def _index(index: bytes, count: int) -> tuple[NDArray[np.void], dict[str, int]]:
+    """The entries of an index, and the number of each by its id, if the index holds so many."""
+    names = index[_ENTRY.itemsize * count :]
+    if not names:
+        raise InputError(f"its index does not hold {count:,} games")
+    entries = np.frombuffer(index, _ENTRY, count)
     try:
-        names = index[_ENTRY.size * count :].decode("utf-8")
+        ids = names.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"its ids are not UTF-8 ({error.reason})") from None
-    if len(index) < _ENTRY.size * count or names.count("\n") != count:
-        raise InputError(f"its index does not hold {count:,} games")
-    ends = [end for *_, end in _ENTRY.iter_unpack(index[: _ENTRY.size * count])]
-    names_bytes = index[_ENTRY.size * count :]
-    if any(not 0 < end <= len(names_bytes) or names_bytes[end - 1] != 10 for end in ends) or sorted(set(ends)) != ends:
-        raise InputError("its index is inconsistent")
-    return names
+    numbers = dict(zip(ids[:-1], range(count), strict=False))
+    ends = np.flatnonzero(np.frombuffer(names, np.uint8) == ord("\n")) + 1
+    if len(numbers) != count or ids[-1] or not np.array_equal(ends, entries["end"]):
+        raise InputError(f"its index does not hold {count:,} games, each under its own id")
+    return entries, numbers
 
 
 def _check_entry(entry: object, domains: int, grammars: int) -> None:
@@ -225,67 +223,48 @@ def _check_entry(entry: object, domains: int, grammars: int) -> None:
         raise InputError(f"trajectory: expected an object or null, got {type(entry.get('trajectory')).__name__}")
 
 
-class _Writer:
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._domains: dict[str, int] = {}
-        self._grammars: dict[str, int] = {}
-        self._dictionary = b""
-        self._entries: list[tuple[int, int, int]] = []
-        self._ids: list[bytes] = []
-
-    def write(self, games: Iterable[tuple[str, Mapping[str, Any], Mapping[str, Any] | None]]) -> int:
-        self._file.write(bytes(_CHECKED_HEADER.size))
-        for task_id, data, trajectory in games:
-            self._add(task_id, data, trajectory)
-        if not self._ids:
-            raise InputError("no game to pack")
-        self._finish()
-        return len(self._ids)
-
-    def _add(self, task_id: str, data: Mapping[str, Any], trajectory: Mapping[str, Any] | None) -> None:
+def _write(file: IO[bytes], games: Iterable[PackedGame]) -> int:
+    domains: dict[str, int] = {}
+    grammars: dict[str, int] = {}
+    dictionary = b""
+    rows: list[tuple[int, int, int, int]] = []
+    names: list[bytes] = []
+    ids_end = 0
+    file.write(bytes(_HEADER.size))
+    for task_id, data, trajectory in games:
         name = task_id.encode()
-        if self._ids and name <= self._ids[-1]:
+        if names and name <= names[-1]:
             raise InputError(f"{task_id} comes twice or out of order: expected games sorted by task id")
         compile_game(data, task_id)
         grammar, task = split_task(data["grammar"])
         entry = {
             "problem": data["pddl_problem"],
             "task": task,
-            "domain": self._domains.setdefault(data["pddl_domain"], len(self._domains)),
-            "grammar": self._grammars.setdefault(grammar, len(self._grammars)),
+            "domain": domains.setdefault(data["pddl_domain"], len(domains)),
+            "grammar": grammars.setdefault(grammar, len(grammars)),
             "file": {key: "" if key in TEXTS else value for key, value in data.items()},
             "trajectory": _kept(trajectory),
         }
-        self._dictionary = self._dictionary or _dictionary(data["pddl_problem"])
-        deflate = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zdict=self._dictionary)
+        dictionary = dictionary or _dictionary(data["pddl_problem"])
+        deflate = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zdict=dictionary)
         packed = deflate.compress(orjson.dumps(entry)) + deflate.flush()
-        self._entries.append((self._file.tell(), len(packed), zlib.crc32(packed)))
-        self._ids.append(name)
-        self._file.write(packed)
-
-    def _finish(self) -> None:
-        texts = {
-            "domains": list(self._domains),
-            "grammars": list(self._grammars),
-            "dictionary": self._dictionary.decode(),
-        }
-        packed_texts = zlib.compress(orjson.dumps(texts), 9)
-        rows, end = [], 0
-        for (position, length, check), name in zip(self._entries, self._ids, strict=True):
-            end += len(name) + 1
-            rows.append(_ENTRY.pack(position, length, check, end))
-        index = b"".join(rows) + b"".join(name + b"\n" for name in self._ids)
-        texts_at = self._file.tell()
-        index_at = texts_at + len(packed_texts)
-        self._file.write(packed_texts + index)
-        check = zlib.crc32(index, zlib.crc32(packed_texts))
-        length = self._file.tell()
-        fields = _HEADER.pack(
-            MAGIC, VERSION, len(self._ids), length, texts_at, len(packed_texts), index_at, len(index), check
-        ).ljust(60, b"\0")
-        self._file.seek(0)
-        self._file.write(_CHECKED_HEADER.pack(fields, zlib.crc32(fields)))
+        ids_end += len(name) + 1
+        rows.append((file.tell(), len(packed), zlib.crc32(packed), ids_end))
+        names.append(name)
+        file.write(packed)
+    if not names:
+        raise InputError("no game to pack")
+    texts = {"domains": list(domains), "grammars": list(grammars), "dictionary": dictionary.decode()}
+    packed_texts = zlib.compress(orjson.dumps(texts), 9)
+    index = np.array(rows, _ENTRY).tobytes() + b"".join(name + b"\n" for name in names)
+    texts_at = file.tell()
+    file.write(packed_texts + index)
+    places = (texts_at, len(packed_texts), texts_at + len(packed_texts), len(index))
+    check = zlib.crc32(index, zlib.crc32(packed_texts))
+    head = _HEADER.pack(MAGIC, VERSION, len(names), file.tell(), *places, check, 0)[:_CHECKED]
+    file.seek(0)
+    file.write(head + struct.pack("<I", zlib.crc32(head)))
+    return len(names)
 
 
 def _dictionary(problem: str) -> bytes:

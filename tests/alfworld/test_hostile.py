@@ -94,6 +94,11 @@ def test_ids(tmp_path, ids):
     refusal(pack_of(tmp_path / "x.pack", {TASK.encode(): entry()}, ids=ids))
 
 
+def test_an_index_of_nothing_and_one_with_a_name_twice(tmp_path):
+    for games, ids in (({}, None), ({b"a": entry(), b"b": entry()}, b"a\na\n")):
+        assert "its index does not hold" in refusal(pack_of(tmp_path / "x.pack", games, ids=ids))
+
+
 WRONG_ENTRIES = [
     b"", b"no zlib", zlib.compress(b""), zlib.compress(b"null"), zlib.compress(b"[]"), zlib.compress(b"\xff"),
     entry()[:-9],

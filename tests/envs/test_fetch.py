@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from hgpo_envs import secrets
 from hgpo_envs.errors import InputError
 from hgpo_envs.fetch import complete, open_partial
 
@@ -146,6 +147,29 @@ def test_whole_file(server, tmp_path):
     assert result.path == part_of(server, tmp_path)
     finish(server, tmp_path)
     assert leftovers(tmp_path) == []
+
+
+def test_credentials_in_an_address_are_neither_stored_nor_printed(server, tmp_path, monkeypatch):
+    for name in ("_known", "_lowered", "_registered"):  # what is registered here is forgotten afterwards
+        monkeypatch.setattr(secrets, name, getattr(secrets, name))
+    url = server.url.replace("http://", "http://me:hunter2-hunter2@") + "?api_key=planted-planted"
+    server.faults = ["cut 1000", 404]
+    lines = []
+    for bad in (url, url.replace("http", "ftp", 1), url.replace(str(server.server_address[1]), "none")):
+        with pytest.raises(InputError) as caught:
+            fetch_url(bad, tmp_path)
+        lines.append(str(caught.value))
+    with pytest.raises(InputError) as caught:
+        fetch_url(url, tmp_path, sha256="0" * 64)
+    server.faults = ["cut 5"]
+    with pytest.raises(InputError):
+        fetch_url(url, tmp_path, tries=1)
+    got = fetch_url(url, tmp_path)
+    assert server.requests[-1]["Range"] == "bytes=5-"  # the note without credentials is recognised
+    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "data")
+    for secret in ("hunter2-hunter2", "planted-planted"):
+        assert secret not in " ".join([*lines, str(caught.value), repr(got)])
+        assert secret.encode() not in stored
 
 
 def test_connections_cut_again_and_again(server, tmp_path):
