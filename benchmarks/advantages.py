@@ -192,19 +192,19 @@ def stages(pattern: str) -> dict[str, float]:
     """Where HGPO's time goes, K = 2: CPU seconds until each stage, the stages before it included."""
     from hgpo_train.advantages.estimators.hgpo import HGPO
     from hgpo_train.advantages.registry import prepare
-    from hgpo_train.advantages.windows import mean, normalise, within
+    from hgpo_train.advantages.windows import mean, normalise
 
     parameters = HGPO(reward_scale=10.0)
     scan = pl.scan_parquet(pattern)
     columns = Job(get("hgpo"), parameters).columns(scan.collect_schema())
     prepared = prepare(scan, parameters)
-    group = within("history_hash_0")
+    level = ["history_hash_0"]
     plans = {
         "decode": scan.select(columns),
         "keys": prepared.select("trajectory_key"),
         "keys, returns": prepared.select("task_key", "return"),
-        "keys, returns, means of one level": mean(prepared, "return", group, "m").select("m"),
-        "keys, returns, one level": normalise(prepared, "return", group, "a").select("a"),
+        "keys, returns, means of one level": mean(prepared, "return", {"m": level}).select("m"),
+        "keys, returns, one level": normalise(prepared, "return", {"a": level}).select("a"),
         "the whole": compute(scan, "hgpo", reward_scale=10.0).select("advantage"),
     }
     return {name: cpu(lambda plan=plan: plan.collect()) for name, plan in plans.items()}

@@ -24,10 +24,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.games import KNIVES, STATIONS, Ability, compile_game
 from hgpo_envs.alfworld.grammar import convert
-from hgpo_envs.alfworld.memoise import memoise_textworld
 from hgpo_envs.alfworld.original import OriginalEngine
 from hgpo_envs.alfworld.source import ALFWorldSource
 from hgpo_envs.alfworld.world import NOTHING, Trait
@@ -36,10 +34,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
+    from hgpo_envs.alfworld.engine import ALFWorldEngine
     from hgpo_envs.engine import State
 
 HERE = Path(__file__).parent
 sys.path = [folder for folder in sys.path if Path(folder or ".").resolve() != HERE]  # alfworld.py is no package
+sys.path.append(str(HERE.parent))
+
+from tools.alfworld_coverage import CountingEngine  # noqa: E402
+from tools.memoise_textworld import memoise_textworld  # noqa: E402
 
 WEIGHTS = {"slice": 9, "use": 6, "clean": 7, "heat": 7, "cool": 7, "examine": 3, "move": 2, "put": 2, "take": 5,
            "open": 4, "look": 2, "go": 6, "close": 1, "inventory": 1, "help": 0.3}  # fmt: skip
@@ -210,11 +213,11 @@ def fuzz(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[tuple[set[
         rng = random.Random(f"{arguments.seed} {label}")
         ids = source.ids("all")
         for task in track(rng.sample(ids, min(arguments.games, len(ids))), label, console=Console(stderr=True)):
-            native = ALFWorldEngine(count=True)
+            native = CountingEngine()
             file = convert(source.read(task), "put" if rng.random() < arguments.put else "move")
             rows = list(compare(file, native, original, arguments.steps, rng))
             differences += [{"task": task, "step": n, **row} for n, row in enumerate(rows) if not row["agrees"]]
-            grammar, cases = native.game.grammar.name, native.fired or Counter()
+            grammar, cases = native.game.grammar.name, native.fired
             fired += cases
             lines = [_line({"task": task, "grammar": grammar, "step": n}, row) for n, row in enumerate(rows)]
             walks.append((set(cases), lines))

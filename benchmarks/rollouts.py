@@ -1,13 +1,12 @@
 """What the collector costs, and what it saves against a lockstep loop.
 
     python benchmarks/rollouts.py                # everything, some minutes
-    python benchmarks/rollouts.py --only tail    # one part: identity, overhead, environments, tail, memory
+    python benchmarks/rollouts.py --only tail    # one part: identity, overhead, tail, memory
 
-identity      the same table from 1 environment and from 1,024, byte for byte
-overhead      CPU a step that is neither policy nor environment, with and without writing
-environments  CPU a step of engine, environment and vector environment
-tail          a policy whose response times are log-normal: collector against lockstep over the same work
-memory        resident memory after 1,000 and after 10,000 episodes
+identity   the same table from 1 environment and from 1,024, byte for byte
+overhead   CPU a step that is neither policy nor environment, with and without writing
+tail       a policy whose response times are log-normal: collector against lockstep over the same work
+memory     resident memory after 1,000 and after 10,000 episodes
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
 from record import keep
 from rich.console import Console
 from rich.table import Table
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.hashing import text_hash
-from hgpo_envs.vector import TextVectorEnv
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout import collector, slots
@@ -40,7 +37,6 @@ from hgpo_train.rollout.run import Collection, Machine, World, collect, open_wor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hgpo_envs.engine import State
     from hgpo_train.rollout.trajectory import Row
 
 ALFWORLD, WEBSHOP = "HGPO/ALFWorld-v0", "HGPO/WebShop-v0"
@@ -127,55 +123,6 @@ def overhead() -> dict[str, Any]:
 
 def per_step(tally: collector.Tally, seconds: float) -> float:
     return round(seconds / tally.steps * 1e6, 2)
-
-
-def environments(count: int = 1000, steps: int = 10) -> dict[str, Any]:
-    """Random play of the same tasks by the engine alone, one environment, and many in one."""
-    figures: dict[str, Any] = {}
-    table = Table(
-        "CPU a step, µs", "engine", "environment", f"vector of {count:,}", "prompt alone", title="Environments"
-    )
-    for env_id in (ALFWORLD, WEBSHOP):
-        env = gymnasium.make(env_id).unwrapped
-        envs = gymnasium.make_vec(env_id, num_envs=count).unwrapped
-        assert isinstance(envs, TextVectorEnv)
-        env.reset(seed=1)
-        tasks = [str(task) for task in envs.reset(seed=1)[1]["task_id"]]
-        engines = [env.shared.source.engine() for _ in tasks]
-        states: list[State] = [engine.start(task) for engine, task in zip(engines, tasks, strict=True)]
-        taken = {"engine": 0.0, "environment": 0.0, "vector": 0.0, "prompt": 0.0}
-        number = 0
-        singles = [gymnasium.make(env_id).unwrapped for _ in range(100)]
-        for single, task in zip(singles, tasks, strict=False):
-            single.reset(options={"task": task})
-        for step in range(steps):
-            actions = [chosen(state, step, n) for n, state in enumerate(states)]
-            began = time.process_time()
-            states = [engine.act(action) for engine, action in zip(engines, actions, strict=True)]
-            taken["engine"] += time.process_time() - began
-            began = time.process_time()
-            for single, action in zip(singles, actions, strict=False):
-                single.step(action)
-            taken["environment"] += (time.process_time() - began) * len(tasks) / len(singles)
-            began = time.process_time()
-            envs.step(actions)
-            taken["vector"] += time.process_time() - began
-            began = time.process_time()
-            for episode in envs.episodes:
-                episode.prompt()
-            taken["prompt"] += time.process_time() - began
-            number += len(tasks)
-        figures[env_id] = {name: round(seconds / number * 1e6, 2) for name, seconds in taken.items()}
-        table.add_row(env_id, *(f"{figures[env_id][name]:.1f}" for name in taken))
-    CONSOLE.print(table)
-    return figures
-
-
-def chosen(state: State, step: int, number: int) -> str:
-    """A random action that ends nothing, so that all stay in play."""
-    actions = [action for action in state.actions if action != "click[buy now]"] or ["look"]
-    action = actions[text_hash(f"{step}/{number}") % len(actions)]
-    return action.replace("<your query>", "red shoe")
 
 
 class Thinking(AsyncPolicy):
@@ -317,7 +264,6 @@ def resident_mb() -> float:
 PARTS = {
     "identity": identity,
     "overhead": overhead,
-    "environments": environments,
     "tail": tail,
     "memory": memory,
 }

@@ -11,7 +11,8 @@ from __future__ import annotations
 import polars as pl
 
 from hgpo_train.advantages import estimator
-from hgpo_train.advantages.columns import power, steps_left
+from hgpo_train.advantages.columns import power
+from hgpo_train.advantages.trajectories import steps_left
 from hgpo_train.advantages.windows import normalise, quotient, size, weighted_mean, within
 
 
@@ -29,13 +30,12 @@ def hgpo_median(steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 
 
 def hgpo_leave_one_out(steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 1.0) -> pl.LazyFrame:
     """HGPO against the other members of each group: A_k = R - mean of the others = (R - mean G_k) · n / (n - 1)."""
-    levels = {}
-    for k in range(history_length + 1):
-        steps = normalise(steps, "return", within(f"history_hash_{k}"), f"k{k}", mode="mean_norm")
-        n = pl.col(size(f"k{k}"))
-        steps = steps.with_columns(quotient(pl.col(f"k{k}") * n, n - 1).alias(f"k{k}"))
-        levels[f"k{k}"] = (k + 2) ** alpha
-    return weighted_mean(steps, levels)
+    groups = {f"k{k}": [f"history_hash_{k}"] for k in range(history_length + 1)}
+    steps = normalise(steps, "return", groups, mode="mean_norm")
+    for level in groups:
+        n = pl.col(size(level))
+        steps = steps.with_columns(quotient(pl.col(level) * n, n - 1).alias(level))
+    return weighted_mean(steps, {f"k{k}": (k + 2) ** alpha for k in range(history_length + 1)})
 
 
 @estimator("time_to_success", details=("credit",))
@@ -44,4 +44,4 @@ def time_to_success(steps: pl.LazyFrame, *, gamma: float = 0.9) -> pl.LazyFrame:
     won = pl.col("episode_return") > 0
     credit = pl.when(won).then(power(gamma, steps_left())).otherwise(0.0)
     steps = steps.with_columns(credit=credit)
-    return normalise(steps, "credit", within(), "advantage", alone=pl.lit(0.0))
+    return normalise(steps, "credit", {"advantage": []}, alone=pl.lit(0.0))

@@ -7,6 +7,7 @@
     with scratch_folder(path) as …      a folder for intermediate files beside a path
     with FolderLock(folder, "…"): …     at most one writer per folder
     make_folder(path)                   a folder that survives a power failure
+    with making_folder(path): …         the same, removed again if the block fails
     sweep(folder)                       removes what killed processes left
 
 New content is written in a *scratch folder* beside its target, flushed to disk (`fsync`), and renamed. A process may be
@@ -161,16 +162,41 @@ def make_folder(path: Path) -> None:
 
     Raises:
         FileExistsError: Something else is at `path`.
+        OSError: A parent cannot be written. The parents that were created are removed.
+    """
+    with making_folder(path):
+        pass
+
+
+@contextmanager
+def making_folder(path: Path) -> Iterator[None]:
+    """Creates a folder and its missing parents; if the block fails, those that it created and are empty are removed.
+
+    Raises:
+        FileExistsError: Something else is at `path`.
         OSError: A parent cannot be written.
     """
+    made: list[Path] = []
+    try:
+        _make_folders(path, made)
+        yield
+    except BaseException:
+        for folder in reversed(made):
+            with suppress(OSError):  # another process has put something there
+                folder.rmdir()
+        raise
+
+
+def _make_folders(path: Path, made: list[Path]) -> None:
     if not path.parent.exists():
-        make_folder(path.parent)
+        _make_folders(path.parent, made)
     try:
         path.mkdir()
     except FileExistsError:
         if not path.is_dir():
             raise
     else:
+        made.append(path)
         sync_folder(path.parent)
 
 
@@ -215,8 +241,7 @@ def new_folder(path: Path, *, replace: Callable[[Path], bool] | None = None) -> 
     """
     path = path.absolute()
     _check_replaceable(path, replace)
-    make_folder(path.parent)
-    with new_path(path) as content:
+    with making_folder(path.parent), new_path(path) as content:
         content.mkdir()
         yield content
         _check_replaceable(path, replace)

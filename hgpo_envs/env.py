@@ -9,13 +9,15 @@ import numpy as np
 from gymnasium import spaces
 
 from hgpo_envs import hashing
-from hgpo_envs.episode import Episode, settings_for
+from hgpo_envs.episode import Episode, check_template, settings_for
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.sampling import SAMPLINGS, Draws
 from hgpo_envs.sources import SharedSource, Split, share
 from hgpo_envs.spaces import PROMPT_CHARACTERS, STATE_CHARACTERS, UnicodeText
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from hgpo_envs.engine import TaskSource
 
 RENDER_MODES: Final = ("ansi",)
@@ -117,7 +119,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         render_mode: ``ansi`` or None.
 
     Raises:
-        InputError: An argument that cannot be used.
+        InputError: An argument that cannot be used, or a prompt template that fails at the first task.
     """
 
     metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # one for the class, as Gymnasium itself does
@@ -150,10 +152,11 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         )
         check_sampling(sampling)
         self.tasks = Split(self.shared, split)
+        check_template(self.shared, settings, self.tasks[0])
         self._draws: Draws | None = None
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.episode = Episode(self.shared, settings)
-        self._hashes: list[int] = []
+        self._chain = hashing.Chain(history_depth)
         self.observation_space = observation_space(history_depth)
         self.action_space = UnicodeText(STATE_CHARACTERS)
 
@@ -172,10 +175,8 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             self._draws = Draws(self.sampling, self.tasks, drawn_seed)
         task_id = self._draws.draw() if task is None else checked_task(self.shared, self.split, task)
         self.episode.start(task_id)
-        self._hashes = hashing.advance_one(
-            None, hashing.text_hash(self.episode.state.text), self.episode.settings.history_depth
-        )
-        return self._observation(), self.episode.info()
+        hashes = self._chain.start(hashing.text_hash(self.episode.state.text))
+        return self._observation(hashes), self.episode.info()
 
     def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Carries out a command or a response; never raises for any text.
@@ -187,19 +188,21 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         if not episode.started or episode.done:
             raise gymnasium.error.ResetNeeded("the episode has ended (or none was begun): call reset first")
         episode.act(str(action))
-        self._hashes = hashing.advance_one(self._hashes, hashing.text_hash(episode.state.text))
-        return self._observation(), episode.state.reward, episode.terminated, episode.truncated, episode.info()
+        hashes = self._chain.advance(hashing.text_hash(episode.state.text))
+        return self._observation(hashes), episode.state.reward, episode.terminated, episode.truncated, episode.info()
 
     def render(self) -> str | None:
         """The last command and the state text (``render_mode="ansi"``)."""
         return rendered(self.episode) if self.render_mode == "ansi" else None
 
-    def _observation(self) -> dict[str, Any]:
-        return {
-            "state": self.episode.state.text,
-            "prompt": self.episode.prompt(),
-            "history_hash": np.array(self._hashes, dtype=np.int64),
-        }
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        self.__dict__.update(kept)
+        if "_chain" not in kept:  # version 0.1 pickled the last hashes
+            self._chain = hashing.Chain(self.episode.settings.history_depth)
+            self._chain.resume(self.__dict__.pop("_hashes"))
+
+    def _observation(self, history_hash: NDArray[np.int64]) -> dict[str, Any]:
+        return {"state": self.episode.state.text, "prompt": self.episode.prompt(), "history_hash": history_hash}
 
 
 def rendered(episode: Episode) -> str:

@@ -227,10 +227,46 @@ class Episode:
                 self.observe(command, well_formed, self.engine.act(command))
 
 
+def check_template(shared: SharedSource, settings: Settings, task_id: str) -> None:
+    """Renders a user's prompt template for the first two states of a task, so that a broken one is refused at once.
+
+    A template may still fail at a later state: then that rollout fails. If the environment itself fails here, nothing
+    is raised, because it is not known whether the template can be used.
+
+    Args:
+        shared: The tasks.
+        settings: With the template.
+        task_id: The task that is played for one step, in an engine of its own.
+
+    Raises:
+        InputError: The template fails, or costs more than a rendering may.
+    """
+    if settings.template.trusted:
+        return
+    episode = Episode(shared, settings)
+    for _ in range(2):
+        try:
+            _move_on(episode, task_id)
+        except (Exception, SystemExit):  # noqa: BLE001 - whatever the environment raises
+            return
+        if episode.done:
+            return
+        episode.prompt()
+
+
+def _move_on(episode: Episode, task_id: str) -> None:
+    """Starts the task, or takes its first admissible action."""
+    if not episode.started:
+        episode.start(task_id)
+    else:
+        command = next(iter(episode.state.actions), "")
+        episode.observe(command, None, episode.engine.act(command))
+
+
 def fresh(value: object) -> object:
     """A copy of plain nested data: dictionaries, lists and tuples anew, everything else as it is."""
     if isinstance(value, dict):
         return {key: fresh(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(fresh(item) for item in value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([item if type(item) is str else fresh(item) for item in value])  # most are lists of texts
     return value

@@ -49,10 +49,10 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """A finished download.
+    """A complete download.
 
     Attributes:
-        path: Where it is.
+        path: Where its bytes are: in its place of `hgpo_envs.partial`.
         url: Where it came from.
         size: Bytes.
         sha256: Of all bytes, hexadecimal.
@@ -102,40 +102,6 @@ class _Known:
         part.save(url=self.url, validator=self.validator, total=self.total, sha256=self.sha256)
 
 
-def download(
-    url: str,
-    target: Path,
-    *,
-    sha256: str | None = None,
-    tries: int = TRIES,
-    pause: float = 1.0,
-    timeout: float = 30.0,
-    progress: Progress | None = None,
-) -> Downloaded:
-    """Downloads a file, or what is missing of it.
-
-    Args:
-        url: http or https.
-        target: The file to make; it must not exist. Its folder is made if it does not exist.
-        sha256: What its SHA-256 must be, where that is known.
-        tries: Tries in a row without a byte gained before it gives up.
-        pause: Seconds before the second try; doubles with each, up to a minute.
-        timeout: Seconds without a byte after which a try is given up.
-        progress: Is told how far it is.
-
-    Raises:
-        InputError: The target exists, the remote file does not, is not what it should be, or the network stays away.
-            What has come is kept for the next call, unless it was wrong.
-    """
-    if os.path.lexists(target):
-        raise InputError(f"{target} already exists; choose another name, or remove it first")
-    with open_partial(target.parent, url) as part:
-        got = complete(part, url, sha256=sha256, tries=tries, pause=pause, timeout=timeout, progress=progress)
-        part.path.replace(target)
-        part.remove()
-    return Downloaded(target, url, got.size, got.sha256, got.validator)
-
-
 def open_partial(beside: Path, url: str) -> Partial:
     """The place of a download (`Partial`). Raises InputError for an address that cannot be one, or a full disk."""
     if not url.startswith(("http://", "https://")):
@@ -158,7 +124,18 @@ def complete(
 ) -> Downloaded:
     """Downloads what is missing of a file; nothing if it is complete already.
 
-    Args and errors are those of `download`; the bytes stay in `part`.
+    Args:
+        part: The place of the download, from `open_partial`. The complete file stays there until the caller moves it.
+        url: The same address, http or https.
+        sha256: The expected SHA-256 as hexadecimal digits, where it is known.
+        tries: Tries in a row without a byte gained before it gives up.
+        pause: Seconds before the second try; doubles with each, up to a minute.
+        timeout: Seconds without a byte after which a try is given up.
+        progress: Called with the bytes so far.
+
+    Raises:
+        InputError: The remote file does not exist or has another checksum, or the network stays away. The bytes so far
+            are kept for the next call, unless they are wrong.
     """
     known = _Known.load(part, url)
     if known.sha256 and part.size == known.total and sha256 in (None, known.sha256):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Pair(NamedTuple):
@@ -48,11 +51,18 @@ class Memory:
         return pairs if length is None else pairs[max(0, len(pairs) - length) :]
 
     def text(self, length: int | None = None) -> str:
-        """The last pairs in verl-agent's text form, one a line; empty when there are none.
+        """The last pairs in verl-agent's text form, one a line; empty when there are none."""
+        return as_text(self.pairs(length))
 
-        Source: verl-agent, ``agent_system/memory``.
-        """
-        return "\n".join(
+
+def as_text(pairs: Iterable[Pair]) -> str:
+    """Pairs in verl-agent's text form, one a line.
+
+    Source: verl-agent, ``agent_system/memory``.
+    """
+    return "\n".join(
+        [
             f"[Observation {number}: '{observation}', Action {number}: '{action}']"
-            for number, observation, action in self.pairs(length)
-        )
+            for number, observation, action in pairs
+        ]
+    )

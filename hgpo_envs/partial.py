@@ -15,6 +15,7 @@ files are never there, and nothing outside it is ever removed.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import orjson
@@ -34,6 +35,17 @@ _LONGEST_NOTE: Final = 1 << 16
 _TRIES: Final = 20
 
 
+def forget(beside: Path, url: str) -> None:
+    """Removes the download of an address that is no longer needed, if there is one and nobody is downloading it."""
+    if _place(beside, url).parent.is_dir():
+        with suppress(InputError, OSError), Partial(beside, url) as part:
+            part.remove()
+
+
+def _place(beside: Path, url: str) -> Path:
+    return beside / FOLDER / hashlib.sha256(url.encode("utf-8", "replace")).hexdigest()[:16]
+
+
 class Partial:
     """The bytes of one download so far, locked against other processes.
 
@@ -47,7 +59,7 @@ class Partial:
     """
 
     def __init__(self, beside: Path, url: str) -> None:
-        self.folder: Final = beside / FOLDER / hashlib.sha256(url.encode("utf-8", "replace")).hexdigest()[:16]
+        self.folder: Final = _place(beside, url)
         self.path: Final = self.folder / _DATA
         self._closed = False
         self._lock = self._make()

@@ -39,15 +39,6 @@ def shuffled(ids: Sequence[str], seed: int, epoch: int = 0) -> list[str]:
     return sorted(ids, key=lambda task: (text_hash(f"{seed}/{epoch}/{task}"), task))
 
 
-def pick(ids: Sequence[str], seed: int) -> str:
-    """The task that a single seed stands for: the first of `shuffled`, found without sorting.
-
-    >>> pick(["a", "b", "c"], seed=5) == shuffled(["a", "b", "c"], seed=5)[0]
-    True
-    """
-    return min(ids, key=lambda task: (text_hash(f"{seed}/0/{task}"), task))
-
-
 def sweep(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     """Every task once in the split's order, endlessly repeated; the seed does not matter."""
     del seed
@@ -74,7 +65,7 @@ def verl_agent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
 
     The worker's textworld environment shuffles the game list by NumPy's legacy generator with the worker's seed
     (a stream that NumPy has frozen), plays it through, shuffles the shuffled list again, and so on. Worker i of a
-    group size G has seed ``seed + i // G`` (`verl_agent_seeds`): members of a group draw the same task as long as they
+    group size G has seed ``seed + i // G``: members of a group draw the same task as long as they
     are reset in lockstep, and different groups may draw the same task at once.
 
     One difference: verl-agent takes the list as the file system gives it, so its seeds stand for different games on
@@ -85,15 +76,6 @@ def verl_agent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     while True:
         generator.shuffle(order)
         yield from order
-
-
-def verl_agent_seeds(seed: int, tasks: int, group_size: int) -> list[int]:
-    """The worker seeds of a batch of groups: ``seed + i // group_size`` for each of its environments.
-
-    >>> verl_agent_seeds(7, tasks=2, group_size=3)
-    [7, 7, 7, 8, 8, 8]
-    """
-    return [seed + i // group_size for i in range(tasks * group_size)]
 
 
 SAMPLINGS: Final[dict[str, Callable[[Sequence[str], int], Iterator[str]]]] = {

@@ -21,7 +21,7 @@ from hgpo_envs.env import (
     observation_space,
     rendered,
 )
-from hgpo_envs.episode import Episode, settings_for
+from hgpo_envs.episode import Episode, check_template, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sampling import Draws
 from hgpo_envs.sources import SharedSource, Split, share
@@ -61,7 +61,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         others: As in `hgpo_envs.env.TextEnv`.
 
     Raises:
-        InputError: An argument that cannot be used.
+        InputError: An argument that cannot be used, or a prompt template that fails at the first task.
     """
 
     metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # a class constant here
@@ -101,6 +101,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         )
         check_sampling(sampling)
         self._split = Split(self.shared, split)
+        check_template(self.shared, settings, self._split[0])
         self._draws: list[Draws] = []
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.num_envs, self.group_size = num_envs, group_size
@@ -154,7 +155,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
             raise gymnasium.error.ResetNeeded("call reset before step: some slots have no task")
         slots = np.array([slot for slot, episode in enumerate(self.episodes) if not episode.done], dtype=np.int64)
         rewards = np.zeros(self.num_envs)
-        for slot in slots:
+        for slot in slots.tolist():
             action, episode = actions[slot], self.episodes[slot]
             episode.act(action if isinstance(action, str) else str(action))
             rewards[slot] = episode.state.reward
@@ -176,10 +177,10 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         self._prompts = [episode.prompt() if episode.started else "" for episode in self.episodes]
 
     def _state_hashes(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        return hashing.text_hashes(self.episodes[slot].state.text for slot in slots)
+        return hashing.text_hashes(self.episodes[slot].state.text for slot in slots.tolist())
 
     def _observe(self, slots: NDArray[np.int64]) -> Observation:
-        for slot in slots:
+        for slot in slots.tolist():
             self._prompts[slot] = self.episodes[slot].prompt()
         return {
             "state": tuple(episode.state.text if episode.started else "" for episode in self.episodes),
@@ -188,16 +189,18 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         }
 
     def _infos(self, slots: NDArray[np.int64]) -> dict[str, Any]:
-        infos: dict[str, Any] = {}
-        for slot in slots:
+        columns: dict[str, tuple[NDArray[Any], NDArray[np.bool_]]] = {}
+        for slot in slots.tolist():
             for key, value in self.episodes[slot].info().items():
-                if key not in infos:
-                    infos[key] = np.zeros(self.num_envs, dtype=_DTYPES.get(type(value), np.object_))
-                    infos[f"_{key}"] = np.zeros(self.num_envs, dtype=np.bool_)
-                    if infos[key].dtype == np.object_:
-                        infos[key][:] = None
-                infos[key][slot] = value
-                infos[f"_{key}"][slot] = True
+                if key not in columns:
+                    dtype = _DTYPES.get(type(value), np.object_)
+                    values = np.full(self.num_envs, None if dtype is np.object_ else 0, dtype=dtype)
+                    columns[key] = values, np.zeros(self.num_envs, dtype=np.bool_)
+                values, present = columns[key]
+                values[slot], present[slot] = value, True
+        infos: dict[str, Any] = {}
+        for key, (values, present) in columns.items():
+            infos[key], infos[f"_{key}"] = values, present
         return infos
 
     def _reset_mask(self, given: object) -> NDArray[np.bool_]:

@@ -83,10 +83,26 @@ def save_checkpoint(
             raise
         write_state(made, state)
         write_manifest(made)
-    for old in [path for path in checkpoints(folder) if removable(path)][:-keep] if keep else []:
-        if old != target:
-            remove_folder(old)
+    remove_superseded(folder, target, keep)
     return target
+
+
+def remove_superseded(folder: Path, current: Path, keep: int) -> None:
+    """Removes all but the newest checkpoints.
+
+    A run that is resumed does this, too: its process may have been killed between saving and removing.
+
+    Args:
+        folder: Of all checkpoints.
+        current: The checkpoint that was just saved or loaded; it stays.
+        keep: How many to keep; 0 keeps all.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    for old in [path for path in checkpoints(folder) if removable(path)][:-keep] if keep else []:
+        if old != current:
+            remove_folder(old)
 
 
 def load_checkpoint(folder: Path, model: Model, optimiser: torch.optim.Optimizer) -> State:

@@ -13,6 +13,7 @@ from hgpo_train.advantages import Job, get
 from hgpo_train.advantages.tables import fingerprint, write_advantages
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.failures import check, of_tally
+from hgpo_train.rollout.older_runs import comparable
 from hgpo_train.rollout.run import Collection, collect, open_world, run_config
 from hgpo_train.statistics import statistics
 
@@ -63,7 +64,8 @@ def play(run: Path, seed: int, tasks: int, group_size: int, progress: Callable[[
     world = open_world(ENV, split="train", action_format="command")
     policy = make_policy(POLICY, PolicyContext(world.shared.source.name, "command"))
     what = Collection(tasks, group_size, seed)
-    with StepWriter(run, config=run_config(world, {"split": "train"}, POLICY, {}, what)) as writer:
+    config = comparable(run, run_config(world, {"split": "train"}, POLICY, {}, what), world)
+    with StepWriter(run, config=config) as writer:
         if len(writer.committed) > tasks:
             raise InputError(
                 f"{run} holds {len(writer.committed)} groups, more than the {tasks} that are asked for; ask for as "

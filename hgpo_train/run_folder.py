@@ -15,7 +15,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
-from hgpo_envs.atomic import FolderLock, sweep, write_file
+from hgpo_envs.atomic import FolderLock, make_folder, sweep, write_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.files import read_bytes
 from hgpo_envs.secrets import redact, redact_json
@@ -80,7 +80,7 @@ class RunFolder(Generic[C]):
         self._fixed = fixed_values(config, free)
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; name a folder with --out")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.absolute())
         self._lock = FolderLock(folder, purpose)
         try:
             # A wrong path ends a run before it has left anything but its configuration: it may be begun again.

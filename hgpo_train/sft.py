@@ -14,7 +14,7 @@ import polars as pl
 from hgpo_datasets import scan_steps
 from hgpo_envs.atomic import sweep
 from hgpo_envs.errors import InputError
-from hgpo_train.checkpoint import load_checkpoint, resumed, save_checkpoint, versions
+from hgpo_train.checkpoint import load_checkpoint, remove_superseded, resumed, save_checkpoint, versions
 from hgpo_train.checkpoint_files import State, checkpoints, resumable
 from hgpo_train.fingerprints import of_model, of_rows
 from hgpo_train.policies.generation import encode_prompts
@@ -44,6 +44,10 @@ _FREE: Final = frozenset(
     }
 )
 """What may change between a run and its resumption: it does not decide what is learnt, but for rounding."""
+
+
+_KEPT: Final = 1
+"""How many checkpoints are kept."""
 
 
 def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
@@ -149,6 +153,7 @@ def _supervise(run: RunFolder[SftConfig], source: str | Path, display: Display) 
     state = State(versions=versions(), run=run.id)
     if (newest := resumable(folder / "checkpoints", run.id)) is not None:
         state = resumed(load_checkpoint(newest, learner.model, learner.optimiser), state)
+        remove_superseded(folder / "checkpoints", newest, _KEPT)
     trackers = make_trackers(config, folder, state.iteration + 1)
     try:
         while state.iteration < config.update.epochs:
@@ -158,7 +163,7 @@ def _supervise(run: RunFolder[SftConfig], source: str | Path, display: Display) 
             state = dataclasses.replace(state, iteration=state.iteration + 1)
             log_to(trackers, metrics, state.iteration)
             display.row(state.iteration, metrics)
-            save_checkpoint(folder / "checkpoints", state, learner.model, tokenizer, learner.optimiser, keep=1)
+            save_checkpoint(folder / "checkpoints", state, learner.model, tokenizer, learner.optimiser, keep=_KEPT)
     finally:
         for tracker in trackers:
             tracker.close()

@@ -27,7 +27,7 @@ from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.atomic import sweep
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
-from hgpo_train.checkpoint import load_checkpoint, resumed, save_checkpoint, versions
+from hgpo_train.checkpoint import load_checkpoint, remove_superseded, resumed, save_checkpoint, versions
 from hgpo_train.checkpoint_files import State, checkpoints, resumable
 from hgpo_train.config import template_path
 from hgpo_train.engines import check_engine, make_engine
@@ -122,6 +122,7 @@ class Trainer:
         self.state = State(versions=versions(), run=run.id)
         if (newest := resumable(folder / "checkpoints", run.id)) is not None:
             self.state = resumed(load_checkpoint(newest, self.model, self.learner.optimiser), self.state)
+            remove_superseded(folder / "checkpoints", newest, config.checkpoint.keep)
         self.engine = make_engine(config, self.model, self.tokenizer)
         self.engine.publish(self.model, self.state.iteration)
         done = self.state.iteration  # line 0 is the evaluation before training, which is then made again

@@ -69,6 +69,26 @@ def test_step_by_step_equals_whole_columns(steps: list[tuple[int, int]], depth: 
         assert row[0].tolist() == np.where(defined[:, t], values[:, t], hashing.UNDEFINED).tolist()
 
 
+@given(
+    st.lists(st.lists(INT64, min_size=1, max_size=12), min_size=1, max_size=4), st.integers(0, 9), st.integers(0, 12)
+)
+def test_a_single_environments_chain_is_its_definition(
+    episodes: list[list[int]], depth: int, copied_after: int
+) -> None:
+    chain = hashing.Chain(depth)
+    for states in episodes:
+        expected: list[int] = []
+        for t, state in enumerate(states):
+            row = chain.advance(state) if t else chain.start(state)
+            expected = [link(before, state) for before in (0, *expected)][: depth + 1]
+            assert row.tolist() == expected + [hashing.UNDEFINED] * (depth + 1 - len(expected))
+            assert row.dtype == np.int64
+            row[:] = 0  # what was handed out is the caller's
+            if t == copied_after:
+                chain = hashing.Chain(depth)
+                chain.resume(expected + [hashing.UNDEFINED] * (depth + 1 - len(expected)))
+
+
 def test_texts_hash_once_and_lone_surrogates_do_not_raise() -> None:
     texts = ["", "a", "\ud800", "a", "\x00", "日本"]
     assert hashing.text_hashes(texts).tolist() == [hashing.text_hash(t) for t in texts]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import polars as pl
 
-from hgpo_datasets import bounds, files, manifest, schema, shards
+from hgpo_datasets import bounds, files, manifest, remote, schema, shards
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
@@ -139,16 +139,12 @@ def _refuse_or_warn(choice: Choice, line: str) -> None:
 
 def _remote_run(url: str, options: dict[str, Any]) -> list[str]:
     base = url.rstrip("/")
-    listed = manifest.decode(_read_remote(f"{base}/{manifest.NAME}", options))
+    address = f"{base}/{manifest.NAME}"
+    with files.reading(address):
+        listed = manifest.decode(remote.read_lines(address, manifest.MOST_BYTES, options))
     if listed.problem:
         raise InputError(f"{url}: {listed.problem}")
     return [f"{base}/{shard.file}" for shard in listed.shards]
-
-
-def _read_remote(url: str, options: dict[str, Any]) -> bytes:
-    with files.reading(url):
-        lines = pl.scan_lines(url, storage_options=options or None).collect()["line"]
-    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _scan(sources: list[list[str]], options: dict[str, Any]) -> pl.LazyFrame:

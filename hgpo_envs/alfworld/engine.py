@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from hgpo_envs.alfworld import coverage, rules, text
+from hgpo_envs.alfworld import rules, text
 from hgpo_envs.engine import State
 
 if TYPE_CHECKING:
@@ -34,12 +33,10 @@ class ALFWorldEngine:
 
     Args:
         games: Where the games come from.
-        count: Count how often each rule fired, in `fired`.
 
     Attributes:
         game: The game being played.
         world: Its state, to be looked at and copied, not changed.
-        fired: How often each rule fired, when counted.
     """
 
     game: Game
@@ -47,10 +44,9 @@ class ALFWorldEngine:
     _commands: Commands
     _deciding: frozenset[str]
 
-    def __init__(self, games: Games | None = None, *, count: bool = False) -> None:
+    def __init__(self, games: Games | None = None) -> None:
         self._games = games
         self._state: State | None = None
-        self.fired: Counter[str] | None = Counter() if count else None
 
     def start(self, task_id: str) -> State:
         """Begins a task of the source."""
@@ -74,11 +70,8 @@ class ALFWorldEngine:
             return replace(state, valid=False, reward=0.0)
         command = command.strip()
         if command not in state.actions:
-            self._count("nothing happens")
             return self._show(text.NOTHING_HAPPENS, state.actions, valid=False, won=state.won, ended=state.won)
         verb, first, second = self._commands.meaning[command]
-        if self.fired is not None:
-            self._count(*coverage.cases(self.game, self.world, verb, first, second))
         observation = rules.RULES[verb](self.game, self.world, first, second)
         actions = state.actions if verb in rules.SEEING else self._commands.offered(self.world)
         won = rules.won(self.game, self.world) if state.won or verb in self._deciding else False
@@ -86,19 +79,13 @@ class ALFWorldEngine:
 
     def fork(self) -> ALFWorldEngine:
         """An engine of its own at the same point of the same game, for searches; it takes a microsecond or two."""
-        other = ALFWorldEngine(self._games, count=self.fired is not None)
+        other = ALFWorldEngine(self._games)
         if self._state is not None:
             other.game, other.world, other._state = self.game, self.world.copy(), self._state
             other._commands, other._deciding = self._commands, self._deciding
         return other
 
     def _show(self, observation: str, actions: Sequence[str], *, valid: bool, won: bool, ended: bool) -> State:
-        if ended:
-            self._count(f"won: {self.game.goal.task_type}")
         score = 1.0 if won else 0.0
         self._state = State(observation, actions, valid, ended, won, score if ended else 0.0, score, _NO_INFO)
         return self._state
-
-    def _count(self, *cases: str) -> None:
-        if self.fired is not None:
-            self.fired.update(cases)

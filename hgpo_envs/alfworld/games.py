@@ -63,7 +63,7 @@ class Game:
     """One game, compiled. Objects, receptacles and locations are indices into the tuples.
 
     Attributes:
-        object_ids: Lower-cased identifiers, sorted; likewise `receptacle_ids` and `location_ids`.
+        object_ids: Lower-cased identifiers, sorted; likewise `receptacle_ids`.
         object_names: What the environment calls them ("mug 1"); likewise `receptacle_names`, `location_names`.
         object_types: Lower-case, without the ending "type" ("mug"); likewise `receptacle_types`.
         abilities: For each object, an `Ability` as int.
@@ -93,7 +93,6 @@ class Game:
     openable: tuple[bool, ...]
     places: tuple[int, ...]
     accepts: tuple[frozenset[str], ...]
-    location_ids: tuple[str, ...]
     location_names: tuple[str, ...]
     receptacles_at: tuple[tuple[int, ...], ...]
     start: World
@@ -202,7 +201,6 @@ def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iter
         openable=tuple(name in openable for name in entities["receptacle"]),
         places=places,
         accepts=tuple(frozen.get(name, frozenset()) for name in receptacle_types),
-        location_ids=entities["location"],
         location_names=tuple(names[name] for name in entities["location"]),
         receptacles_at=_at_each(places, len(entities["location"])),
         start=_start(facts, object_index, receptacle_index, location_index),

@@ -1,8 +1,9 @@
 """Which rules and which wording a game file carries: read once per distinct text, refused by name when unknown.
 
-A game file holds its planning domain and its text grammar in full. All published ones are the same but for a handful
-of parts. So both are taken apart (`parts.py`), each part is compared with the one that the engine plays, and the
-handful that may differ is the game's wording: how an object is put down, what one arrives at, whether there is `help`.
+A game file holds its planning domain and its text grammar in full. All published ones (alfworld 0.2 to 0.5) are the
+same but for a handful of parts. So both are taken apart (`parts.py`), each part is compared with that of the bundled
+files, which the engine plays, and the handful that may differ is the game's wording: how an object is put down, what
+one arrives at, whether there is `help`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs.alfworld.parts import DOMAIN, GRAMMAR, digest, domain_parts, fingerprint, grammar_parts
+from hgpo_envs.alfworld.parts import bundled, domain_parts, grammar_parts
 from hgpo_envs.caching import bounded_cache
 from hgpo_envs.errors import InputError, unknown
 
@@ -106,16 +108,46 @@ _ARRIVALS: Final = {
 }
 
 
+_WORDING: Final = frozenset(
+    {
+        "action PutObject template",
+        "PutObject.feedback",
+        "GotoLocation.feedback",
+        "action help template",
+        "action help feedback",
+        "help.feedback",
+    }
+)
+"""The parts of a grammar that make its wording."""
+_UNUSED: Final = re.compile(r"ReceptacleObject|overview_|overview\(o, r\)|notImplemented")
+"""Parts of a grammar for actions that no domain has, and rules that no other part uses."""
+
+
+@cache
+def _known() -> tuple[dict[str, str], dict[str, str]]:
+    """The parts of a domain and of a grammar that must be as the engine plays them."""
+    domain, grammar = bundled()
+    actions, parts = domain_parts(domain), grammar_parts(split_task(grammar)[0])
+    return (
+        {name: part for name, part in actions.items() if name == "types" or name.startswith("action")},
+        {name: part for name, part in parts.items() if name not in _WORDING and not _UNUSED.search(name)},
+    )
+
+
 def _recognise(domain: str, grammar: str) -> Grammar:
     """The wording of a game, from its domain and its grammar without a task (`split_task`).
 
     Raises:
         InputError: A part of either is not as the engine plays it; the line names it.
     """
+    bundled_domain, bundled_grammar = bundled()
+    if domain == bundled_domain and grammar == split_task(bundled_grammar)[0]:
+        return MOVE  # as most games have it, to the letter
     actions, parts = domain_parts(domain), grammar_parts(grammar)
     has_help = "action help" in actions
-    _compare("domain", actions, DOMAIN if has_help else {k: v for k, v in DOMAIN.items() if k != "action help"})
-    _compare("grammar", parts, GRAMMAR)
+    known_actions, known_parts = _known()
+    _compare("domain", actions, {k: v for k, v in known_actions.items() if has_help or k != "action help"})
+    _compare("grammar", parts, known_parts)
     choices = (
         ("action PutObject template", _PUT_COMMANDS.get(parts.get("action PutObject template", ""))),
         ("PutObject.feedback", _PUT_FEEDBACK.get(_plain_rule(parts, "PutObject.feedback"))),
@@ -124,7 +156,7 @@ def _recognise(domain: str, grammar: str) -> Grammar:
     )
     wrong = [name for name, choice in choices if choice is None]
     if wrong:
-        raise InputError(_unknown("grammar", parts, wrong))
+        raise _unknown("grammar", wrong)
     (_, put), (_, puts), (_, arrives), _ = choices
     return Grammar(str(put).split()[0], str(put), str(puts), bool(arrives), HELP if has_help else None)
 
@@ -148,17 +180,17 @@ def _helps(parts: Mapping[str, str]) -> bool:
 
 
 def _compare(kind: str, parts: Mapping[str, str], known: Mapping[str, str]) -> None:
-    wrong = [name for name, expected in known.items() if name not in parts or digest(parts[name]) != expected]
+    wrong = [name for name, expected in known.items() if parts.get(name) != expected]
     wrong += [name for name in parts if name.startswith("action") and kind == "domain" and name not in known]
     if wrong:
-        raise InputError(_unknown(kind, parts, wrong))
+        raise _unknown(kind, wrong)
 
 
-def _unknown(kind: str, parts: Mapping[str, str], wrong: list[str]) -> str:
+def _unknown(kind: str, wrong: list[str]) -> InputError:
     named = ", ".join(repr(name) for name in wrong[:4])
-    return (
-        f"unknown {kind}, fingerprint {fingerprint(parts)}: {named}{' and more' if len(wrong) > 4 else ''} not as the "
-        f"native engine plays it (it knows what alfworld 0.2 to 0.5 install); backend='original' plays any {kind}"
+    return InputError(
+        f"unknown {kind}: {named}{' and more' if len(wrong) > 4 else ''} not as the native engine plays it (it knows "
+        f"what alfworld 0.2 to 0.5 install); backend='original' plays any {kind}"
     )
 
 

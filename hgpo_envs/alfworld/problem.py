@@ -6,11 +6,10 @@ The planning domain and the text grammar beside the problem are ALFWorld's own (
 
 from __future__ import annotations
 
-from functools import lru_cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.alfworld.generator import STATION
+from hgpo_envs.alfworld.parts import bundled
 from hgpo_envs.alfworld.rooms import load_rooms
 
 if TYPE_CHECKING:
@@ -41,13 +40,6 @@ def mangle(name: str) -> str:
     return name
 
 
-@lru_cache(maxsize=1)
-def rules() -> tuple[str, str]:
-    """The planning domain and the text grammar of alfworld 0.4."""
-    folder = files("hgpo_envs.alfworld").joinpath("bundled")
-    return folder.joinpath("alfred.pddl").read_text("utf-8"), folder.joinpath("alfred.twl2").read_text("utf-8")
-
-
 def game_data(draft: Draft, walkthrough: list[str] | None = None) -> dict[str, Any]:
     """The content of `game.tw-pddl`.
 
@@ -55,7 +47,7 @@ def game_data(draft: Draft, walkthrough: list[str] | None = None) -> dict[str, A
         draft: The game.
         walkthrough: Commands that win it; without them the game is not marked solvable.
     """
-    domain, grammar = rules()
+    domain, grammar = bundled()
     data: dict[str, Any] = {
         "pddl_domain": domain,
         "grammar": grammar.replace(PLACEHOLDER, f"Your task is to: {draft.sentence}"),

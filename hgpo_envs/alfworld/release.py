@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.alfworld.source import SPLITS, ALFWorldSource
-from hgpo_envs.atomic import new_folder
+from hgpo_envs.atomic import making_folder, new_folder
 from hgpo_envs.errors import InputError
 from hgpo_envs.fetch import complete, open_partial
 from hgpo_envs.files import open_regular, writing
@@ -81,7 +81,7 @@ def fetch_release(
     Returns:
         The number of games in each split.
     """
-    with ExitStack() as stack:
+    with writing(out), making_folder(out.absolute().parent), ExitStack() as stack:
         parts, sources = [], []
         with new_games(out) as made:
             for asset in assets:

@@ -1,6 +1,6 @@
 """The 120 rooms of ALFWorld and what lies about in them: the data that games are generated from.
 
-`bundled/rooms.json.gz` is made by `hgpo_envs.alfworld.survey` from ALFWorld's layouts and official games (MIT, NOTICE).
+`bundled/rooms.json.gz` is made by `tools/alfworld_survey.py` from ALFWorld's layouts and official games (MIT, NOTICE).
 """
 
 from __future__ import annotations

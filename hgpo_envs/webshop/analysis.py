@@ -7,11 +7,12 @@ PorterStemFilter (`hgpo_envs.webshop.porter`).
 
 from __future__ import annotations
 
+import json
 import re
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from functools import cache, lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs.webshop import word_break as wb
 from hgpo_envs.webshop.porter import stem
 
 if TYPE_CHECKING:
@@ -33,23 +34,30 @@ LONGEST_KNOWN: Final = 24
 """Characters of the longest such piece. Each may be a term by itself, which takes 70 bytes."""
 
 
-def _set(*ranges: str) -> str:
-    """A character class of the regular expressions from ranges of code points."""
-    parts = [part.split("-") for text in ranges for part in text.split()]
+@cache
+def _classes() -> dict[str, Any]:
+    """Character classes of Unicode's word-break rules."""
+    classes: dict[str, Any] = json.loads((resources.files("hgpo_envs.webshop") / "word_break.json").read_bytes())
+    return classes
+
+
+def _set(*names: str) -> str:
+    """A character class of the regular expressions: the code points of these classes of `word_break.json`."""
+    parts = [part.split("-") for name in names for line in _classes()[name]["ranges"] for part in line.split()]
     return "[" + "".join("-".join(re.escape(chr(int(end, 16))) for end in part) for part in parts) + "]"
 
 
 def _with_marks(characters: str) -> str:
     """Rule WB4: a character takes the marks after it along."""
-    return f"(?:{characters}{_set(wb.MARKS)}*+)"
+    return f"(?:{characters}{_set('marks')}*+)"
 
 
 def _words() -> str:
     """Runs of letters, numbers, katakana, and what may join them (WB5 to WB13b)."""
     ex = _with_marks
-    letter, hebrew = ex(_set(wb.LETTERS, wb.HEBREW)), ex(_set(wb.HEBREW))
-    number, katakana, joiner = ex(_set(wb.NUMBERS)), ex(_set(wb.KATAKANA)), ex(_set(wb.JOINERS))
-    in_word, in_number = ex(_set(wb.MID_LETTER, wb.MID_BOTH, "27")), ex(_set(wb.MID_NUMBER, wb.MID_BOTH, "27"))
+    letter, hebrew = ex(_set("letters", "hebrew")), ex(_set("hebrew"))
+    number, katakana, joiner = ex(_set("numbers")), ex(_set("katakana")), ex(_set("joiners"))
+    in_word, in_number = ex(_set("mid_letter", "mid_both", "quote")), ex(_set("mid_number", "mid_both", "quote"))
     quoted, single = hebrew + ex('"') + hebrew, hebrew + ex("'")
     item = (
         f"(?:{katakana}(?:{joiner}*{katakana})*"
@@ -62,31 +70,34 @@ def _words() -> str:
 
 def _pictures() -> tuple[str, str]:
     """Emoji joined with others, and alone (Unicode Technical Standard 51)."""
-    tones, pictures = "[\U0001f3fb-\U0001f3ff]", _set(wb.PICTURES)
+    tones, pictures = "[\U0001f3fb-\U0001f3ff]", _set("pictures")
     join = f"\u200d(?=\u200d*(?:{tones}|{pictures}))"
-    mark = f"(?![\ufe0e\ufe0f]){_set(wb.MARKS)}"
+    mark = f"(?![\ufe0e\ufe0f]){_set('marks')}"
     marks = f"(?:(?!{join}){mark})*"
     tone = f"{tones}{marks}"
     picture = f"\u200d*{pictures}{marks}\ufe0f?"
-    one = f"(?:(?:\u200d*{_set(wb.MODIFIED)}(?:{mark})*)?{tone}|{picture})"
+    one = f"(?:(?:\u200d*{_set('modified')}(?:{mark})*)?{tone}|{picture})"
     tagged = f"{one}[\U000e0020-\U000e007e]+\U000e007f"
     keycap = f"[0-9#*](?:{mark})*\ufe0f?\u20e3(?:{mark})*"
     flag = _with_marks("[\U0001f1e6-\U0001f1ff]") + "{2}"
     return f"{one}(?:(?:{join})+{one})+", f"{tagged}|{one}|{keycap}|{flag}"
 
 
-def _grammar() -> str:
+@cache
+def _any() -> re.Pattern[str]:
+    """The grammar of words. Compiling it takes a third of a second, and most texts are ASCII."""
     joined, alone = _pictures()
-    scripts = f"{_with_marks(_set(wb.COMPLEX))}+|{_with_marks(_set(wb.HAN))}|{_with_marks(_set(wb.HIRAGANA))}"
-    return f"{joined}|{_words()}|{scripts}|{alone}"
+    scripts = f"{_with_marks(_set('complex'))}+|{_with_marks(_set('han'))}|{_with_marks(_set('hiragana'))}"
+    return re.compile(f"{joined}|{_words()}|{scripts}|{alone}")
 
 
-_ANY: Final = re.compile(_grammar())
-_CORE: Final = re.compile(
-    _set(wb.LETTERS, wb.HEBREW, wb.NUMBERS, wb.KATAKANA, wb.COMPLEX, wb.HAN, wb.HIRAGANA, wb.PICTURES, wb.MODIFIED)
-    + "|[0-9#*\U0001f3fb-\U0001f3ff\U0001f1e6-\U0001f1ff]"
-)
-"""What every word has at least one of."""
+@cache
+def _core() -> re.Pattern[str]:
+    """What every word has at least one of."""
+    names = ("letters", "hebrew", "numbers", "katakana", "complex", "han", "hiragana", "pictures", "modified")
+    return re.compile(_set(*names) + "|[0-9#*\U0001f3fb-\U0001f3ff\U0001f1e6-\U0001f1ff]")
+
+
 _ASCII: Final = re.compile(
     r"_*(?:[0-9]+(?:(?:_+|[.,;'])[0-9]+)*|[A-Za-z]+(?:(?:_+|[.:'])[A-Za-z]+)*)+"
     r"(?:_+(?:[0-9]+(?:(?:_+|[.,;'])[0-9]+)*|[A-Za-z]+(?:(?:_+|[.:'])[A-Za-z]+)*)+)*_*"
@@ -102,7 +113,7 @@ def words(text: str) -> list[str]:
     """
     if len(text) > LONGEST_WORD:  # the grammar takes time in proportion to the square of what it sees
         return list(_cut_words(text))
-    found = (_ASCII if text.isascii() else _ANY).findall(text)
+    found = (_ASCII if text.isascii() else _any()).findall(text)
     if any(len(word) > LONGEST_WORD // 2 for word in found):
         return list(_cut_words(text))
     return found
@@ -114,11 +125,11 @@ def _cut_words(text: str) -> Iterator[str]:
     while at < len(text):
         seen = _seen_from(text, at)
         if core < at or core == 0:
-            found = _CORE.search(text, at)
+            found = _core().search(text, at)
             if found is None:
                 return
             core = found.start()
-        word = _ANY.search(text, at, seen) if core < seen else None
+        word = _any().search(text, at, seen) if core < seen else None
         if word is None:
             at += LONGEST_WORD // 4  # the rest may have begun something that was not seen whole
         elif word.start() > at:

@@ -53,6 +53,10 @@ KEPT_PRODUCTS: Final = 1024
 LONGEST_KEPT: Final = 1 << 16
 """Bytes of the longest record whose product stays decoded."""
 
+KEPT_ASINS: Final = 4096
+LONGEST_ASIN: Final = 32
+"""Characters of the longest identifier whose product's index is remembered."""
+
 KEPT_SEARCHES: Final = 4096
 """Searches whose results are remembered, a catalogue and process."""
 
@@ -85,11 +89,15 @@ class Catalogue:
         lengths = {len(values) for values in (records, self.asins, self.order, self.prices, self.combinations)}
         if lengths != {self._size} or len(self._human) != len(self._human_counts):
             raise InputError(f"the files of {folder} do not fit together; build the catalogue again")
-        # neither cache refers to the catalogue: the files are unmapped as soon as the catalogue is let go
+        # no cache refers to the catalogue: the files are unmapped as soon as the catalogue is let go
         self._make_product = partial(_product, folder, records)
         self._kept_products = bounded_cache(
             self._make_product, KEPT_PRODUCTS, LONGEST_KEPT, lambda _, index: records.size(index)
         )
+        self.index_of = bounded_cache(
+            partial(_index_of, folder, self.asins, self.order), KEPT_ASINS, LONGEST_ASIN, lambda _, asin: len(asin)
+        )
+        """A product's index. Raises KeyError if no product has this identifier."""
         self._kept_searches = bounded_cache(
             partial(_search, folder, self.index, self.order), KEPT_SEARCHES, LONGEST_QUERY, lambda _, query: len(query)
         )
@@ -135,17 +143,6 @@ class Catalogue:
 
     def __len__(self) -> int:
         return self._size
-
-    def index_of(self, asin: str) -> int:
-        """A product's index. Raises KeyError if no product has this identifier."""
-        wanted = asin.encode("utf-8", "replace")
-        at = int(np.searchsorted(self.asins, np.bytes_(wanted)))
-        if at == len(self.asins) or self.asins[at] != wanted:
-            raise KeyError(f"no product {asin!r} in {self.folder}")
-        found = int(self.order[at])
-        if not 0 <= found < self._size:
-            raise InputError(f"the catalogue in {self.folder} is damaged (order.npy); build it again")
-        return found
 
     def product(self, index: int) -> Product:
         """A product. Raises IndexError outside 0 … len - 1."""
@@ -252,6 +249,17 @@ def _texts(values: object) -> tuple[str, ...]:
         raise TypeError(f"expected a list of texts, got {type(values).__name__}")
     "".join(values)
     return tuple(values)
+
+
+def _index_of(folder: Path, asins: NDArray[np.bytes_], order: NDArray[np.int32], asin: str) -> int:
+    wanted = asin.encode("utf-8", "replace")
+    at = int(np.searchsorted(asins, np.bytes_(wanted)))
+    if at == len(asins) or asins[at] != wanted:
+        raise KeyError(f"no product {asin!r} in {folder}")
+    found = int(order[at])
+    if not 0 <= found < len(order):
+        raise InputError(f"the catalogue in {folder} is damaged (order.npy); build it again")
+    return found
 
 
 def _product(folder: Path, records: Records, index: int) -> Product:

@@ -190,23 +190,27 @@ class WebShopEngine:
     def _click(self, name: str) -> bool:
         """Follows a click; True if it bought something."""
         session = self._started()
-        at = next((kind for kind in _PAGE_NAMES if kind in session.url), "")
         if name == pages.BUY.lower():
             self._buy()
             return True
         if name == pages.BACK.lower():
             self._back_to_search()
-        elif name == pages.NEXT.lower() and at == "search_results":
+        elif name == pages.NEXT.lower() and self._place() == "search_results":
             self._search(session.keywords, session.number + 1)
-        elif name == pages.PREVIOUS.lower() and at == "search_results":
+        elif name == pages.PREVIOUS.lower() and self._place() == "search_results":
             self._search(session.keywords, session.number - 1)
-        elif name == pages.PREVIOUS.lower() and at == "item_page":
+        elif name == pages.PREVIOUS.lower() and self._place() == "item_page":
             self._search(session.keywords, session.number)
         elif name in _TABS:
             self._open_tab(_TABS[name])
         else:
             self._open_item(name)
         return False
+
+    def _place(self) -> str:
+        """The kind of page, as the original tells it: the first name that is found anywhere in the address."""
+        url = self._started().url
+        return next((kind for kind in _PAGE_NAMES if kind in url), "")
 
     def _back_to_search(self) -> None:
         session = self._started()

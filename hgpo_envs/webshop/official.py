@@ -7,13 +7,14 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hgpo_envs.atomic import new_file
+from hgpo_envs.atomic import making_folder, new_file, sync_folder
 from hgpo_envs.errors import InputError
 from hgpo_envs.fetch import complete, open_partial
 from hgpo_envs.files import open_regular, writing
+from hgpo_envs.partial import forget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from hgpo_envs.fetch import Progress
@@ -89,6 +90,8 @@ def fetch(
         path = out / file.name
         if os.path.lexists(path):
             _check(file, path, path)
+            for url in _urls(file, sources):  # an earlier call may have been killed before it removed its download
+                forget(path.parent, url)
         elif local is not None:
             _copy(file, local / file.name, path)
         else:
@@ -101,32 +104,43 @@ def _copy(file: OfficialFile, source: Path, path: Path) -> None:
     if not source.exists():
         raise InputError(f"no {source.name} in {source.parent}; --from names the folder that holds the official files")
     _check(file, source, source)
-    with writing(path), open_regular(source) as opened:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as copy:
-            shutil.copyfileobj(opened, copy)
+    with writing(path), open_regular(source) as opened, making_folder(path.absolute().parent), new_file(path) as copy:
+        shutil.copyfileobj(opened, copy)
 
 
 def _download(file: OfficialFile, path: Path, sources: tuple[str, ...], tries: int, progress: Progress | None) -> None:
-    refusals = []
-    for source in sources:
-        url = source + (file.drive if source.endswith("id=") else file.name)
+    with writing(path), making_folder(path.absolute().parent):
+        refusals = []
+        for url in _urls(file, sources):
+            try:
+                _download_from(url, file, path, tries, progress)
+            except InputError as error:
+                refusals.append(str(error))
+            else:
+                return
+        raise _refused(file, refusals)
+
+
+def _urls(file: OfficialFile, sources: Sequence[str]) -> list[str]:
+    return [source + (file.drive if source.endswith("id=") else file.name) for source in sources]
+
+
+def _download_from(url: str, file: OfficialFile, path: Path, tries: int, progress: Progress | None) -> None:
+    with open_partial(path.parent, url) as part:
+        complete(part, url, tries=tries, progress=progress)
         try:
-            with open_partial(path.parent, url) as part:
-                complete(part, url, tries=tries, progress=progress)
-                try:
-                    _check(file, part.path, path)
-                except InputError:
-                    part.remove()
-                    raise
-                with writing(path):
-                    part.path.replace(path)
-                part.remove()
-        except InputError as error:
-            refusals.append(str(error))
-        else:
-            return
-    raise InputError(
+            _check(file, part.path, path)
+        except InputError:
+            part.remove()
+            raise
+        with writing(path):
+            part.path.replace(path)
+            sync_folder(path.parent)
+        part.remove()
+
+
+def _refused(file: OfficialFile, refusals: Sequence[str]) -> InputError:
+    return InputError(
         f"no source has {file.name} just now; download it by hand (https://drive.google.com/uc?id={file.drive}) "
         f"and use --from FOLDER. What they said: {'; '.join(refusals)}"
     )

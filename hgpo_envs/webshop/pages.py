@@ -168,7 +168,7 @@ def shown(text: str) -> str:
 
 def plain(nodes: Iterable[Node]) -> str:
     """The `text` observation: every text stripped, joined by ` [SEP] `."""
-    return SEPARATOR.join([text.strip() for node in nodes if (text := shown(node.text))])
+    return SEPARATOR.join([text for node in nodes if (text := node.text.strip()) or shown(node.text)])
 
 
 def rich(nodes: Iterable[Node], url: str, visited: Collection[str]) -> str:
@@ -209,11 +209,12 @@ def clickables(page: Page) -> dict[str, Node]:
     A text that occurs twice keeps its first place and leads to its last node: an option's value may hide a button,
     or the same value of another option.
     """
-    found: dict[str, Node] = {}
-    for kind in ("button", "product"):
-        found.update((_collapsed(node.text).lower(), node) for node in page.body if node.kind == kind)
-    found.update((node.text, node) for node in page.body if node.kind == "option")
-    return found
+    nodes = [node for node in page.body if node.kind != "text"]
+    return {
+        **{_collapsed(node.text).lower(): node for node in nodes if node.kind == "button"},
+        **{_collapsed(node.text).lower(): node for node in nodes if node.kind == "product"},
+        **{node.text: node for node in nodes if node.kind == "option"},
+    }
 
 
 def _collapsed(text: str) -> str:
@@ -254,7 +255,8 @@ def quoted(text: str, task: str) -> str:
     parts = text.split(SEPARATOR)
     if task not in parts:
         return text
-    return SEPARATOR.join([f"'{part}'" for part in parts[parts.index(task) + 1 :]])
+    following = parts[parts.index(task) + 1 :]
+    return "'" + f"'{SEPARATOR}'".join(following) + "'" if following else ""
 
 
 def unquoted(text: str, task: str) -> str:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from hgpo_envs.caching import bounded_cache
 from hgpo_envs.errors import InputError
 from hgpo_envs.files import open_regular, parse_json, read_bytes
 from hgpo_envs.webshop import bm25
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 
 RESULTS: Final = 50
 """How many documents a search finds at most."""
+
+KEPT_TERMS: Final = 1 << 13
+LONGEST_TERM: Final = 64
+"""Characters of the longest term whose number is kept."""
 
 _SHORT: Final = 60_000
 """Postings that are summed up sooner than a threshold is found."""
@@ -124,17 +130,21 @@ class Index:
         counts = _counts(folder / "index.json")
         self.size: Final[int] = counts["documents"]
         self._products: Final = products
-        self._ends = mapped(folder / "term_ends.npy", np.uint32)
-        self._numbers = mapped(folder / "term_numbers.npy", np.int32)
+        ends = mapped(folder / "term_ends.npy", np.uint32)
+        numbers = mapped(folder / "term_numbers.npy", np.int32)
         self._starts = mapped(folder / "starts.npy", np.int64)
         self._documents = mapped(folder / "documents.npy", np.uint16, np.uint32)
         self._codes = mapped(folder / "codes.npy", np.uint16, np.uint32)
-        terms_size = int(self._ends[-1]) if len(self._ends) else 0
+        terms_size = int(ends[-1]) if len(ends) else 0
         with open_regular(folder / "terms.bin", "catalogue's file") as file:
             fits = os.fstat(file.fileno()).st_size == terms_size
-            self._names = np.memmap(file, np.uint8, "r") if fits and terms_size else np.empty(0, np.uint8)
+            names = np.memmap(file, np.uint8, "r") if fits and terms_size else np.empty(0, np.uint8)
+        # a partial function of the arrays, not of the index: the files are unmapped as soon as the index is let go
+        find = partial(_number, names.view(np.ndarray), ends, numbers)  # a view: slices of a memmap are slow to make
+        self.number: Final = bounded_cache(find, KEPT_TERMS, LONGEST_TERM, lambda _, term: len(term))
+        """The number of a term; None if no document has it."""
         postings = int(self._starts[-1]) if len(self._starts) else -1
-        fits = fits and len(self._numbers) == len(self._ends) == len(self._starts) - 1
+        fits = fits and len(numbers) == len(ends) == len(self._starts) - 1
         if not fits or not len(self._codes) == len(self._documents) == postings:
             raise InputError(f"the files of {folder} do not fit together; build the catalogue again")
         frequencies = mapped(folder / "code_frequencies.npy", np.int32)
@@ -142,18 +152,6 @@ class Index:
         if len(frequencies) != len(lengths):
             raise InputError(f"the codes of {folder} do not fit together; build the catalogue again")
         self._saturation = bm25.saturation(frequencies, lengths, self.size, counts["tokens"])
-
-    def number(self, term: str) -> int | None:
-        """The number of a term; None if no document has it."""
-        wanted, low, high = term.encode("utf-8", "surrogatepass"), 0, len(self._ends)
-        while low < high:
-            middle = (low + high) // 2
-            begin = int(self._ends[middle - 1]) if middle else 0
-            found = self._names[begin : int(self._ends[middle])].tobytes()
-            if found == wanted:
-                return int(self._numbers[middle])
-            low, high = (middle + 1, high) if found < wanted else (low, middle)
-        return None
 
     def lists(self, query: str) -> list[_Postings]:
         """The lists of a query's terms, the most telling first."""
@@ -191,6 +189,19 @@ class Index:
         return documents[order].astype(np.int64), scores[order]
 
 
+def _number(names: NDArray[np.uint8], ends: NDArray[np.uint32], numbers: NDArray[np.int32], term: str) -> int | None:
+    """Finds a term among the sorted names, by bisection."""
+    wanted, low, high = term.encode("utf-8", "surrogatepass"), 0, len(ends)
+    while low < high:
+        middle = (low + high) // 2
+        begin = int(ends[middle - 1]) if middle else 0
+        found = names[begin : int(ends[middle])].tobytes()
+        if found == wanted:
+            return int(numbers[middle])
+        low, high = (middle + 1, high) if found < wanted else (low, middle)
+    return None
+
+
 def _counts(path: Path) -> dict[str, int]:
     try:
         counts = parse_json(read_bytes(path, 1 << 16, "catalogue's file"))
@@ -208,7 +219,7 @@ def _threshold(lists: list[_Postings], results: int) -> float:
     for other in lists[1:]:
         if len(documents) >= max(results, _PROMISING // 4):
             break
-        documents = np.union1d(documents, other.best(_PROMISING))
+        documents = _union([documents, other.best(_PROMISING)])
     return _reached(lists, documents, np.zeros(len(documents)), results)
 
 
@@ -250,7 +261,10 @@ def _union(found: list[NDArray[Any]]) -> NDArray[Any]:
     if len(found) == 1:
         return found[0]
     if sum(map(len, found)) < _FEW:
-        return np.unique(np.concatenate(found))
+        documents = np.sort(np.concatenate(found), kind="stable")  # merges what is sorted already; np.unique does not
+        first = np.ones(len(documents), np.bool_)
+        np.not_equal(documents[1:], documents[:-1], out=first[1:])
+        return documents[first]
     flags = np.zeros(1 + max(int(documents[-1]) for documents in found if len(documents)), np.bool_)
     for documents in found:
         flags[documents] = True
@@ -269,6 +283,7 @@ def _scored(
         if place in _LOOK_AGAIN and len(documents) > _FEW:
             best = np.sort(np.argpartition(totals, len(totals) - _FEW)[len(totals) - _FEW :])
             threshold = max(threshold, _reached(lists[place + 1 :], documents[best], totals[best], results))
-        able = totals >= threshold - rest * (2 - _CAREFUL)
-        documents, totals = documents[able], totals[able]
+        if threshold > 0:
+            able = totals >= threshold - rest * (2 - _CAREFUL)
+            documents, totals = documents[able], totals[able]
     return documents, totals

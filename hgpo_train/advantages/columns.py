@@ -18,13 +18,23 @@ an estimator does not use is not computed. Bad rows are found by expressions; Py
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.windows import along, batches, chain, discounted, key, summed, trajectory_order
+from hgpo_train.advantages.trajectories import (
+    batches,
+    neighbour,
+    returns,
+    steps_left,
+    trajectory_order,
+    trajectory_starts,
+)
+from hgpo_train.advantages.windows import chain, key
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -94,46 +104,40 @@ def _listed(columns: Collection[str]) -> str:
 # ----------------------------------------------------------------------------------------------------------- keys
 
 
-def with_keys(steps: pl.LazyFrame, schema: pl.Schema) -> pl.LazyFrame:
-    """Adds the keys, not yet null where trajectories were aborted, and `(fault)`, what is wrong with a row's names.
+def with_keys(steps: pl.LazyFrame, schema: pl.Schema, *further: pl.Expr) -> pl.LazyFrame:
+    """Adds the keys, not yet null where trajectories were aborted, and further columns.
 
     Raises:
-        InputError: A column that names rows is missing; when collected, the table has no rows.
+        InputError: A column that names rows is missing.
     """
     groups = group_keys(schema)
     for name in ("trajectory", "step"):
         require(schema, name, why="an advantage")
     if not schema["step"].is_integer():
         raise InputError(f"step must be a whole number in every row, got {schema['step']}")
-    steps = steps.with_columns(
+    return steps.with_columns(
         key(groups).alias("task_key"),
         key([*(name for name in ("run",) if name in schema), "trajectory"]).alias("trajectory_key"),
         key(batch_keys(schema)).alias("batch_key"),
+        *further,
     )
-    names = [pl.col(name) for name in ("task_key", "trajectory_key", "step")]
-    return steps.with_columns(batches(names, _faults, pl.Int8()).alias("(fault)"))
-
-
-_SHARED, _TWICE = 1, 2
-
-
-def _faults(columns: Sequence[pl.Series]) -> pl.Series:
-    """Marks trajectories in two tasks (`_SHARED`) and duplicate steps (`_TWICE`); 0 elsewhere."""
-    task, trajectory, step = columns
-    if not len(step):
-        raise InputError("the step table has no rows")
-    if step.null_count():
-        raise InputError("step must be a whole number in every row, got null")
-    rows = pl.DataFrame({"task": task, "trajectory": trajectory, "step": step})
-    moves = (pl.col("task") != pl.col("task").shift(1)) & (pl.col("trajectory") == pl.col("trajectory").shift(1))
-    if trajectory_order(trajectory, step) is None and not rows.select(moves.any()).item():
-        return pl.zeros(len(step), pl.Int8, eager=True)  # as tables are written
-    shared = (pl.col("task").n_unique() > 1).over("trajectory")
-    twice = pl.struct("trajectory", "step").is_duplicated()
-    return rows.select(pl.when(shared).then(_SHARED).when(twice).then(_TWICE).otherwise(0).cast(pl.Int8)).to_series()
 
 
 # -------------------------------------------------------------------------------------------------------- refusing
+
+
+class StepTableError(InputError):
+    """What is wrong with a table, found while a query runs.
+
+    Polars raises it anew with the query's expressions below the message; the first line is all of it.
+    """
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line.partition("\n\n")[0])
+
+
+_SHARED, _TWICE = 1, 2
+_FIRST_REFUSAL: Final = 3
 
 
 class Refusal(NamedTuple):
@@ -144,33 +148,42 @@ class Refusal(NamedTuple):
     shown: pl.Expr
 
 
-def faults(refusals: Sequence[Refusal], rows: Sequence[pl.Expr]) -> pl.Expr:
-    """False; an InputError that names the first bad row if there is one. One value for the whole table.
+def marked(refusals: Sequence[Refusal], *, before: int = 0) -> pl.Expr:
+    """`(fault)`, the number of what is wrong with a row: as before, else of the first refusal; 0 where nothing is."""
+    fault = pl.col("(fault)")
+    for number, refusal in enumerate(refusals, start=_FIRST_REFUSAL + before):
+        bad = (fault == 0) & refusal.bad.fill_null(value=False)
+        fault = pl.when(bad).then(pl.lit(number, pl.Int8)).otherwise(fault)
+    return fault.alias("(fault)")
+
+
+def accepted(fault: pl.Expr, steps: pl.LazyFrame, refusals: Sequence[Refusal], rows: Sequence[pl.Expr]) -> pl.Expr:
+    """True for each row; when collected, an InputError that names the first row with a fault if there is one.
 
     Args:
-        refusals: What is refused, in the order in which it is looked for.
+        fault: The number of what is wrong with a row, see `marked`.
+        steps: The table; it is collected again to find the names of a bad row.
+        refusals: What is refused, by number.
         rows: What names a row: the task's columns, trajectory and step.
     """
+
+    def check(numbers: pl.Series) -> pl.Series:
+        clean = numbers == 0
+        if not clean.all():
+            # Not by the streaming engine, which may have only the one thread that waits here.
+            raise StepTableError(_line(steps.with_columns(fault), refusals, rows))
+        return clean
+
+    return fault.map_batches(check, return_dtype=pl.Boolean, is_elementwise=True)
+
+
+def _line(steps: pl.LazyFrame, refusals: Sequence[Refusal], rows: Sequence[pl.Expr]) -> str:
+    """What is wrong with the first of the bad rows."""
     labels = [row.meta.output_name() for row in rows]
-    named = [row.alias(label) for row, label in zip(rows, labels, strict=True)]
-    fault = pl.col("(fault)").cast(pl.Int32)
-    for number, refusal in enumerate(refusals, start=_TWICE + 1):
-        fault = pl.when((fault == 0) & refusal.bad.fill_null(value=False)).then(number).otherwise(fault)
     shown = [refusal.shown.alias(f"(shown {number})") for number, refusal in enumerate(refusals)]
-    bad = pl.struct(fault.alias("(fault)"), *named, *shown).filter(fault != 0).implode()
-
-    def check(columns: Sequence[pl.Series]) -> pl.Series:
-        found = columns[0].explode(empty_as_null=False).struct.unnest()
-        if found.height:
-            number = found["(fault)"].min()
-            raise InputError(_line(found.filter(pl.col("(fault)") == number), int(str(number)), labels, refusals))
-        return pl.Series([False])
-
-    return batches([bad], check, pl.Boolean(), returns_scalar=True)
-
-
-def _line(found: pl.DataFrame, number: int, labels: Sequence[str], refusals: Sequence[Refusal]) -> str:
-    """What is wrong with the first of some bad rows."""
+    found = steps.select("(fault)", *rows, *shown).filter(pl.col("(fault)") != 0).collect(engine="in-memory")
+    number = int(str(found["(fault)"].min()))
+    found = found.filter(pl.col("(fault)") == number)
     first = found.row(0, named=True)
     task, trajectory, step = (first[label] for label in labels[-3:])
     if number == _SHARED:
@@ -180,7 +193,7 @@ def _line(found: pl.DataFrame, number: int, labels: Sequence[str], refusals: Seq
         return f"a trajectory belongs to one task, but {problem}; name trajectories apart"
     if number == _TWICE:
         return f"a step is there once, but trajectory {trajectory!r} of task {task!r} has step {step} twice"
-    place = number - _TWICE - 1
+    place = number - _FIRST_REFUSAL
     where = ", ".join(f"{label}={first[label]!r}" for label in labels)
     return f"{refusals[place].line.format(shown=first[f'(shown {place})'])} at {where}"
 
@@ -210,7 +223,7 @@ def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple
         schema: The columns of the table.
 
     Returns:
-        The table, and what is to be refused of it.
+        The table, and what is refused of it, marked in `(fault)`.
 
     Raises:
         InputError: A column is missing.
@@ -224,21 +237,17 @@ def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple
         penalty = pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)
         refusals.append(absent("action_valid"))
     if p.reward != "reward":
-        last = pl.col("step") == pl.col("step").max().over("trajectory_key")
-        chosen = pl.when(last).then(chosen).otherwise(0.0)
+        chosen = pl.when(steps_left() == 0).then(chosen).otherwise(0.0)
     steps = steps.with_columns(chosen.alias("(source)"), penalty.alias("penalty"))
     reward = rounded(pl.col("(source)") * p.reward_scale, p)
     if p.penalty_at == "reward":
         reward = reward - rounded(pl.col("penalty"), p)
-    steps = steps.with_columns(reward.alias("reward"))
-    aborted = pl.lit(value=False)
+    read = [pl.col("task_key"), pl.col("trajectory_key"), pl.col("step"), reward]
     if "aborted" in schema:
-        aborted = pl.col("aborted").cast(pl.Boolean).any().over("trajectory_key")
-    steps = steps.with_columns(
-        discounted(pl.col("reward"), p.gamma).alias("return"),
-        summed(pl.col("reward")).alias("episode_return"),
-        aborted.alias("(aborted)"),
-    )
+        read.append(pl.col("aborted").cast(pl.Boolean))
+    outcomes = batches(read, partial(_outcomes, gamma=p.gamma), _OUTCOMES)
+    steps = steps.with_columns(reward.alias("reward"), outcomes.alias("(outcomes)"))
+    steps = steps.with_columns(pl.col("(outcomes)").struct.unnest())
     value = {"episode_score": pl.col("episode_return"), "return": pl.col("return")}
     if p.returns == "from_end":
         value["return"] = power(p.gamma, steps_left()) * pl.col("episode_return")
@@ -246,8 +255,53 @@ def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple
     steps = steps.with_columns(
         *(pl.when(counts).then(name).alias(name) for name in ("task_key", "batch_key")),
         *(penalised(of, p).alias(name) for name, of in value.items()),
+        marked(refusals),
     )
     return steps, refusals
+
+
+_OUTCOMES: Final = pl.Struct(
+    {"return": pl.Float64, "episode_return": pl.Float64, "(aborted)": pl.Boolean, "(fault)": pl.Int8}
+)
+
+
+def _outcomes(columns: Sequence[pl.Series], gamma: float) -> pl.Series:
+    """What depends on whole trajectories: returns, sums of rewards, whether a step was aborted, faults of names."""
+    task, trajectory, step, reward = columns[:4]
+    aborted = columns[4] if len(columns) > 4 else pl.repeat(value=False, n=len(step), eager=True)
+    if not len(step):
+        raise StepTableError("the step table has no rows")
+    if step.null_count():
+        raise StepTableError("step must be a whole number in every row, got null")
+    order = trajectory_order(trajectory, step)
+    fault = _faults(task, trajectory, step, in_order=order is None)
+    if order is not None:
+        trajectory, reward, aborted = (column.gather(order) for column in (trajectory, reward, aborted))
+    starts, rewards = trajectory_starts(trajectory), reward.to_numpy()
+    lengths = np.diff(starts, append=len(rewards))
+    number = np.repeat(np.arange(len(starts)), lengths)  # each row's trajectory, from 0
+    totals = np.bincount(number, rewards, len(starts))  # added in the order of steps
+    ended = np.logical_or.reduceat(aborted.fill_null(value=False).to_numpy(), starts)
+    made = [
+        pl.Series("return", returns(rewards, starts, gamma)),
+        pl.Series("episode_return", totals[number]),
+        pl.Series("(aborted)", ended[number]),
+    ]
+    if order is not None:
+        back = order.arg_sort()
+        made = [column.gather(back) for column in made]
+    return pl.DataFrame([*made, fault.alias("(fault)")]).to_struct("outcomes")
+
+
+def _faults(task: pl.Series, trajectory: pl.Series, step: pl.Series, *, in_order: bool) -> pl.Series:
+    """Marks trajectories in two tasks (`_SHARED`) and duplicate steps (`_TWICE`); 0 elsewhere."""
+    moves = (task != task.shift(1)) & (trajectory == trajectory.shift(1))
+    if in_order and not moves.any():
+        return pl.zeros(len(step), pl.Int8, eager=True)  # as tables are written
+    rows = pl.DataFrame([task.alias("task"), trajectory.alias("trajectory"), step.alias("step")])
+    shared = (pl.col("task").n_unique() > 1).over("trajectory")
+    twice = pl.struct("trajectory", "step").is_duplicated()
+    return rows.select(pl.when(shared).then(_SHARED).when(twice).then(_TWICE).otherwise(0).cast(pl.Int8)).to_series()
 
 
 def penalised(value: pl.Expr, p: Parameters) -> pl.Expr:
@@ -261,11 +315,6 @@ def rounded(value: pl.Expr, p: Parameters) -> pl.Expr:
     """Values rounded to float32 (and held as float64), unless the precision is float64."""
     exact = value if p.precision == "float64" else value.cast(pl.Float32).cast(pl.Float64)
     return exact + 0.0  # one zero, not two
-
-
-def steps_left() -> pl.Expr:
-    """T - t: how many steps follow a step in its trajectory."""
-    return along(pl.int_range(pl.len()), backwards=True)
 
 
 def power(base: float, exponent: pl.Expr) -> pl.Expr:
@@ -306,13 +355,13 @@ def _next_state(columns: Collection[str]) -> pl.Expr:
     """Where each step led: what the table says, else the state of the trajectory's next step."""
     stored = [pl.col("next_state_hash")] if "next_state_hash" in columns else []
     texts = [text_hash("next_state")] if "next_state" in columns else []
-    return pl.coalesce(*texts, *stored, along(pl.col("state_hash").shift(-1)))
+    return pl.coalesce(*texts, *stored, neighbour(pl.col("state_hash"), 1))
 
 
 def _with_chain(steps: pl.LazyFrame, stem: str, depth: int, kind: Context) -> pl.LazyFrame:
     """Contexts as chains of the states before a step, and of the actions between them."""
     before = {
-        (name, k): along(pl.col(f"{name}_hash").shift(k)).alias(f"({name} {k})")
+        (name, k): neighbour(pl.col(f"{name}_hash"), -k).alias(f"({name} {k})")
         for name in ("state", "action")[: 2 if kind == "states_actions" else 1]
         for k in range(1, depth + 1)
     }

@@ -144,8 +144,10 @@ def carry_out(steps: pl.LazyFrame | pl.DataFrame, jobs: Sequence[Job]) -> pl.Laz
             added.append(name)
     # Estimators may use any name for a column of theirs, so the table's own are kept under names that they do not use.
     kept = {f"(given) {name}": name for name in given}
-    steps = columns.with_keys(steps.with_columns(pl.col(name).alias(kept_as) for kept_as, name in kept.items()), given)
-    for job in jobs:
+    steps = columns.with_keys(steps, given, *(pl.col(name).alias(kept_as) for kept_as, name in kept.items()))
+    for number, job in enumerate(jobs):
+        if number:
+            steps = steps.with_columns(pl.col(kept_as).alias(name) for kept_as, name in kept.items())
         steps = _with_columns_of(job, steps, given)
     return steps.select(*(pl.col(kept_as).alias(name) for kept_as, name in kept.items()), *added)
 
@@ -153,7 +155,6 @@ def carry_out(steps: pl.LazyFrame | pl.DataFrame, jobs: Sequence[Job]) -> pl.Laz
 def _with_columns_of(job: Job, steps: pl.LazyFrame, given: pl.Schema) -> pl.LazyFrame:
     """A table with keys, the table's own columns put aside, and those that a job adds."""
     p, name = job.parameters, job.estimator.name
-    steps = steps.with_columns(pl.col(f"(given) {column}").alias(column) for column in given)
     steps, refusals = _prepared(steps, p, given)
     try:
         estimated = job.estimator.estimate(steps, p)
@@ -162,7 +163,6 @@ def _with_columns_of(job: Job, steps: pl.LazyFrame, given: pl.Schema) -> pl.Lazy
         absent = str(error).split('"')[1] if '"' in str(error) else str(error).splitlines()[0]
         depth = getattr(p, "history_length", None)
         raise columns.missing(absent, given, f"{name} with these parameters", depth) from None
-    refusals += [columns.absent(column) for column in job.estimator.complete(p)]
     for made in job.added.values():
         if made not in schema:
             raise InputError(f"the estimator {name!r} must add a column {made!r}; it adds none")
@@ -171,11 +171,11 @@ def _with_columns_of(job: Job, steps: pl.LazyFrame, given: pl.Schema) -> pl.Lazy
         advantage = advantage.cast(pl.Float32).cast(pl.Float64)
     line = f"the advantage of {name} must be a finite number, got {{shown}}: rewards are too large, or a column is null"
     rows = [pl.col(f"(given) {key}").alias(key) for key in columns.row_keys(given)]
-    fault = columns.faults([*refusals, columns.infinite(advantage, line)], rows)
+    further = [*map(columns.absent, job.estimator.complete(p)), columns.infinite(advantage, line)]
+    fault = columns.marked(further, before=len(refusals))
+    counts = columns.accepted(fault, estimated, [*refusals, *further], rows) & ~pl.col("(aborted)")
     added = {column: pl.col(made) for column, made in job.added.items()} | {job.column: advantage}
-    return estimated.with_columns(
-        pl.when(~(pl.col("(aborted)") | fault)).then(value).alias(column) for column, value in added.items()
-    )
+    return estimated.with_columns(pl.when(counts).then(value).alias(column) for column, value in added.items())
 
 
 def prepare(steps: pl.LazyFrame, p: Parameters) -> pl.LazyFrame:

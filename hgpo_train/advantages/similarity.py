@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.windows import batches
+from hgpo_train.advantages.trajectories import batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -16,7 +16,7 @@ import orjson
 import polars as pl
 
 from hgpo_datasets.reader import step_files
-from hgpo_envs.atomic import make_folder, new_path, scratch_folder
+from hgpo_envs.atomic import making_folder, new_path, scratch_folder
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS, chunks
 from hgpo_train.advantages.columns import batch_keys, row_keys
@@ -63,8 +63,7 @@ def write_advantages(
     metadata = {METADATA: _metadata(jobs, fingerprint)}
     parts: list[Path] = []
     rows = 0
-    make_folder(out.absolute().parent)
-    with new_path(out) as content, scratch_folder(out) as making:
+    with making_folder(out.absolute().parent), new_path(out) as content, scratch_folder(out) as making:
         for chunk in chunks(steps, columns, chunk_rows, whole=whole):
             table = carry_out(chunk, jobs).select(*names, *added).collect()
             if table.height != chunk.height:

@@ -24,7 +24,7 @@ from hgpo_train.cli.train import train
 from hgpo_train.cli.verify import verify
 from hgpo_train.rollout.failures import RolloutError
 
-TRAINING: Final = frozenset({"torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers"})
+TRAINING: Final = frozenset({"torch", "transformers", "peft", "safetensors", "tokenizers"})
 """The packages of the extra `train`."""
 
 app = typer.Typer(

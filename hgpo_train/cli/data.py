@@ -238,7 +238,7 @@ def show_run(
 
 @import_.command("verl-agent")
 def import_verl_agent(
-    dumps: Annotated[list[Path], typer.Argument(help="JSONL files, or folders of them (trainer.rollout_data_dir)")],
+    dumps: Annotated[list[Path], typer.Argument(help="JSONL files with traj_uid, or folders of them")],
     out: Annotated[Path, typer.Option(help="the run's folder, a new one")],
     success_reward: Annotated[float, typer.Option(help="what the environments paid for success")] = 10.0,
 ) -> None:
@@ -248,7 +248,7 @@ def import_verl_agent(
     found = import_rollouts(dumps, out, success_reward=success_reward)
     typer.echo(
         f"{found.steps:,} steps, {found.trajectories:,} trajectories, {found.groups:,} groups; "
-        f"{found.left_out:,} records left out (copies, or no whole trajectory), {found.ambiguous:,} ambiguous"
+        f"{found.left_out:,} records left out (copies, or steps of incomplete trajectories)"
     )
     typer.echo(f"Next: hgpo data show {out}")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hgpo_envs.errors import InputError
-from hgpo_train.cli.rollout import check_failures, check_share, environments
+from hgpo_train.cli.rollout import check_failures, check_share, environments, note
 from hgpo_train.rollout.failures import MAX_FAILED, check, of_table
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def evaluate(
     from hgpo_train.evaluation import TEMPERATURE
     from hgpo_train.evaluation import evaluate as play
     from hgpo_train.policies.registry import PolicyContext, make_policy, option_annotations
+    from hgpo_train.rollout.older_runs import comparable
     from hgpo_train.rollout.progress import shown
     from hgpo_train.rollout.run import Collection, Machine, interruptible, open_world, run_config
 
@@ -96,6 +98,7 @@ def evaluate(
     what = Collection(tasks=len(world.tasks), order="sweep")
     config = {**run_config(world, options, policy, policy_options, what), "evaluation": True}
     del config["seed"]
+    config = comparable(out, config, world, partial(note, console))
     try:
         with StepWriter(out, config=config) as writer, interruptible() as stopping:
             left = len(world.tasks) * len(chosen) - len(writer.committed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,6 +72,7 @@ def rollout(
     from hgpo_datasets import StepWriter
     from hgpo_train.assignments import read_assignments
     from hgpo_train.policies.registry import PolicyContext, make_policy, option_annotations
+    from hgpo_train.rollout.older_runs import comparable
     from hgpo_train.rollout.progress import shown
     from hgpo_train.rollout.run import Collection, Machine, collect, interruptible, open_world, run_config
 
@@ -90,7 +92,7 @@ def rollout(
     acting = make_policy(policy, PolicyContext(world.shared.source.name, action_format, policy_options))
     left_out = [name.strip() for name in without.split(",") if name.strip()]
     console = Console(stderr=True, highlight=False)
-    config = run_config(world, options, policy, policy_options, what)
+    config = comparable(out, run_config(world, options, policy, policy_options, what), world, partial(note, console))
     try:
         with (
             StepWriter(out, config=config, without=left_out) as writer,
@@ -117,6 +119,11 @@ def rollout(
     if stopping.wished:
         raise typer.Exit(130)
     check_failures(console, out, tally, max_failed)
+
+
+def note(console: Console, line: str) -> None:
+    """Prints a line of plain text."""
+    console.print(line, soft_wrap=True, markup=False)
 
 
 def environments(slots: int | None, *, workers: bool) -> int:

@@ -100,32 +100,34 @@ def _load(place: str) -> Any:  # noqa: ANN401 (a factory or a class)
     return getattr(import_module(module), attribute)
 
 
-def _refuse_argument(name: str, argument: str) -> None:
+def _refuse_settings(name: str, argument: str, context: PolicyContext) -> None:
     if argument:
         raise InputError(f"policy {name}: expected nothing after its name, got {argument!r}; write {name}")
+    if context.options:
+        raise InputError(f"policy {name} has no options, got {', '.join(context.options)}; leave --policy-option out")
 
 
 def _random(argument: str, context: PolicyContext) -> BatchPolicy:
     from hgpo_train.policies.random_choice import RandomPolicy
 
-    _refuse_argument("random", argument)
+    _refuse_settings("random", argument, context)
     return RandomPolicy(context.action_format)
 
 
 def _stale(argument: str, context: PolicyContext) -> BatchPolicy:
     from hgpo_train.policies.stale import StalePolicy
 
-    _refuse_argument("stale", argument)
+    _refuse_settings("stale", argument, context)
     return StalePolicy(context.action_format)
 
 
 def _expert(argument: str, context: PolicyContext) -> BatchPolicy:
-    _refuse_argument("expert", argument)
+    _refuse_settings("expert", argument, context)
     return _scripted("expert", context)
 
 
 def _explorer(argument: str, context: PolicyContext) -> BatchPolicy:
-    _refuse_argument("explorer", argument)
+    _refuse_settings("explorer", argument, context)
     return _scripted("explorer", context)
 
 

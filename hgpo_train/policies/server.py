@@ -3,7 +3,7 @@
 The client library retries what is worth retrying (rate limits with their Retry-After, time-outs, broken connections,
 5xx) and gives up after `retries`; what then fails costs one trajectory. What no retry mends (no key, no such model, no
 server) is found before the first rollout. Every try has a deadline for the whole of it, and a limit on the size of the
-answer: a server may send its answer byte by byte, or never stop sending.
+answer, which goes by what was asked for: a server may send its answer byte by byte, or never stop sending.
 
 The key is read from the environment alone and is in no log and no table (`hgpo_envs.secrets`).
 """
@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from msgspec import Meta
@@ -23,10 +24,10 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.secrets import Secret, redact, redact_logging, register, register_url
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
 from hgpo_train.policies.validation import shown
-from hgpo_train.settings import LARGEST_FLOAT, NonNegativeInt, PositiveInt, Temperature, build, check
+from hgpo_train.settings import LARGEST_FLOAT, NonNegativeFloat, NonNegativeInt, PositiveInt, Temperature, build, check
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from openai import AsyncOpenAI
     from openai.types.chat import ChatCompletion
@@ -37,7 +38,11 @@ if TYPE_CHECKING:
 LOCAL_URL: Final = "http://localhost:8000/v1"
 
 LARGEST_ANSWER: Final = 64 << 20
-"""Bytes of an answer, unpacked, at which it is given up."""
+"""Bytes of an answer, decompressed, at which it is given up unless `ServerOptions.max_answer_mb` allows more."""
+
+_OVERHEAD: Final = 1 << 20
+_PER_RESPONSE_TOKEN: Final = 4 << 10  # its text, id and log-probability, and those of twenty alternatives
+_PER_SENT_BYTE: Final = 16  # a prompt has no more tokens than bytes; an id in JSON takes about 8 bytes
 
 _PAUSE_S: Final = 60.0  # the longest that the client library waits before another try
 _CHECK_S: Final = 90.0
@@ -83,6 +88,8 @@ class ServerOptions:
     """Seconds from sending a request to the last byte of its answer; after that it is sent again."""
     retries: NonNegativeInt = 5
     """How often a request is sent again."""
+    max_answer_mb: NonNegativeFloat = 0.0
+    """An answer that is larger fails, in megabytes; 0 goes by the lengths of prompt and response (`largest_answer`)."""
     check_model: bool = True
     """Ask the server for its models before the first rollout, and refuse one that it does not list."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -145,7 +152,7 @@ class ServerPolicy(AsyncPolicy):
     def _connection(self) -> AsyncOpenAI:
         """The client, made in the loop that it runs in."""
         if self._client is None:
-            self._client = _client(self._given)
+            self._client = _client(self._given, partial(largest_answer, self.options))
         return self._client
 
     async def release(self) -> None:
@@ -297,8 +304,32 @@ def _client_options(options: ServerOptions) -> dict[str, Any]:
     return {"base_url": url, "api_key": key, "max_retries": options.retries, "timeout": options.timeout_s}
 
 
-def _client(given: Mapping[str, Any]) -> AsyncOpenAI:
-    """A client whose every try ends after the time-out, and whose answers are of a bounded size."""
+def largest_answer(options: ServerOptions, sent: int) -> int:
+    """The most bytes that an answer to a prompt may have.
+
+    A limit that fits every model would let each of `concurrency` answers take that much memory. So it goes by what was
+    asked for, with ample room.
+
+    Args:
+        options: How the server is asked.
+        sent: Bytes of the request, whose tokens the answer may repeat.
+
+    >>> largest_answer(ServerOptions(), 10_000), largest_answer(ServerOptions(max_response_tokens=10**6), 10_000)
+    (3305728, 67108864)
+    """
+    if options.max_answer_mb:
+        return int(options.max_answer_mb * (1 << 20))
+    asked_for = _OVERHEAD + _PER_RESPONSE_TOKEN * options.max_response_tokens + _PER_SENT_BYTE * sent
+    return min(LARGEST_ANSWER, asked_for)
+
+
+def _client(given: Mapping[str, Any], largest: Callable[[int], int] = lambda _: LARGEST_ANSWER) -> AsyncOpenAI:
+    """A client whose every try ends after the time-out, and whose answers are of a bounded size.
+
+    Args:
+        given: The client's arguments.
+        largest: The most bytes of an answer to a request of so many bytes.
+    """
     import openai
 
     base: Any = openai.DefaultAsyncHttpxClient
@@ -318,16 +349,22 @@ def _client(given: Mapping[str, Any]) -> AsyncOpenAI:
                 raise library.ReadTimeout(f"no whole answer within {limit:g} s", request=request) from None
 
         async def _whole(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - see above
+            most = largest(len(request.content))
             body = bytearray()
             try:
                 async for part in response.aiter_bytes():
                     body += part
-                    if len(body) > LARGEST_ANSWER:
-                        raise openai.OpenAIError(f"the answer is larger than {LARGEST_ANSWER >> 20} MB")
+                    if len(body) > most:
+                        size = f"{most / 2**20:.3g} MB"
+                        raise openai.OpenAIError(
+                            f"the answer is larger than {size}; the policy option max_answer_mb allows more"
+                        )
+                content = bytes(body)
             finally:
+                body.clear()  # an exception's traceback may hold it for long
                 await response.aclose()
             headers = [(k, v) for k, v in response.headers.multi_items() if k.lower() not in _OF_THE_BODY]
-            return library.Response(response.status_code, headers=headers, content=bytes(body), request=request)
+            return library.Response(response.status_code, headers=headers, content=content, request=request)
 
     return openai.AsyncOpenAI(
         **{**given, "api_key": given["api_key"].reveal().strip() or "none"},

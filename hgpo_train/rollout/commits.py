@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hgpo_datasets import StepWriter
     from hgpo_train.rollout.collector import Tally
-    from hgpo_train.rollout.groups import Whole
+    from hgpo_train.rollout.finished import Finished
     from hgpo_train.rollout.trajectory import Row
 
 _IDENTITY = ("env_id", "iteration", "task_id", "group", "trajectory")
@@ -35,16 +35,16 @@ class Commits:
     def __init__(self, writer: StepWriter, env_id: str, tally: Tally) -> None:
         self._writer, self._env_id, self._tally = writer, env_id, tally
 
-    def __call__(self, groups: Sequence[Whole]) -> None:
+    def __call__(self, groups: Sequence[Finished]) -> None:
         """Commits groups. Those that were played again take the place of what the run holds of them."""
-        if rows := self._rows(whole for whole in groups if whole.again):
+        if rows := self._rows(group for group in groups if group.again):
             self._take(self._writer.replace, rows)
-        if rows := self._rows(whole for whole in groups if not whole.again):
+        if rows := self._rows(group for group in groups if not group.again):
             self._take(self._writer.add_group, rows)
         self._writer.commit()
 
-    def _rows(self, groups: Iterable[Whole]) -> list[Row]:
-        return [{"env_id": self._env_id, **row} for whole in groups for row in whole.rows]
+    def _rows(self, groups: Iterable[Finished]) -> list[Row]:
+        return [{"env_id": self._env_id, **row} for group in groups for row in group.rows]
 
     def _take(self, take: Callable[[Sequence[Row]], object], rows: list[Row]) -> None:
         try:

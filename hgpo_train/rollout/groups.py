@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from hgpo_train.rollout.finished import Finished
 from hgpo_train.rollout.outcomes import OF_ROWS
 
 if TYPE_CHECKING:
@@ -17,6 +20,12 @@ if TYPE_CHECKING:
 Key = tuple[int, str, int]
 """Names a group in a run: iteration, task id, group."""
 
+MOST_WAITING: Final = 256 << 20
+"""Bytes of finished groups that may wait for an earlier one (`Finished.bytes`); beyond that no further group begins."""
+
+BATCH_SIZE: Final = 128 << 20
+"""Estimated bytes of a table (`Finished.size`) at which groups are committed, even where they are few."""
+
 
 @dataclass
 class _Open:
@@ -26,23 +35,11 @@ class _Open:
     rows: dict[int, list[Row]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Whole:
-    """Rows of a group that is to be committed.
-
-    Attributes:
-        rows: Of all its rollouts, or of those that were played again.
-        again: Whether they take the place of failed rollouts that are committed.
-    """
-
-    rows: list[Row]
-    again: bool = False
-
-
 class Groups:
     """Hands out groups in the plan's order and gives their rows back in the plan's order, whatever finished first.
 
-    So a run's files do not depend on how many environments played it.
+    So a run's files do not depend on how many environments played it. Groups that wait far from their turn are packed,
+    so that hundreds may wait while one hangs.
 
     Args:
         plan: The groups, endlessly.
@@ -53,17 +50,22 @@ class Groups:
             order in which they finish.
         outcome: The outcome that is looked at, a name of `hgpo_train.rollout.outcomes.OF_ROWS`.
         commit: Takes whole groups.
-        together: How many groups are committed at once.
+        together: How many groups are committed at once; those that wait further from their turn are packed.
         done: Groups that were committed before, and whether each said something: they are not played again.
-        failed: Groups of which only the failed rollouts are to be played again; none of them is in `done`.
-        lookahead: How far beyond the first unfinished group others may begin; bounds what waits to be committed.
+        failed: Groups of which only the failed rollouts are to be played again, also when nothing more is wanted; none
+            of them is in `done`.
+        lookahead: How far beyond the first unfinished group others may begin. It bounds how many finished groups a
+            killed process loses.
+        most_waiting: Bytes of finished groups that may wait for an earlier one. Beyond that no further group begins
+            until the earlier one is finished; those under way still add theirs.
+        batch_size: Estimated bytes of a table at which groups are committed, even where they are fewer than `together`.
     """
 
     def __init__(
         self,
         plan: Iterator[Group],
         wanted: int,
-        commit: Callable[[Sequence[Whole]], None],
+        commit: Callable[[Sequence[Finished]], None],
         *,
         most: int | None = None,
         outcome: str = "reward",
@@ -71,30 +73,37 @@ class Groups:
         done: Mapping[Key, bool] | None = None,
         failed: Mapping[Key, Failed] | None = None,
         lookahead: int = 4096,
+        most_waiting: int = MOST_WAITING,
+        batch_size: int = BATCH_SIZE,
     ) -> None:
         self._plan, self._wanted, self._most, self._commit = plan, wanted, most, commit
         self._outcome = OF_ROWS[outcome]
-        self._together, self._lookahead, self._done = together, lookahead, done or {}
+        self._together, self._batch_size = together, batch_size
+        self._lookahead, self._most_waiting = lookahead, most_waiting
+        self._done = done or {}
         self._failed = failed or {}
+        self._to_retry = Counter(iteration for iteration, _, _ in self._failed)
+        self._iteration = 0
         self._open: dict[int, _Open] = {}
-        self._waiting: dict[int, Whole] = {}
+        self._waiting: dict[int, Finished] = {}
         self._first = 0  # the first position that is not yet committed or waiting in the batch
-        self._batch: list[Whole] = []
+        self._batch: list[Finished] = []
+        self._waiting_bytes = self._size = 0  # of what waits, in memory, and of the batch, in a table
         self.begun = self.skipped = self.informative = self.finished = self.committed = 0
 
     def begin(self) -> tuple[Group, Sequence[int]] | None:
         """The next group, and which of its members are to be played; None when none may begin now."""
-        while self._may_begin():
+        while (wanted := self._may_begin()) or self._must_retry():
             group = next(self._plan)
             self.begun += 1
-            if group.key not in self._done:
+            self._iteration = group.iteration
+            if group.key in self._failed or (wanted and group.key not in self._done):
                 members, outcomes = self._to_play(group)
                 self._open[group.position] = _Open(group, len(members), outcomes)
                 return group, members
             self.skipped += 1
-            self.informative += self._done[group.key]
-            self._waiting[group.position] = Whole([])
-            self._advance()
+            self.informative += self._done.get(group.key, False)
+            self._wait(group.position, Finished.of([]))
         return None
 
     def plays_again(self, group: Group) -> bool:
@@ -105,6 +114,7 @@ class Groups:
         failed = self._failed.get(group.key)
         if failed is None:
             return range(group.size), []
+        self._to_retry[group.iteration] -= 1
         members = [member for member in range(group.size) if group.trajectory(member) in failed.trajectories]
         return members, list(failed.outcomes)
 
@@ -122,32 +132,63 @@ class Groups:
         self.finished += 1
         self.informative += len(set(opened.outcomes)) > 1
         rows = [row for member in sorted(opened.rows) for row in opened.rows[member]]
-        self._waiting[position] = Whole(rows, self.plays_again(opened.group))
-        self._advance()
+        self._wait(position, Finished.of(rows, again=self.plays_again(opened.group)))
 
     def flush(self) -> None:
-        """Commits every whole group, in order; what is under way is left out."""
-        self._advance()
-        self._batch += [whole for _, whole in sorted(self._waiting.items())]
+        """Commits every finished group, in order; what is under way is left out."""
+        waiting = [group for _, group in sorted(self._waiting.items())]
         self._waiting.clear()
-        self._give()
+        self._waiting_bytes = 0
+        batches = [full for group in waiting if (full := self._batched(group))]
+        batches.append(self._batch)
+        self._batch, self._size = [], 0
+        with ExitStack() as all_of_them:  # if the disk refuses one batch, the writer still takes the others
+            for batch in reversed(batches):
+                all_of_them.callback(self._give, batch)
 
     def _may_begin(self) -> bool:
-        if self.begun - self._first >= self._lookahead:
+        if self.begun - self._first >= self._lookahead or self._waiting_bytes >= self._most_waiting:
             return False
         if self._most is None:
             return self.begun < self._wanted
         return self.begun < self._most and self.informative + len(self._open) < self._wanted
 
-    def _advance(self) -> None:
-        while self._first in self._waiting:
-            self._batch.append(self._waiting.pop(self._first))
-            self._first += 1
-            if len(self._batch) >= self._together:
-                self._give()
+    def _must_retry(self) -> bool:
+        """Whether the plan is followed although no further group is wanted, because failed rollouts are still to come.
 
-    def _give(self) -> None:
-        batch, self._batch = [whole for whole in self._batch if whole.rows], []
+        An earlier run went further than this one, where failures hid that groups said something. While groups are under
+        way, it is not known whether the next one is wanted.
+        """
+        most = self._wanted if self._most is None else self._most
+        return not self._open and self._to_retry[self._iteration] > 0 and self.begun < most
+
+    def _wait(self, position: int, group: Finished) -> None:
+        """Keeps a finished group until all groups before it are finished, then commits all whose turn has come."""
+        if position - self._first >= self._together or self._waiting_bytes + group.bytes > self._most_waiting:
+            group = group.packed()
+        self._waiting[position] = group
+        self._waiting_bytes += group.bytes
+        while self._first in self._waiting:
+            group = self._waiting.pop(self._first)
+            self._waiting_bytes -= group.bytes
+            self._first += 1
+            if full := self._batched(group):
+                self._give(full)
+
+    def _batched(self, group: Finished) -> list[Finished]:
+        """Adds a group to the batch. Returns the batch, and begins another, where it is full; else nothing.
+
+        What makes it full are the groups' values alone, so that a run's files do not depend on how it was played.
+        """
+        self._batch.append(group)
+        self._size += group.size
+        if len(self._batch) < self._together and self._size < self._batch_size:
+            return []
+        full, self._batch, self._size = self._batch, [], 0
+        return full
+
+    def _give(self, batch: Sequence[Finished]) -> None:
+        batch = [group for group in batch if group.size]
         if batch:
             self._commit(batch)
             self.committed += len(batch)

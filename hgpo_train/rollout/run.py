@@ -14,7 +14,7 @@ import gymnasium
 import hgpo_envs
 from hgpo_datasets import scan_steps
 from hgpo_envs.env import TextEnv
-from hgpo_envs.episode import Settings, settings_for
+from hgpo_envs.episode import Settings, check_template, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.secrets import redact_json
 from hgpo_envs.sources import SharedSource, Split, open_shared
@@ -63,7 +63,8 @@ def open_world(env_id: str, **options: Any) -> World:
         options: The environment's keyword arguments.
 
     Raises:
-        InputError: The id or an argument is unknown, or the environment is not one of text.
+        InputError: The id or an argument is unknown, the environment is not one of text, or the prompt template fails
+            at the first task.
     """
     try:
         env = gymnasium.make(env_id, **options).unwrapped
@@ -85,7 +86,9 @@ def _foreign_world(env_id: str, options: Mapping[str, Any]) -> World:
     own = {name: value for name, value in options.items() if name not in (*_SHELL, "split")}
     shell = {name: options[name] for name in _SHELL if name in options}
     shared = open_shared("hgpo_envs.gymnasium_source:GymnasiumSource", env_id=env_id, options=json.dumps(own))
-    return World(env_id, shared, settings_for(env_id, **shell), Split(shared, options.get("split", "train")))
+    world = World(env_id, shared, settings_for(env_id, **shell), Split(shared, options.get("split", "train")))
+    check_template(shared, world.settings, world.tasks[0])
+    return world
 
 
 @dataclass(frozen=True)

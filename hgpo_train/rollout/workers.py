@@ -7,17 +7,22 @@ would copy threads and devices that the policy holds.
 Each slot has a thread that starts its process, sends commands and receives states. A process that is stopped, or that
 dies in the middle of a message, blocks that thread only. The collector never reads or writes a pipe: it waits for the
 threads' results, and kills processes that are too late, which ends their threads' waiting.
+
+No process outlives the collector: Linux kills it when its parent ends, also while it is stopped or hangs. Other systems
+have no such call; there a process ends when it next reads its pipe, whose other end is then closed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import multiprocessing
 import os
 import pickle
 import queue
 import signal
+import sys
 import threading
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
@@ -39,6 +44,8 @@ if TYPE_CHECKING:
 _SPAWN = multiprocessing.get_context("spawn")
 _CLOSING_S = 5.0
 _READY = "ready"
+_PDEATHSIG = 1
+"""Linux's PR_SET_PDEATHSIG. The parent is the thread that starts the process: a slot's, which lives as long as it."""
 
 
 @dataclass
@@ -96,7 +103,7 @@ class WorkerSlots:
             raise InputError(
                 f"the environment cannot be sent to worker processes ({pickled.line}); leave --workers out"
             )
-        self._shared = shared
+        self._pickled = bytes(pickled)
         self._workers = [_Worker() for _ in range(count)]
         for slot, worker in enumerate(self._workers):
             worker.thread = threading.Thread(target=self._run, args=(slot, worker), name="hgpo-worker", daemon=True)
@@ -245,7 +252,7 @@ class WorkerSlots:
 
     def _open(self, worker: _Worker) -> None:
         ours, theirs = _SPAWN.Pipe()
-        process = _SPAWN.Process(target=_serve, args=(self._shared, theirs), name="hgpo-environment", daemon=True)
+        process = _SPAWN.Process(target=_serve, args=(self._pickled, theirs), name="hgpo-environment", daemon=True)
         with worker.lock:
             worker.since = perf_counter()
         try:
@@ -293,17 +300,33 @@ class _UnreadyError(Exception):
     """The process lives and cannot open the task source."""
 
 
-def _serve(shared: SharedSource, connection: Connection) -> None:
+def _serve(pickled: bytes, connection: Connection) -> None:
     """The process: plays what it is asked until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the collector, which ends its processes itself
+    _end_with_parent()
     with contextlib.suppress(EOFError, OSError):
-        engine = attempt("EnvironmentFailed", shared.source.engine)
+        engine = attempt("EnvironmentFailed", _engine, pickled)
         connection.send(engine.line if isinstance(engine, Failure) else _READY)
         while not isinstance(engine, Failure):
             method, text = connection.recv()
             began = perf_counter()
             outcome = attempt("EnvironmentFailed", getattr(engine, method), text)
             connection.send_bytes(_pickled(outcome, perf_counter() - began))
+
+
+def _end_with_parent() -> None:
+    """Makes Linux kill this process when its parent ends."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:  # it ended before the call
+        os._exit(1)
+
+
+def _engine(pickled: bytes) -> Engine:
+    shared: SharedSource = pickle.loads(pickled)  # noqa: S301 - what the parent process has just pickled
+    return shared.source.engine()
 
 
 def _pickled(outcome: object, seconds: float) -> bytes:

@@ -135,3 +135,22 @@ def test_stats_by_kind_and_to_files(run: Path, tmp_path: Path) -> None:
     assert levels.filter(pl.col("level") == "0")["steps"].to_list() == [48, 48]
     with pytest.raises(InputError, match="did you mean 'task_type'"):
         said("stats", run, "--by", "task_typ")
+
+
+def refusing(steps: pl.LazyFrame) -> pl.LazyFrame:
+    raise InputError("not these steps")
+
+
+def interrupted(steps: pl.LazyFrame) -> pl.LazyFrame:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("option", [[], ["--out", "new/deeper/table.parquet"]])
+def test_a_failure_leaves_nothing(run: Path, monkeypatch: pytest.MonkeyPatch, option: list[str]) -> None:
+    """Neither the table nor the folder that was made for it."""
+    monkeypatch.chdir(run.parent)
+    for arguments in (["-e", f"{__name__}:refusing"], ["-e", f"{__name__}:interrupted"]):
+        before = sorted(run.parent.rglob("*"))
+        done = CliRunner().invoke(app, ["advantages", str(run), *arguments, *option])
+        assert done.exit_code
+        assert sorted(run.parent.rglob("*")) == before

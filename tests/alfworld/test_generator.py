@@ -18,9 +18,9 @@ from hgpo_envs.alfworld.pack import PackStore, write_pack
 from hgpo_envs.alfworld.problem import game_data, problem_text
 from hgpo_envs.alfworld.rooms import OFFICIAL_UNSEEN, UNSEEN, load_rooms, room_kind
 from hgpo_envs.alfworld.source import ALFWorldSource
-from hgpo_envs.alfworld.survey import survey
 from hgpo_envs.alfworld.synthesis import BUNDLED_GAMES, BUNDLED_SEED, GeneratedStore, split_sizes, walkthrough
 from hgpo_envs.errors import InputError
+from tools.alfworld_survey import survey
 
 drafts = st.builds(draft, st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(-(2**80), 2**80))
 

@@ -48,7 +48,7 @@ def test_walks_agree(data: str, original_python: str, tmp_path: Path) -> None:
 PLAY = """
 import json, sys
 from hgpo_envs.alfworld.original import OriginalEngine
-from hgpo_envs.alfworld.memoise import memoise_textworld
+from tools.memoise_textworld import memoise_textworld
 given = json.load(sys.stdin)
 shown = []
 for memoised in (False, True):

@@ -13,7 +13,7 @@ import pytest
 from groups import group
 from polars.testing import assert_frame_equal
 
-from hgpo_datasets import StepTableWarning, StepWriter, scan_steps, schema
+from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, schema
 from hgpo_envs.errors import InputError
 
 
@@ -182,3 +182,17 @@ def test_a_run_over_http(tmp_path: Path, rich_run: Path, served: str) -> None:
     assert sum(count for _, count in RangeHandler.asked) < size / 2, "only the columns asked for travel"
     with pytest.raises(InputError, match="cannot be read"):
         scan_steps(f"{served}/nothing")
+
+
+@pytest.mark.parametrize("options", [{}, {"allow_http": "true"}], ids=["web", "store"])
+def test_a_remote_manifest_has_the_limit_of_a_local_one(
+    rich_run: Path, served: str, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    here = scan_steps(rich_run).collect()
+    size = (rich_run / "manifest.jsonl").stat().st_size
+    monkeypatch.setattr(manifest, "MOST_BYTES", size)
+    assert_frame_equal(scan_steps(f"{served}/rich", storage_options=options).collect(), here)
+    monkeypatch.setattr(manifest, "MOST_BYTES", size - 1)
+    for source, more in ((f"{served}/rich", options), (str(rich_run), {})):
+        with pytest.raises(InputError, match=rf"manifest\.jsonl has .*expected at most {size - 1:,}"):
+            scan_steps(source, storage_options=more)

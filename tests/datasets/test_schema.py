@@ -6,14 +6,15 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from hgpo_datasets import schema, schema_page, shards
+from hgpo_datasets import schema, shards
+from tools import schema_page
 
 PAGE = Path(__file__).parents[2] / "docs/step_table.md"
 
 
 def test_the_page_is_the_schema() -> None:
     page = PAGE.read_text("utf-8")
-    assert schema_page.rewrite(page) == page, "run: python -m hgpo_datasets.schema_page docs/step_table.md"
+    assert schema_page.rewrite(page) == page, "run: python -m tools.schema_page docs/step_table.md"
     for column in schema.columns(depth=1):
         assert f"`{column.name.replace('_hash_1', '_hash_k')}`" in page
 

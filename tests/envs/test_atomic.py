@@ -1,6 +1,7 @@
 """Files and folders are complete or absent under their names, and only what this program made is removed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from hgpo_envs.atomic import (
     FolderLock,
     append,
     make_folder,
+    making_folder,
     new_file,
     new_folder,
     new_path,
@@ -288,6 +290,36 @@ def test_a_folder_and_its_missing_parents_are_flushed_to_disk(tmp_path, monkeypa
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FileExistsError):
         make_folder(tmp_path / "file")
+
+
+@pytest.mark.parametrize("path", ["new", "new/deeper/still", "there/new"])
+def test_a_failed_block_leaves_no_folder_that_was_made_for_it(tmp_path, path):
+    (tmp_path / "there" / "mine").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(KeyboardInterrupt), making_folder(tmp_path / path), new_file(tmp_path / path / "file"):
+        raise KeyboardInterrupt
+    with pytest.raises(ValueError, match="wrong"), new_folder(tmp_path / path / "made"):
+        raise ValueError("wrong")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_failed_block_leaves_folders_that_were_there_or_hold_something(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="wrong"), making_folder(tmp_path / "empty"):
+        raise ValueError("wrong")
+    with pytest.raises(FileNotFoundError), making_folder(tmp_path / "used" / "by"):
+        shutil.copytree(tmp_path / "empty", tmp_path / "used" / "another" / "by").rename(tmp_path / "none" / "x")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["another", "by", "empty", "used"]
+
+
+def test_a_folder_whose_parent_cannot_be_flushed_is_not_left(tmp_path, monkeypatch):
+    def refuse(descriptor):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        make_folder(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_append_restores_the_length_when_the_disk_refuses(tmp_path, monkeypatch):

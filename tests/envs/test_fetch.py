@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.fetch import download
+from hgpo_envs.fetch import complete, open_partial
 
 BODY = random.Random(5).randbytes(300_000)
 OTHER = random.Random(6).randbytes(280_000)
@@ -113,7 +113,19 @@ def server():
 
 
 def fetch(server, folder, **settings):
-    return download(server.url, folder / "games.zip", **{"pause": 0.01, "timeout": 0.5, **settings})
+    """The complete download, which is still in its place."""
+    return fetch_url(server.url, folder, **settings)
+
+
+def fetch_url(url, folder, **settings):
+    with open_partial(folder, url) as part:
+        return complete(part, url, **{"pause": 0.01, "timeout": 0.5, **settings})
+
+
+def finish(server, folder):
+    """Removes the download, as a caller does when it has used the file."""
+    with open_partial(folder, server.url) as part:
+        part.remove()
 
 
 def part_of(server, folder):
@@ -131,7 +143,9 @@ def test_whole_file(server, tmp_path):
     assert result.sha256 == hashlib.sha256(BODY).hexdigest()
     assert (result.size, result.validator) == (len(BODY), '"one"')
     assert seen[-1] == (len(BODY), len(BODY))
-    assert leftovers(tmp_path) == ["games.zip"]
+    assert result.path == part_of(server, tmp_path)
+    finish(server, tmp_path)
+    assert leftovers(tmp_path) == []
 
 
 def test_connections_cut_again_and_again(server, tmp_path):
@@ -197,7 +211,15 @@ def test_part_that_was_complete_already(server, tmp_path):
     make_part(server, tmp_path, BODY, json.dumps({"url": server.url, "validator": '"one"', "total": len(BODY)}))
     assert fetch(server, tmp_path).path.read_bytes() == BODY
     assert len(server.requests) == 1
-    assert leftovers(tmp_path) == ["games.zip"]
+
+
+def test_a_complete_download_is_not_requested_again(server, tmp_path):
+    """A command that was killed between the download and its use continues without the network."""
+    first = fetch(server, tmp_path)
+    assert fetch(server, tmp_path) == first
+    assert fetch(server, tmp_path, sha256=first.sha256) == first
+    assert len(server.requests) == 1
+    assert first.path.read_bytes() == BODY
 
 
 BROKEN_NOTES = ["", "{", "[]", '{"url": 3}', '{"url": "http://elsewhere/"}', "[" * 100_000, "x" * 100_000]
@@ -207,7 +229,6 @@ BROKEN_NOTES = ["", "{", "[]", '{"url": 3}', '{"url": "http://elsewhere/"}', "["
 def test_part_with_a_broken_note(server, tmp_path, note):
     make_part(server, tmp_path, b"x" * 1000, note.replace("URL", server.url))
     assert fetch(server, tmp_path).path.read_bytes() == BODY
-    assert leftovers(tmp_path) == ["games.zip"]
 
 
 def test_neighbours_with_tempting_names_survive(server, tmp_path):
@@ -222,7 +243,8 @@ def test_neighbours_with_tempting_names_survive(server, tmp_path):
     server.faults = [404]
     with pytest.raises(InputError):
         fetch(server, tmp_path)
-    fetch(server, tmp_path).path.unlink()
+    fetch(server, tmp_path)
+    finish(server, tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
@@ -288,28 +310,20 @@ def test_gives_up_and_resumes_later(server, tmp_path):
     assert server.requests[-1]["Range"] == "bytes=123456-"
 
 
-def test_an_existing_file_is_not_replaced(server, tmp_path):
-    (tmp_path / "games.zip").write_bytes(b"old")
-    with pytest.raises(InputError, match="already exists"):
-        fetch(server, tmp_path)
-    assert (tmp_path / "games.zip").read_bytes() == b"old"
-    assert server.requests == []
-
-
 def test_nobody_listens(tmp_path):
     with pytest.raises(InputError, match="gave up after 2 tries"):
-        download("http://127.0.0.1:9/games.zip", tmp_path / "games.zip", tries=2, pause=0.01, timeout=0.5)
+        fetch_url("http://127.0.0.1:9/games.zip", tmp_path, tries=2)
 
 
 @pytest.mark.parametrize("url", ["ftp://host/file", "file:///etc/passwd", "games.zip", "http://"])
 def test_no_web_address(tmp_path, url):
     with pytest.raises(InputError):
-        download(url, tmp_path / "games.zip", tries=1, pause=0.01, timeout=0.5)
+        fetch_url(url, tmp_path, tries=1)
 
 
 def _download_slowly(url, folder):
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    download(url, folder / "games.zip", pause=0.01, timeout=30)
+    fetch_url(url, folder, timeout=30)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")

@@ -3,10 +3,12 @@
 import copy
 import pickle
 
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
 from hgpo_envs.memory import Memory
 from hgpo_envs.prompts import FIELDS, PromptTemplate, load_template
@@ -75,6 +77,54 @@ def test_own_templates_show_every_field(benchmark):
     shorter = render(template, memory, history_length=1)
     assert memory.text(1) in shorter
     assert "A door." not in shorter
+
+
+TEXT = st.one_of(st.sampled_from(["look", "help", "", "{{ task }}", "a\nb"]), st.text(max_size=12))
+
+
+def plain_jinja(template, fields):
+    """The template as Jinja itself renders it, with the filters written out as they are documented."""
+
+    def listed(actions, *left_out):
+        return ",\n ".join(f"'{action}'" for action in actions if action not in left_out)
+
+    def numbered(actions, *left_out):
+        return "\n".join(f"{n}. {action}" for n, action in enumerate(actions, 1) if action not in left_out)
+
+    jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    jinja.filters |= {"listed": listed, "numbered": numbered}
+    return jinja.from_string(template.text).render(fields).strip()
+
+
+@given(st.data())
+def test_own_templates_give_what_jinja_gives(data):
+    template = load_template(None, data.draw(st.sampled_from(["ALFWorld", "WebShop", "SomethingElse"])))
+    memory = Memory(data.draw(st.integers(0, 3)))
+    for observation, action in data.draw(st.lists(st.tuples(TEXT, TEXT), max_size=5)):
+        memory.store(observation, action)
+    shown = data.draw(st.one_of(st.none(), st.integers(0, 4)))
+    task = data.draw(TEXT)
+    given_fields = {
+        "task": task,
+        "observation": data.draw(st.one_of(TEXT, TEXT.map(lambda text: f"{text}{task}."))),
+        "admissible_actions": data.draw(st.lists(TEXT, max_size=5)),
+        "max_steps": 50,
+        "action_format": data.draw(st.sampled_from(ACTION_FORMATS)),
+    }
+    derived_fields = {
+        "history": memory.text(shown),
+        "pairs": memory.pairs(shown),
+        "history_length": len(memory.pairs(shown)),
+        "steps_taken": memory.steps_taken,
+        "step": memory.steps_taken + 1,
+    }
+    expected = plain_jinja(template, given_fields | derived_fields)
+    assert template.render(**given_fields, memory=memory, history_length=shown) == expected
+
+
+def test_a_trusted_template_may_use_jinjas_functions():
+    template = PromptTemplate("{% for n in range(step) %}{{ n }}{% endfor %}", "own", trusted=True)
+    assert render(template, Memory(0)) == "0"
 
 
 def test_first_step_shows_the_raw_observation_and_no_history():

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.unpack import Limits
 from hgpo_envs.unpack import unpack as unpack_into
 
 FILES = {
@@ -29,10 +28,10 @@ FILES = {
 }
 
 
-def unpack(archives, folder, **settings):
+def unpack(archives, folder, progress=None):
     """As the commands do it: the folder appears with everything in it."""
     with new_folder(folder) as made:
-        return unpack_into(archives, made, **settings)
+        return unpack_into(archives, made, progress=progress)
 
 
 def make_zip(path, files):
@@ -59,11 +58,11 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refused(archive, tmp_path, match, **settings):
+def refused(archive, tmp_path, match):
     """The archive is refused, and neither the folder nor anything else is there afterwards."""
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InputError, match=match) as error:
-        unpack([archive], tmp_path / "out", **settings)
+        unpack([archive], tmp_path / "out")
     assert "\n" not in str(error.value)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -130,15 +129,21 @@ def test_bomb_by_ratio(tmp_path, kind):
     refused(archive, tmp_path, "unpacks to more than 16,777,216 bytes")
 
 
-def test_bomb_by_size(tmp_path):
+def test_bomb_by_size(tmp_path, monkeypatch):
     archive = make(tmp_path / "x.zip", {"a": bytes(600), "b": bytes(600)})
-    refused(archive, tmp_path, "more than 1,000 bytes", limits=Limits(size=1000))
-    assert unpack([archive], tmp_path / "out", limits=Limits(size=1200)) == 2
+    monkeypatch.setattr("hgpo_envs.unpack.LARGEST", 1199)
+    refused(archive, tmp_path, "more than 1,199 bytes")
+    monkeypatch.setattr("hgpo_envs.unpack.LARGEST", 1200)
+    assert unpack([archive], tmp_path / "out") == 2
 
 
-def test_bomb_by_number(tmp_path):
-    archive = make(tmp_path / "x.zip", {str(i): b"" for i in range(20)})
-    refused(archive, tmp_path, "more than 19 entries", limits=Limits(files=19))
+@pytest.mark.parametrize("name", KINDS)
+def test_bomb_by_number(tmp_path, name, monkeypatch):
+    archive = make(tmp_path / name, {str(i): b"" for i in range(20)})
+    monkeypatch.setattr("hgpo_envs.unpack.MOST_FILES", 19)
+    refused(archive, tmp_path, "more than 19 entries")
+    monkeypatch.setattr("hgpo_envs.unpack.MOST_FILES", 20)
+    assert unpack([archive], tmp_path / "out") == 20
 
 
 def test_announced_size_is_not_believed(tmp_path):
@@ -179,12 +184,16 @@ def test_cut_archives(tmp_path, name, share):
     refused(archive, tmp_path, "broken|neither a zip nor a tar")
 
 
-def test_flipped_byte_in_a_zip(tmp_path):
-    archive = make(tmp_path / "x.zip", {"a": bytes(range(256)) * 50})
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "games.tar"])
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6])
+def test_a_flipped_byte_breaks_what_has_checksums(tmp_path, name, share):
+    """Wherever a checksum is kept: a zip has one for each file, the others have it at their end."""
+    content = bytes((i * i + i // 7) % 251 for i in range(20_000))
+    archive = make(tmp_path / name, {"a": content, "b": content[::-1]})
     data = bytearray(archive.read_bytes())
-    data[60] ^= 0x10
+    data[int(share * len(data))] ^= 0x10
     archive.write_bytes(data)
-    refused(archive, tmp_path, "broken")
+    refused(archive, tmp_path, "is broken.*; fetch it again")
 
 
 def test_encrypted_zip(tmp_path):

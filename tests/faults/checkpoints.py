@@ -161,6 +161,29 @@ def configuration() -> Any:
     )
 
 
+def begin(root: Path, note: Note) -> None:
+    """Begins a training run, in a folder that is not there yet."""
+    from rich.console import Console
+
+    from hgpo_train.display import Display
+    from hgpo_train.trainer import Trainer, start_run
+
+    with start_run(configuration(), root / "new" / "run", resume=True) as run:
+        Trainer(run, Display(Console(file=io.StringIO()), 1))
+        note("begun")
+
+
+def check_begun(root: Path, noted: Sequence[str], whole: bool) -> None:
+    from hgpo_train.config import load_config
+    from hgpo_train.run_folder import read_origin
+    from hgpo_train.settings import to_dict
+
+    run = root / "new" / "run"
+    if noted or whole or (run / "config.toml").exists():
+        assert to_dict(load_config(run / "config.toml")) == to_dict(configuration())
+        assert read_origin(run / "origin.json")["run"]
+
+
 def train(root: Path, note: Note) -> None:
     """A whole training run: configuration, tables, metrics, checkpoints."""
     from rich.console import Console
@@ -218,6 +241,7 @@ SCENARIOS = (
         ("checkpoints/000001.part/mine", "checkpoints/000001.tmp"),
         **ANY_LOCK,
     ),
+    Scenario("training begun", begin, check_begun, warm_house, **ANY_LOCK),
     Scenario(
         "training",
         train,

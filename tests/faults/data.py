@@ -113,9 +113,10 @@ def served(root: Path, note: Note) -> None:
 
 @cache
 def address() -> str:
-    """Of a server of the archive of games, which ends with this process."""
+    """Of a server of the archive of games and of WebShop's raw files, which ends with this process."""
     folder = Path(tempfile.mkdtemp(prefix="hgpo-served-"))
     archive(folder)
+    raw(folder)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     parent = os.getpid()
     if os.fork() == 0:
@@ -213,6 +214,14 @@ def check_catalogue_replaced(root: Path, noted: Sequence[str], whole: bool) -> N
     check_catalogue(root, noted, whole, (3, 4))
 
 
+def download_raw(root: Path, note: Note) -> None:
+    """What `data fetch webshop` does, from a server of this machine."""
+    from hgpo_envs.webshop.official import fetch
+
+    fetch("small", root / "new" / "made", sources=(f"{address()}/raw/",))
+    note("downloaded")
+
+
 def check_files(folder: str, names: Sequence[str], root: Path, noted: Sequence[str], whole: bool) -> None:
     """Every file that is there under its name is whole JSON."""
     for name in names:
@@ -279,4 +288,12 @@ SCENARIOS = (
         raw,
         foreign=("made/mine", f"made/{RAW[0]}.part"),
     ),
+    Scenario(
+        "official raw files in a new folder",
+        noting("data", "fetch", "webshop", "--from", "@raw", "--out", "@new/made"),
+        partial(check_files, "new/made", RAW),
+        warm,
+        raw,
+    ),
+    Scenario("download of raw files", download_raw, partial(check_files, "new/made", RAW), warm_served),
 )

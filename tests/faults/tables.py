@@ -108,12 +108,26 @@ def estimate(root: Path, note: Note) -> None:
     note("written")
 
 
+def estimate_beside(root: Path, note: Note) -> None:
+    """Into the folder beside the run, which is made."""
+    if not (root / "run.advantages" / "hgpo.parquet").exists():
+        hgpo("advantages", root / "run")
+    note("written")
+
+
+def check_beside(root: Path, noted: Sequence[str], whole: bool) -> None:
+    check_table(root, root / "run.advantages" / "hgpo.parquet", noted, whole)
+
+
 def check_advantages(root: Path, noted: Sequence[str], whole: bool) -> None:
+    check_table(root, root / "made" / "a.parquet", noted, whole)
+
+
+def check_table(root: Path, table: Path, noted: Sequence[str], whole: bool) -> None:
     import polars as pl
 
     from hgpo_train.advantages.tables import read_metadata
 
-    table = root / "made" / "a.parquet"
     if not table.exists():
         assert not noted
         assert not whole
@@ -138,5 +152,6 @@ SCENARIOS = (
     Scenario("step table", write, check_run, warm, foreign=RUN_FOREIGN, **ANY_LOCK),
     Scenario("step table, commit tried again", write_and_try_again, check_run, warm, **ANY_LOCK),
     Scenario("advantages", estimate, check_advantages, warm, a_run, MADE_FOREIGN, **ANY_LOCK),
+    Scenario("advantages beside the run", estimate_beside, check_beside, warm, a_run, **ANY_LOCK),
     Scenario("advantages over an older table", estimate, check_replaced, warm, another_table, MADE_FOREIGN, **ANY_LOCK),
 )

@@ -16,6 +16,7 @@ NAMES = (
     "step table",
     "step table, commit tried again",
     "advantages",
+    "advantages beside the run",
     "advantages over an older table",
     "pack of games",
     "pack over an older one",
@@ -26,8 +27,11 @@ NAMES = (
     "catalogue over an older one",
     "synthetic raw files",
     "official raw files",
+    "official raw files in a new folder",
+    "download of raw files",
     "checkpoints",
     "checkpoint saved again",
+    "training begun",
     "training",
 )
 

@@ -1,8 +1,10 @@
 """The policy behind a server, against a real HTTP server on loopback that answers, delays, refuses and dies."""
 
 import contextlib
+import gc
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,7 +12,6 @@ from chat_server import Api, Handler, completion
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
-from hgpo_train.policies import server
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.validation import checked_reply
@@ -228,6 +229,17 @@ def flood(handler: Handler) -> None:
             handler.wfile.write(b" " * 65536)
 
 
+def drop_after_a_megabyte(handler: Handler) -> None:
+    """Announces a long answer, sends a megabyte of it, and hangs up."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", "9000000")
+    handler.end_headers()
+    handler.close_connection = True
+    with contextlib.suppress(OSError):
+        handler.wfile.write(b" " * (1 << 20))
+
+
 def test_a_reply_that_drips_is_given_up_and_asked_for_again(api: Api) -> None:
     api.answer = lambda body, attempt: drip if attempt < 3 else completion("ok")
     (reply,) = ask(api, [request(0)], timeout_s=0.3).values()
@@ -243,11 +255,54 @@ def test_a_reply_that_always_drips_costs_one_request(api: Api) -> None:
     assert isinstance(answers[1], Reply)
 
 
-def test_an_answer_without_end_is_given_up(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LARGEST_ANSWER", 1 << 20)
+@pytest.mark.parametrize(
+    ("options", "megabytes"),
+    [({}, "3"), ({"max_response_tokens": 4096}, "17"), ({"max_answer_mb": 1.5}, "1.5")],
+)
+def test_an_answer_without_end_is_given_up(api: Api, options: dict[str, float], megabytes: str) -> None:
+    """The limit goes by what was asked for, so that many such answers at once take little memory."""
     api.answer = lambda body, attempt: flood
-    (reply,) = ask(api, [request(0)], timeout_s=60.0).values()
-    assert reply == Failure("PolicyFailed", "OpenAIError: the answer is larger than 1 MB")
+    (reply,) = ask(api, [request(0)], timeout_s=60.0, **options).values()
+    line = f"OpenAIError: the answer is larger than {megabytes} MB; the policy option max_answer_mb allows more"
+    assert reply == Failure("PolicyFailed", line)
+
+
+def test_the_longest_honest_answer_is_within_the_limit(api: Api) -> None:
+    """A prompt of one token a byte, whose ids come back, and twenty alternatives for each token of the response."""
+    prompt, tokens, text = "é" * 50_000, 512, "length"
+    told = {"token": text, "logprob": -12.345678901234567, "bytes": list(text.encode())}
+    logprobs = {"content": [{**told, "top_logprobs": [told] * 20}] * tokens}
+    status, body = completion(text * tokens, logprobs=logprobs, token_ids=[151_643] * tokens)
+    api.answer = lambda *_: (status, {**body, "prompt_token_ids": [151_643] * 100_000})
+    (reply,) = ask(api, [request(0, prompt)], logprobs=True, token_ids=True, timeout_s=60.0).values()
+    assert isinstance(reply, Reply), reply
+    assert len(reply.prompt_token_ids or ()) == 100_000
+
+
+def test_answers_that_are_given_up_leave_no_memory_taken(api: Api) -> None:
+    """What was received is freed at once, though a traceback holds it until the next garbage collection."""
+    api.answer = lambda body, attempt: drop_after_a_megabyte
+    given = {"base_url": api.url, "timeout_s": 60.0, "retries": 1}
+    policy = make_policy("openai:tiny", PolicyContext("ALFWorld", "response", given))
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        policy.submit([request(i) for i in range(8)])
+        answers: dict[int, Reply | Failure] = {}
+        while len(answers) < 8:
+            answers |= dict(policy.collect(20))
+        taken = sum(
+            one.size
+            for one in tracemalloc.take_snapshot().traces
+            if one.size > 100_000  # the answers, not the library
+        )
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+        policy.close()
+    assert all(isinstance(answer, Failure) for answer in answers.values())
+    assert taken < 1 << 20
 
 
 MALFORMED = [

@@ -4,8 +4,11 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -142,6 +145,60 @@ def test_a_state_that_cannot_be_pickled_costs_its_own_trajectory(runs):
     assert tally.aborted == 1
     assert broken["task_id"].to_list() == ["train-1"]
     assert broken["error"][0].startswith("EnvironmentFailed: its state cannot be sent between processes: ")
+
+
+OUTLIVED = """
+import sys, time
+from hgpo_envs.sources import open_shared
+from hgpo_train.rollout.workers import WorkerSlots
+
+if __name__ == "__main__":
+    shared = open_shared("fragile:FragileSource", count=9, plan=(("train-1", 1, "hang"),))
+    slots = WorkerSlots(shared, 3)
+    for slot, task in enumerate(("train-1", "train-2", "train-3")):
+        slots.start(slot, task)
+    while slots.busy:
+        slots.collect(0.5)
+    slots.act(0, "look")
+    print(*[slots.process_id(slot) for slot in range(3)], flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends processes with their parent")
+def test_no_worker_outlives_a_killed_parent(tmp_path):
+    """Neither one that hangs in its engine, nor one that is stopped, nor an idle one."""
+    script = tmp_path / "script.py"
+    script.write_text(OUTLIVED)
+    path = os.pathsep.join(filter(None, sys.path))
+    process = subprocess.Popen(
+        [sys.executable, str(script)], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        numbers = list(map(int, process.stdout.readline().split()))
+        assert len(numbers) == 3
+        os.kill(numbers[1], signal.SIGSTOP)
+        assert all(map(alive, numbers))
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    until = time.monotonic() + 60
+    while any(map(alive, numbers)) and time.monotonic() < until:
+        time.sleep(0.05)
+    left = list(filter(alive, numbers))
+    for number in left:
+        os.kill(number, signal.SIGKILL)
+    assert left == []
+
+
+def alive(number: int) -> bool:
+    """Whether a process is there and has not ended; nobody may have taken note of an orphan's end."""
+    try:
+        state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
 
 
 def test_a_source_that_cannot_be_pickled_is_refused_at_once(runs):

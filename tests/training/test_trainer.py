@@ -370,6 +370,14 @@ def test_bad_configurations_are_refused_in_one_line(config, runs, monkeypatch, c
     assert "\n" not in str(caught.value)
 
 
+def test_a_broken_prompt_template_is_refused_before_a_model_is_loaded(config, runs, tmp_path):
+    template = tmp_path / "bad.j2"
+    template.write_text("{{ admissible_actions[999] }}")
+    config = replace(config, environment={"prompt_template": str(template)}, model={"path": "no/such/model"})
+    with pytest.raises(InputError, match=rf"^prompt template {template} fails"):
+        runs.trainer(config)
+
+
 def test_a_model_without_a_chat_template(config, runs, tiny, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     tokenizer.chat_template = None

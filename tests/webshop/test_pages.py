@@ -65,6 +65,36 @@ def test_actions(command, parsed):
     assert pages.parse_action(command) == parsed
 
 
+PARTS = st.text(alphabet=" \t\n\x0b\xa0aB'[SEP]", max_size=6) | st.sampled_from([" [SEP] ", "Buy Now"])
+NODES = st.lists(st.builds(pages.Node, PARTS, st.sampled_from(["text", "button", "product", "option"])), max_size=6)
+
+
+@given(NODES, PARTS)
+def test_views_of_any_page(nodes, task):
+    text = pages.plain(nodes)
+    assert text == " [SEP] ".join(part.strip() for node in nodes if (part := pages.shown(node.text)))
+    parts = text.split(" [SEP] ")
+    after = parts[parts.index(task) + 1 :] if task in parts else None
+    assert pages.quoted(text, task) == (text if after is None else " [SEP] ".join(f"'{part}'" for part in after))
+    found = pages.clickables(pages.Page("item", (), tuple(nodes)))
+    for name, node in found.items():
+        group = ["button", "product", "option"].index(node.kind)
+        assert node in nodes
+        assert all(
+            ["button", "product", "option"].index(other.kind) <= group for other in nodes if named(other) == name
+        )
+    assert set(found) == {named(node) for node in nodes} - {None}
+
+
+def named(node):
+    """What an action calls a node; None where it is plain text."""
+    if node.kind == "text":
+        return None
+    blank = "\n" if "\n" in node.text else " "
+    text = node.text if node.text.strip(" \t\n\f\r") or not node.text else blank
+    return text if node.kind == "option" else text.lower()
+
+
 def test_done_page():
     text = pages.plain(pages.done_page("B01", {"size": "5'", "color": "é"}, 2 / 3).nodes)
     assert r'options [SEP] {"color": "\u00e9", "size": "5\u0027"} [SEP] attrs [SEP] None' in text

@@ -1,12 +1,10 @@
 """Import of verl-agent's rollouts: JSON lines, one record a step.
 
-Two kinds of records are read:
-
-- *With ids*, as people dump a batch's non-tensor fields: `traj_uid`, `uid` (the group), `anchor_obs` (the state),
-  `rewards`, `is_action_valid`, beside `input` and `output`. Within a trajectory, lines are in step order.
-- *Without*, as `trainer.rollout_data_dir` gives them, one file an iteration: `input` (the prompt), `output` (the
-  response), `score` (the episode's, less a penalty for an invalid action), `step` (the iteration). Balancing has mixed
-  their order and padding has copied some or taken some away, so that trajectories are found again from the prompts.
+A record holds `traj_uid`, `uid` (the group), `anchor_obs` (the state) and `rewards`, and may hold `input` (the prompt),
+`output` (the response), `is_action_valid` and `step` (the training iteration). verl-agent's `trainer.rollout_data_dir`
+writes `input`, `output`, `score` and `step` alone; docs/interchange.md shows how to add the others. It writes after
+verl has changed the order of a batch and padded it with copies, so the steps of a trajectory are put in the order that
+their prompts show, and copies are left out.
 
 Rewards are divided by the reward of success, so that they are the benchmark's own. `action_valid` is verl-agent's: the
 response keeps the form. Source: verl-agent, `_dump_generations`, `_balance_batch` (verl/trainer/ppo/ray_trainer.py) and
@@ -26,23 +24,33 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from hgpo_datasets import files
-from hgpo_datasets.interchange.verl_chains import Record, chains
-from hgpo_datasets.interchange.verl_prompts import read_prompt, read_response
+from hgpo_datasets.interchange.verl_prompts import Shown, read_prompt, read_response
 from hgpo_datasets.writer import StepWriter
 from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.hashing import text_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from hgpo_datasets.interchange.verl_prompts import Shown
 
 SUCCESS_REWARD: Final = 10.0
 """What verl-agent's environments pay for success."""
 
 Row = dict[str, Any]
-Line = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """One line of a file.
+
+    Attributes:
+        name: What an error message calls it.
+        values: Its JSON object.
+        shown: What its prompt shows; None where the prompt is absent, cut, or of another template.
+    """
+
+    name: str
+    values: dict[str, Any]
+    shown: Shown | None
 
 
 @dataclass(slots=True)
@@ -53,15 +61,13 @@ class Imported:
         steps: Rows written.
         trajectories: Trajectories written.
         groups: Groups of rollouts written.
-        left_out: Records without a whole trajectory around them, and copies.
-        ambiguous: Records that could have followed more than one other.
+        left_out: Copies, and records of trajectories of which a step is missing.
     """
 
     steps: int = 0
     trajectories: int = 0
     groups: int = 0
     left_out: int = 0
-    ambiguous: int = 0
 
 
 def import_rollouts(
@@ -80,7 +86,8 @@ def import_rollouts(
         run: The run's name.
 
     Raises:
-        InputError: A line is no JSON, or its record holds neither ids nor a prompt that can be read.
+        InputError: A line is no JSON, a record lacks an id, a state or a reward, or the order of a trajectory's steps
+            cannot be read from its prompts.
     """
     if not (math.isfinite(success_reward) and success_reward > 0):
         raise InputError(f"success_reward: expected a positive number, got {success_reward}")
@@ -94,10 +101,7 @@ def import_rollouts(
 
 
 def _import_file(file: Path, writer: StepWriter, success_reward: float, found: Imported) -> None:
-    lines = list(_lines(file))
-    with_ids = bool(lines) and "traj_uid" in lines[0][1]
-    rows = _with_ids(lines, file) if with_ids else _without_ids(lines, file, found)
-    groups = _scaled(rows, success_reward)
+    groups = _scaled(_rows(file, found), success_reward)
     for group in groups.values():
         writer.add_group(group)
         found.steps += len(group)
@@ -116,95 +120,80 @@ def _files(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) ->
     return found
 
 
-def _lines(file: Path) -> Iterator[Line]:
-    """The records, each with the name that a message gives it."""
+def _records(file: Path) -> Iterator[_Record]:
     with files.descriptor_of(file) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as opened:
         for number, line in enumerate(opened, 1):
             name = f"{file}, line {number}"
             if not line.strip():
                 continue
             try:
-                record = orjson.loads(line)
+                values = orjson.loads(line)
             except orjson.JSONDecodeError as error:
                 raise InputError(f"{name}: not JSON ({error})") from error
-            if not isinstance(record, dict):
-                raise InputError(f"{name}: expected an object, got {type(record).__name__}")
-            yield name, record
+            if not isinstance(values, dict):
+                raise InputError(f"{name}: expected an object, got {type(values).__name__}")
+            prompt = _first(values, "input", "prompt")
+            yield _Record(name, values, read_prompt(prompt) if prompt else None)
 
 
-def _with_ids(lines: list[Line], file: Path) -> list[Row]:
-    trajectories: dict[str, list[Line]] = defaultdict(list)
-    for name, record in lines:
-        if "traj_uid" not in record:
-            raise InputError(f"{name}: expected 'traj_uid' as in the lines before")
-        trajectories[str(record["traj_uid"])].append((name, record))
+def _rows(file: Path, found: Imported) -> list[Row]:
+    """The rows of a file; those of a trajectory follow one another."""
+    trajectories: dict[str, list[_Record]] = defaultdict(list)
+    for record in _records(file):
+        trajectories[_trajectory(record)].append(record)
     rows = []
-    for trajectory, members in trajectories.items():
-        iteration = _iteration([record for _, record in members], file)
-        for step, (name, record) in enumerate(members):
-            prompt, response = _first(record, "input", "prompt"), _first(record, "output", "response")
-            shown = read_prompt(prompt) if prompt else None
-            action, form = read_response(response or "", shown.benchmark if shown else None)
-            valid = record.get("is_action_valid")
-            rows.append(
-                {
-                    "iteration": iteration,
-                    "task_id": str(_needed(record, name, "uid")),
-                    "trajectory": trajectory,
-                    "step": step,
-                    "task": shown.task if shown else None,
-                    "state": str(_needed(record, name, "anchor_obs", "obs", "state")),
-                    "prompt": prompt,
-                    "response": response,
-                    "action": record.get("action", action if response is not None else None),
-                    "admissible_actions": list(shown.actions) if shown else None,
-                    "action_valid": form if valid is None else bool(valid),
-                    "reward": _number(record, name, "rewards", "reward"),
-                }
-            )
+    for trajectory, records in trajectories.items():
+        members = _in_order(records)
+        found.left_out += len(records) - len(members)
+        iteration = _iteration([record.values for record in members], file)
+        rows += [_row(record, trajectory, iteration, step) for step, record in enumerate(members)]
     return rows
 
 
-def _without_ids(lines: list[Line], file: Path, found: Imported) -> list[Row]:
-    records = []
-    for name, line in lines:
-        prompt, response = _text(line, name, "input"), _text(line, name, "output")
-        score = _number(line, name, "score")
-        shown = read_prompt(prompt)
-        if shown is None:
-            raise InputError(f"{name}: expected a whole ALFWorld or WebShop prompt of verl-agent, or 'traj_uid'")
-        action, valid = read_response(response, shown.benchmark)
-        records.append(Record(shown, prompt, response, action, valid, score))
-    trajectories, ambiguous = chains(records)
-    found.ambiguous += ambiguous
-    found.left_out += len(records) - sum(map(len, trajectories))
-    iteration = _iteration([record for _, record in lines], file)
-    rows = []
-    for number, members in enumerate(trajectories):
-        task_id = _task_id(members[0].shown)
-        rows += [
-            {
-                "iteration": iteration,
-                "task_id": task_id,
-                "trajectory": f"{iteration}/{task_id}/{number}",
-                "step": step,
-                "task": next((one.shown.task for one in members if one.shown.task), None),
-                "state": one.shown.state,
-                "prompt": one.prompt,
-                "response": one.response,
-                "action": one.action,
-                "admissible_actions": list(one.shown.actions),
-                "action_valid": one.valid,
-                "reward": max(record.score for record in members) if one is members[-1] else 0.0,
-            }
-            for step, one in enumerate(members)
-        ]
-    return rows
+def _trajectory(record: _Record) -> str:
+    if "traj_uid" not in record.values:
+        raise InputError(
+            f"{record.name}: expected 'traj_uid'; the record has {_names(record.values)}. verl-agent writes it once it "
+            "is among the reward_extra_infos_dict of _dump_generations (docs/interchange.md)"
+        )
+    return str(record.values["traj_uid"])
 
 
-def _task_id(first: Shown) -> str:
-    """A name for a task whose identifier is lost: the same wherever the first prompt shows the same."""
-    return f"{text_hash(f'{first.benchmark}: {first.task}, {first.state}') & (1 << 64) - 1:016x}"
+def _in_order(records: list[_Record]) -> list[_Record]:
+    """A trajectory's records by the step numbers in their prompts, each once; none if a number is missing.
+
+    Where no prompt shows a number, the records are in order already.
+    """
+    numbers = [record.shown.step if record.shown else None for record in records]
+    known = [number for number in numbers if number is not None]
+    if not any(known) or (len(known) < len(records) and known == sorted(set(known))):
+        return records
+    if len(known) < len(records):
+        name = records[numbers.index(None)].name
+        raise InputError(f"{name}: expected a whole prompt, because the steps of its trajectory are out of order")
+    by_step = dict(zip(reversed(known), reversed(records), strict=True))  # the first of several
+    return [by_step[number] for number in sorted(by_step)] if max(by_step) < len(by_step) else []
+
+
+def _row(record: _Record, trajectory: str, iteration: int, step: int) -> Row:
+    values, shown = record.values, record.shown
+    response = _first(values, "output", "response")
+    action, form = read_response(response or "", shown.benchmark if shown else None)
+    valid = values.get("is_action_valid")
+    return {
+        "iteration": iteration,
+        "task_id": str(_needed(record, "uid")),
+        "trajectory": trajectory,
+        "step": step,
+        "task": shown.task if shown else None,
+        "state": str(_needed(record, "anchor_obs", "obs", "state")),
+        "prompt": _first(values, "input", "prompt"),
+        "response": response,
+        "action": values.get("action", action if response is not None else None),
+        "admissible_actions": list(shown.actions) if shown else None,
+        "action_valid": form if valid is None else bool(valid),
+        "reward": _number(record, "rewards", "reward"),
+    }
 
 
 def _scaled(rows: list[Row], success_reward: float) -> dict[str, list[Row]]:
@@ -235,27 +224,23 @@ def _first(record: dict[str, Any], *names: str) -> str | None:
     return next((record[name] for name in names if isinstance(record.get(name), str)), None)
 
 
-def _needed(record: dict[str, Any], line: str, *names: str) -> Any:  # noqa: ANN401 (whatever the record holds)
+def _needed(record: _Record, *names: str) -> Any:  # noqa: ANN401 (whatever the record holds)
     for name in names:
-        if record.get(name) is not None:
-            return record[name]
-    held = ", ".join(repr(name)[:40] for name in sorted(record)[:20])
-    raise InputError(f"{line}: expected {' or '.join(map(repr, names))}; the record has {held}")
+        if record.values.get(name) is not None:
+            return record.values[name]
+    raise InputError(f"{record.name}: expected {' or '.join(map(repr, names))}; the record has {_names(record.values)}")
 
 
-def _text(record: dict[str, Any], line: str, name: str) -> str:
-    value = _needed(record, line, name)
-    if not isinstance(value, str):
-        raise InputError(f"{line}: expected a text as {name!r}, got {value!r:.80}")
-    return value
+def _names(values: dict[str, Any]) -> str:
+    return ", ".join(repr(name)[:40] for name in sorted(values)[:20]) or "nothing"
 
 
-def _number(record: dict[str, Any], line: str, *names: str) -> float:
-    value = _needed(record, line, *names)
+def _number(record: _Record, *names: str) -> float:
+    value = _needed(record, *names)
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{line}: expected a finite number as {names[0]!r}, got {value!r:.80}")
+        raise InputError(f"{record.name}: expected a finite number as {names[0]!r}, got {value!r:.80}")
     return number

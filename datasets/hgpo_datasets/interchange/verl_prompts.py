@@ -17,15 +17,11 @@ _BENCHMARKS: Final = {
     "WebShop": "You are an expert autonomous agent operating in the WebShop",
 }
 _TAKEN: Final = re.compile(r"you have already taken (\d+) step\(s\)")
-_HISTORY: Final = re.compile(r"the corresponding actions you took: (.*?)\nYou are now at step \d+ and your", re.DOTALL)
 _STATE: Final = re.compile(r"our current observation is: (.*?)\nYour admissible actions of the current", re.DOTALL)
 _ACTIONS: Final = re.compile(
     r"actions of the current situation are:\s*\[\n?(.*?)\n?\]\.\n\nNow it's your turn", re.DOTALL
 )
 _TASK: Final = re.compile(r"Your task is to: (.*?)\n")
-_PAIR: Final = re.compile(r"\[Observation (\d+): '(.*?)', Action \1: '(.*?)'\](?=\n\[Observation|\Z)", re.DOTALL)
-
-Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +34,6 @@ class Shown:
         step: Steps taken before this one.
         state: The current observation.
         actions: The admissible actions.
-        history: The last (observation, action) pairs, oldest first.
     """
 
     benchmark: str
@@ -46,7 +41,6 @@ class Shown:
     step: int
     state: str
     actions: tuple[str, ...]
-    history: tuple[Pair, ...]
 
 
 def read_prompt(prompt: str) -> Shown | None:
@@ -59,14 +53,13 @@ def read_prompt(prompt: str) -> Shown | None:
     if benchmark is None or state is None or actions is None:
         return None
     dot = "." if benchmark == "WebShop" else ""  # its template puts one after task and observation
-    task, history = _TASK.search(prompt), _HISTORY.search(prompt)
+    task = _TASK.search(prompt)
     return Shown(
         benchmark=benchmark,
         task=task[1].strip().removesuffix(dot) if task else None,
         step=int(taken[1]) if taken else 0,
         state=state[1].removesuffix(dot),
         actions=tuple(re.split(r"',?\n\s?'", actions[1].strip().removesuffix(",")[1:-1])) if actions[1] else (),
-        history=tuple((observed, done) for _, observed, done in _PAIR.findall(history[1])) if history else (),
     )
 
 

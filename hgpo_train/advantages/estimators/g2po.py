@@ -28,13 +28,14 @@ from typing import Literal
 
 import polars as pl
 
-from hgpo_train.advantages.columns import power, rounded, steps_left
+from hgpo_train.advantages.columns import power, rounded
 from hgpo_train.advantages.estimators.gigpo import weighted_parts
 from hgpo_train.advantages.estimators.grpo import episode_advantages
 from hgpo_train.advantages.nodes import with_alfworld_nodes
 from hgpo_train.advantages.parameters import Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.windows import along, mean, normalise, within
+from hgpo_train.advantages.trajectories import neighbour, steps_left
+from hgpo_train.advantages.windows import mean, normalise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +64,20 @@ class G2PO(Parameters):
 
 def estimate(steps: pl.LazyFrame, p: G2PO) -> pl.LazyFrame:
     """Adds `advantage`, its parts `episode`, `node` and `edge`, and the state's `value`."""
-    node = within("history_hash_0")
+    node = "history_hash_0"
     if p.nodes == "alfworld":
         steps = with_alfworld_nodes(steps)
-        node = within("alfworld_node")
+        node = "alfworld_node"
     reward = pl.col("episode_return")
     visit = rounded(rounded(power(p.gamma, steps_left() + 1), p) * reward, p)  # the official code's float32
-    steps = mean(steps, visit, node, "value")
+    steps = mean(steps, visit, {"value": [node]})
     end = pl.when(reward == p.success_reward).then(p.success_reward).otherwise(0.0)
-    after = pl.coalesce(along(pl.col("value").shift(-1)), end)
+    after = pl.coalesce(neighbour(pl.col("value"), 1), end)
     steps = steps.with_columns(after.alias("(after)"))
     after = pl.col("(after)")
     normalised = partial(normalise, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, alone=pl.lit(0.0))
-    steps = normalised(steps, after - pl.col("penalty"), node, "node")
-    steps = normalised(steps, after - pl.col("value"), within(), "edge")
+    steps = normalised(steps, after - pl.col("penalty"), {"node": [node]})
+    steps = normalised(steps, after - pl.col("value"), {"edge": []})
     steps = episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof)
     steps = steps.with_columns((pl.col("node") + pl.col("edge")).alias("graph"))
     return weighted_parts(steps, {"episode": p.episode_weight, "graph": p.step_weight})

@@ -15,6 +15,7 @@ trajectory (in order of name) and step, so that row order does not matter.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import polars as pl
@@ -23,7 +24,7 @@ from hgpo_train.advantages.estimators.grpo import episode_advantages
 from hgpo_train.advantages.parameters import Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
 from hgpo_train.advantages.similarity import similar_states
-from hgpo_train.advantages.windows import normalise, within
+from hgpo_train.advantages.windows import normalise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +52,13 @@ class GiGPO(Parameters):
 
 def estimate(steps: pl.LazyFrame, p: GiGPO) -> pl.LazyFrame:
     """Adds `advantage`, its parts `episode` and `step`, and `size` of the step's group."""
-    group = within("history_hash_0")
+    state = "history_hash_0"
     if p.similarity:
         steps = similar_states(steps, p.similarity_threshold)
-        group = pl.col("similar_state")
+        state = "similar_state"
     steps = episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof)
-    steps = normalise(steps, "return", group, "step", mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, alone=pl.lit(0.0))
+    normalised = partial(normalise, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, alone=pl.lit(0.0))
+    steps = normalised(steps, "return", {"step": [state]})
     steps = steps.with_columns(size=pl.col("size_step"))
     return weighted_parts(steps, {"episode": p.episode_weight, "step": p.step_weight})
 

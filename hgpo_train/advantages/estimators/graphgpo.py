@@ -25,6 +25,7 @@ goal is the text "success", so a state that reads so is the goal (and so is one 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -38,10 +39,13 @@ from hgpo_train.advantages.estimators.grpo import episode_advantages
 from hgpo_train.advantages.parameters import Discount, Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
 from hgpo_train.advantages.similarity import Similar, by_name, number_by_task
-from hgpo_train.advantages.windows import along, batches, chain, normalise, within
+from hgpo_train.advantages.trajectories import batches, neighbour, steps_left
+from hgpo_train.advantages.windows import chain, normalise, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +88,14 @@ class GraphGPO(Parameters):
 
 def estimate(steps: pl.LazyFrame, p: GraphGPO) -> pl.LazyFrame:
     """Adds `advantage`, its parts `episode` and `step`, and the `distance` of the state that a step leads to."""
-    steps = steps.with_columns(search(p, steps.collect_schema()).struct.unnest())
+    steps = steps.with_columns(search(p, steps.collect_schema()).alias("(search)"))
+    steps = steps.with_columns(pl.col("(search)").struct.unnest())
     farthest = pl.max_horizontal(pl.col("(from)").max(), pl.col("(to)").max()).over("task_key").fill_null(0.0)
     before, after = (pl.col(name).fill_null(farthest + 1) for name in ("(from)", "(to)"))
     steps = steps.with_columns((after - before + 1 if p.normalize_distance else after).alias("(edges)"), distance=after)
     value = penalised(p.success_reward * power(p.gamma, pl.col("(edges)")), p)
-    at_state, zero = within("state_hash"), pl.lit(0.0)
-    steps = normalise(steps, value, at_state, "step", mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, alone=zero)
+    normalised = partial(normalise, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, alone=pl.lit(0.0))
+    steps = normalised(steps, value, {"step": ["state_hash"]})
     lone_scale = 1 + p.epsilon
     steps = episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof, lone_scale=lone_scale)
     return weighted_parts(steps, {"episode": p.episode_weight, "step": p.step_weight})
@@ -98,8 +103,8 @@ def estimate(steps: pl.LazyFrame, p: GraphGPO) -> pl.LazyFrame:
 
 def search(p: GraphGPO, columns: Collection[str]) -> pl.Expr:
     """The distances of each step's state, `(from)`, and of the next one, `(to)`; null where no goal is reached."""
-    reward, last = pl.col("episode_return"), pl.col("step") == pl.col("step").max().over("trajectory_key")
-    won = last & (reward > 0 if p.success == "positive" else reward == p.success_reward)
+    reward = pl.col("episode_return")
+    won = (steps_left() == 0) & (reward > 0 if p.success == "positive" else reward == p.success_reward)
     found = pl.Struct({"(from)": pl.Float64, "(to)": pl.Float64})
     if not p.similarity:
         goal = pl.lit(hashing.text_hash(p.goal_text), pl.Int64)
@@ -107,7 +112,7 @@ def search(p: GraphGPO, columns: Collection[str]) -> pl.Expr:
         nodes = [within("state_hash"), chain(pl.col("task_key"), after), chain(pl.col("task_key"), goal)]
         return batches(nodes, _distances, found)
     texts = [pl.col("next_state")] if "next_state" in columns else []
-    after = pl.when(won).then(pl.lit(p.goal_text)).otherwise(pl.coalesce(*texts, along(pl.col("state").shift(-1))))
+    after = pl.when(won).then(pl.lit(p.goal_text)).otherwise(pl.coalesce(*texts, neighbour(pl.col("state"), 1)))
     similar = similar_nodes(p)
     rows = [pl.col(name) for name in ("task_key", "trajectory", "step", "state")]
     return batches([*rows, after], lambda given: _distances(similar(given)), found)
@@ -143,16 +148,10 @@ def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
     Args:
         nodes: int64 of each row's node, of the node after it (null where that is not known), and of the goals.
     """
-    goals = nodes[2].drop_nulls().unique()
-    every = pl.concat([series.rename("node").cast(pl.Int64) for series in (nodes[0], nodes[1], goals)])
-    named = every.to_frame().lazy().with_row_index("row")
-    first = named.select(pl.col("row").min().over("node").cast(pl.Int64))  # a number for each node
-    code = first.collect(engine="streaming").to_series().to_numpy()
-    height = len(nodes[0])
-    state, after, goal = code[:height], code[height : 2 * height], code[2 * height :]
-    distance = np.full(len(code), np.inf)
-    distance[goal] = 0.0
     known = (nodes[0].is_not_null() & nodes[1].is_not_null()).to_numpy()
+    state, after, goal = _numbered(*nodes)
+    distance = np.full(len(state) + len(after) + len(goal), np.inf)
+    distance[goal] = 0.0
     source, target, reached = state[known], after[known], 0.0
     while True:
         waiting = np.isinf(distance[source])
@@ -166,6 +165,34 @@ def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
     ends = {"(from)": distance[state], "(to)": np.where(missing, np.inf, distance[after])}
     frame = pl.DataFrame(ends)
     return frame.select(pl.when(pl.all().is_finite()).then(pl.all())).to_struct("graph")
+
+
+def _numbered(state: pl.Series, after: pl.Series, goals: pl.Series) -> list[NDArray[np.int64]]:
+    """Numbers of nodes in place of their hashes: the number of a node is the first row whose state it is.
+
+    The node after a step is nearly always the state of the next row, whose number is known; only others are looked up.
+    """
+    rows = pl.LazyFrame([state.cast(pl.Int64).alias("state"), after.cast(pl.Int64).alias("after")])
+    first = pl.col("row").cast(pl.Int64).min().over("state").alias("number")
+    found = rows.with_row_index("row").select("row", "state", "after", first).collect(engine="streaming")
+    apart = found.select(~pl.col("after").eq_missing(pl.col("state").shift(-1))).to_series().to_numpy().copy()
+    apart[-1:] = True
+    firsts = found.filter(pl.col("row") == pl.col("number")).select("state", "number")
+    others = pl.concat([found["after"].filter(pl.Series(apart)), goals.drop_nulls().unique().cast(pl.Int64)])
+    unseen = len(state) + pl.col("place").cast(pl.Int64).min().over("state")  # nodes that are no row's state
+    looked_up = (
+        others.to_frame("state")
+        .with_row_index("place")
+        .join(firsts, on="state", how="left", maintain_order="left", nulls_equal=True)
+        .select(pl.col("number").fill_null(unseen))
+        .to_series()
+        .to_numpy()
+    )
+    number = found["number"].to_numpy()
+    reached = np.append(number[1:], 0)
+    places = int(apart.sum())
+    reached[apart] = looked_up[:places]
+    return [number, reached, looked_up[places:]]
 
 
 ESTIMATOR = register(

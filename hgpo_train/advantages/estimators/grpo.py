@@ -23,7 +23,8 @@ import polars as pl
 
 from hgpo_train.advantages.parameters import Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.windows import normalise, within
+from hgpo_train.advantages.trajectories import first_step
+from hgpo_train.advantages.windows import normalise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,19 +74,13 @@ def episode_advantages(
     return normalise(
         steps,
         score,
-        within(),
-        into,
+        {into: []},
         mode=mode,
         ddof=ddof,
         epsilon=p.epsilon,
         sample=None if cross_steps else first_step(),
         alone=score if mode == "mean_norm" else score / lone_scale,
     )
-
-
-def first_step() -> pl.Expr:
-    """True on the first row of each trajectory."""
-    return pl.col("step") == pl.col("step").min().over("trajectory_key")
 
 
 ESTIMATOR = register(Estimator("grpo", "Episode scores against those of the same task", GRPO, estimate))

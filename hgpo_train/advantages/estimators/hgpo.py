@@ -29,7 +29,7 @@ from hgpo_train.advantages.columns import CHAINS
 from hgpo_train.advantages.estimators.grpo import episode_advantages
 from hgpo_train.advantages.parameters import Context, Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.windows import normalise, size, weighted_mean, within
+from hgpo_train.advantages.windows import normalise, size, weighted_mean
 from hgpo_train.settings import NonNegativeInt  # noqa: TC001 - evaluated with the annotations
 
 if TYPE_CHECKING:
@@ -65,18 +65,16 @@ class HGPO(Parameters):
 
 
 def estimate(steps: pl.LazyFrame, p: HGPO) -> pl.LazyFrame:
-    """Adds `advantage`, and for each level `k0` … (and `episode`) its advantage, null where a step has no company.
+    """Adds `advantage`, and for each level `k0` … (and `episode`) its advantage, null where a step is alone.
 
     Besides, `size_k0` … of the step's group, null where k > t, and the level's effective weight, `weight_k0` ….
     """
-    weights: dict[str, float] = {}
+    levels = {f"k{k}": [f"{CHAINS[p.context]}{k}"] for k in range(p.history_length + 1)}
+    weights = {f"k{k}": weight(k, p) for k in range(p.history_length + 1)}
     if p.base_group:
         steps = episode_advantages(steps, p, mode=p.mode)
-        weights["episode"] = 1.0
-    for k in range(p.history_length + 1):
-        context = within(f"{CHAINS[p.context]}{k}")
-        steps = normalise(steps, "return", context, f"k{k}", mode=p.mode, ddof=p.ddof, epsilon=p.epsilon)
-        weights[f"k{k}"] = weight(k, p)
+        weights = {"episode": 1.0, **weights}
+    steps = normalise(steps, "return", levels, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, nested=True)
     return weighted_mean(steps, weights, skip_zero=p.skip_zero_advantages, epsilon=p.epsilon)
 
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from hgpo_train.advantages.estimators.grpo import first_step
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.windows import mean, normalise, quotient, within
+from hgpo_train.advantages.trajectories import first_step
+from hgpo_train.advantages.windows import mean, normalise, quotient
 from hgpo_train.settings import NonNegativeFloat  # noqa: TC001 - evaluated with the annotations
 
 
@@ -47,14 +47,14 @@ def estimate(steps: pl.LazyFrame, p: ReinforcePP) -> pl.LazyFrame:
     x = pl.col("episode_score")
     if p.baseline:
         sample = None if p.cross_steps else first_step()
-        steps = normalise(steps, x, within(), "centred", mode="mean_norm", sample=sample, alone=x)
+        steps = normalise(steps, x, {"centred": []}, mode="mean_norm", sample=sample, alone=x)
         x = pl.col("centred")
-    batch, n = pl.col("batch_key"), pl.len().over("batch_key").cast(pl.Float64)
+    n = pl.len().over("batch_key").cast(pl.Float64)
     share = quotient(n, n + p.epsilon)
-    steps = mean(steps, x, batch, "(mean of batch)")
+    steps = mean(steps, x, {"(mean of batch)": []}, of="batch_key")
     steps = steps.with_columns((x - pl.col("(mean of batch)") * share).alias("centred"))
     centred = pl.col("centred")
-    steps = mean(steps, centred * centred, batch, "(square of batch)")
+    steps = mean(steps, centred * centred, {"(square of batch)": []}, of="batch_key")
     variance = quotient(pl.col("(square of batch)") * share * n, (n - 1).clip(1))
     return steps.with_columns(advantage=quotient(centred, (variance + p.epsilon).sqrt()))
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from hgpo_train.advantages.estimators.grpo import first_step
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.windows import normalise, quotient, size, within
+from hgpo_train.advantages.trajectories import first_step
+from hgpo_train.advantages.windows import normalise, quotient, size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ def estimate(steps: pl.LazyFrame, p: RLOO) -> pl.LazyFrame:
     """Adds `advantage`."""
     score, n = pl.col("episode_score"), pl.col(size("centred"))
     sample = None if p.cross_steps else first_step()
-    steps = normalise(steps, score, within(), "centred", mode="mean_norm", sample=sample, alone=score)
+    steps = normalise(steps, score, {"centred": []}, mode="mean_norm", sample=sample, alone=score)
     others = quotient(pl.col("centred") * n, n - 1)
     return steps.with_columns(advantage=pl.when(n > 1).then(others).otherwise("centred"))
 

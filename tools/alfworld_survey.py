@@ -1,6 +1,6 @@
 """How `rooms.json.gz` was made: what the 120 rooms of ALFWorld hold, read off its layouts and its official games.
 
-    python -m hgpo_envs.alfworld.survey LAYOUTS GAMES OUT
+    python -m tools.alfworld_survey LAYOUTS GAMES OUT
 
 `LAYOUTS` is the folder `alfworld/gen/layouts` of the `alfworld` package, `GAMES` the official `json_2.1.1` folder. The
 games show that a room is always furnished alike: its receptacles, where one stands to reach them, which of them open

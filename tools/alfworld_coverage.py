@@ -1,9 +1,11 @@
-"""Names the cases of each rule, to count which of them a set of episodes has reached (`ALFWorldEngine(count=True)`)."""
+"""Counts which cases of the rules a set of ALFWorld episodes reaches."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.games import Ability
 from hgpo_envs.alfworld.world import NOTHING, Trait, World
 
@@ -11,6 +13,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hgpo_envs.alfworld.games import Game
+    from hgpo_envs.engine import State
+
+
+class CountingEngine(ALFWorldEngine):
+    """An engine that counts in `fired` how often each case of each rule is reached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fired: Counter[str] = Counter()
+
+    def play(self, game: Game) -> State:
+        """Begins a game."""
+        return self._count_won(super().play(game))
+
+    def act(self, command: str) -> State:
+        """Carries out a command and counts what it does."""
+        state = self._state
+        if state is None or state.terminated:
+            return super().act(command)
+        if command.strip() in state.actions:
+            self.fired.update(cases(self.game, self.world, *self._commands.meaning[command.strip()]))
+        else:
+            self.fired["nothing happens"] += 1
+        return self._count_won(super().act(command))
+
+    def _count_won(self, state: State) -> State:
+        if state.terminated:
+            self.fired[f"won: {self.game.goal.task_type}"] += 1
+        return state
 
 
 def cases(game: Game, world: World, verb: str, first: int, second: int) -> Iterator[str]:

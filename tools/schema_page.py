@@ -1,6 +1,6 @@
 """The tables of docs/step_table.md, written from the schema.
 
-python -m hgpo_datasets.schema_page docs/step_table.md     rewrites them in place
+python -m tools.schema_page docs/step_table.md     rewrites them in place
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import polars as pl
 
 from hgpo_datasets.schema import FAMILIES, VERSION, Column, columns
 
-BEGIN: Final = "<!-- columns: written by python -m hgpo_datasets.schema_page -->"
+BEGIN: Final = "<!-- columns: written by python -m tools.schema_page -->"
 END: Final = "<!-- end of columns -->"
 
 _HEAD: Final = "| column | type | meaning | unit or form | null when | if left out |"

@@ -1,0 +1,221 @@
+"""A step through `gymnasium.make`, as users call it, beside a step of the bare engine, and where the difference goes.
+
+    python benchmarks/environments.py                     the bundled games and catalogue
+    python benchmarks/environments.py --rounds 3          quicker, and less exact
+
+A random policy's walks are recorded once and then played again in every way, walk by walk in turn, in one process; of a
+walk's times the least counts. `first` is the first meeting in a process of its own, where nothing is cached: new
+queries, products and scenes. Resets are not counted. All figures are CPU microseconds a step.
+
+engine            the bare engine: state text and admissible actions
+gym.make          the environment in Gymnasium's wrappers: prompt, info and history hashes too
+vector            `gymnasium.make_vec` with many environments, a step of one of them
+wrappers          Gymnasium's wrappers around an environment that does nothing
+prompt            the package's own template; `user's prompt` is the same wording in the sandbox for users' templates
+info, hashes      the other parts of a step
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from record import keep
+from rich.console import Console
+from rich.table import Table
+
+import hgpo_envs  # noqa: F401 - registers the ids
+from hgpo_envs.episode import Episode, settings_for
+from hgpo_envs.hashing import Chain, text_hash
+from hgpo_envs.spaces import UnicodeText
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hgpo_envs.env import TextEnv
+
+    Walk = tuple[str, list[str]]
+    Play = Callable[[Walk], float]
+
+EPISODES = {"HGPO/ALFWorld-v0": 60, "HGPO/WebShop-v0": 250}
+VECTOR = 100
+REPEATS = 3
+
+
+class Idle(gymnasium.Env[int, str]):
+    """Does nothing, so that what remains is Gymnasium's. Its wrappers look at spaces in the first two steps alone."""
+
+    observation_space = gymnasium.spaces.Discrete(1)
+    action_space = UnicodeText(100)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        return 0, {}
+
+    def step(self, action: str) -> tuple[int, float, bool, bool, dict[str, Any]]:  # noqa: ARG002 - its signature
+        return 0, 0.0, False, False, {}
+
+
+def random_walks(env_id: str) -> list[Walk]:
+    """What a random policy does: any admissible action, and searches for words of its task."""
+    env, found = gymnasium.make(env_id), list[Any]()
+    for number in range(EPISODES[env_id]):
+        rng, commands, done = random.Random(number), list[str](), False
+        _, info = env.reset(seed=number)
+        while not done:
+            words = info["task"].split()
+            query = " ".join(rng.sample(words, min(4, len(words))))
+            commands.append(rng.choice(info["admissible_actions"]).replace("<your query>", query))
+            *_, terminated, truncated, info = env.step(commands[-1])
+            done = terminated or truncated
+        found.append((info["task_id"], commands))
+    return found
+
+
+def in_engine(engine: Any) -> Play:  # noqa: ANN401 - a benchmark's
+    """Plays walks by the bare engine."""
+
+    def play(walk: Walk) -> float:
+        engine.start(walk[0])
+        began = time.process_time()
+        for command in walk[1]:
+            engine.act(command)
+        return time.process_time() - began
+
+    return play
+
+
+def in_environment(env: gymnasium.Env[Any, Any]) -> Play:
+    """Plays walks by a Gymnasium environment."""
+
+    def play(walk: Walk) -> float:
+        env.reset(options={"task": walk[0]})
+        began = time.process_time()
+        for command in walk[1]:
+            env.step(command)
+        return time.process_time() - began
+
+    return play
+
+
+def part(episode: Episode, work: Callable[[Episode], object]) -> Play:
+    """Plays walks and times one part of a step, several times over."""
+
+    def play(walk: Walk) -> float:
+        episode.start(walk[0])
+        taken = 0.0
+        for command in walk[1]:
+            episode.act(command)
+            began = time.process_time()
+            for _ in range(REPEATS):
+                work(episode)
+            taken += time.process_time() - began
+        return taken / REPEATS
+
+    return play
+
+
+def ways(env_id: str, template: Path) -> dict[str, Play]:
+    """All ways to play a walk."""
+    made = gymnasium.make(env_id)
+    env: TextEnv = made.unwrapped  # type: ignore[assignment]
+    source, settings, chain = env.shared, env.episode.settings, Chain()
+    template.write_text(settings.template.text, "utf-8")
+    user = settings_for(source.source.name, prompt_template=str(template), max_steps=settings.max_steps)
+    idle = gymnasium.wrappers.OrderEnforcing(gymnasium.wrappers.PassiveEnvChecker(Idle()))
+    return {
+        "engine": in_engine(source.source.engine()),
+        "gym.make": in_environment(made),
+        "wrappers": in_environment(idle),
+        "prompt": part(Episode(source, settings), Episode.prompt),
+        "user's prompt": part(Episode(source, user), Episode.prompt),
+        "info": part(Episode(source, settings), Episode.info),
+        "hashes": part(Episode(source, settings), lambda episode: chain.advance(text_hash(episode.state.text))),
+        "clock": part(Episode(source, settings), lambda _: None),
+    }
+
+
+def again(env_id: str, walks: list[Walk], rounds: int) -> dict[str, float]:
+    """Every way in turn, walk by walk; the least of the rounds."""
+    steps = sum(len(commands) for _, commands in walks)
+    with tempfile.TemporaryDirectory() as folder:
+        plays = ways(env_id, Path(folder) / "mine.j2")
+    least = {name: [float("inf")] * len(walks) for name in plays}
+    for _ in range(rounds):
+        for number, walk in enumerate(walks):
+            for name, play in plays.items():
+                least[name][number] = min(least[name][number], play(walk))
+    figures = {name: 1e6 * sum(seconds) / steps for name, seconds in least.items()}
+    clock = figures.pop("clock")
+    return {
+        name: value - clock * (name in ("prompt", "user's prompt", "info", "hashes")) for name, value in figures.items()
+    }
+
+
+def vector(env_id: str, walks: list[Walk], rounds: int) -> float:
+    """A step of one of many environments; the least of the rounds, while all are in play."""
+    walks = [walk for walk in walks if len(walk[1]) > 5] * VECTOR
+    envs, least = gymnasium.make_vec(env_id, num_envs=VECTOR), [float("inf")] * 5
+    for _ in range(rounds):
+        envs.reset(options={"task": [task for task, _ in walks[:VECTOR]]})
+        for step in range(len(least)):
+            actions = [commands[step] for _, commands in walks[:VECTOR]]
+            began = time.process_time()
+            envs.step(actions)
+            least[step] = min(least[step], time.process_time() - began)
+    return 1e6 * sum(least) / len(least) / VECTOR
+
+
+def first(env_id: str, walks: list[Walk], rounds: int) -> dict[str, float]:
+    """Engine and environment where nothing is cached: every round is a new process; the least of the rounds."""
+    steps = sum(len(commands) for _, commands in walks)
+    figures = {}
+    for name in ("engine", "gym.make"):
+        taken = [apart(partial(met_first, env_id, walks, name)) for _ in range(rounds)]
+        figures[f"{name}, first"] = 1e6 * sum(map(min, zip(*taken, strict=True))) / steps
+    return figures
+
+
+def met_first(env_id: str, walks: list[Walk], name: str) -> list[float]:
+    """What each walk takes in a process that has played nothing yet."""
+    made = gymnasium.make(env_id)
+    source = made.unwrapped.shared.source  # type: ignore[attr-defined]
+    play = in_engine(source.engine()) if name == "engine" else in_environment(made)
+    return list(map(play, walks))
+
+
+def apart(work: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the work gives
+    """Does some work in a new process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work).result()
+
+
+def main() -> None:
+    """Measures and reports."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    rounds = parser.parse_args().rounds
+    figures: dict[str, dict[str, float]] = {}
+    for env_id in EPISODES:
+        walks = apart(partial(random_walks, env_id))
+        found = first(env_id, walks, rounds) | again(env_id, walks, rounds)
+        found["vector"] = vector(env_id, walks, 5 * rounds)
+        figures[env_id] = {name: round(value, 2) for name, value in found.items()}
+    table = Table("CPU a step, µs", *(env_id for env_id in figures), title="Environments")
+    for name in next(iter(figures.values())):
+        table.add_row(name, *(f"{found[name]:.1f}" for found in figures.values()))
+    console = Console()
+    console.print(table)
+    console.print(f"kept in {keep('environments', figures)}")
+
+
+if __name__ == "__main__":
+    main()

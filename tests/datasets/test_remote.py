@@ -1,0 +1,75 @@
+"""Manifests of other people's servers are read up to the limit of local ones."""
+
+import http.server
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from hgpo_datasets import manifest, scan_steps
+from hgpo_envs.errors import InputError
+
+LIMIT = 1 << 20
+STORE = {"allow_http": "true"}
+"""Options, with which Polars reads the manifest as it reads those of object stores."""
+
+
+class Endless(http.server.BaseHTTPRequestHandler):
+    """Sends a manifest without an end, as one line or as many; says nothing of its size unless asked for a part."""
+
+    sent = 0
+    line = b"x"
+    whole = 64 << 20
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        first, last = map(int, wanted.removeprefix("bytes=").split("-")) if wanted else (0, -1)
+        self.send_response(206 if wanted else 200)
+        if wanted:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{self.whole}")
+            self.send_header("Content-Length", str(last - first + 1))
+        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        self.end_headers()
+        left = last - first + 1 if wanted else 1 << 40
+        piece = (self.line * (1 << 16))[: 1 << 16]
+        try:
+            while left:
+                left -= self.wfile.write(piece[:left])
+                type(self).sent += len(piece)
+        except OSError:
+            return
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    Endless.sent = 0
+    yield f"http://127.0.0.1:{server.server_port}/run"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("line", [b"x", b'{"check":"0"}\n'], ids=["one line", "lines"])
+@pytest.mark.parametrize("options", [{}, STORE], ids=["web", "store"])
+def test_an_endless_manifest_is_refused_at_the_limit(
+    url: str, monkeypatch: pytest.MonkeyPatch, line: bytes, options: dict[str, str]
+) -> None:
+    monkeypatch.setattr(manifest, "MOST_BYTES", LIMIT)
+    monkeypatch.setattr(Endless, "line", line)
+    with pytest.raises(InputError, match=r"manifest\.jsonl has more than 1,048,576 bytes") as caught:
+        scan_steps(url, storage_options=options)
+    assert "\n" not in str(caught.value)
+    if not options:
+        assert Endless.sent < 64 * LIMIT  # what is on its way when the connection is closed
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9/run", "http://", "https://[/run"])
+def test_a_server_that_is_not_there_is_one_line(address: str) -> None:
+    with pytest.raises(InputError, match="cannot be read") as caught:
+        scan_steps(address)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,150 @@
+"""Which groups are played: with dynamic sampling, with failures, interrupted, and in whatever order rollouts end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_train.rollout.failures import Failed
+from hgpo_train.rollout.groups import Groups, Key
+from hgpo_train.rollout.plan import Group
+
+SIZE = 3
+END = st.sampled_from([0.0, 0.0, 1.0])
+ENDS = st.lists(st.tuples(*[END] * SIZE), min_size=12, max_size=12)
+"""How each rollout of each group ends; whether it is played now or later, alone or again."""
+
+
+@dataclass
+class Played:
+    """A rollout that has ended, as `Groups` looks at it."""
+
+    group: Group
+    member: int
+    end: float
+    aborted: bool
+
+    @property
+    def rows(self) -> list[dict]:
+        return [{"at": (self.group.position, self.member), "reward": self.end, "aborted": self.aborted}]
+
+
+@dataclass
+class Table:
+    """What a run holds: each rollout's end, None for one that failed."""
+
+    ends: dict[int, dict[int, float | None]] = field(default_factory=dict)
+
+    def commit(self, groups: Sequence) -> None:
+        for whole in groups:
+            for row in whole.rows:
+                position, member = row["at"]
+                self.ends.setdefault(position, {})[member] = None if row["aborted"] else row["reward"]
+
+    def failed(self) -> set[tuple[int, int]]:
+        return {(at, member) for at, ends in self.ends.items() for member, end in ends.items() if end is None}
+
+    def says(self, position: int) -> bool:
+        return len({end for end in self.ends[position].values() if end is not None}) > 1
+
+    def earlier(self) -> tuple[dict[Key, bool], dict[Key, Failed]]:
+        hurt = {position for position, _ in self.failed()}
+        done = {group(position).key: self.says(position) for position in self.ends if position not in hurt}
+        failed = {
+            group(position).key: Failed(
+                frozenset(group(position).trajectory(member) for at, member in self.failed() if at == position),
+                [end for end in self.ends[position].values() if end is not None],
+            )
+            for position in hurt
+        }
+        return done, failed
+
+
+def group(position: int) -> Group:
+    return Group(position, 0, f"task {position}", 0, SIZE)
+
+
+def play(table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, turns=10_000, slots=5) -> None:
+    """One run of the command: rollouts end in the order that `choose` says, or are cut off after some turns."""
+    done, failed = table.earlier()
+    groups = Groups(
+        map(group, count()), wanted, table.commit, most=most, together=2, done=done, failed=failed, lookahead=6
+    )
+    members: list[tuple[Group, int]] = []
+    going: list[tuple[Group, int]] = []
+    for _ in range(turns):
+        while len(going) < slots:
+            if not members:
+                begun = groups.begin()
+                if begun is None:
+                    break
+                members = [(begun[0], member) for member in begun[1]]
+            going.append(members.pop(0))
+        if not going:
+            break
+        one, member = going.pop(choose(len(going)))
+        at = (one.position, member)
+        groups.finish(Played(one, member, ends[one.position % len(ends)][member], at in failing))
+    groups.flush()
+
+
+@given(
+    ends=ENDS,
+    wanted=st.integers(1, 5),
+    spare=st.integers(0, 12),
+    failing=st.frozensets(st.tuples(st.integers(0, 16), st.integers(0, SIZE - 1)), max_size=12),
+    cut=st.one_of(st.just(10_000), st.integers(0, 30)),
+    data=st.data(),
+)
+def test_a_retried_run_holds_what_an_undisturbed_one_does(ends, wanted, spare, failing, cut, data):
+    """And with dynamic sampling what was played because others seemed to say nothing; never more than the most."""
+
+    def choose(number: int) -> int:
+        return data.draw(st.integers(0, number - 1))
+
+    most = wanted + spare
+    sound, run = Table(), Table()
+    play(sound, ends, wanted, most)
+    play(run, ends, wanted, most, failing=failing, choose=choose, turns=cut)
+    play(run, ends, wanted, most, choose=choose)
+    assert not run.failed()
+    assert {at: run.ends[at] for at in sound.ends} == sound.ends
+    assert len(run.ends) <= most
+    hurt = {at for at, _ in failing if at in run.ends and run.says(at)}
+    assert sum(map(run.says, run.ends)) <= max(sum(map(sound.says, sound.ends)), wanted) + len(hurt)
+    if not failing:
+        assert run.ends.keys() == sound.ends.keys()
+    before = dict(run.ends)
+    play(run, ends, wanted, most, failing={(at, 0) for at in range(20)})
+    assert run.ends == before, "a run that is whole is left as it is"
+
+
+@given(
+    ends=ENDS,
+    wanted=st.integers(1, 12),
+    failing=st.frozensets(st.tuples(st.integers(0, 16), st.integers(0, SIZE - 1)), max_size=12),
+    cut=st.one_of(st.just(10_000), st.integers(0, 30)),
+    data=st.data(),
+)
+def test_without_dynamic_sampling_a_retried_run_is_the_undisturbed_one(ends, wanted, failing, cut, data):
+    def choose(number: int) -> int:
+        return data.draw(st.integers(0, number - 1))
+
+    sound, run = Table(), Table()
+    play(sound, ends, wanted, None)
+    play(run, ends, wanted, None, failing=failing, choose=choose, turns=cut)
+    play(run, ends, wanted, None, choose=choose)
+    assert run.ends == sound.ends
+
+
+def test_a_failure_that_hides_a_difference_costs_one_group_more():
+    """Group 0 differs in its last rollout, which fails at first: group 1 is played in its place, and both are kept."""
+    ends = [(0.0, 0.0, 1.0), (0.0, 1.0, 0.0), (1.0, 1.0, 1.0)]
+    sound, run = Table(), Table()
+    play(sound, ends, 1, 9)
+    play(run, ends, 1, 9, failing={(0, 2)})
+    assert (set(sound.ends), set(run.ends)) == ({0}, {0, 1})
+    play(run, ends, 1, 9)
+    assert run.ends == {0: {0: 0.0, 1: 0.0, 2: 1.0}, 1: {0: 0.0, 1: 1.0, 2: 0.0}}

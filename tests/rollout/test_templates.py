@@ -1,0 +1,94 @@
+"""Users' prompt templates that cannot be used are refused before anything is played, wherever they are given."""
+
+from pathlib import Path
+
+import gymnasium
+import pytest
+from command import hgpo
+from typer.testing import CliRunner
+
+import hgpo_envs
+from hgpo_datasets import scan_steps
+from hgpo_envs.errors import InputError
+from hgpo_train.cli import app
+from hgpo_train.rollout.run import open_world
+
+gymnasium.register_envs(hgpo_envs)
+ENVIRONMENTS = [
+    *sorted(name for name in gymnasium.registry if name.startswith("HGPO/")),
+    "doors_env:HGPO-Test/Doors-v0",
+    "foreign:Foreign/Guess-v0",
+]
+DOORS = ENVIRONMENTS[-2]
+BAD = {
+    "reaches Python": "{{ task.__class__.__mro__ }}",
+    "changes what it is given": "{{ admissible_actions.append('x') }}",
+    "never ends": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "too large": "{% for a in range(99999) %}{{ observation }}{{ 'x' | center(9999) }}{% endfor %}",
+    "not there": "{{ admissible_actions[999] }}",
+    "fails after a step": "{% if steps_taken %}{{ pairs[7].action }}{% endif %}",
+}
+FAILS_LATER = "{{ task }}{% if step > 2 %}{{ admissible_actions[999] }}{% endif %}"
+
+
+@pytest.fixture(params=BAD)
+def bad(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "bad.j2"
+    path.write_text(BAD[request.param])
+    return path
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("env_id", ENVIRONMENTS)
+def test_opening_an_environment_refuses_them(bad: Path, env_id: str) -> None:
+    with pytest.raises(InputError, match=rf"^prompt template {bad} fails") as caught:
+        open_world(env_id, prompt_template=str(bad))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("env_id", ENVIRONMENTS[:-1])
+@pytest.mark.parametrize("make", [gymnasium.make, gymnasium.make_vec])
+def test_gymnasium_refuses_them(bad: Path, env_id: str, make) -> None:
+    with pytest.raises(InputError, match=rf"^prompt template {bad} fails"):
+        make(env_id, prompt_template=str(bad))
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+@pytest.mark.parametrize("env_id", [DOORS, "foreign:Foreign/Guess-v0"])
+def test_commands_refuse_them_in_one_line_and_leave_nothing(tmp_path: Path, command: str, env_id: str) -> None:
+    template = written(tmp_path / "bad.j2", BAD["never ends"])
+    process = hgpo(
+        *(command, "--env", env_id, "--env-option", f"prompt_template={template}"),
+        *("--split", "train", "--out", str(tmp_path / "run")),
+    )
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 2, out + error
+    assert [line for line in error.splitlines() if line.startswith("error: ")] == error.splitlines()[-1:]
+    assert f"prompt template {template} fails" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.j2"]
+
+
+def test_one_that_fails_later_costs_the_rollouts_that_come_there(tmp_path: Path) -> None:
+    template = written(tmp_path / "late.j2", FAILS_LATER)
+    command = ["rollout", "--env", DOORS, "--env-option", f"prompt_template={template}", "--tasks", "4"]
+    CliRunner().invoke(app, [*command, "--group-size", "2", "--out", str(tmp_path / "run")])
+    steps = scan_steps(tmp_path / "run").collect()
+    failed = steps.filter("aborted")
+    assert failed.height
+    assert all("prompt template" in line and "late.j2 fails" in line for line in failed["error"])
+    assert steps["step"].max() == 1, "no prompt was made for the third step"
+
+
+@pytest.mark.parametrize("text", ["{{ task }}", FAILS_LATER])
+def test_an_environment_that_fails_is_not_the_templates_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    outage = written(tmp_path / "outage", " ".join(f"train-{number}" for number in range(10)))
+    monkeypatch.setenv("HGPO_TEST_OUTAGE", str(outage))
+    template = written(tmp_path / "mine.j2", text)
+    world = open_world("outage_env:HGPO-Test/Outage-v0", prompt_template=str(template))
+    assert not world.settings.template.trusted

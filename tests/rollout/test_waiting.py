@@ -1,0 +1,190 @@
+"""What waits for an earlier group: bounded memory, the same table, nothing lost."""
+
+import copy
+import gc
+import math
+import tracemalloc
+from typing import ClassVar
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs import atomic
+from hgpo_train.policies.random_choice import RandomPolicy
+from hgpo_train.rollout import run
+from hgpo_train.rollout.finished import Finished
+from hgpo_train.rollout.groups import Groups
+from hgpo_train.rollout.run import Collection, Machine
+
+GROUPS, SIZE, SLOTS = 120, 4, 8
+WHAT = Collection(tasks=GROUPS, group_size=SIZE, seed=3)
+
+
+class Hanging:
+    """Random play that answers its very first request only when nothing else is asked any more."""
+
+    name, reproducible, version = "hanging", True, 0
+
+    def __init__(self, released=lambda: None) -> None:
+        self._play, self._asked, self._first, self._released = RandomPolicy("response"), [], None, released
+
+    def submit(self, requests) -> None:
+        self._asked += requests
+        if self._first is None:
+            self._first = self._asked.pop(0)
+
+    def collect(self, timeout):
+        if not self._asked and self._first:
+            self._released()
+            self._asked, self._first = [self._first], ()
+        asked, self._asked = self._asked, []
+        return list(zip([request.id for request in asked], self._play.respond(asked), strict=True))
+
+    def close(self) -> None:
+        pass
+
+
+class Watched(Groups):
+    """Groups with limits of its own, which notes how much waits and what is committed."""
+
+    limits: ClassVar[dict] = {}
+    last: ClassVar["Watched"]
+
+    def __init__(self, plan, wanted, commit, **others) -> None:
+        self.most, self.largest, self.batches = 0, 0, []
+
+        def committed(batch) -> None:
+            self.batches.append([group.size for group in batch])
+            self.largest = max(self.largest, *(group.bytes for group in batch))
+            commit(batch)
+
+        super().__init__(plan, wanted, committed, **{**others, **self.limits})
+        Watched.last = self
+
+    def begin(self):
+        begun = super().begin()
+        assert begun is None or self._waiting_bytes < self._most_waiting
+        return begun
+
+    def finish(self, trajectory) -> None:
+        super().finish(trajectory)
+        assert self._waiting_bytes == sum(group.bytes for group in self._waiting.values())
+        self.most = max(self.most, self._waiting_bytes)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
+    monkeypatch.setattr(run, "Groups", Watched)
+    monkeypatch.setattr(Watched, "limits", {"together": 16, "lookahead": 10**9})
+    return Watched
+
+
+def test_a_rollout_that_hangs_holds_up_a_bounded_amount_of_memory_and_changes_nothing(runs, watched):
+    runs.collect("straight", what=WHAT, machine=Machine(slots=1))
+    waited = []
+    for bound in (10_000, 40_000, 10**9):
+        watched.limits |= {"most_waiting": bound}
+        hanging = Hanging(lambda: waited.append(len(watched.last._waiting)))
+        runs.collect(f"{bound}", hanging, what=WHAT, machine=Machine(slots=SLOTS))
+        assert runs.digests(f"{bound}") == runs.digests("straight")
+        assert watched.last.most < bound + SLOTS * watched.last.largest  # the groups under way add theirs
+    assert SLOTS // SIZE < waited[0] < waited[1] < waited[2] == GROUPS - 1
+
+
+def test_the_bytes_that_are_counted_are_the_memory_that_is_taken(runs, watched):
+    taken = []
+
+    class Noting(Hanging):
+        def collect(self, timeout):
+            groups = watched.last
+            if len(groups._waiting) >= (60, 110)[len(taken) // 2 % 2] and len(taken) < 4:
+                gc.collect()
+                taken.extend((tracemalloc.get_traced_memory()[0], groups._waiting_bytes))
+            return super().collect(timeout)
+
+    tracemalloc.start()
+    try:
+        runs.collect("run", Noting(), runs.world(max_steps=8), what=WHAT, machine=Machine(slots=SLOTS))
+    finally:
+        tracemalloc.stop()
+    memory, counted = taken[2] - taken[0], taken[3] - taken[1]
+    assert 0.9 * counted < memory < 1.5 * counted
+
+
+def test_a_batch_is_bounded_in_bytes_and_the_files_do_not_depend_on_how_it_was_played(runs, watched):
+    watched.limits |= {"batch_size": 100_000}
+    for name, policy, slots in (("one", "random", 1), ("many", "random", 48), ("hanging", Hanging(), SLOTS)):
+        runs.collect(name, policy, what=WHAT, machine=Machine(slots=slots))
+        sizes = watched.last.batches
+        assert sum(map(len, sizes)) == GROUPS
+        assert all(sum(batch[:-1]) < 100_000 <= sum(batch) for batch in sizes[:-1])
+    assert len(sizes) > GROUPS / 16
+    assert runs.digests("one") == runs.digests("many") == runs.digests("hanging")
+
+
+@pytest.mark.parametrize("full_disk", [False, True])
+def test_stopping_commits_all_that_waits_in_bounded_batches(runs, watched, monkeypatch, full_disk):
+    watched.limits |= {"batch_size": 100_000}
+    write, refused = atomic.write_file, []
+
+    def once(path, data) -> None:
+        if not refused:
+            refused.append(path)
+            raise OSError(28, "No space left on device")
+        write(path, data)
+
+    def stopping() -> bool:
+        if len(watched.last._waiting) < 60:
+            return False
+        if full_disk:
+            monkeypatch.setattr(atomic, "write_file", once)
+        return True
+
+    machine = Machine(slots=SLOTS)
+    if full_disk:
+        with pytest.raises(OSError, match="No space left"):
+            runs.collect("run", Hanging(), what=WHAT, machine=machine, stopping=stopping)
+    else:
+        runs.collect("run", Hanging(), what=WHAT, machine=machine, stopping=stopping)
+    assert all(sum(batch[:-1]) < 100_000 for batch in watched.last.batches)
+    assert len(watched.last.batches) > 2
+    assert bool(refused) == full_disk
+    first = runs.steps("run").select("task_id", "group").n_unique()
+    assert first == watched.last.finished >= 60
+    runs.collect("run", what=WHAT, machine=machine)
+    runs.collect("straight", what=WHAT, machine=machine)
+    order = ["trajectory", "step"]
+    assert runs.steps("run").sort(order).equals(runs.steps("straight").sort(order))
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.floats(allow_nan=False),
+    st.text(),
+    st.lists(st.text()),
+    st.lists(st.integers(0, (1 << 31) - 1)),
+    st.lists(st.floats(-1e300, 0) | st.just(-math.inf)),
+)
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=5), VALUES, max_size=6), max_size=4))
+def test_packed_rows_come_back_and_their_size_depends_on_values_alone(rows):
+    plain = Finished.of(rows)
+    packed = plain.packed()
+    assert packed.rows == plain.rows == rows
+    assert Finished.of(copy.deepcopy(rows)).size == Finished.of(packed.rows).size == packed.size == plain.size
+    assert Finished.of(rows + rows).size == 2 * plain.size  # values that are the same object count each time
+
+
+def test_the_size_of_packed_rows_is_near_that_of_the_table(runs):
+    runs.collect("run", what=Collection(tasks=10, group_size=4, seed=1))
+    steps = runs.steps("run")
+    given = [
+        {name: value.to_list() if isinstance(value, pl.Series) else value for name, value in row.items()}
+        for row in steps.iter_rows(named=True)
+    ]
+    assert 0.5 < Finished.of(given).size / steps.estimated_size() < 2
