@@ -78,16 +78,24 @@ class Tally:
         return self.won / whole if whole else float("nan")
 
 
-@dataclass
-class _Asked:
+@dataclass(slots=True)
+class _Place:
+    """A slot, and how far the rollout in it is.
+
+    Attributes:
+        slot: Its number.
+        episode: Over the slot's engine.
+        trajectory: The rollout; None while the slot is free.
+        action: The command that the engine carries out, and whether the response was well formed; None while the engine
+            starts the task.
+        asked_at: When the policy was last asked.
+    """
+
     slot: int
-    at: float
-
-
-@dataclass
-class _Moving:
-    command: str
-    well_formed: bool | None
+    episode: Episode
+    trajectory: Trajectory | None = None
+    action: tuple[str, bool | None] | None = None
+    asked_at: float = 0.0
 
 
 class Collector:
@@ -125,13 +133,11 @@ class Collector:
         self._shared, self._slots, self._policy, self._groups = shared, slots, policy, groups
         self._seed, self._failures_allowed, self._policy_timeout_s = seed, failures_allowed, policy_timeout_s
         self._progress, self._stopping = progress, stopping
-        self._episodes = [Episode(shared, settings, slots.engine(slot)) for slot in range(slots.count)]
-        self._playing: list[Trajectory | None] = [None] * slots.count
-        self._moving: list[_Moving | None] = [None] * slots.count
-        self._free = list(range(slots.count))[::-1]
-        self._asked: dict[int, _Asked] = {}
-        self._requests: list[Request] = []
-        self._members: list[tuple[Group, int]] = []
+        self._places = [_Place(slot, Episode(shared, settings, slots.engine(slot))) for slot in range(slots.count)]
+        self._free = self._places[::-1]
+        self._asked: dict[int, _Place] = {}  # by request, in the order of their times
+        self._requests: list[Request] = []  # not yet handed to the policy
+        self._members: list[tuple[Group, int]] = []  # of the group that began last, not yet played
         self._next_id = 0
         self.tally = tally or Tally()
 
@@ -162,11 +168,11 @@ class Collector:
                 group, members = begun
                 self._members = [(group, member) for member in members][::-1]
             group, member = self._members.pop()
-            slot = self._free.pop()
+            place = self._free.pop()
             seed = group.seed(self._seed, member)
             clocked = not self._policy.reproducible
-            self._playing[slot] = Trajectory(group, member, seed, self._episodes[slot], clocked=clocked)
-            self._slots.start(slot, group.task_id)
+            place.trajectory = Trajectory(group, member, seed, place.episode, clocked=clocked)
+            self._slots.start(place.slot, group.task_id)
         return len(self._free) < self._slots.count
 
     def _turn(self) -> None:
@@ -174,16 +180,16 @@ class Collector:
         wait = 0 if self._asked else _WAIT_S
         while arrivals := self._slots.collect(wait):
             for slot, outcome, seconds in arrivals:
-                self._arrived(slot, outcome, seconds)
+                self._arrived(self._places[slot], outcome, seconds)
             self._fill()
             wait = 0
         began = perf_counter()
         replies = self._exchange()
         self.tally.policy_s += perf_counter() - began
         for request_id, reply in replies:
-            asked = self._asked.pop(request_id, None)
-            if asked is not None:
-                self._replied(asked, reply)
+            place = self._asked.pop(request_id, None)
+            if place is not None:
+                self._replied(place, reply)
 
     def _exchange(self) -> list[tuple[int, Reply | Failure]]:
         """Hands waiting requests to the policy and takes its replies; a policy that raises fails all that it holds."""
@@ -205,14 +211,14 @@ class Collector:
         """Failures for requests that have waited too long; an answer that comes later is ignored."""
         late = perf_counter() - self._policy_timeout_s
         overdue: list[tuple[int, Reply | Failure]] = []
-        for request_id, asked in self._asked.items():  # in the order of their times
-            if asked.at > late:
+        for request_id, place in self._asked.items():
+            if place.asked_at > late:
                 break
             overdue.append((request_id, Failure("PolicyTimedOut", f"no answer within {self._policy_timeout_s:g} s")))
         return overdue
 
-    def _arrived(self, slot: int, outcome: object, seconds: float) -> None:
-        trajectory = self._playing[slot]
+    def _arrived(self, place: _Place, outcome: object, seconds: float) -> None:
+        trajectory = place.trajectory
         if trajectory is None:
             return
         began = perf_counter()
@@ -221,16 +227,16 @@ class Collector:
         if isinstance(state, Failure):
             failure = state
         else:
-            failure = attempt("EnvironmentFailed", self._advance, slot, trajectory, state, seconds)
+            failure = attempt("EnvironmentFailed", self._advance, place, trajectory, state, seconds)
         self.tally.environment_s += seconds + perf_counter() - began
         if failure is not None or trajectory.episode.done:
-            self._end(slot, failure)
+            self._end(place, trajectory, failure)
 
-    def _advance(self, slot: int, trajectory: Trajectory, state: State, seconds: float) -> Failure | None:
+    def _advance(self, place: _Place, trajectory: Trajectory, state: State, seconds: float) -> Failure | None:
         """Takes a state in and asks for the next action, unless the episode is over."""
         episode = trajectory.episode
-        moving, self._moving[slot] = self._moving[slot], None
-        if moving is None:
+        action, place.action = place.action, None
+        if action is None:
             task = checked_task(self._shared.source.task(trajectory.group.task_id))
             if isinstance(task, Failure):
                 return task
@@ -238,15 +244,15 @@ class Collector:
             if episode.done:
                 return Failure("EnvironmentFailed", "the task had ended before its first step")
         else:
-            episode.observe(moving.command, moving.well_formed, state)
+            episode.observe(*action, state)
             trajectory.moved(seconds)
             self.tally.steps += 1
             self.tally.failures = 0
         if not episode.done:
-            self._ask(slot, trajectory)
+            self._ask(place, trajectory)
         return None
 
-    def _ask(self, slot: int, trajectory: Trajectory) -> None:
+    def _ask(self, place: _Place, trajectory: Trajectory) -> None:
         episode = trajectory.episode
         prompt = episode.prompt()
         trajectory.asked(prompt)
@@ -254,35 +260,34 @@ class Collector:
             id=self._next_id,
             prompt=prompt,
             seed=trajectory.step_seed(),
-            slot=slot,
+            slot=place.slot,
             step=len(trajectory.rows),
             task=episode.task,
             state=episode.state,
-            engine=self._slots.engine(slot),
+            engine=self._slots.engine(place.slot),
             shorter=episode.prompt,
         )
         self._next_id += 1
-        self._asked[request.id] = _Asked(slot, perf_counter())
+        place.asked_at = perf_counter()
+        self._asked[request.id] = place
         self._requests.append(request)
 
-    def _replied(self, asked: _Asked, reply: Reply | Failure) -> None:
-        trajectory = self._playing[asked.slot]
+    def _replied(self, place: _Place, reply: Reply | Failure) -> None:
+        trajectory = place.trajectory
         assert trajectory is not None
-        failure = reply if isinstance(reply, Failure) else attempt("PolicyFailed", self._act, asked, trajectory, reply)
+        failure = reply if isinstance(reply, Failure) else attempt("PolicyFailed", self._act, place, trajectory, reply)
         if failure is not None:
-            self._end(asked.slot, failure)
+            self._end(place, trajectory, failure)
 
-    def _act(self, asked: _Asked, trajectory: Trajectory, reply: Reply) -> None:
+    def _act(self, place: _Place, trajectory: Trajectory, reply: Reply) -> None:
         version = count("the policy's version", self._policy.version)
         command, well_formed = trajectory.episode.read(reply.response)
-        trajectory.answered(reply, command, perf_counter() - asked.at, version)
+        trajectory.answered(reply, command, perf_counter() - place.asked_at, version)
         self.tally.tokens += len(reply.response_token_ids or ())
-        self._moving[asked.slot] = _Moving(command, well_formed)
-        self._slots.act(asked.slot, command)
+        place.action = command, well_formed
+        self._slots.act(place.slot, command)
 
-    def _end(self, slot: int, failure: Failure | None) -> None:
-        trajectory = self._playing[slot]
-        assert trajectory is not None
+    def _end(self, place: _Place, trajectory: Trajectory, failure: Failure | None) -> None:
         again = self._groups.plays_again(trajectory.group)
         self.tally.played_again += again
         if failure is not None:
@@ -295,8 +300,8 @@ class Collector:
             self.tally.won += trajectory.episode.state.won
             self.tally.score += trajectory.episode.state.score
         self.tally.trajectories += 1
-        self._playing[slot] = self._moving[slot] = None
-        self._free.append(slot)
+        place.trajectory = place.action = None
+        self._free.append(place)
         self._groups.finish(trajectory)
         if self.tally.failures >= self._failures_allowed:
             raise RolloutError(
