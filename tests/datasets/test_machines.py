@@ -71,7 +71,17 @@ assert verify(sys.argv[1]).ok
 assert "pandas" not in sys.modules
 """
 
+READ = """
+import sys
+from hgpo_datasets import scan_steps, verify
+from hgpo_datasets.overview import overview
+assert verify(sys.argv[1]).ok
+assert scan_steps(sys.argv[1]).collect().height == overview(sys.argv[1]).steps
+assert "pyarrow" not in sys.modules
+"""
+
 
 def test_neither_pandas_nor_pyarrow_is_imported_without_need(tmp_path: Path) -> None:
     """pyarrow imports pandas to look at a list or a NumPy array, which costs half a second and 60 MB."""
     python(LIGHT, tmp_path / "run")
+    python(READ, tmp_path / "run")
