@@ -36,7 +36,7 @@ from rich.table import Table
 
 from hgpo_datasets import manifest, shards
 from hgpo_envs.hashing import chain_columns, link
-from hgpo_train.advantages import Job, compute, get
+from hgpo_train.advantages import EstimatorSpec, compute, get
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +134,7 @@ def compare(pattern: str, rows: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"rows": rows}
     for label, (name, parameters) in RUNS.items():
         estimator = get(name)
-        columns = Job(estimator, estimator.parameters(**parameters)).columns(schema)
+        columns = EstimatorSpec(estimator, estimator.parameters(**parameters)).columns(schema)
         decode = cpu(lambda columns=columns: steps.select(columns).collect())
         plan = compute(steps, name, reward_scale=10.0, **parameters).select("advantage")
         whole = cpu(lambda plan=plan: plan.collect(engine="streaming"))
@@ -196,7 +196,7 @@ def stages(pattern: str) -> dict[str, float]:
 
     parameters = HGPO(reward_scale=10.0)
     scan = pl.scan_parquet(pattern)
-    columns = Job(get("hgpo"), parameters).columns(scan.collect_schema())
+    columns = EstimatorSpec(get("hgpo"), parameters).columns(scan.collect_schema())
     prepared = prepare(scan, parameters)
     level = ["history_hash_0"]
     plans = {
@@ -214,18 +214,18 @@ MEMORY = """
 import json, sys, time
 from pathlib import Path
 import polars as pl
-from hgpo_train.advantages import Job, get
-from hgpo_train.advantages.tables import write_advantages
+from hgpo_train.advantages import EstimatorSpec, get
+from hgpo_train.advantages.advantage_tables import write_advantages
 
 def peak_mb():
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 hgpo = get("hgpo")
-job = Job(hgpo, hgpo.parameters(reward_scale=10.0))
+spec = EstimatorSpec(hgpo, hgpo.parameters(reward_scale=10.0))
 start, began = peak_mb(), time.process_time()
 steps = pl.concat([pl.scan_parquet(sys.argv[1]).with_columns(run=pl.lit(f"run {n}")) for n in range(int(sys.argv[3]))])
-rows = write_advantages(steps, [job], Path(sys.argv[2]))
+rows = write_advantages(steps, [spec], Path(sys.argv[2]))
 taken = time.process_time() - began
 print(json.dumps({"rows": rows, "cpu_s": taken, "peak_mb": peak_mb(), "start_mb": start}))
 """

@@ -25,14 +25,14 @@ from record import keep
 from rich.console import Console
 from rich.table import Table
 
+from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
-from hgpo_envs.alfworld.source import ALFWorldSource
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hgpo_envs.alfworld.games import Game
+    from hgpo_envs.alfworld.engine.game import Game
     from hgpo_envs.engine import Engine
 
 HERE = Path(__file__).parent
@@ -69,7 +69,7 @@ def act_all(engine: Engine, commands: Sequence[str]) -> None:
 
 def against(source: ALFWorldSource, ids: Sequence[str], steps: int) -> dict[str, Any]:
     """Start and step of both engines on the same walks of the same games."""
-    from hgpo_envs.alfworld.original import OriginalEngine
+    from hgpo_envs.alfworld.reference.original import OriginalEngine
 
     original, native, rows, repeats = OriginalEngine(), ALFWorldEngine(), [], 200
     for number, task in enumerate(ids):
@@ -154,7 +154,7 @@ def resident(pack: Path | None, who: str) -> float:
         for _ in range(20):
             states = [e.act(rng.choice(s.actions)) for e, s in zip(live, states, strict=True)]
     if who == "original":
-        from hgpo_envs.alfworld.original import OriginalEngine
+        from hgpo_envs.alfworld.reference.original import OriginalEngine
 
         live = [OriginalEngine(source)]
         live[0].act(live[0].start(ids[0]).actions[0])

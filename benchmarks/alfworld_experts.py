@@ -21,24 +21,24 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from hgpo_envs import expert
+from hgpo_envs import players
+from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
-from hgpo_envs.alfworld.games import TASK_TYPES, compile_game
-from hgpo_envs.alfworld.source import ALFWorldSource
-from hgpo_envs.alfworld.synthesis import GeneratedStore
+from hgpo_envs.alfworld.engine.game import TASK_TYPES, compile_game
+from hgpo_envs.alfworld.generation.store import GeneratedStore
 from hgpo_envs.engine import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hgpo_envs.alfworld.folder import Store
+    from hgpo_envs.alfworld.data.game_folder import GameStore
 
 LIMIT = 50
 
 
-def play(name: str, store: Store) -> Iterator[tuple[str, bool, int]]:
+def play(name: str, store: GameStore) -> Iterator[tuple[str, bool, int]]:
     """Task type, success and number of steps of each game."""
-    engine, player = ALFWorldEngine(), expert.make(name, "ALFWorld")
+    engine, player = ALFWorldEngine(), players.make_player(name, "ALFWorld")
     for task_id in track(store.ids(), name, console=Console(stderr=True)):
         game = compile_game(store.read(task_id), task_id)
         state = engine.play(game)
@@ -50,7 +50,7 @@ def play(name: str, store: Store) -> Iterator[tuple[str, bool, int]]:
         yield game.goal.task_type, state.won, steps
 
 
-def summary(name: str, store: Store) -> dict[str, dict[str, float]]:
+def summary(name: str, store: GameStore) -> dict[str, dict[str, float]]:
     """Per task type and for all: games, games won, mean and greatest number of steps of those."""
     rows: dict[str, list[tuple[bool, int]]] = defaultdict(list)
     for task_type, won, steps in play(name, store):
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the report here (.json)")
     arguments = parser.parse_args()
     began = time.process_time()
-    stores: dict[str, Store] = {"bundled": ALFWorldSource().store}
+    stores: dict[str, GameStore] = {"bundled": ALFWorldSource().store}
     stores |= {path.name: ALFWorldSource(path).store for path in arguments.data}
     if arguments.generated:
         stores[f"{arguments.generated} generated, seed {arguments.seed}"] = GeneratedStore(

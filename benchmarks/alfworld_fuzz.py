@@ -24,11 +24,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from hgpo_envs.alfworld.games import KNIVES, STATIONS, Ability, compile_game
-from hgpo_envs.alfworld.grammar import convert
-from hgpo_envs.alfworld.original import OriginalEngine
-from hgpo_envs.alfworld.source import ALFWorldSource
-from hgpo_envs.alfworld.world import NOTHING, Trait
+from hgpo_envs.alfworld.data.source import ALFWorldSource
+from hgpo_envs.alfworld.engine.game import KNIVES, STATIONS, Ability, compile_game
+from hgpo_envs.alfworld.engine.grammar import convert
+from hgpo_envs.alfworld.engine.state import NOTHING, Trait
+from hgpo_envs.alfworld.reference.original import OriginalEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -78,19 +78,19 @@ def _likely(engine: ALFWorldEngine, state: State, rng: random.Random) -> str:
 
 def _urgent(engine: ALFWorldEngine) -> Iterator[str]:
     """The one step that is left to a rare case: beside where it lay, a look at what lies beside, a sliced thing."""
-    game, world, held = engine.game, engine.world, engine.world.held
-    here = game.receptacles_at[world.location]
-    if any(r in here and world.location in world.spots[o] for o, r in world.emptied):
+    game, game_state, held = engine.game, engine.game_state, engine.game_state.held
+    here = game.receptacles_at[game_state.location]
+    if any(r in here and game_state.location in game_state.spots[o] for o, r in game_state.emptied):
         yield "look"
-    if held != NOTHING and any((held, r) in world.emptied for r in here):
+    if held != NOTHING and any((held, r) in game_state.emptied for r in here):
         for r in here:
-            if (held, r) not in world.emptied:
+            if (held, r) not in game_state.emptied:
                 yield game.grammar.put.format(object=game.object_names[held], receptacle=game.receptacle_names[r])
-    if held != NOTHING and world.traits[held]:
+    if held != NOTHING and game_state.traits[held]:
         yield f"examine {game.object_names[held]}"
     for r in here:
-        for o in world.contents[r]:
-            if world.traits[o] & Trait.SLICED:
+        for o in game_state.contents[r]:
+            if game_state.traits[o] & Trait.SLICED:
                 yield f"take {game.object_names[o]} from {game.receptacle_names[r]}"
                 if held != NOTHING:
                     put = {"object": game.object_names[held], "receptacle": game.receptacle_names[r]}
@@ -99,17 +99,17 @@ def _urgent(engine: ALFWorldEngine) -> Iterator[str]:
 
 def _wanted(engine: ALFWorldEngine, verb: str) -> set[str]:
     """Commands that lead towards rare rules: stations, knives, lamps, things to slice, containers, burners."""
-    game, world = engine.game, engine.world
-    held = world.held
+    game, game_state = engine.game, engine.game_state
+    held = game_state.held
     if verb == "take":
         return {
             f"take {game.object_names[o]} from {game.receptacle_names[r]}"
-            for r in game.receptacles_at[world.location]
-            for o in world.contents[r]
+            for r in game.receptacles_at[game_state.location]
+            for o in game_state.contents[r]
             if _rare(engine, o) or game.object_types[o] == game.goal.object_type
         }
     if verb in ("move", "put"):
-        beside = [r for r in game.receptacles_at[world.location] if (held, r) not in world.emptied]
+        beside = [r for r in game.receptacles_at[game_state.location] if (held, r) not in game_state.emptied]
         return {
             game.grammar.put.format(object=game.object_names[held], receptacle=game.receptacle_names[r]) for r in beside
         }
@@ -120,13 +120,15 @@ def _wanted(engine: ALFWorldEngine, verb: str) -> set[str]:
 
 def _leads(engine: ALFWorldEngine, r: int) -> bool:
     """Whether something rare, or the goal, waits at a receptacle."""
-    game, world, goal = engine.game, engine.world, engine.game.goal
-    held, inside, kind = world.held, world.contents[r], game.receptacle_types[r]
+    game, game_state, goal = engine.game, engine.game_state, engine.game.goal
+    held, inside, kind = game_state.held, game_state.contents[r], game.receptacle_types[r]
     if held == NOTHING:
         return any(_rare(engine, o) or (game.object_types[o] == goal.object_type != kind) for o in inside)
     if game.object_types[held] in KNIVES:
-        return any(game.abilities[o] & Ability.SLICEABLE and game.places[r] in s for o, s in enumerate(world.spots))
-    if game.object_types[held] == goal.object_type and world.traits[held] & goal.trait == goal.trait:
+        return any(
+            game.abilities[o] & Ability.SLICEABLE and game.places[r] in s for o, s in enumerate(game_state.spots)
+        )
+    if game.object_types[held] == goal.object_type and game_state.traits[held] & goal.trait == goal.trait:
         return kind == goal.receptacle_type or any(game.abilities[o] & Ability.TOGGLEABLE for o in inside)
     return bool(STATIONS.get(kind, 0) & game.abilities[held])
 
@@ -137,7 +139,7 @@ def _rare(engine: ALFWorldEngine, o: int) -> bool:
         bool(game.abilities[o] & Ability.TOGGLEABLE)
         or game.object_types[o] in KNIVES
         or o in game.nested
-        or sum(o in contents for contents in engine.world.contents) > 1
+        or sum(o in contents for contents in engine.game_state.contents) > 1
     )
 
 

@@ -34,18 +34,18 @@ from rich.console import Console
 
 from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError
-from hgpo_envs.webshop import bundled
+from hgpo_envs.webshop.generation.bundled import make_bundled_catalogue
 from hgpo_train.advantages import get
-from hgpo_train.checkpoint_files import checkpoints
-from hgpo_train.config import Config, load_config, replace, template_path
-from hgpo_train.display import Display
-from hgpo_train.fingerprints import of_model
-from hgpo_train.run_folder import Origin
+from hgpo_train.models.checkpoint_files import list_checkpoints
+from hgpo_train.models.tiny import TinyShape
+from hgpo_train.rollout.fingerprints import fingerprint_model
 from hgpo_train.settings import to_dict, to_toml
-from hgpo_train.tiny import TinyShape
-from hgpo_train.tracking import read_metrics
-from hgpo_train.trainer import ended, start_run
-from hgpo_train.warm_start import WarmStart, warm_start
+from hgpo_train.training.config import Config, load_config, replace, template_path
+from hgpo_train.training.display import Display
+from hgpo_train.training.run_folder import Origin
+from hgpo_train.training.tracking import read_metrics
+from hgpo_train.training.trainer import is_finished, start_run
+from hgpo_train.training.warm_start import WarmStart, warm_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,14 +98,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; each has its share of the cores")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     given = parser.parse_args()
-    world = WORLDS[given.world]
-    estimators, seeds = given.estimators or world["estimators"], given.seeds or world["seeds"]
-    folder, console = given.folder / given.world, Console()
-    base = load_config(f"tiny-{given.world}", given.overrides)
+    handle = WORLDS[given.handle]
+    estimators, seeds = given.estimators or handle["estimators"], given.seeds or handle["seeds"]
+    folder, console = given.folder / given.handle, Console()
+    base = load_config(f"tiny-{given.handle}", given.overrides)
     if not given.draw:
         folder.mkdir(parents=True, exist_ok=True)
-        warm = taught(given.world, folder, base, console)
-        own = world["estimators"]
+        warm = taught(given.handle, folder, base, console)
+        own = handle["estimators"]
         runs = {
             f"{name}-{seed}": configuration(base, warm, name, own.get(name, {}), seed)
             for seed in seeds
@@ -113,9 +113,9 @@ def main() -> None:
         }
         work = Work(console, given.jobs)
         trained = [partial(train, folder / name, run, work) for name, run in runs.items()]
-        if not work.all_done(trained) or not work.all_done(fresh_evaluations(given.world, folder, warm, runs, work)):
+        if not work.all_done(trained) or not work.all_done(fresh_evaluations(given.handle, folder, warm, runs, work)):
             sys.exit(1)
-    report(given.world, folder, console)
+    report(given.handle, folder, console)
 
 
 class Work:
@@ -166,9 +166,9 @@ def integers(text: str) -> list[int]:
     return [int(seed) for seed in text.split(",")]
 
 
-def taught(world: str, folder: Path, config: Config, console: Console) -> Path:
+def taught(handle: str, folder: Path, config: Config, console: Console) -> Path:
     """The model that all runs start from: taught stage by stage, the last one in the folder itself."""
-    stages, data = WORLDS[world]["warm_start"], DEMONSTRATED[world](folder)
+    stages, data = WORLDS[handle]["warm_start"], DEMONSTRATED[handle](folder)
     model = None
     for number, stage in enumerate(stages, 1):
         place = folder if number == len(stages) else folder / f"warm-start-{number}"
@@ -198,7 +198,7 @@ def games(path: Path, number: int, seed: int) -> str:
 def shop(path: Path, seed: int) -> str:
     """A catalogue of the bundled one's kind, with other products and instructions, made where it is not there yet."""
     if not path.exists():
-        bundled.make(path, seed=seed)
+        make_bundled_catalogue(path, seed=seed)
     return str(path)
 
 
@@ -221,9 +221,9 @@ def train(folder: Path, config: Config, work: Work) -> bool:
         InputError: A run that has ended is of another configuration or began with another model.
     """
     lines = read_metrics(folder / "metrics.jsonl")
-    if lines and ended(config, lines[-1]["iteration"], lines[-1]["training/environment_steps"]):
+    if lines and is_finished(config, lines[-1]["iteration"], lines[-1]["training/environment_steps"]):
         with start_run(config, folder, resume=True) as run:
-            run.compare({"model": Origin(f"model.path = {config.model.path!r}", of_model(config.model.path))})
+            run.compare({"model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path))})
         return True
     source = folder.with_suffix(".toml")
     write_file(source, to_toml(config).encode())
@@ -231,16 +231,18 @@ def train(folder: Path, config: Config, work: Work) -> bool:
 
 
 def fresh_evaluations(
-    world: str, folder: Path, warm: Path, runs: dict[str, Config], work: Work
+    handle: str, folder: Path, warm: Path, runs: dict[str, Config], work: Work
 ) -> list[Callable[[], bool]]:
     """Evaluations on fresh tasks: of the policy before training by all seeds, of each run's by its own.
 
     `hgpo eval` plays only what is missing, and refuses a folder that holds an evaluation of something else.
     """
-    data = FRESH[world](folder)
+    data = FRESH[handle](folder)
     everyone = sorted({run.seed for run in runs.values()})
     players = [(START, warm, next(iter(runs.values())), everyone)]
-    players += [(name, checkpoints(folder / name / "checkpoints")[-1], run, [run.seed]) for name, run in runs.items()]
+    players += [
+        (name, list_checkpoints(folder / name / "checkpoints")[-1], run, [run.seed]) for name, run in runs.items()
+    ]
     missing = []
     for name, model, config, seeds in players:
         out = fresh_folder(folder, name)

@@ -14,10 +14,11 @@ from record import RESULTS, keep
 from rich.table import Table
 
 from hgpo_datasets import scan_steps
-from hgpo_train.checkpoint_files import checkpoints
-from hgpo_train.evaluation import compare, episodes
-from hgpo_train.evaluation import report as summary
-from hgpo_train.tracking import read_metrics
+from hgpo_train.evaluation import compare
+from hgpo_train.evaluation.report import episode_table
+from hgpo_train.evaluation.report import evaluation_reports as summary
+from hgpo_train.models.checkpoint_files import list_checkpoints
+from hgpo_train.training.tracking import read_metrics
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +96,7 @@ def curves(folder: Path) -> pl.DataFrame:
 
 def fresh_folder(folder: Path, name: str) -> Path:
     """The step table of fresh tasks, of a run's newest checkpoint or the policy before training."""
-    found = checkpoints(folder / name / "checkpoints")
+    found = list_checkpoints(folder / name / "checkpoints")
     return folder / "fresh" / (f"{name}-{found[-1].name}" if found else name)
 
 
@@ -107,8 +108,8 @@ def fresh_figures(folder: Path) -> dict[str, Any]:
     places = {path.parent.name: fresh_folder(folder, path.parent.name) for path in runs_of(folder)}
     if not all(place.exists() for place in (*places.values(), fresh_folder(folder, START))):
         return {}
-    played = {name: episodes(scan_steps(place)) for name, place in places.items()}
-    before = episodes(scan_steps(fresh_folder(folder, START)))
+    played = {name: episode_table(scan_steps(place)) for name, place in places.items()}
+    before = episode_table(scan_steps(fresh_folder(folder, START)))
     figures: dict[str, Any] = {"tasks": before["task_id"].n_unique(), START: success(before)}
     for estimator in sorted({name.rpartition("-")[0] for name in played}):
         after = pl.concat(table for name, table in played.items() if name.rpartition("-")[0] == estimator)

@@ -31,8 +31,9 @@ from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout import collector, slots
-from hgpo_train.rollout.plan import plan
-from hgpo_train.rollout.run import Collection, Machine, World, collect, open_world
+from hgpo_train.rollout.env_handle import EnvHandle, open_env
+from hgpo_train.rollout.group_plan import plan_groups
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,11 +44,11 @@ ALFWORLD, WEBSHOP = "HGPO/ALFWorld-v0", "HGPO/WebShop-v0"
 CONSOLE = Console()
 
 
-def world(env_id: str = ALFWORLD, **options: Any) -> World:
-    return open_world(env_id, action_format="response", **options)
+def handle(env_id: str = ALFWORLD, **options: Any) -> EnvHandle:
+    return open_env(env_id, action_format="response", **options)
 
 
-def policy_for(here: World, spec: str) -> BatchPolicy:
+def policy_for(here: EnvHandle, spec: str) -> BatchPolicy:
     made = make_policy(spec, PolicyContext(here.shared.source.name, "response"))
     assert isinstance(made, BatchPolicy)
     return made
@@ -56,13 +57,13 @@ def policy_for(here: World, spec: str) -> BatchPolicy:
 def identity() -> dict[str, Any]:
     digests, seconds = {}, {}
     for env_id in (ALFWORLD, WEBSHOP):
-        here = world(env_id)
+        here = handle(env_id)
         for count in (1, 1024):
             with tempfile.TemporaryDirectory() as folder:
                 began = time.process_time()
                 with StepWriter(folder, run="benchmark", config={}) as writer:
-                    what = Collection(tasks=160, group_size=8, seed=1)
-                    tally = collect(here, policy_for(here, "random"), writer, what, Machine(slots=count))
+                    what = RolloutSpec(tasks=160, group_size=8, seed=1)
+                    tally = collect(here, policy_for(here, "random"), writer, what, ExecutionOptions(slots=count))
                 seconds[env_id, count] = time.process_time() - began
                 files = sorted(Path(folder).iterdir())
                 digests[env_id, count] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
@@ -97,8 +98,8 @@ def overhead() -> dict[str, Any]:
     table = Table("CPU a step, µs", "policy", "environment", "everything else", "with writing", title="Overhead")
     try:
         for env_id in (ALFWORLD, WEBSHOP):
-            here = world(env_id)
-            what = Collection(tasks=60, group_size=8, seed=1)
+            here = handle(env_id)
+            what = RolloutSpec(tasks=60, group_size=8, seed=1)
             collect(here, policy_for(here, "random"), Nowhere(), what)  # warm
             began = time.process_time()
             bare = collect(here, policy_for(here, "random"), Nowhere(), what)
@@ -157,14 +158,14 @@ def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
     response, the batch is done when its last rollout is. Nothing else is counted for it than the waiting, which is
     added up, not waited through.
     """
-    here = world(max_steps=20)
+    here = handle(max_steps=20)
     figures: dict[str, Any] = {}
     table = Table(
         "sigma", "steps", "collector s", "lockstep s", "ratio", "idle", "idle until the last begin", title="Tail"
     )
     tasks = 1_440  # minutes, as an iteration of training takes: the wait for the last rollouts is a small part then
     for sigma in (0.6, 1.0):
-        what = Collection(tasks=tasks, group_size=8, seed=1)
+        what = RolloutSpec(tasks=tasks, group_size=8, seed=1)
         thinking = Thinking(policy_for(here, "mixture:expert=0.8,random=0.2"), count, mean_s, sigma)
         kept: list[Row] = []
         began = time.perf_counter()
@@ -179,7 +180,7 @@ def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
             if rollouts - tally.trajectories >= count:
                 last_begin[:] = [tally.seconds, thinking.busy_s]
 
-        tally = collect(here, thinking, Keeping(kept), what, Machine(slots=count), progress=note)
+        tally = collect(here, thinking, Keeping(kept), what, ExecutionOptions(slots=count), progress=note)
         seconds = time.perf_counter() - began
         thinking.close()
         waited = lockstep_s(kept, thinking, count, what)
@@ -210,13 +211,13 @@ class Keeping(Nowhere):
         self._kept += [{name: row[name] for name in ("trajectory", "step")} for row in rows]
 
 
-def lockstep_s(rows: list[Row], thinking: Thinking, count: int, what: Collection) -> float:
+def lockstep_s(rows: list[Row], thinking: Thinking, count: int, what: RolloutSpec) -> float:
     """What a lockstep loop over the same rollouts waits for: at every step of a batch, its slowest response."""
     lengths: dict[str, int] = {}
     for row in rows:
         lengths[row["trajectory"]] = max(lengths.get(row["trajectory"], 0), row["step"] + 1)
     seeds = {}
-    groups = plan(world(max_steps=20).tasks, order=what.order, seed=what.seed, group_size=what.group_size)
+    groups = plan_groups(handle(max_steps=20).tasks, order=what.order, seed=what.seed, group_size=what.group_size)
     for group in islice(groups, what.tasks):
         for member in range(group.size):
             seeds[group.trajectory(member)] = group.seed(what.seed, member)
@@ -234,7 +235,7 @@ def memory() -> dict[str, Any]:
     """Resident memory as episodes go by, rows written to disk."""
     import resource
 
-    here = world(max_steps=15)
+    here = handle(max_steps=15)
     resident: dict[int, float] = {}
     marks = [1000, 2500, 5000, 7500, 10_000]
 
@@ -244,8 +245,8 @@ def memory() -> dict[str, Any]:
             resident[marks.pop(0)] = resident_mb()
 
     with tempfile.TemporaryDirectory() as folder, StepWriter(folder) as writer:
-        what = Collection(tasks=1250, group_size=8, seed=1)
-        collect(here, policy_for(here, "random"), writer, what, Machine(slots=256), progress=note)
+        what = RolloutSpec(tasks=1250, group_size=8, seed=1)
+        collect(here, policy_for(here, "random"), writer, what, ExecutionOptions(slots=256), progress=note)
         gc.collect()
         resident[10_000] = resident_mb()
     growth = resident[10_000] / resident[2500] - 1

@@ -39,7 +39,8 @@ from rich.table import Table
 
 from hgpo_datasets import StepWriter, scan_steps, verify
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.run import Collection, Machine, collect, open_world
+from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -245,15 +246,15 @@ def play(folder: Path, port: int, minutes: float, slots: int, kill_every: float)
     os.environ["OPENAI_API_KEY"] = KEY
     options = {"base_url": f"http://127.0.0.1:{port}/v1", "timeout_s": 2.0, "retries": 2}
     options |= {"logprobs": True, "token_ids": True}
-    world = open_world("HGPO/ALFWorld-v0", action_format="response", max_steps=12)
-    policy = make_policy("openai:tiny", PolicyContext(world.shared.source.name, "response", options))
+    handle = open_env("HGPO/ALFWorld-v0", action_format="response", max_steps=12)
+    policy = make_policy("openai:tiny", PolicyContext(handle.shared.source.name, "response", options))
     watch, killer = Watch(), Killer(kill_every)
     until = time.monotonic() + 60 * minutes
 
     def progress(tally: Tally) -> None:
         watch.tally = tally
 
-    def stopping() -> bool:
+    def should_stop() -> bool:
         if time.monotonic() > until:
             watch.done.set()
             killer.done.set()
@@ -263,13 +264,15 @@ def play(folder: Path, port: int, minutes: float, slots: int, kill_every: float)
     killer.start()
     with StepWriter(folder, run="soak", config={}) as writer:
         collect(
-            world,
+            handle,
             policy,
             writer,
-            Collection(tasks=10**6, group_size=4, seed=1),
-            Machine(slots=slots, workers=True, worker_timeout_s=10.0, policy_timeout_s=60.0, groups_together=32),
+            RolloutSpec(tasks=10**6, group_size=4, seed=1),
+            ExecutionOptions(
+                slots=slots, workers=True, worker_timeout_s=10.0, policy_timeout_s=60.0, groups_per_shard=32
+            ),
             progress=progress,
-            stopping=stopping,
+            should_stop=should_stop,
         )
     began = time.monotonic()
     policy.close()

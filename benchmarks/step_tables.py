@@ -32,10 +32,11 @@ from rich.console import Console
 from rich.table import Table
 
 from hgpo_datasets import StepWriter, scan_steps, schema
-from hgpo_train.config import load_config, template_path
+from hgpo_train.models.tiny import save_tiny
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.run import Collection, collect, open_world
-from hgpo_train.tiny import save_tiny
+from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.rollout.run import RolloutSpec, collect
+from hgpo_train.training.config import load_config, template_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -78,11 +79,11 @@ class TimedWriter(StepWriter):
 def rollout(folder: Path, episodes: int, policy: str, **options: Any) -> dict[str, float]:
     """Rolls out groups of 8; returns steps, CPU seconds, and those of the writer."""
     environment = {} if not options else {"prompt_template": template_path(load_config("tiny-alfworld").environment)}
-    world = open_world("HGPO/ALFWorld-v0", action_format="response", **environment)
+    handle = open_env("HGPO/ALFWorld-v0", action_format="response", **environment)
     acting: Any = make_policy(policy, PolicyContext("ALFWorld", "response", options))
     with TimedWriter(folder, config={"policy": policy.partition(":")[0]}) as writer:
-        what = Collection(tasks=episodes // 8, group_size=8, seed=1)
-        tally, seconds = measured(lambda: collect(world, acting, writer, what))
+        what = RolloutSpec(tasks=episodes // 8, group_size=8, seed=1)
+        tally, seconds = measured(lambda: collect(handle, acting, writer, what))
     return {"episodes": tally.trajectories, "steps": tally.steps, "cpu_s": seconds, "writer_cpu_s": writer.cpu_s}
 
 

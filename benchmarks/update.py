@@ -27,16 +27,16 @@ from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hgpo_envs.errors import InputError
-from hgpo_train.config import Config, replace
-from hgpo_train.update.batches import Samples
-from hgpo_train.update.learner import Learner
-from hgpo_train.update.model import add_adapters, checkpoint_layers
-from hgpo_train.update.throughput import model_flops, peak_flops
+from hgpo_train.models.loading import add_adapters, checkpoint_layers
+from hgpo_train.training.config import Config, replace
+from hgpo_train.training.update.batches import Samples
+from hgpo_train.training.update.learner import Learner
+from hgpo_train.training.update.throughput import model_flops, peak_flops
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hgpo_train.hf import Model
+    from hgpo_train.models.hf import Model
 
 VOCABULARY = 151_936
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")

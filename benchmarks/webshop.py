@@ -28,10 +28,10 @@ from record import keep
 from rich.console import Console
 from rich.table import Table
 
-from hgpo_envs.webshop.build import build
 from hgpo_envs.webshop.bundled import bundled_folder
-from hgpo_envs.webshop.original import OriginalSource
-from hgpo_envs.webshop.source import WebShopSource
+from hgpo_envs.webshop.data.build import build
+from hgpo_envs.webshop.data.source import WebShopSource
+from hgpo_envs.webshop.reference.original import OriginalSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,14 +28,14 @@ from record import keep
 from rich.console import Console
 from rich.table import Table
 
-from hgpo_envs.webshop import synthetic
-from hgpo_envs.webshop.build import build
 from hgpo_envs.webshop.catalogue import Catalogue
+from hgpo_envs.webshop.data.build import build
+from hgpo_envs.webshop.generation import synthetic
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hgpo_envs.webshop.search import Index
+    from hgpo_envs.webshop.search.index import Index
 
 KINDS = ("words of titles", "words of instructions", "whole instructions")
 
@@ -204,7 +204,7 @@ def main() -> None:
         for products in given.products or ([] if given.data else [1_000, 20_000]):
             raw, folder = work / f"raw-{products}", work / f"catalogue-{products}"
             if not raw.exists():
-                synthetic.write(raw, products, given.seed)
+                synthetic.write_synthetic(raw, products, given.seed)
             built = child("make", raw, folder)
             figures.append({**figures_of(folder, given.queries, given.seed), "build": built})
     report(figures)

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hgpo_train.cli.quickstart import show
-from hgpo_train.quickstart import quickstart
+from hgpo_train.cli.quickstart_run import quickstart
 
 TARGET = Path(__file__).parent / "quickstart.svg"
 

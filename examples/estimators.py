@@ -11,7 +11,7 @@ from __future__ import annotations
 import polars as pl
 
 from hgpo_train.advantages import estimator
-from hgpo_train.advantages.columns import power
+from hgpo_train.advantages.input_columns import power
 from hgpo_train.advantages.trajectories import steps_left
 from hgpo_train.advantages.windows import normalise, quotient, size, weighted_mean, within
 

@@ -13,7 +13,7 @@
 New content is written in a *scratch folder* beside its target, flushed to disk (`fsync`), and renamed. A process may be
 killed and a disk may fill at any moment: the target is then absent, or complete, old or new. A folder is replaced by
 exchanging the two names at once where the system can (Linux); elsewhere it takes two renames, and if the process dies
-between them, the next `sweep` finishes the replacement.
+between them, the next `remove_abandoned` finishes the replacement.
 
 A scratch folder has an unguessable name, `.hgpo-<16 hexadecimal digits>.tmp`, and a lock file that names its owner. It
 is removed by its owner, or by the next writer once the owner is dead. Nothing else is ever deleted. A scratch folder
@@ -257,7 +257,7 @@ def new_path(path: Path) -> Iterator[Path]:
     """
     path = path.absolute()
     with _naming(path):
-        sweep(path.parent)
+        remove_abandoned(path.parent)
         scratch, lock = _make_scratch(path)
         try:
             content = scratch / _CONTENT
@@ -277,7 +277,7 @@ def scratch_folder(beside: Path) -> Iterator[Path]:
     """
     path = beside.absolute()
     with _naming(path):
-        sweep(path.parent)
+        remove_abandoned(path.parent)
         scratch, lock = _make_scratch(path)
         try:
             (scratch / _CONTENT).mkdir()
@@ -296,7 +296,7 @@ def remove_folder(path: Path) -> None:
     """
     path = path.absolute()
     with _naming(path):
-        sweep(path.parent)
+        remove_abandoned(path.parent)
         scratch, lock = _make_scratch(path)
         try:
             sync_folder(scratch)  # what holds a folder must be known as scratch after a power cut, too
@@ -323,7 +323,7 @@ def append(descriptor: int, data: bytes) -> None:
         raise
 
 
-def sweep(folder: Path) -> None:
+def remove_abandoned(folder: Path) -> None:
     """Removes the scratch folders of dead processes in a folder, and finishes replacements that they had begun."""
     try:
         found = scratch_folders(folder)
@@ -331,7 +331,7 @@ def sweep(folder: Path) -> None:
         return
     for scratch in found:
         with suppress(OSError, InputError):  # its owner lives, or the disk is read-only
-            _sweep_one(scratch)
+            _remove_one_abandoned(scratch)
 
 
 def is_scratch(name: str) -> bool:
@@ -440,7 +440,7 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
-def _sweep_one(scratch: Path) -> None:
+def _remove_one_abandoned(scratch: Path) -> None:
     if scratch.is_symlink() or not scratch.is_dir():
         return
     names = {path.name for path in scratch.iterdir()}

@@ -11,9 +11,9 @@ from gymnasium import spaces
 from hgpo_envs import hashing
 from hgpo_envs.episode import Episode, check_template, settings_for
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.sampling import SAMPLINGS, Draws
 from hgpo_envs.sources import SharedSource, Split, share
 from hgpo_envs.spaces import PROMPT_CHARACTERS, STATE_CHARACTERS, UnicodeText
+from hgpo_envs.task_sampling import TASK_SAMPLINGS, TaskSampler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,7 +57,7 @@ def checked_task(shared: SharedSource, split: str, task: object) -> str:
     except InputError:
         raise
     except KeyError as error:
-        raise InputError(unknown("task id", task_id, map(str, shared.source.ids(split)), shown=3)) from error
+        raise InputError(unknown("task id", task_id, map(str, shared.source.ids(split)), limit=3)) from error
     if split not in ("all", found.split):
         raise InputError(
             f"task {task_id!r} is in split {found.split!r}, not in {split!r}: "
@@ -74,8 +74,8 @@ def check_render_mode(render_mode: str | None) -> None:
 
 def check_sampling(name: str) -> None:
     """Refuses a sampling that is not known."""
-    if name not in SAMPLINGS:
-        raise InputError(unknown("sampling", name, SAMPLINGS))
+    if name not in TASK_SAMPLINGS:
+        raise InputError(unknown("sampling", name, TASK_SAMPLINGS))
 
 
 def check_options(options: dict[str, Any] | None, known: tuple[str, ...]) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
     tells (`hgpo_envs.engine.State.info`).
 
     Without ``options={"task": id}``, each reset draws a task of the split in the order that `sampling` and the last
-    ``reset(seed=…)`` name (`hgpo_envs.sampling`); it does not depend on the file system.
+    ``reset(seed=…)`` name (`hgpo_envs.task_sampling`); it does not depend on the file system.
 
     Attributes:
         shared: The task source, shared by every environment over the same data.
@@ -153,7 +153,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         check_sampling(sampling)
         self.tasks = Split(self.shared, split)
         check_template(self.shared, settings, self.tasks[0])
-        self._draws: Draws | None = None
+        self._draws: TaskSampler | None = None
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.episode = Episode(self.shared, settings)
         self._chain = hashing.Chain(history_depth)
@@ -172,7 +172,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         task = check_options(options, ("task",)).get("task")
         if seed is not None or self._draws is None:
             drawn_seed = self.np_random_seed % MOST_SEEDS if seed is None else seed
-            self._draws = Draws(self.sampling, self.tasks, drawn_seed)
+            self._draws = TaskSampler(self.sampling, self.tasks, drawn_seed)
         task_id = self._draws.draw() if task is None else checked_task(self.shared, self.split, task)
         self.episode.start(task_id)
         hashes = self._chain.start(hashing.text_hash(self.episode.state.text))

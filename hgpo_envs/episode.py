@@ -14,7 +14,7 @@ from hgpo_envs.hashing import DEFAULT_DEPTH
 from hgpo_envs.memory import Memory
 from hgpo_envs.prompts import PromptTemplate, load_template
 from hgpo_envs.responses import DEFAULT_FALLBACK_CHARACTERS, FALLBACK_CHARACTERS, numbered, parse
-from hgpo_envs.texts import clean_text
+from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
     from hgpo_envs.engine import Engine, State, Task
@@ -157,7 +157,8 @@ class Episode:
     def read(self, text: str) -> tuple[str, bool | None]:
         """The command in a text, and whether the text kept the form of a response (None for a bare command).
 
-        Lone surrogates are replaced (`hgpo_envs.texts.clean_text`), and a command is cut after `LONGEST_COMMAND`.
+        Lone surrogates are replaced (`hgpo_envs.unicode_text.clean_text`), and a command is cut after
+        `LONGEST_COMMAND`.
         """
         text = clean_text(text)
         if self.settings.action_format == "response":
@@ -194,7 +195,7 @@ class Episode:
 
     def info(self) -> dict[str, Any]:
         """Gymnasium's info: new objects at every call, safe to keep and to change."""
-        told = {key: fresh(value) for key, value in self.state.info.items() if key not in _RESERVED}
+        told = {key: copy_plain_data(value) for key, value in self.state.info.items() if key not in _RESERVED}
         return {
             **told,
             "task": self.task.instruction,
@@ -263,10 +264,12 @@ def _move_on(episode: Episode, task_id: str) -> None:
         episode.observe(command, None, episode.engine.act(command))
 
 
-def fresh(value: object) -> object:
+def copy_plain_data(value: object) -> object:
     """A copy of plain nested data: dictionaries, lists and tuples anew, everything else as it is."""
     if isinstance(value, dict):
-        return {key: fresh(item) for key, item in value.items()}
+        return {key: copy_plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)([item if type(item) is str else fresh(item) for item in value])  # most are lists of texts
+        return type(value)(
+            [item if type(item) is str else copy_plain_data(item) for item in value]
+        )  # most are lists of texts
     return value

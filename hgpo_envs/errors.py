@@ -19,7 +19,7 @@ class UnknownTask(InputError, KeyError):  # noqa: N818 (named for what it says)
     __str__ = Exception.__str__  # KeyError would print its line in quotes
 
 
-def unknown(kind: str, name: object, known: Iterable[str], *, shown: int = 12) -> str:
+def unknown(kind: str, name: object, known: Iterable[str], *, limit: int = 12) -> str:
     """The line for a name that is not known: with the nearest known one, and the choice.
 
     >>> unknown("estimator", "hpgo", ["hgpo", "gigpo", "grpo"])
@@ -28,8 +28,8 @@ def unknown(kind: str, name: object, known: Iterable[str], *, shown: int = 12) -
     names = list(known)
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return f"unknown {kind} {name!r}{hint} Known: {', '.join(names[:shown]) or 'none'}{rest}"
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"unknown {kind} {name!r}{hint} Known: {', '.join(names[:limit]) or 'none'}{rest}"
 
 
 def one_line(text: object, most: int = 100) -> str:

@@ -1,6 +1,6 @@
 """Downloads over HTTP that survive what networks do: cut connections, stalls, wrong lengths, changed files.
 
-The bytes wait in `hgpo_envs.partial` with what identifies the remote file (its validator). When a download is
+The bytes wait in `hgpo_envs.partial_download` with what identifies the remote file (its validator). When a download is
 interrupted, by the network or by Ctrl-C, the next try asks for the rest, on the condition that the remote file is still
 the same (RFC 9110, Range with If-Range); a server that has another file, or no ranges, sends all of it again. Only a
 file of the right length and checksum gets its name. Passwords and keys in an address are neither stored nor printed.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import httpx
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.partial import Partial
+from hgpo_envs.partial_download import Partial
 from hgpo_envs.secrets import redact, register_url
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Downloaded:
     """A complete download.
 
     Attributes:
-        path: Where its bytes are: in its place of `hgpo_envs.partial`.
+        path: Where its bytes are: in its place of `hgpo_envs.partial_download`.
         url: Where it came from, redacted.
         size: Bytes.
         sha256: Of all bytes, hexadecimal.
@@ -114,7 +114,7 @@ def open_partial(beside: Path, url: str) -> Partial:
         raise InputError(f"cannot write in {beside}: {error.strerror}") from None
 
 
-def complete(
+def complete_download(
     part: Partial,
     url: str,
     *,

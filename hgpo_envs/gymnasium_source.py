@@ -20,7 +20,7 @@ import numpy as np
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError, UnknownTask, one_line, unknown
-from hgpo_envs.texts import clean_text
+from hgpo_envs.unicode_text import clean_text
 
 SEEDS: Final = 10_000
 """How many tasks a source has: the seeds 0 … SEEDS - 1."""
@@ -50,7 +50,7 @@ class GymnasiumEngine:
         """Resets the environment with the task's seed."""
         given = self._env.reset(seed=int(task_id))
         observation, info = self._parts(given, ("observation", "info"), "reset")
-        self._last = _Given(self._name, observation, info).state(0.0, ended=False)
+        self._last = _StepOutput(self._name, observation, info).state(0.0, ended=False)
         return self._last
 
     def act(self, command: str) -> State:
@@ -61,18 +61,18 @@ class GymnasiumEngine:
             return self._last
         names = ("observation", "reward", "terminated", "truncated", "info")
         observation, reward, terminated, truncated, info = self._parts(self._env.step(command), names, "step")
-        given = _Given(self._name, observation, info)
+        given = _StepOutput(self._name, observation, info)
         ended = given.flag("terminated", terminated) or given.flag("truncated", truncated)
         self._last = given.state(given.number("reward", reward), ended=ended)
         return self._last
 
     def _parts(self, given: object, names: tuple[str, ...], method: str) -> tuple[Any, ...]:
         if not isinstance(given, tuple) or len(given) != len(names):
-            raise InputError(f"{self._name}: {method}() gave {_shown(given)}; expected a tuple ({', '.join(names)})")
+            raise InputError(f"{self._name}: {method}() gave {_preview(given)}; expected a tuple ({', '.join(names)})")
         return given
 
 
-class _Given:
+class _StepOutput:
     """What an environment gave at one step; every field is checked when it is asked for."""
 
     def __init__(self, name: str, observation: object, info: object) -> None:
@@ -137,10 +137,10 @@ class _Given:
         return [clean_text(str(action)) for action in actions]
 
     def _wrong(self, field: str, expected: str, value: object) -> InputError:
-        return InputError(f"{self._name}: {field}: expected {expected}, got {_shown(value)}")
+        return InputError(f"{self._name}: {field}: expected {expected}, got {_preview(value)}")
 
 
-def _shown(value: object) -> str:
+def _preview(value: object) -> str:
     """A value of whatever type, short and in one line."""
     try:
         text = one_line(repr(value), 60)

@@ -32,10 +32,10 @@ import jinja2.meta
 import xxhash
 
 from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.files import read_bytes
 from hgpo_envs.memory import as_text
 from hgpo_envs.sandbox import LONGEST_TEMPLATE, Sandbox, render_within
-from hgpo_envs.texts import clean_text
+from hgpo_envs.unicode_text import clean_text
+from hgpo_envs.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -27,10 +27,10 @@ BACKENDS: Final = ("native", "original")
 """The package's own engine, or the original package for comparison."""
 
 _FACTORIES: Final = {
-    ("ALFWorld", "native"): "hgpo_envs.alfworld.source:ALFWorldSource",
-    ("ALFWorld", "original"): "hgpo_envs.alfworld.original:OriginalSource",
-    ("WebShop", "native"): "hgpo_envs.webshop.source:WebShopSource",
-    ("WebShop", "original"): "hgpo_envs.webshop.original:OriginalSource",
+    ("ALFWorld", "native"): "hgpo_envs.alfworld.data.source:ALFWorldSource",
+    ("ALFWorld", "original"): "hgpo_envs.alfworld.reference.original:OriginalSource",
+    ("WebShop", "native"): "hgpo_envs.webshop.data.source:WebShopSource",
+    ("WebShop", "original"): "hgpo_envs.webshop.reference.original:OriginalSource",
 }
 
 
@@ -84,12 +84,12 @@ def webshop_source(
         price_seed: Seeds what the original leaves unseeded: ranged prices, then price bounds.
         shuffle_seed: Seeds the order of the goals.
         option_colours: ``original`` or ``both``; this and the next three switch off oddities of the original that may
-            harm training, in the native backend: `hgpo_envs.webshop.engine.Oddities`.
+            harm training, in the native backend: `hgpo_envs.webshop.engine.engine.Quirks`.
         magic_queries: Whether queries such as ``<r>`` are commands.
         after_done: ``continue`` or ``freeze``.
         reward_scale: ``score``, or ``success`` for verl-agent's 10 or 0.
         checkout: The original's checkout; this and the next three are for the original backend:
-            `hgpo_envs.webshop.original.OriginalSource`.
+            `hgpo_envs.webshop.reference.original.OriginalSource`.
         python: The interpreter that the original is installed for.
         num_products: Which of the original's indexes to search.
         nouns: A file that stands in for spaCy.
@@ -165,7 +165,7 @@ def _divided(
     own, common = set(signature(source).parameters), set(signature(env).parameters) - {"source", "num_envs"}
     for name in arguments:
         if name not in own | common:
-            raise InputError(unknown("argument", name, sorted(own | common | {"max_steps"}), shown=30))
+            raise InputError(unknown("argument", name, sorted(own | common | {"max_steps"}), limit=30))
     return (
         {name: value for name, value in arguments.items() if name in own},
         {name: value for name, value in arguments.items() if name in common},

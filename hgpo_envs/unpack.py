@@ -1,10 +1,10 @@
 """Unpacks zip and tar archives that may be damaged or hostile.
 
 The standard library reads the archives; what it would believe is checked here. An archive holds regular files and
-folders only, under names that `hgpo_envs.paths.inside` accepts, each name once. All bytes that come out are counted as
-they come, a tar archive's headers too, and they may be no more than an archive of text games can hold: what an archive
-announces of its sizes is not used. `tarfile`'s own filters are not used either, because Python 3.11.0 to 3.11.3 lack
-them and because they accept links.
+folders only, under names that `hgpo_envs.safe_paths.path_inside` accepts, each name once. All bytes that come out are
+counted as they come, a tar archive's headers too, and they may be no more than an archive of text games can hold: what
+an archive announces of its sizes is not used. `tarfile`'s own filters are not used either, because Python 3.11.0 to
+3.11.3 lack them and because they accept links.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import zlib
 from typing import IO, TYPE_CHECKING, Final, Protocol, Self, cast
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.files import open_regular, unpacked_limit
-from hgpo_envs.paths import inside
+from hgpo_envs.safe_paths import path_inside
+from hgpo_envs.untrusted_files import open_regular, unpacked_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,8 @@ CHUNK: Final = 1 << 18
 MOST_FILES: Final = 100_000
 """Files and folders in an archive."""
 LARGEST: Final = 16 << 30
-"""Bytes of everything that comes out of an archive; for small archives less (`hgpo_envs.files.unpacked_limit`)."""
+"""Bytes of everything that comes out of an archive; for small archives less
+(`hgpo_envs.untrusted_files.unpacked_limit`)."""
 PIECE: Final = 1 << 16
 """Bytes that are read of a tar archive at a time."""
 LONGEST_HEADER: Final = 2 * PIECE
@@ -129,7 +130,7 @@ def _too_many() -> InputError:
 
 def _path(folder: Path, name: str) -> Path:
     try:
-        return inside(folder, name)
+        return path_inside(folder, name)
     except InputError as error:
         raise InputError(f"refused: {error}") from None
 

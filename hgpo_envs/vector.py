@@ -23,9 +23,9 @@ from hgpo_envs.env import (
 )
 from hgpo_envs.episode import Episode, check_template, settings_for
 from hgpo_envs.errors import InputError
-from hgpo_envs.sampling import Draws
 from hgpo_envs.sources import SharedSource, Split, share
 from hgpo_envs.spaces import STATE_CHARACTERS, UnicodeText
+from hgpo_envs.task_sampling import TaskSampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +102,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         check_sampling(sampling)
         self._split = Split(self.shared, split)
         check_template(self.shared, settings, self._split[0])
-        self._draws: list[Draws] = []
+        self._draws: list[TaskSampler] = []
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.num_envs, self.group_size = num_envs, group_size
         self.episodes = [Episode(self.shared, settings) for _ in range(num_envs)]
@@ -246,8 +246,10 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
             for group, given in enumerate(seeds)
         ]
 
-    def _drawing(self, seed: int | None) -> Draws:
-        return Draws(self.sampling, self._split, seeding.np_random()[1] % MOST_SEEDS if seed is None else int(seed))
+    def _drawing(self, seed: int | None) -> TaskSampler:
+        return TaskSampler(
+            self.sampling, self._split, seeding.np_random()[1] % MOST_SEEDS if seed is None else int(seed)
+        )
 
 
 _DTYPES: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}

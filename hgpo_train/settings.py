@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.files import read_bytes
+from hgpo_envs.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,7 +133,7 @@ def build(cls: type[T], values: Mapping[str, Any], kind: str = "setting", where:
     hints = types_of(cls)
     for key in values:
         if key not in hints:
-            raise InputError(unknown(kind, f"{where}{key}", [f"{where}{name}" for name in hints], shown=99))
+            raise InputError(unknown(kind, f"{where}{key}", [f"{where}{name}" for name in hints], limit=99))
     return cls(**{key: _converted(hints[key], value, kind, f"{where}{key}") for key, value in values.items()})
 
 
@@ -191,7 +191,7 @@ def _converted(hint: Any, value: Any, kind: str, name: str) -> Any:  # noqa: ANN
 def _line(hint: object, value: object, kind: str, name: str, message: str) -> str:
     """The line for an error of msgspec."""
     if message.startswith("Invalid enum value") and (choices := _choices(hint)):
-        return unknown(f"{kind} {name}", value, map(str, choices), shown=99)
+        return unknown(f"{kind} {name}", value, map(str, choices), limit=99)
     found = _FAULT.fullmatch(message)
     assert found is not None
     text = "a smaller number" if message.startswith("Number out of range") else found[1]

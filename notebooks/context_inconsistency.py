@@ -25,10 +25,10 @@ def imports():
 
     from hgpo_datasets import StepWriter, scan_steps
     from hgpo_train.advantages import compute
-    from hgpo_train.findings import sentences
-    from hgpo_train.statistics import statistics
+    from hgpo_train.analysis.describe import describe
+    from hgpo_train.analysis.statistics import statistics
 
-    return Path, StepWriter, alt, compute, mo, pl, scan_steps, sentences, statistics, tempfile
+    return Path, StepWriter, alt, compute, mo, pl, scan_steps, describe, statistics, tempfile
 
 
 @app.cell(hide_code=True)
@@ -62,12 +62,13 @@ def open_run(StepWriter, example, mo, scan_steps, source):
     def play(out):
         """16 bundled games, 8 rollouts each, by a policy that asks the expert at a quarter of its steps."""
         from hgpo_train.policies.registry import PolicyContext, make_policy
-        from hgpo_train.rollout.run import Collection, collect, open_world
+        from hgpo_train.rollout.env_handle import open_env
+        from hgpo_train.rollout.run import RolloutSpec, collect
 
-        world = open_world("HGPO/ALFWorld-v0", split="train", action_format="command")
-        policy = make_policy("mixture:expert=0.25,random=0.75", PolicyContext(world.shared.source.name, "command", {}))
+        handle = open_env("HGPO/ALFWorld-v0", split="train", action_format="command")
+        policy = make_policy("mixture:expert=0.25,random=0.75", PolicyContext(handle.shared.source.name, "command", {}))
         with StepWriter(out, config={"made_for": "the notebook"}, without=["prompt"]) as writer:
-            collect(world, policy, writer, Collection(tasks=16, group_size=8, seed=1))
+            collect(handle, policy, writer, RolloutSpec(tasks=16, group_size=8, seed=1))
         policy.close()
 
     if source.value == str(example):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError
 from hgpo_train.assignments import read_assignments, read_value
-from hgpo_train.config import load_config
 from hgpo_train.policies.registry import option_annotations
+from hgpo_train.training.config import load_config
 
 LITERALS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

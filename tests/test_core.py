@@ -35,23 +35,24 @@ try:
 except ModuleNotFoundError as error:
     found["absent"] = error.name
 
-for part in ("advantages", "statistics", "rollout", "evaluation", "quickstart", "cli"):
+for part in ("advantages", "analysis.statistics", "rollout.run", "evaluation", "cli.quickstart_run", "cli"):
     importlib.import_module(f"hgpo_train.{part}")
 import gymnasium, hgpo_envs, hgpo_datasets
-from hgpo_envs.webshop import synthetic
-from hgpo_envs.webshop.build import build
-from hgpo_train.advantages import Job, get
-from hgpo_train.advantages.tables import read_metadata, write_advantages
-from hgpo_train.quickstart import quickstart
+from hgpo_envs.webshop.generation import synthetic
+from hgpo_envs.webshop.data.build import build
+from hgpo_train.advantages import EstimatorSpec, get
+from hgpo_train.advantages.advantage_tables import read_metadata, write_advantages
+from hgpo_train.cli.quickstart_run import quickstart
 
 played = quickstart(out / "quickstart", tasks=2, group_size=2)
 steps = hgpo_datasets.scan_steps(played.run)
-rows = write_advantages(steps, [Job(get("hgpo"), get("hgpo").parameters())], out / "hgpo.parquet", chunk_rows=10)
+spec = EstimatorSpec(get("hgpo"), get("hgpo").parameters())
+rows = write_advantages(steps, [spec], out / "hgpo.parquet", chunk_rows=10)
 assert rows == steps.collect().height
 assert list(read_metadata(out / "hgpo.parquet")["columns"]) == ["advantage"]
 found["rows"] = rows
 
-synthetic.write(out / "raw", 30, 1)
+synthetic.write_synthetic(out / "raw", 30, 1)
 build(*(out / "raw" / name for name in synthetic.FILES), out / "shop", nouns="stand-in")
 for data in (None, str(out / "shop")):
     shop = gymnasium.make("HGPO/WebShop-v0", data=data, split="all")

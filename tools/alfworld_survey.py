@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-from hgpo_envs.alfworld.rooms import room_kind
+from hgpo_envs.alfworld.data.rooms import room_kind
 from hgpo_envs.errors import InputError
 
 SCENES: Final = [*range(1, 31), *range(201, 231), *range(301, 331), *range(401, 431)]

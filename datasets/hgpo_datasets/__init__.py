@@ -3,16 +3,16 @@
 from hgpo_datasets.reader import StepTableWarning, scan_steps
 from hgpo_datasets.row_errors import RowError, WrongRow
 from hgpo_datasets.schema import columns
-from hgpo_datasets.verification import Problem, Report, verify
-from hgpo_datasets.writer import Group, StepWriter
+from hgpo_datasets.verification import Problem, VerifyReport, verify
+from hgpo_datasets.writer import GroupKey, StepWriter
 
 __all__ = [
-    "Group",
+    "GroupKey",
     "Problem",
-    "Report",
     "RowError",
     "StepTableWarning",
     "StepWriter",
+    "VerifyReport",
     "WrongRow",
     "columns",
     "scan_steps",

@@ -12,7 +12,7 @@ import polars as pl
 from hgpo_datasets.row_errors import RowError, WrongRow
 from hgpo_datasets.schema import GROUP_KEY, TEXT, TEXTS, Column, columns
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.texts import clean_text
+from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +144,7 @@ def _series(name: str, values: list[Any], kind: pl.DataType) -> pl.Series:
         if not wrong:
             raise InputError(f"column {name}: expected {kind}, got values of several types") from error
         raise RowError(
-            WrongRow(row, None, None, name, f"column {name}: expected {kind}, got {_shown(values[row])}")
+            WrongRow(row, None, None, name, f"column {name}: expected {kind}, got {_preview(values[row])}")
             for row in wrong
         ) from error
 
@@ -193,7 +193,7 @@ def _fits(value: object, make: Callable[[str, list[Any], pl.DataType], pl.Series
     return True
 
 
-def _shown(value: object) -> str:
+def _preview(value: object) -> str:
     """A value as a message shows it: short, and in one line whatever it is."""
     try:
         return f"{value!r:.80}".replace("\n", " ")
@@ -243,7 +243,7 @@ def _typed(series: pl.Series, column: Column, trajectories: pl.Series | None) ->
         if not wrong:
             raise InputError(line) from error
         raise RowError(
-            _wrong_row(row, trajectories, column.name, f"{line}: {_shown(series[row])}") for row in wrong
+            _wrong_row(row, trajectories, column.name, f"{line}: {_preview(series[row])}") for row in wrong
         ) from error
 
 

@@ -17,7 +17,7 @@ from hgpo_datasets.manifest import Header, Manifest, Shard
 from hgpo_envs import atomic
 from hgpo_envs.errors import InputError
 from hgpo_envs.secrets import redact_json
-from hgpo_envs.texts import clean_text
+from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -157,7 +157,7 @@ class ShardFolder:
             raise InputError(f"{self._folder}: {listed.problem}; `hgpo verify {self._folder}` says more")
         else:
             os.ftruncate(self._descriptor, listed.size)  # an incomplete last line was never committed
-        atomic.sweep(self._folder)
+        atomic.remove_abandoned(self._folder)
         return listed
 
     def _begin(self, header: Header) -> Manifest:

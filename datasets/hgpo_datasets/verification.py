@@ -20,11 +20,11 @@ import numpy as np
 import polars as pl
 
 from hgpo_datasets import footer, manifest, reading, schema, shards
-from hgpo_datasets.derive import broken_steps, derived, first_rows, row_name, value_problems
+from hgpo_datasets.derived_columns import broken_steps, derived, first_rows, row_name, value_problems
 from hgpo_envs.atomic import scratch_folders, seems_locked
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
-from hgpo_envs.texts import clean_text
+from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
     import os
@@ -57,7 +57,7 @@ def _problem(kind: str, path: Path, message: str) -> Problem:
 
 
 @dataclass(slots=True)
-class Report:
+class VerifyReport:
     """What `verify` found.
 
     Attributes:
@@ -106,7 +106,7 @@ class _Seen:
     trajectories: dict[int, str] = field(default_factory=dict)
 
 
-def verify(source: str | os.PathLike[str]) -> Report:
+def verify(source: str | os.PathLike[str]) -> VerifyReport:
     """Verifies a run's folder or a single file; a file in a run's folder is compared with the manifest, too.
 
     A writer may be at work in the run: what it has not finished is a note, not a problem.
@@ -115,7 +115,7 @@ def verify(source: str | os.PathLike[str]) -> Report:
         InputError: There is no such run or file.
     """
     path = Path(source)
-    report = Report(clean_text(str(path)))
+    report = VerifyReport(clean_text(str(path)))
     if path.is_dir():
         if not _is_there(path / manifest.NAME):
             raise InputError(f"{path} is not a run: it has no {manifest.NAME}; name a file to verify it alone")
@@ -130,7 +130,7 @@ def verify(source: str | os.PathLike[str]) -> Report:
 
 
 @contextmanager
-def _reporting(path: Path, report: Report) -> Iterator[None]:
+def _reporting(path: Path, report: VerifyReport) -> Iterator[None]:
     """Turns whatever is raised into a problem: no content of a file may end a verification."""
     try:
         yield
@@ -144,7 +144,7 @@ def _is_there(path: Path) -> bool:
     return path.exists() or path.is_symlink()
 
 
-def _verify_lone_file(path: Path, report: Report) -> None:
+def _verify_lone_file(path: Path, report: VerifyReport) -> None:
     listed = None
     if _is_there(path.parent / manifest.NAME):
         with suppress(InputError):  # of the future, or no manifest: then the file is verified by itself
@@ -153,7 +153,7 @@ def _verify_lone_file(path: Path, report: Report) -> None:
     _verify_file(path, shard, listed.header if listed and shard else None, report, _Seen())
 
 
-def _verify_run(folder: Path, report: Report) -> None:
+def _verify_run(folder: Path, report: VerifyReport) -> None:
     at_work = seems_locked(folder)  # before anything is read, as the listing is read before the manifest
     present = sorted(folder.glob("*.parquet"))
     for part in sorted(folder.glob(f"{shards.PATTERN}.part")):
@@ -176,7 +176,7 @@ def _verify_run(folder: Path, report: Report) -> None:
                 _report_extra(extra, listed.committed, report, at_work=at_work)
 
 
-def _verify_manifest(folder: Path, report: Report, *, at_work: bool) -> manifest.Manifest | None:
+def _verify_manifest(folder: Path, report: VerifyReport, *, at_work: bool) -> manifest.Manifest | None:
     """The manifest as far as it is right; None where it cannot be read."""
     path = folder / manifest.NAME
     try:
@@ -196,7 +196,7 @@ def _verify_manifest(folder: Path, report: Report, *, at_work: bool) -> manifest
     return listed
 
 
-def _report_extra(path: Path, number: int, report: Report, *, at_work: bool) -> None:
+def _report_extra(path: Path, number: int, report: VerifyReport, *, at_work: bool) -> None:
     ours = path.name == manifest.file_name(number)
     if ours and shards.digest_problem(reading.read(path, footer.MOST_BYTES)) is None:
         if at_work:
@@ -208,7 +208,7 @@ def _report_extra(path: Path, number: int, report: Report, *, at_work: bool) -> 
         report.add("foreign", path, "not in the manifest")
 
 
-def _verify_file(path: Path, shard: Shard | None, header: Header | None, report: Report, seen: _Seen) -> None:
+def _verify_file(path: Path, shard: Shard | None, header: Header | None, report: VerifyReport, seen: _Seen) -> None:
     if not _is_there(path):
         if path.name in manifest.current(path.parent).replaced:
             report.note("replaced", path, "replaced by a writer during the verification; verify again")
@@ -247,7 +247,9 @@ def _where(data: bytes) -> str:
     return f"damaged: {'; '.join(pages[:_PAGES_NAMED])}{more}"
 
 
-def _row_problems(path: Path, data: bytes, header: Header | None, report: Report, seen: _Seen) -> Iterable[Problem]:
+def _row_problems(
+    path: Path, data: bytes, header: Header | None, report: VerifyReport, seen: _Seen
+) -> Iterable[Problem]:
     name = clean_text(str(path))
     try:
         footer.check_file_in_memory(data)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import polars as pl
 
 from hgpo_datasets import footer, rows, schema, shards
-from hgpo_datasets.derive import complete, row_name
+from hgpo_datasets.derived_columns import complete, row_name
 from hgpo_datasets.row_errors import RowError, WrongRow
 from hgpo_datasets.shard_folder import ShardFolder
 from hgpo_envs.errors import InputError, unknown
@@ -43,7 +43,7 @@ MOST_BYTES: Final = footer.MOST_BYTES // 4
 """The most bytes in memory that one call of `add_group` may bring, and that make a shard."""
 
 
-class Group(NamedTuple):
+class GroupKey(NamedTuple):
     """The name of a group of rollouts within its run."""
 
     iteration: int
@@ -52,11 +52,11 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Ready:
+class _PendingGroups:
     """Accepted groups that wait for a shard: one call of `add_group`."""
 
     frame: pl.DataFrame
-    groups: frozenset[Group]
+    groups: frozenset[GroupKey]
     trajectories: frozenset[int]
     bytes: int
 
@@ -92,7 +92,7 @@ class StepWriter:
     ...     writer.add_group([step, {**step, "step": 1, "reward": 1.0, "terminated": True}])
     ...     shard = writer.commit()
     ...     shard.file, shard.rows, sorted(writer.committed)
-    ('steps-000000.parquet', 2, [Group(iteration=0, task_id='t', group=0)])
+    ('steps-000000.parquet', 2, [GroupKey(iteration=0, task_id='t', group=0)])
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class StepWriter:
         self.folder = Path(folder).absolute()
         self._dropped = _columns_to_drop(without, depth)
         self._limits = (shard_rows, min(shard_bytes, MOST_BYTES))
-        self._ready: list[_Ready] = []
-        self._waiting: dict[Group, list[Mapping[str, Any]]] = {}
-        self._writing: tuple[Shard, tuple[_Ready, ...]] | None = None
+        self._ready: list[_PendingGroups] = []
+        self._waiting: dict[GroupKey, list[Mapping[str, Any]]] = {}
+        self._writing: tuple[Shard, tuple[_PendingGroups, ...]] | None = None
         self._run = ShardFolder(self.folder, run, config, depth)
         try:
             self.committed, self._trajectories = self._read_committed()
@@ -259,7 +259,7 @@ class StepWriter:
     def _replace_in(self, file: str, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
         kept = shards.read(self.folder / file).join(names, on="trajectory", how="anti")
         merged = pl.concat([kept, frame.join(names, on="trajectory", how="semi")]).sort(schema.SORT_KEY)
-        return self._write_shard((_Ready(merged, frozenset(), frozenset(), 0),), replaces=file)
+        return self._write_shard((_PendingGroups(merged, frozenset(), frozenset(), 0),), replaces=file)
 
     def close(self) -> None:
         """Commits what is finished and lets another writer open the run. Groups not finished are given up.
@@ -300,12 +300,12 @@ class StepWriter:
         if refused is not None:
             raise refused
 
-    def _checked(self, steps: rows.Rows) -> _Ready | None:
+    def _checked(self, steps: rows.Rows) -> _PendingGroups | None:
         """Complete groups, ready for a shard; None where there are no rows."""
         run, frame = self.header.run, self._completed(steps)
         if frame.is_empty():
             return None
-        groups = frozenset(Group(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
+        groups = frozenset(GroupKey(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
         self._check_absent(groups)
         names = {text_hash(name): name for name in frame.filter(pl.col("step") == 0)["trajectory"]}
         taken = [self._trajectories, *(one.trajectories for one in self._ready)]  # not united: a run may hold millions
@@ -321,7 +321,7 @@ class StepWriter:
                 f"the groups take {size:,} bytes; expected at most {MOST_BYTES:,} together; give fewer at once, or "
                 "leave columns out (`without`)"
             )
-        return _Ready(frame, groups, frozenset(names), size)
+        return _PendingGroups(frame, groups, frozenset(names), size)
 
     def _completed(self, steps: rows.Rows) -> pl.DataFrame:
         """Rows with every column, as they are stored."""
@@ -337,16 +337,16 @@ class StepWriter:
         dropped = [pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped]
         return frame.with_columns(_redacted(frame["error"])).with_columns(dropped)
 
-    def _name(self, iteration: object, task_id: object, group: object) -> Group:
+    def _name(self, iteration: object, task_id: object, group: object) -> GroupKey:
         """A group's name, as its rows will hold it; what is None is the writer's default."""
         given = (iteration, task_id, group)
         values = [
             rows.key_value(name, self._defaults.get(name, default) if value is None else value)
             for name, value, default in zip(schema.GROUP_KEY, given, (0, None, 0), strict=True)
         ]
-        return Group(*values)
+        return GroupKey(*values)
 
-    def _take_waiting(self, name: Group) -> None:
+    def _take_waiting(self, name: GroupKey) -> None:
         if not self._holds(name):  # else it was taken just before an interrupt
             taken = self._checked(self._waiting[name])
             if taken is not None:
@@ -369,7 +369,7 @@ class StepWriter:
         if rows_ready >= shard_rows or bytes_ready >= shard_bytes:
             self.commit()
 
-    def _next_shard(self) -> tuple[_Ready, ...]:
+    def _next_shard(self) -> tuple[_PendingGroups, ...]:
         """The first of the ready groups, as many as fit into one shard."""
         size, count = self._ready[0].bytes, 1
         for one in self._ready[1:]:
@@ -379,7 +379,7 @@ class StepWriter:
             count += 1
         return tuple(self._ready[:count])
 
-    def _write_shard(self, batch: tuple[_Ready, ...], replaces: str | None = None) -> Shard:
+    def _write_shard(self, batch: tuple[_PendingGroups, ...], replaces: str | None = None) -> Shard:
         frames = [one.frame for one in batch]
         frame = frames[0] if len(frames) == 1 else pl.concat(frames).sort(schema.SORT_KEY)
         metadata = self._run.metadata | ({} if replaces is None else {shards.REPLACES_KEY: replaces})
@@ -416,20 +416,20 @@ class StepWriter:
         if not self._run.is_open:
             raise InputError(f"the writer of run {self.header.run!r} is closed; open another one to continue the run")
 
-    def _holds(self, name: Group) -> bool:
+    def _holds(self, name: GroupKey) -> bool:
         return name in self.committed or any(name in one.groups for one in self._ready)
 
-    def _check_absent(self, groups: Iterable[Group]) -> None:
+    def _check_absent(self, groups: Iterable[GroupKey]) -> None:
         if twice := [name for name in groups if self._holds(name)]:
             name = tuple(min(twice))
             raise InputError(f"group {name} (iteration, task, group) is already in run {self.header.run!r}")
 
-    def _read_committed(self) -> tuple[frozenset[Group], frozenset[int]]:
-        groups: set[Group] = set()
+    def _read_committed(self) -> tuple[frozenset[GroupKey], frozenset[int]]:
+        groups: set[GroupKey] = set()
         trajectories: set[int] = set()
         for file in self._run.files:
             first = shards.read_columns(file, schema.SORT_KEY).filter(pl.col("step") == 0)
-            groups.update(Group(*row) for row in first.select(schema.GROUP_KEY).unique().iter_rows())
+            groups.update(GroupKey(*row) for row in first.select(schema.GROUP_KEY).unique().iter_rows())
             trajectories.update(text_hash(name) for name in first["trajectory"])
         return frozenset(groups), frozenset(trajectories)
 

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.files import open_regular, read_unpacked
+from hgpo_envs.untrusted_files import open_regular, read_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 LONGEST_RECORD: Final = 1 << 24
-"""Bytes of one record; `hgpo_envs.webshop.raw` believes no longer one either."""
+"""Bytes of one record; `hgpo_envs.webshop.data.raw_files` believes no longer one either."""
 
 LONGEST_UNPACKED: Final = 1 << 26
 """Bytes of a file of records that is kept gzipped, unpacked: only small catalogues are."""
@@ -182,7 +182,7 @@ def _header(
 
 
 @contextmanager
-def sound(folder: Path) -> Iterator[None]:
+def report_damage(folder: Path) -> Iterator[None]:
     """Says in one line that a catalogue is damaged, where its parts contradict each other."""
     try:
         yield

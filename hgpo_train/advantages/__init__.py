@@ -8,16 +8,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgpo_train.advantages import estimators
-from hgpo_train.advantages.registry import Estimator, Job, carry_out, compute, estimator, get, names, register
+from hgpo_train.advantages.registry import (
+    Estimator,
+    EstimatorSpec,
+    compute,
+    compute_many,
+    estimator,
+    get,
+    names,
+    register,
+)
 
 if TYPE_CHECKING:
     import polars as pl
 
 __all__ = [
     "Estimator",
-    "Job",
-    "carry_out",
+    "EstimatorSpec",
     "compute",
+    "compute_many",
     "estimator",
     "estimators",
     "g2po",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.columns import batch_keys, group_keys
+from hgpo_train.advantages.input_columns import batch_keys, group_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

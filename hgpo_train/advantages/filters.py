@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from hgpo_train.advantages.columns import group_keys
+from hgpo_train.advantages.input_columns import group_keys
 
 if TYPE_CHECKING:
     from collections.abc import Collection

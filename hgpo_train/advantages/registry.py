@@ -22,7 +22,7 @@ from polars.io.plugins import register_io_source
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH
-from hgpo_train.advantages import columns
+from hgpo_train.advantages import input_columns
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.settings import types_of
 
@@ -42,7 +42,7 @@ class Estimator(Generic[P]):
         name: What users call it.
         summary: One line for listings.
         parameters: The class of its parameters.
-        estimate: From a table with the columns of `hgpo_train.advantages.columns`, and parameters, to the same table
+        apply: From a table with the columns of `hgpo_train.advantages.input_columns`, and parameters, to the same table
             with `advantage` and the optional columns. It neither drops nor reorders rows.
         details: The names of the optional columns, for given parameters.
         scope: ``group`` if a group of rollouts is enough to compute it, ``batch`` if it takes the whole batch, that
@@ -54,7 +54,7 @@ class Estimator(Generic[P]):
     name: str
     summary: str
     parameters: type[P]
-    estimate: Callable[[pl.LazyFrame, P], pl.LazyFrame]
+    apply: Callable[[pl.LazyFrame, P], pl.LazyFrame]
     details: Callable[[P], Sequence[str]] = lambda _: ()
     scope: str = "group"
     complete: Callable[[P], Sequence[str]] = lambda _: ()
@@ -62,7 +62,7 @@ class Estimator(Generic[P]):
 
 
 @dataclass(frozen=True)
-class Job:
+class EstimatorSpec:
     """One estimator with its parameters, and the name of the column it fills.
 
     Attributes:
@@ -129,71 +129,73 @@ def compute(
         found = get(estimator)
     else:
         found = estimator if isinstance(estimator, Estimator) else from_function(estimator)
-    return carry_out(steps, [Job(found, found.parameters.of(parameters), column, details)])
+    return compute_many(steps, [EstimatorSpec(found, found.parameters.of(parameters), column, details)])
 
 
-def carry_out(steps: pl.LazyFrame | pl.DataFrame, jobs: Sequence[Job]) -> pl.LazyFrame:
+def compute_many(steps: pl.LazyFrame | pl.DataFrame, specs: Sequence[EstimatorSpec]) -> pl.LazyFrame:
     """A step table with the columns of several estimators."""
     steps = steps.lazy()
     given = steps.collect_schema()
     added: list[str] = []
-    for job in jobs:
-        for name in job.added:
+    for spec in specs:
+        for name in spec.added:
             if name in given or name in added:
                 raise InputError(f"the table already has a column {name!r}; give another name for the advantages")
             added.append(name)
     # Estimators may use any name for a column of theirs, so the table's own are kept under names that they do not use.
     kept = {f"(given) {name}": name for name in given}
-    steps = columns.with_keys(steps, given, *(pl.col(name).alias(kept_as) for kept_as, name in kept.items()))
-    for number, job in enumerate(jobs):
+    steps = input_columns.with_keys(steps, given, *(pl.col(name).alias(kept_as) for kept_as, name in kept.items()))
+    for number, spec in enumerate(specs):
         if number:
             steps = steps.with_columns(pl.col(kept_as).alias(name) for kept_as, name in kept.items())
-        steps = _with_columns_of(job, steps, given)
+        steps = _with_columns_of(spec, steps, given)
     return steps.select(*(pl.col(kept_as).alias(name) for kept_as, name in kept.items()), *added)
 
 
-def _with_columns_of(job: Job, steps: pl.LazyFrame, given: pl.Schema) -> pl.LazyFrame:
+def _with_columns_of(spec: EstimatorSpec, steps: pl.LazyFrame, given: pl.Schema) -> pl.LazyFrame:
     """A table with keys, the table's own columns put aside, and those that a job adds."""
-    p, name = job.parameters, job.estimator.name
+    p, name = spec.parameters, spec.estimator.name
     steps, refusals = _prepared(steps, p, given)
     try:
-        estimated = job.estimator.estimate(steps, p)
+        estimated = spec.estimator.apply(steps, p)
         schema = estimated.collect_schema()
     except pl.exceptions.ColumnNotFoundError as error:
         absent = str(error).split('"')[1] if '"' in str(error) else str(error).splitlines()[0]
         depth = getattr(p, "history_length", None)
-        raise columns.missing(absent, given, f"{name} with these parameters", depth) from None
-    for made in job.added.values():
+        raise input_columns.missing(absent, given, f"{name} with these parameters", depth) from None
+    for made in spec.added.values():
         if made not in schema:
             raise InputError(f"the estimator {name!r} must add a column {made!r}; it adds none")
     advantage = pl.col("advantage").cast(pl.Float64)
     if p.precision == "float32":
         advantage = advantage.cast(pl.Float32).cast(pl.Float64)
     line = f"the advantage of {name} must be a finite number, got {{shown}}: rewards are too large, or a column is null"
-    rows = [pl.col(f"(given) {key}").alias(key) for key in columns.row_keys(given)]
-    further = [*map(columns.absent, job.estimator.complete(p)), columns.infinite(advantage, line)]
-    fault = columns.marked(further, before=len(refusals))
-    counts = columns.accepted(fault, estimated, [*refusals, *further], rows) & ~pl.col("(aborted)")
-    added = {column: pl.col(made) for column, made in job.added.items()} | {job.column: advantage}
+    rows = [pl.col(f"(given) {key}").alias(key) for key in input_columns.row_keys(given)]
+    further = [*map(input_columns.absent, spec.estimator.complete(p)), input_columns.not_finite(advantage, line)]
+    fault = input_columns.mark_bad_rows(further, before=len(refusals))
+    counts = input_columns.raise_for_bad_rows(fault, estimated, [*refusals, *further], rows) & ~pl.col("(aborted)")
+    added = {column: pl.col(made) for column, made in spec.added.items()} | {spec.column: advantage}
     return estimated.with_columns(pl.when(counts).then(value).alias(column) for column, value in added.items())
 
 
 def prepare(steps: pl.LazyFrame, p: Parameters) -> pl.LazyFrame:
-    """A step table with all the columns that an estimator is written over; `hgpo_train.advantages.columns` lists them.
+    """A step table with all the columns that an estimator is written over (`hgpo_train.advantages.input_columns`).
 
     For looking at what an estimator sees: those of the table's own columns that have the same names are replaced.
     """
     schema = steps.collect_schema()
-    return _prepared(columns.with_keys(steps, schema), p, schema)[0]
+    return _prepared(input_columns.with_keys(steps, schema), p, schema)[0]
 
 
-def _prepared(steps: pl.LazyFrame, p: Parameters, given: pl.Schema) -> tuple[pl.LazyFrame, list[columns.Refusal]]:
+def _prepared(
+    steps: pl.LazyFrame, p: Parameters, given: pl.Schema
+) -> tuple[pl.LazyFrame, list[input_columns.RowCheck]]:
     """A table with keys, and returns and hashes as the parameters say; and what is to be refused of it."""
-    steps, refusals = columns.with_returns(steps, p, given)
-    return columns.with_hashes(steps, getattr(p, "history_length", DEFAULT_DEPTH), given), refusals
+    steps, refusals = input_columns.with_returns(steps, p, given)
+    return input_columns.with_hashes(steps, getattr(p, "history_length", DEFAULT_DEPTH), given), refusals
 
 
-def columns_read(schema: pl.Schema, jobs: Sequence[Job]) -> list[str]:
+def columns_read(schema: pl.Schema, specs: Sequence[EstimatorSpec]) -> list[str]:
     """The columns of a table that some jobs read, as Polars finds them when it plans the query."""
     asked: list[str] = list(schema)
 
@@ -202,9 +204,9 @@ def columns_read(schema: pl.Schema, jobs: Sequence[Job]) -> list[str]:
         yield pl.DataFrame(schema=schema).select(asked)
 
     table = register_io_source(scan, schema=schema)
-    added = [column for job in jobs for column in job.added]
+    added = [column for spec in specs for column in spec.added]
     with contextlib.suppress(InputError):  # the table has no rows
-        carry_out(table, jobs).select(added).collect()
+        compute_many(table, specs).select(added).collect()
     return asked
 
 
@@ -226,9 +228,9 @@ def estimator(
 ) -> Callable[[Callable[..., pl.LazyFrame]], Callable[..., pl.LazyFrame]]:
     """Registers a function as an estimator: ``@estimator("mine")``.
 
-    The function takes a LazyFrame with the columns that `hgpo_train.advantages.columns` documents and returns it with a
-    column `advantage`. Its other parameters are keyword-only with defaults and become the estimator's, beside those of
-    `Parameters`; one that is called as one of those changes its default and is handed over as well.
+    The function takes a LazyFrame with the columns that `hgpo_train.advantages.input_columns` documents and returns it
+    with a column `advantage`. Its other parameters are keyword-only with defaults and become the estimator's, beside
+    those of `Parameters`; one that is called as one of those changes its default and is handed over as well.
 
     Args:
         name: What users call it; the function's own name if not given.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-class Similar:
+class TextClusters:
     """The groups of one task, opened one text at a time."""
 
     def __init__(self, threshold: float) -> None:
@@ -54,11 +54,11 @@ def similar_states(steps: pl.LazyFrame, threshold: float) -> pl.LazyFrame:
         steps: A table with keys, `trajectory`, `step` and `state`.
         threshold: The least ratio of similar texts, in (0, 1).
     """
-    Similar(threshold)  # refuses a threshold out of range before anything is read
+    TextClusters(threshold)  # refuses a threshold out of range before anything is read
 
     def group(columns: Sequence[pl.Series]) -> pl.Series:
         task, trajectory, step, state = columns
-        rows = by_name(trajectory, step)
+        rows = order_by_name(trajectory, step)
         texts = [(task[row], row, state[row] or "") for row in rows if task[row] is not None]
         return number_by_task(texts, len(task), threshold)
 
@@ -66,7 +66,7 @@ def similar_states(steps: pl.LazyFrame, threshold: float) -> pl.LazyFrame:
     return steps.with_columns(similar_state=batches(columns, group, pl.Int64()))
 
 
-def by_name(trajectory: pl.Series, step: pl.Series) -> pl.Series:
+def order_by_name(trajectory: pl.Series, step: pl.Series) -> pl.Series:
     """The rows by trajectory (in order of name) and step."""
     rows = pl.DataFrame({"trajectory": trajectory, "step": step})
     return rows.select(pl.arg_sort_by("trajectory", "step")).to_series()
@@ -74,10 +74,10 @@ def by_name(trajectory: pl.Series, step: pl.Series) -> pl.Series:
 
 def number_by_task(texts: Iterable[tuple[int, int, str]], height: int, threshold: float) -> pl.Series:
     """Groups of (task, row, text), numbered, each task for itself; null for rows that do not come."""
-    tasks: dict[int, Similar] = {}
+    tasks: dict[int, TextClusters] = {}
     numbers: dict[tuple[int, int], int] = {}
     code: list[int | None] = [None] * height
     for task, row, text in texts:
-        similar = tasks.setdefault(task, Similar(threshold))
+        similar = tasks.setdefault(task, TextClusters(threshold))
         code[row] = numbers.setdefault((task, similar.group(text)), len(numbers))
     return pl.Series(code, dtype=pl.Int64)

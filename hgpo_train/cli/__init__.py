@@ -14,8 +14,8 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.secrets import RedactedStream, redact, redact_logging
 from hgpo_train.cli import data
 from hgpo_train.cli.advantages import advantages
+from hgpo_train.cli.command_types import WorkersCommand
 from hgpo_train.cli.eval import evaluate
-from hgpo_train.cli.groups import WorkersMayCount
 from hgpo_train.cli.quickstart import quickstart
 from hgpo_train.cli.rollout import rollout
 from hgpo_train.cli.sft import sft
@@ -44,8 +44,8 @@ def hgpo() -> None:
 
 app.command()(quickstart)
 app.add_typer(data.app)
-app.command(cls=WorkersMayCount)(rollout)
-app.command("eval", cls=WorkersMayCount)(evaluate)
+app.command(cls=WorkersCommand)(rollout)
+app.command("eval", cls=WorkersCommand)(evaluate)
 app.command()(advantages)
 app.command()(stats)
 app.command()(verify)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from hgpo_train.advantages import Job
+    from hgpo_train.advantages import EstimatorSpec
 
 
 def advantages(
@@ -58,7 +58,7 @@ def advantages(
     """Compute group advantages of a saved run and put them beside it."""
     from rich.console import Console
 
-    from hgpo_train.advantages.tables import refuse_own_input
+    from hgpo_train.advantages.advantage_tables import refuse_own_input
 
     console = Console(stderr=True)
     if listing:
@@ -66,22 +66,24 @@ def advantages(
         return
     named = {"history_length": history_length, "gamma": gamma, "mode": mode, "context": context, "reward": reward}
     given = {name: value for name, value in named.items() if value is not None} | {"reward_scale": reward_scale}
-    jobs = make_jobs(estimator or ["hgpo"], given, setting or [], details=details)
-    target = out or default_out(run, jobs)
+    specs = make_specs(estimator or ["hgpo"], given, setting or [], details=details)
+    target = out or default_out(run, specs)
     refuse_own_input(run, target)
     if target.exists() and not overwrite:
         raise InputError(f"{target} is there already; --overwrite replaces it, --out names another")
-    _write(console, run, jobs, target, chunk_rows)
+    _write(console, run, specs, target, chunk_rows)
 
 
-def make_jobs(estimators: Sequence[str], given: dict[str, Any], settings: Sequence[str], *, details: bool) -> list[Job]:
+def make_specs(
+    estimators: Sequence[str], given: dict[str, Any], settings: Sequence[str], *, details: bool
+) -> list[EstimatorSpec]:
     """The estimators with their parameters: each takes those that it has, and each must be taken by one.
 
-    >>> jobs = make_jobs(["hgpo", "grpo"], {"gamma": 0.9}, ["hgpo.alpha=2", "cross_steps=false"], details=False)
+    >>> jobs = make_specs(["hgpo", "grpo"], {"gamma": 0.9}, ["hgpo.alpha=2", "cross_steps=false"], details=False)
     >>> [(job.column, job.parameters.gamma) for job in jobs]
     [('advantage_hgpo', 0.9), ('advantage_grpo', 0.9)]
     """
-    from hgpo_train.advantages import Job, get
+    from hgpo_train.advantages import EstimatorSpec, get
     from hgpo_train.assignments import read_assignments
     from hgpo_train.settings import types_of
 
@@ -97,12 +99,12 @@ def make_jobs(estimators: Sequence[str], given: dict[str, Any], settings: Sequen
         takers = [each for each in ([owner] if owner else known) if parameter in known[each]]
         if not takers:
             choice = sorted(set().union(*(known[each] for each in ([owner] if owner else known))))
-            raise InputError(unknown("parameter", parameter, choice, shown=99))
+            raise InputError(unknown("parameter", parameter, choice, limit=99))
         for each in takers:
             parameters[each][parameter] = value
     single = len(found) == 1
     return [
-        Job(
+        EstimatorSpec(
             each,
             each.parameters.of(parameters[each.name]),
             "advantage" if single else f"advantage_{each.name}",
@@ -112,21 +114,21 @@ def make_jobs(estimators: Sequence[str], given: dict[str, Any], settings: Sequen
     ]
 
 
-def default_out(run: Path, jobs: Sequence[Job]) -> Path:
+def default_out(run: Path, specs: Sequence[EstimatorSpec]) -> Path:
     """Beside the run, under the estimators' names; for a folder's files (`folder/*.parquet`), beside the folder."""
     run = (run.parent if has_magic(run.name) else run).resolve()
     stem = run.stem if run.suffix == ".parquet" else run.name
-    return run.parent / f"{stem}.advantages" / f"{'+'.join(job.estimator.name for job in jobs)}.parquet"
+    return run.parent / f"{stem}.advantages" / f"{'+'.join(spec.estimator.name for spec in specs)}.parquet"
 
 
-def _write(console: Console, run: Path, jobs: Sequence[Job], target: Path, chunk_rows: int) -> None:
+def _write(console: Console, run: Path, specs: Sequence[EstimatorSpec], target: Path, chunk_rows: int) -> None:
     import time
 
     import polars as pl
     from rich.progress import Progress
 
     from hgpo_datasets import scan_steps
-    from hgpo_train.advantages.tables import fingerprint, write_advantages
+    from hgpo_train.advantages.advantage_tables import fingerprint, write_advantages
 
     steps = scan_steps(run)
     total = int(steps.select(pl.len()).collect().item())
@@ -136,7 +138,7 @@ def _write(console: Console, run: Path, jobs: Sequence[Job], target: Path, chunk
             bar = progress.add_task("advantages", total=total)
             rows = write_advantages(
                 steps,
-                jobs,
+                specs,
                 target,
                 fingerprint=fingerprint(run),
                 chunk_rows=chunk_rows,
@@ -145,12 +147,12 @@ def _write(console: Console, run: Path, jobs: Sequence[Job], target: Path, chunk
     except KeyboardInterrupt:
         console.print(f"Interrupted: {target} is as it was.", soft_wrap=True)
         raise typer.Exit(130) from None
-    _report(console, target, jobs, rows, time.perf_counter() - began)
+    _report(console, target, specs, rows, time.perf_counter() - began)
     where = f"hgpo stats {shlex.quote(str(run))}"
     console.print(f"{rows:,} rows in [bold]{target}[/]. Next: [bold]{where}[/]", highlight=False, soft_wrap=True)
 
 
-def _report(console: Console, target: Path, jobs: Sequence[Job], rows: int, seconds: float) -> None:
+def _report(console: Console, target: Path, specs: Sequence[EstimatorSpec], rows: int, seconds: float) -> None:
     import polars as pl
     from rich.table import Table
 
@@ -158,8 +160,8 @@ def _report(console: Console, target: Path, jobs: Sequence[Job], rows: int, seco
     for head in ("column", "parameters", "mean", "std", "zero", "none"):
         table.add_column(head, overflow="fold")
     written = pl.scan_parquet(target)
-    for job in jobs:
-        column = pl.col(job.column)
+    for spec in specs:
+        column = pl.col(spec.column)
         mean, std, zero, none = (
             written.select(
                 column.mean().alias("m"),
@@ -171,17 +173,17 @@ def _report(console: Console, target: Path, jobs: Sequence[Job], rows: int, seco
             .row(0)
         )
         cells = (f"{value:.3f}" if value is not None else "–" for value in (mean, std))
-        table.add_row(job.column, _differences(job), *cells, f"{zero or 0:.1%}", f"{none:.1%}")
+        table.add_row(spec.column, _differences(spec), *cells, f"{zero or 0:.1%}", f"{none:.1%}")
     console.print(table)
 
 
-def _differences(job: Job) -> str:
+def _differences(spec: EstimatorSpec) -> str:
     """The parameters that are not at their default."""
-    default = job.estimator.parameters()
+    default = spec.estimator.parameters()
     changed = [
-        f"{field.name}={getattr(job.parameters, field.name)}"
+        f"{field.name}={getattr(spec.parameters, field.name)}"
         for field in fields(default)
-        if getattr(job.parameters, field.name) != getattr(default, field.name)
+        if getattr(spec.parameters, field.name) != getattr(default, field.name)
     ]
     return ", ".join(changed) or "as by default"
 

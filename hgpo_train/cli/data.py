@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hgpo_train.cli.groups import RunUnlessNamed
+from hgpo_train.cli.command_types import DefaultRunGroup
 
 app = typer.Typer(name="data", no_args_is_help=True, help="Fetch, build, generate and look at data.")
 build = typer.Typer(name="build", no_args_is_help=True, help="Make what the environments open, from official files.")
@@ -16,7 +16,7 @@ synth = typer.Typer(name="synth", no_args_is_help=True, help="Generate data of o
 export = typer.Typer(name="export", no_args_is_help=True, help="Write built data out in the official form.")
 show = typer.Typer(
     name="show",
-    cls=RunUnlessNamed,
+    cls=DefaultRunGroup,
     no_args_is_help=True,
     help="Look at data that is there: `hgpo data show RUN`, or a command for the environments' data.",
 )
@@ -34,8 +34,8 @@ def build_alfworld(
     """Packs official ALFWorld games into one file that opens in milliseconds."""
     from rich.progress import track
 
-    from hgpo_envs.alfworld.pack import write_pack
-    from hgpo_envs.alfworld.source import ALFWorldSource
+    from hgpo_envs.alfworld.data.pack import write_pack
+    from hgpo_envs.alfworld.data.source import ALFWorldSource
     from hgpo_envs.errors import InputError
 
     if folder.exists() and out.exists() and out.samefile(folder):
@@ -55,9 +55,9 @@ def synth_alfworld(
     """Generates solvable ALFWorld games of all six task types; a name with an ending (.pack) makes a pack."""
     from rich.progress import track
 
-    from hgpo_envs.alfworld.folder import write_folder
-    from hgpo_envs.alfworld.pack import write_pack
-    from hgpo_envs.alfworld.synthesis import GeneratedStore
+    from hgpo_envs.alfworld.data.game_folder import write_folder
+    from hgpo_envs.alfworld.data.pack import write_pack
+    from hgpo_envs.alfworld.generation.store import GeneratedStore
 
     store = GeneratedStore(games, seed)
     ids = track(store.ids(), "generating")
@@ -82,10 +82,10 @@ def fetch_alfworld(
     sha256: Annotated[str | None, typer.Option(help="what the SHA-256 of the (single) archive must be")] = None,
 ) -> None:
     """Gets the official ALFWorld games. An interrupted download is resumed when the command is run again."""
-    from hgpo_envs.alfworld import release
-    from hgpo_train.cli.downloads import Transfers
+    from hgpo_envs.alfworld.data import release
+    from hgpo_train.cli.downloads import DownloadProgress
 
-    with Transfers() as shown:
+    with DownloadProgress() as shown:
         if from_:
             counts = release.install_files(out, from_, shown.unpacking)
         else:
@@ -105,8 +105,8 @@ def export_alfworld(
     """Writes packed ALFWorld games as the files that the original program plays."""
     from rich.progress import track
 
-    from hgpo_envs.alfworld.folder import ROOT, write_folder
-    from hgpo_envs.alfworld.source import ALFWorldSource
+    from hgpo_envs.alfworld.data.game_folder import ROOT, write_folder
+    from hgpo_envs.alfworld.data.source import ALFWorldSource
 
     source = ALFWorldSource(pack, grammar=grammar)
     count = write_folder(source, track(source.ids(split), "writing"), out)
@@ -128,10 +128,10 @@ def build_webshop(
     force: Annotated[bool, typer.Option(help="replace a catalogue that exists already")] = False,
 ) -> None:
     """Builds a WebShop catalogue, search index included, that opens in milliseconds and is shared by processes."""
-    from hgpo_envs.webshop.build import build
-    from hgpo_train.cli.progress import stages
+    from hgpo_envs.webshop.data.build import build
+    from hgpo_train.cli.stage_progress import stage_progress
 
-    with stages() as progress:
+    with stage_progress() as progress:
         made = build(
             items,
             attributes,
@@ -160,11 +160,11 @@ def fetch_webshop(
     local: Annotated[Path | None, typer.Option("--from", help="a folder that has the files already")] = None,
 ) -> None:
     """Gets WebShop's official raw files, from Google Drive or a mirror; run it again to resume."""
-    from hgpo_envs.webshop.official import fetch
-    from hgpo_train.cli.downloads import Transfers
+    from hgpo_envs.webshop.data.release import fetch_release
+    from hgpo_train.cli.downloads import DownloadProgress
 
-    with Transfers() as shown:
-        items, attributes, human = fetch(size, out, local=local, progress=shown.downloading)
+    with DownloadProgress() as shown:
+        items, attributes, human = fetch_release(size, out, local=local, progress=shown.downloading)
     typer.echo(f"Next: hgpo data build webshop --items {items} --attributes {attributes} --human {human} --out DIR")
 
 
@@ -179,15 +179,15 @@ def synth_webshop(
     force: Annotated[bool, typer.Option(help="replace generated files that exist already")] = False,
 ) -> None:
     """Generates WebShop products and instructions, as raw files of the official kind."""
-    from hgpo_envs.webshop.synthetic import FILES, write
-    from hgpo_train.cli.progress import stages
+    from hgpo_envs.webshop.generation.synthetic import FILES, write_synthetic
+    from hgpo_train.cli.stage_progress import stage_progress
 
-    with stages() as progress:
-        write(
+    with stage_progress() as progress:
+        write_synthetic(
             out,
             products,
             seed,
-            oddities=oddities,
+            quirks=oddities,
             text=text,
             people=people,
             replace=force,
@@ -208,12 +208,12 @@ def show_webshop(
 
     from hgpo_envs.webshop.bundled import bundled_folder
     from hgpo_envs.webshop.catalogue import Catalogue
-    from hgpo_train.cli.webshop_tables import found, summary
+    from hgpo_train.cli.webshop_tables import catalogue_summary, search_results
 
     catalogue = Catalogue.open(data or bundled_folder())
     if verify:
         catalogue.verify()
-    Console().print(found(catalogue, search) if search else summary(catalogue))
+    Console().print(search_results(catalogue, search) if search else catalogue_summary(catalogue))
 
 
 @show.command("run")
@@ -224,15 +224,15 @@ def show_run(
     """Shows a run at a glance: tasks, episodes, success by kind of task, lengths, validity, sizes."""
     import orjson
 
-    from hgpo_datasets.overview import overview
-    from hgpo_envs.texts import clean_text
-    from hgpo_train.cli.shown import print_overview
+    from hgpo_datasets.run_summary import summarize_run
+    from hgpo_envs.unicode_text import clean_text
+    from hgpo_train.cli.run_tables import print_run_summary
 
-    seen = overview(run)
+    seen = summarize_run(run)
     if as_json:
         typer.echo(orjson.dumps(seen.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
     else:
-        print_overview(seen)
+        print_run_summary(seen)
         typer.echo(f"Next: hgpo verify {clean_text(str(run))}")
 
 

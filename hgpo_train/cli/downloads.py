@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hgpo_envs import fetch
 
 
-class Transfers:
+class DownloadProgress:
     """Shows downloads as bars, and counts unpacked files. Ctrl-C ends the command with a line on how to resume."""
 
     def __init__(self) -> None:

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hgpo_envs.errors import InputError
-from hgpo_train.cli.rollout import check_failures, check_share, environments, note
-from hgpo_train.rollout.failures import MAX_FAILED, check, of_table
+from hgpo_train.cli.rollout import check_failures, check_max_failed, default_slots, note
+from hgpo_train.rollout.failures import MAX_FAILED, failures_of_run, raise_if_too_many
 
 if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console
     from rich.table import Table
 
-    from hgpo_train.evaluation import Comparison, Measured, Report
+    from hgpo_train.evaluation import Comparison
+    from hgpo_train.evaluation.report import EvaluationReport, MeasureSummary
 
 _SAMPLING = ("openai", "transformers", "vllm")
 
@@ -68,14 +69,15 @@ def evaluate(
 
     from hgpo_datasets import StepWriter
     from hgpo_train.assignments import read_assignments
-    from hgpo_train.evaluation import TEMPERATURE
     from hgpo_train.evaluation import evaluate as play
+    from hgpo_train.evaluation.play import TEMPERATURE
     from hgpo_train.policies.registry import PolicyContext, make_policy, option_annotations
+    from hgpo_train.rollout.env_handle import open_env
     from hgpo_train.rollout.older_runs import comparable
-    from hgpo_train.rollout.progress import shown
-    from hgpo_train.rollout.run import Collection, Machine, interruptible, open_world, run_config
+    from hgpo_train.rollout.progress_line import live_progress
+    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, run_config, stop_on_interrupt
 
-    check_share(max_failed)
+    check_max_failed(max_failed)
     split = split or ("eval" if "WebShop" in env else "valid_seen")
     other = None if against is None else _episodes(against)
     options = {
@@ -92,44 +94,44 @@ def evaluate(
     elif temperature is not None:
         raise InputError(f"--temperature: policy {policy!r} does not sample from a model")
     chosen = _seeds(seeds)
-    world = open_world(env, **options)
-    acting = make_policy(policy, PolicyContext(world.shared.source.name, action_format, policy_options))
+    handle = open_env(env, **options)
+    acting = make_policy(policy, PolicyContext(handle.shared.source.name, action_format, policy_options))
     console = Console(stderr=True)
-    what = Collection(tasks=len(world.tasks), order="sweep")
-    config = {**run_config(world, options, policy, policy_options, what), "evaluation": True}
+    spec = RolloutSpec(tasks=len(handle.tasks), order="sweep")
+    config = {**run_config(handle, options, policy, policy_options, spec), "evaluation": True}
     del config["seed"]
-    config = comparable(out, config, world, partial(note, console))
+    config = comparable(out, config, handle, partial(note, console))
     try:
-        with StepWriter(out, config=config) as writer, interruptible() as stopping:
-            left = len(world.tasks) * len(chosen) - len(writer.committed)
-            machine = Machine(environments(slots, workers=workers), workers)
-            with shown(console, expected=max(left, 0)) as progress:
+        with StepWriter(out, config=config) as writer, stop_on_interrupt() as should_stop:
+            left = len(handle.tasks) * len(chosen) - len(writer.committed)
+            execution = ExecutionOptions(default_slots(slots, workers=workers), workers)
+            with live_progress(console, expected=max(left, 0)) as progress:
                 play(
-                    world,
+                    handle,
                     acting,
                     writer,
                     chosen,
-                    machine,
+                    execution,
                     retry_failed=retry_failed,
                     progress=progress,
-                    stopping=stopping,
+                    should_stop=should_stop,
                 )
     finally:
         acting.close()
-    if stopping.wished:
+    if should_stop.requested:
         line = f"Interrupted: whole episodes are in {out}; the same command continues from there."
         console.print(line, markup=False)
         raise typer.Exit(130)
-    check(of_table(out), 1.0, "The same command plays them again.")
-    _tell(console, out, against, _episodes(out), other, as_json=as_json)
+    raise_if_too_many(failures_of_run(out), 1.0, "The same command plays them again.")
+    _print_results(console, out, against, _episodes(out), other, as_json=as_json)
     check_failures(console, out, None, max_failed)
 
 
 def _episodes(run: Path) -> pl.DataFrame:
     from hgpo_datasets import scan_steps
-    from hgpo_train.evaluation import episodes
+    from hgpo_train.evaluation.report import episode_table
 
-    return episodes(scan_steps(run))
+    return episode_table(scan_steps(run))
 
 
 def _seeds(text: str) -> list[int]:
@@ -139,7 +141,7 @@ def _seeds(text: str) -> list[int]:
         raise InputError(f"--seeds: expected integers separated by commas, got {text!r}") from error
 
 
-def _tell(
+def _print_results(
     console: Console,
     out: Path,
     against: Path | None,
@@ -153,9 +155,10 @@ def _tell(
 
     from rich.console import Console
 
-    from hgpo_train.evaluation import compare, report
+    from hgpo_train.evaluation import compare
+    from hgpo_train.evaluation.report import evaluation_reports
 
-    reports = report(own)
+    reports = evaluation_reports(own)
     measures = ["success", *(["score"] if _scored(reports) else [])]
     comparisons = [] if other is None else [compare(own, other, measure) for measure in measures]
     if as_json:
@@ -173,7 +176,7 @@ def _tell(
     console.print(f"Steps are in {out}. Next: hgpo stats {out}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _table(reports: list[Report]) -> Table:
+def _table(reports: list[EvaluationReport]) -> Table:
     from rich.table import Table
 
     seeds = ", ".join(map(str, reports[0].seeds))
@@ -196,12 +199,12 @@ def _table(reports: list[Report]) -> Table:
     return table
 
 
-def _scored(reports: list[Report]) -> bool:
+def _scored(reports: list[EvaluationReport]) -> bool:
     """Whether scores say more than success does."""
     return any(one.measures["score"].mean != one.measures["success"].mean for one in reports)
 
 
-def _mean_and_interval(one: Measured, scale: float, places: int) -> tuple[str, str]:
+def _mean_and_interval(one: MeasureSummary, scale: float, places: int) -> tuple[str, str]:
     spread = "" if one.std is None else f" ±{scale * one.std:.{places}f}"
     return (
         f"{scale * one.mean:.{places}f}{spread}",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from hgpo_train.quickstart import Found
+    from hgpo_train.cli.quickstart_run import QuickstartResult
 
 
 def quickstart(
@@ -27,11 +27,11 @@ def quickstart(
     """Roll out bundled games, compute HGPO advantages for several K, and show what histories change."""
     from rich.console import Console
 
-    from hgpo_train import quickstart as work
-    from hgpo_train.rollout.progress import shown
+    from hgpo_train.cli import quickstart_run as work
+    from hgpo_train.rollout.progress_line import live_progress
 
     console = Console()
-    with shown(Console(stderr=True), expected=tasks * group_size) as progress:
+    with live_progress(Console(stderr=True), expected=tasks * group_size) as progress:
         found = work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=progress)
     show(console, found, out)
     if train:
@@ -39,7 +39,7 @@ def quickstart(
 
 
 def _train(console: Console, folder: Path, seed: int) -> None:
-    from hgpo_train.first_training import first_training
+    from hgpo_train.training.first_training import first_training
 
     console.print("\nOne iteration of training, from nothing: a small model, a warm start, rollouts, HGPO, an update.")
     run = first_training(folder, console, seed=seed)
@@ -49,7 +49,7 @@ def _train(console: Console, folder: Path, seed: int) -> None:
     )
 
 
-def show(console: Console, found: Found, out: Path) -> None:
+def show(console: Console, found: QuickstartResult, out: Path) -> None:
     """Prints what was found, where it is (under the name `out`), and what to try next."""
     import polars as pl
 
@@ -91,7 +91,7 @@ def show(console: Console, found: Found, out: Path) -> None:
         print_line(f"  [bold]{command}[/]\n      {what}")
 
 
-def _table(found: Found) -> Table:
+def _table(found: QuickstartResult) -> Table:
     from rich.table import Table
 
     table = Table(title="Steps at the same state: did they come there the same way?", title_justify="left")

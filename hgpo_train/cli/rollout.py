@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hgpo_envs.errors import InputError
-from hgpo_train.rollout.failures import MAX_FAILED, check, of_table, of_tally
+from hgpo_train.rollout.failures import MAX_FAILED, failures_of_run, failures_of_tally, raise_if_too_many
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,13 +72,14 @@ def rollout(
     from hgpo_datasets import StepWriter
     from hgpo_train.assignments import read_assignments
     from hgpo_train.policies.registry import PolicyContext, make_policy, option_annotations
+    from hgpo_train.rollout.env_handle import open_env
     from hgpo_train.rollout.older_runs import comparable
-    from hgpo_train.rollout.progress import shown
-    from hgpo_train.rollout.run import Collection, Machine, collect, interruptible, open_world, run_config
+    from hgpo_train.rollout.progress_line import live_progress
+    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect, run_config, stop_on_interrupt
 
-    check_share(max_failed)
-    what = Collection(tasks, group_size, seed, order, most=dynamic)
-    machine = Machine(environments(slots, workers=workers), workers)
+    check_max_failed(max_failed)
+    spec = RolloutSpec(tasks, group_size, seed, order, max_groups=dynamic)
+    execution = ExecutionOptions(default_slots(slots, workers=workers), workers)
     options = {
         "split": split,
         "history_length": history_length,
@@ -88,35 +89,35 @@ def rollout(
         **read_assignments("--env-option", env_option or (), {}),
     }
     policy_options = read_assignments("--policy-option", policy_option or (), option_annotations(policy))
-    world = open_world(env, **options)
-    acting = make_policy(policy, PolicyContext(world.shared.source.name, action_format, policy_options))
+    handle = open_env(env, **options)
+    acting = make_policy(policy, PolicyContext(handle.shared.source.name, action_format, policy_options))
     left_out = [name.strip() for name in without.split(",") if name.strip()]
     console = Console(stderr=True, highlight=False)
-    config = comparable(out, run_config(world, options, policy, policy_options, what), world, partial(note, console))
+    config = comparable(out, run_config(handle, options, policy, policy_options, spec), handle, partial(note, console))
     try:
         with (
             StepWriter(out, config=config, without=left_out) as writer,
-            interruptible() as stopping,
+            stop_on_interrupt() as should_stop,
         ):
             before = len(writer.committed)
             if before:
                 console.print(f"{out} holds {before} groups already", soft_wrap=True, markup=False)
-            with shown(console, expected=(tasks - min(before, tasks)) * group_size) as progress:
+            with live_progress(console, expected=(tasks - min(before, tasks)) * group_size) as progress:
                 tally = collect(
-                    world,
+                    handle,
                     acting,
                     writer,
-                    what,
-                    machine,
+                    spec,
+                    execution,
                     retry_failed=retry_failed,
                     progress=progress,
-                    stopping=stopping,
+                    should_stop=should_stop,
                 )
             groups = len(writer.committed)
     finally:
         acting.close()
-    _report(console, out, tally, groups, interrupted=stopping.wished)
-    if stopping.wished:
+    _report(console, out, tally, groups, interrupted=should_stop.requested)
+    if should_stop.requested:
         raise typer.Exit(130)
     check_failures(console, out, tally, max_failed)
 
@@ -126,14 +127,14 @@ def note(console: Console, line: str) -> None:
     console.print(line, soft_wrap=True, markup=False)
 
 
-def environments(slots: int | None, *, workers: bool) -> int:
+def default_slots(slots: int | None, *, workers: bool) -> int:
     """How many environments are played at once, where the user does not say."""
     if slots is not None:
         return slots
     return max(2, os.cpu_count() or 1) if workers else 256
 
 
-def check_share(max_failed: float) -> None:
+def check_max_failed(max_failed: float) -> None:
     """Raises unless the option is a share."""
     if not 0 <= max_failed <= 1:
         raise InputError(f"--max-failed: expected a share from 0 to 1, got {max_failed}")
@@ -145,10 +146,10 @@ def check_failures(console: Console, out: Path, tally: Tally | None, max_failed:
     Raises:
         RolloutError: More than `max_failed` of the rollouts failed.
     """
-    stored = of_table(out)
+    stored = failures_of_run(out)
     again = "The same command plays the failed rollouts again."
-    for failures in (stored, *([] if tally is None else [of_tally(tally)])):
-        check(failures, max_failed, again)
+    for failures in (stored, *([] if tally is None else [failures_of_tally(tally)])):
+        raise_if_too_many(failures, max_failed, again)
     if stored.failed:
         console.print(f"{stored}. {again}", soft_wrap=True, markup=False)
 

@@ -21,11 +21,11 @@ def sft(
     """Train a model to act as in the steps of a saved run: the warm start before reinforcement learning."""
     from rich.console import Console
 
-    from hgpo_train.cli.training import early_ends
-    from hgpo_train.config import SftConfig, load_config
-    from hgpo_train.display import Display
+    from hgpo_train.cli.training_errors import exit_on_training_errors
     from hgpo_train.settings import to_toml
-    from hgpo_train.sft import supervise
+    from hgpo_train.training.config import SftConfig, load_config
+    from hgpo_train.training.display import Display
+    from hgpo_train.training.sft import run_sft
 
     given = [*([f"model.path={model}"] if model is not None else []), *(overrides or ())]
     settings = load_config(config, given, SftConfig)
@@ -34,8 +34,8 @@ def sft(
         return
     console = Console()
     display = Display(console, settings.update.epochs)
-    with early_ends(f"the same command (it continues after the last epoch in {out})"), display.showing():
-        checkpoint = supervise(settings, steps, out, display)
+    with exit_on_training_errors(f"the same command (it continues after the last epoch in {out})"), display.live():
+        checkpoint = run_sft(settings, steps, out, display)
     console.print(
         f"The policy is in [bold]{checkpoint}[/]. Next: [bold]hgpo train CONFIG --set model.path={out}[/]",
         soft_wrap=True,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console
 
-    from hgpo_train.statistics import Statistics
+    from hgpo_train.analysis.statistics import Statistics
 
 ROWS = {
     "eligible": "steps with k states before them",
@@ -28,7 +28,7 @@ ROWS = {
     "sign_disagreement": "signs of A_k and A_K differ",
     "compared": "steps that have both",
 }
-"""Statistics of a level, in the words of the table; hgpo_train/statistics.py defines them."""
+"""Statistics of a level, in the words of the table; hgpo_train/analysis/statistics.py defines them."""
 
 SUMMARY = {
     "trajectories": "rollouts",
@@ -75,8 +75,8 @@ def stats(
     from rich.progress import Progress
 
     from hgpo_datasets import scan_steps
-    from hgpo_train.findings import sentences
-    from hgpo_train.statistics import statistics
+    from hgpo_train.analysis.describe import describe
+    from hgpo_train.analysis.statistics import statistics
 
     console = Console()
     steps = scan_steps(run)
@@ -97,7 +97,7 @@ def stats(
         _print_summary(console, found.summary, kinds)
     _print_levels(console, found.levels, kinds)
     if not kinds:
-        for sentence in sentences(found):
+        for sentence in describe(found):
             console.print(f"• {sentence}", highlight=False)
     if out is not None:
         _write(found, out)

@@ -12,7 +12,7 @@ from hgpo_envs.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hgpo_train.config import Config
+    from hgpo_train.training.config import Config
 
 
 def train(
@@ -32,8 +32,8 @@ def train(
     """Train a policy: collect, estimate advantages, update, evaluate, again and again."""
     from rich.console import Console
 
-    from hgpo_train.config import Config, load_config, shipped
     from hgpo_train.settings import to_toml
+    from hgpo_train.training.config import Config, load_config, shipped
 
     console = Console()
     if list_configs:
@@ -54,17 +54,17 @@ def train(
 
 
 def _run(settings: Config, folder: Path, console: Console, *, resume: bool) -> None:
-    from hgpo_train.cli.training import early_ends
-    from hgpo_train.display import Display
-    from hgpo_train.trainer import Trainer, start_run
+    from hgpo_train.cli.training_errors import exit_on_training_errors
+    from hgpo_train.training.display import Display
+    from hgpo_train.training.trainer import Trainer, start_run
 
     display = Display(console, settings.iterations)
     with (
-        early_ends(f"hgpo train --resume --out {folder}"),
+        exit_on_training_errors(f"hgpo train --resume --out {folder}"),
         start_run(settings, folder, resume=resume) as run,
     ):
         trainer = Trainer(run, display)
-        with display.showing():
+        with display.live():
             trainer.run()
     console.print(
         f"Metrics are in [bold]{folder / 'metrics.jsonl'}[/], the steps in [bold]{folder / 'steps'}[/].", soft_wrap=True

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hgpo_datasets import Report
+    from hgpo_datasets import VerifyReport
 
 
 def verify(
@@ -26,11 +26,11 @@ def verify(
     from rich.markup import escape
 
     from hgpo_envs.errors import InputError
-    from hgpo_envs.texts import clean_text
-    from hgpo_train.verify import verify as verify_all
+    from hgpo_envs.unicode_text import clean_text
+    from hgpo_train.training.verify_run import verify_run as verify_all
 
     console = Console(stderr=True)
-    reports: list[Report] = []
+    reports: list[VerifyReport] = []
     refused: InputError | None = None
     for one in run:
         with console.status(f"verifying {escape(clean_text(str(one)))}"):
@@ -52,7 +52,7 @@ def verify(
         typer.echo(f"Next: hgpo data show {clean_text(tables[0])}")
 
 
-def _show(report: Report) -> None:
+def _show(report: VerifyReport) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hgpo_envs.webshop.catalogue import Catalogue
 
 
-def summary(catalogue: Catalogue) -> Table:
+def catalogue_summary(catalogue: Catalogue) -> Table:
     """What a catalogue holds and how it was made."""
     manifest = catalogue.manifest
     table = Table("", escape(str(catalogue.folder)), title="WebShop catalogue")
@@ -33,7 +33,7 @@ def summary(catalogue: Catalogue) -> Table:
     return table
 
 
-def found(catalogue: Catalogue, query: str) -> Table:
+def search_results(catalogue: Catalogue, query: str) -> Table:
     """What a query finds, best first."""
     table = Table("", "score", "asin", "price", "title", title=Text(f"{query!r} in {catalogue.folder}"))
     for place, (index, score) in enumerate(catalogue.scored(query), 1):

@@ -48,7 +48,8 @@ class Request:
         task: What is being played.
         state: What the environment shows now, for scripted policies.
         engine: The engine that plays, for experts that look into it; None when it runs in another process.
-        shorter: Renders the prompt with at most this many past pairs, for a policy whose budget the prompt exceeds.
+        with_shorter_history: Renders the prompt with at most this many past pairs, for a policy whose budget the prompt
+            exceeds.
     """
 
     id: int
@@ -59,7 +60,7 @@ class Request:
     task: Task
     state: State
     engine: Engine | None
-    shorter: Callable[[int], str]
+    with_shorter_history: Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from hgpo_train.settings import PositiveInt, Temperature, check
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hgpo_train.hf import Tokenizer
+    from hgpo_train.models.hf import Tokenizer
     from hgpo_train.policies.base import Request
 
 
@@ -43,7 +43,7 @@ class GenerationOptions:
         check(self, "policy option")
 
 
-class Fitted(NamedTuple):
+class FittedPrompt(NamedTuple):
     """A prompt within the budget.
 
     Attributes:
@@ -75,23 +75,25 @@ def encode_prompts(
 
 def fit_prompts(
     tokenizer: Tokenizer, requests: Sequence[Request], options: GenerationOptions
-) -> list[Fitted | Failure]:
+) -> list[FittedPrompt | Failure]:
     """The requests' prompts in tokens, each within the budget as `options.overflow` says."""
     encoded = encode_prompts(tokenizer, [request.prompt for request in requests], options.chat_template)
     return [_fit(tokenizer, request, tokens, options) for request, tokens in zip(requests, encoded, strict=True)]
 
 
-def _fit(tokenizer: Tokenizer, request: Request, tokens: list[int], options: GenerationOptions) -> Fitted | Failure:
+def _fit(
+    tokenizer: Tokenizer, request: Request, tokens: list[int], options: GenerationOptions
+) -> FittedPrompt | Failure:
     budget = options.max_prompt_tokens
     prompt: str | None = None
     shown = request.step
     while len(tokens) > budget and options.overflow == "history" and shown > 0:
         shown -= 1
-        shorter = request.shorter(shown)
-        if shorter != prompt:
-            prompt = shorter
+        with_shorter_history = request.with_shorter_history(shown)
+        if with_shorter_history != prompt:
+            prompt = with_shorter_history
             tokens = encode_prompts(tokenizer, [prompt], options.chat_template)[0]
     dropped = max(0, len(tokens) - budget)
     if dropped and options.overflow == "error":
         return Failure("PromptTooLong", f"{len(tokens)} tokens, more than max_prompt_tokens = {budget}")
-    return Fitted(tokens[dropped:], prompt, request.step - shown, dropped)
+    return FittedPrompt(tokens[dropped:], prompt, request.step - shown, dropped)

@@ -42,13 +42,13 @@ class MixturePolicy(BatchPolicy):
         return len(self._parts) - 1
 
 
-def weights(text: str) -> Mapping[str, float]:
+def parse_weights(text: str) -> Mapping[str, float]:
     """Reads ``expert=0.7,random=0.3``.
 
     Raises:
         InputError: It has another form, or a weight is not positive.
 
-    >>> weights("expert=3,random=1")
+    >>> parse_weights("expert=3,random=1")
     {'expert': 3.0, 'random': 1.0}
     """
     form = "name=weight,name=weight with positive weights"

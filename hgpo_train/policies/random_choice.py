@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
-from hgpo_train.policies.scripted import written
+from hgpo_train.policies.scripted import format_action
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,25 +35,26 @@ class RandomPolicy(BatchPolicy):
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
         return [
-            Reply(written(self._choose(request), self._action_format, request.state.actions)) for request in requests
+            Reply(format_action(self._choose(request), self._action_format, request.state.actions))
+            for request in requests
         ]
 
     def _choose(self, request: Request) -> str:
         actions = request.state.actions
-        return filled(actions[draw(request.seed, "action", len(actions))], request) if actions else ""
+        return fill_query(actions[seeded_choice(request.seed, "action", len(actions))], request) if actions else ""
 
 
-def filled(action: str, request: Request) -> str:
+def fill_query(action: str, request: Request) -> str:
     """The action, with words of the instruction where it leaves a query open."""
     return action.replace(_QUERY, _query(request)) if _QUERY in action else action
 
 
 def _query(request: Request) -> str:
     words = _WORD.findall(request.task.instruction) or [""]
-    count = 1 + draw(request.seed, "words", 3)
-    return " ".join(words[draw(request.seed, f"word {n}", len(words))] for n in range(count))
+    count = 1 + seeded_choice(request.seed, "words", 3)
+    return " ".join(words[seeded_choice(request.seed, f"word {n}", len(words))] for n in range(count))
 
 
-def draw(seed: int, what: str, choices: int) -> int:
+def seeded_choice(seed: int, what: str, choices: int) -> int:
     """An integer in [0, choices) from a seed and a name: the text hash of ``"<seed>/<name>"``, scaled."""
     return ((text_hash(f"{seed}/{what}") % (1 << 64)) * choices) >> 64

@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs import expert
+from hgpo_envs import players
 from hgpo_envs.errors import InputError, unknown
 from hgpo_train.settings import types_of
 
@@ -42,7 +42,7 @@ _FACTORIES: Final = {
     "random": "hgpo_train.policies.registry:_random",
     "expert": "hgpo_train.policies.registry:_expert",
     "explorer": "hgpo_train.policies.registry:_explorer",
-    "stale": "hgpo_train.policies.registry:_stale",
+    "stale": "hgpo_train.policies.registry:_outdated",
     "mixture": "hgpo_train.policies.registry:_mixture",
     "openai": "hgpo_train.policies.server:make",
     "vllm": "hgpo_train.policies.vllm:make",
@@ -114,11 +114,11 @@ def _random(argument: str, context: PolicyContext) -> BatchPolicy:
     return RandomPolicy(context.action_format)
 
 
-def _stale(argument: str, context: PolicyContext) -> BatchPolicy:
-    from hgpo_train.policies.stale import StalePolicy
+def _outdated(argument: str, context: PolicyContext) -> BatchPolicy:
+    from hgpo_train.policies.outdated import OutdatedActionPolicy
 
     _refuse_settings("stale", argument, context)
-    return StalePolicy(context.action_format)
+    return OutdatedActionPolicy(context.action_format)
 
 
 def _expert(argument: str, context: PolicyContext) -> BatchPolicy:
@@ -134,15 +134,15 @@ def _explorer(argument: str, context: PolicyContext) -> BatchPolicy:
 def _scripted(name: str, context: PolicyContext) -> BatchPolicy:
     from hgpo_train.policies.scripted import ScriptedPolicy
 
-    expert.make(name, context.benchmark)  # an unknown one is refused now, not in the middle of a run
-    return ScriptedPolicy(name, lambda: expert.make(name, context.benchmark), context.action_format)
+    players.make_player(name, context.benchmark)  # an unknown one is refused now, not in the middle of a run
+    return ScriptedPolicy(name, lambda: players.make_player(name, context.benchmark), context.action_format)
 
 
 def _mixture(argument: str, context: PolicyContext) -> BatchPolicy:
     from hgpo_train.policies.base import BatchPolicy
-    from hgpo_train.policies.mixture import MixturePolicy, weights
+    from hgpo_train.policies.mixture import MixturePolicy, parse_weights
 
-    parts = [(make_policy(name, context), weight) for name, weight in weights(argument).items()]
+    parts = [(make_policy(name, context), weight) for name, weight in parse_weights(argument).items()]
     batch = [(policy, weight) for policy, weight in parts if isinstance(policy, BatchPolicy)]
     if len(batch) != len(parts):
         raise InputError(f"mixture: only policies that answer in this process can be mixed, got {argument!r}")

@@ -1,4 +1,4 @@
-"""``expert`` and ``explorer``: the scripted players of `hgpo_envs.expert` as policies."""
+"""``expert`` and ``explorer``: the scripted players of `hgpo_envs.players` as policies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hgpo_envs import expert
+    from hgpo_envs import players
 
 
 class ScriptedPolicy(BatchPolicy):
@@ -23,10 +23,10 @@ class ScriptedPolicy(BatchPolicy):
 
     reproducible = True
 
-    def __init__(self, name: str, make: Callable[[], expert.Expert], action_format: str) -> None:
+    def __init__(self, name: str, make: Callable[[], players.Player], action_format: str) -> None:
         super().__init__()
         self.name, self._make, self._action_format = name, make, action_format
-        self._players: dict[int, expert.Expert] = {}
+        self._players: dict[int, players.Player] = {}
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
@@ -38,20 +38,22 @@ class ScriptedPolicy(BatchPolicy):
                 player = self._players.setdefault(request.slot, self._make())
                 player.reset(request.task, request.state, request.engine)
             return Reply(
-                written(self._players[request.slot].act(request.state), self._action_format, request.state.actions)
+                format_action(
+                    self._players[request.slot].act(request.state), self._action_format, request.state.actions
+                )
             )
         except Exception as error:  # noqa: BLE001 - a player that fails costs its trajectory alone
             return Failure.of("PolicyFailed", error)
 
 
-def written(action: str, action_format: str, admissible: Sequence[str]) -> str:
+def format_action(action: str, action_format: str, admissible: Sequence[str]) -> str:
     """An action as a policy writes it: with empty thoughts where a whole response is asked for, or its number.
 
-    >>> written("look", "response", ["go", "look"])
+    >>> format_action("look", "response", ["go", "look"])
     '<think></think><action>look</action>'
-    >>> written("look", "number", ["go", "look"])
+    >>> format_action("look", "number", ["go", "look"])
     '2'
-    >>> written("search[shoes]", "number", ["search[<your query>]"])
+    >>> format_action("search[shoes]", "number", ["search[<your query>]"])
     'search[shoes]'
     """
     if action_format == "response":

@@ -23,7 +23,7 @@ from msgspec import Meta
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.secrets import Secret, redact, redact_logging, register, register_url
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
-from hgpo_train.policies.validation import shown
+from hgpo_train.policies.validation import preview
 from hgpo_train.settings import LARGEST_FLOAT, NonNegativeFloat, NonNegativeInt, PositiveInt, Temperature, build, check
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class ServerPolicy(AsyncPolicy):
         """The reply in a completion. Its values may be of any type: they are validated where the reply arrives."""
         choices = getattr(completion, "choices", None)
         if not isinstance(choices, list) or not choices:
-            return Failure("PolicyFailed", f"the server's reply holds no choice: {shown(completion)}")
+            return Failure("PolicyFailed", f"the server's reply holds no choice: {preview(completion)}")
         choice = choices[0]
         content = getattr(getattr(choice, "message", None), "content", None)
         logprobs = getattr(getattr(choice, "logprobs", None), "content", None)
@@ -229,10 +229,10 @@ class ServerPolicy(AsyncPolicy):
         """The longest prompt that is shorter than this one, by fewer past steps; with none it is the shortest."""
         while shown:
             shown -= 1
-            shorter = request.shorter(shown)
-            if len(shorter) < len(prompt):
-                return shown, shorter
-        return 0, request.shorter(0)
+            with_shorter_history = request.with_shorter_history(shown)
+            if len(with_shorter_history) < len(prompt):
+                return shown, with_shorter_history
+        return 0, request.with_shorter_history(0)
 
 
 def make(argument: str, context: PolicyContext) -> ServerPolicy:
@@ -275,7 +275,7 @@ def _model_names(listed: object) -> list[str]:
     """
     entries = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(entries, list):
-        raise ValueError(f'expected {{"data": [...]}}, got {shown(listed)}')  # noqa: TRY004 - of data, not of an argument
+        raise ValueError(f'expected {{"data": [...]}}, got {preview(listed)}')  # noqa: TRY004 - of data, not of an argument
     names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
     return [name for name in names if isinstance(name, str)]
 

@@ -10,14 +10,14 @@ import torch
 
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
-from hgpo_train.policies.generation import Fitted, GenerationOptions, fit_prompts
-from hgpo_train.policies.sampling import Sampled, SamplingOptions, sample
+from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts
+from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions, sample_responses
 from hgpo_train.settings import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hgpo_train.hf import Model, Tokenizer
+    from hgpo_train.models.hf import Model, Tokenizer
     from hgpo_train.policies.registry import PolicyContext
 
 
@@ -63,7 +63,9 @@ class TransformersPolicy(BatchPolicy):
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `BatchPolicy`."""
         fitted = fit_prompts(self._tokenizer, requests, self.options)
-        asked = [(one, request.seed) for one, request in zip(fitted, requests, strict=True) if isinstance(one, Fitted)]
+        asked = [
+            (one, request.seed) for one, request in zip(fitted, requests, strict=True) if isinstance(one, FittedPrompt)
+        ]
         options = SamplingOptions(
             max_new_tokens=self.options.max_response_tokens,
             temperature=self.options.temperature,
@@ -72,11 +74,13 @@ class TransformersPolicy(BatchPolicy):
             max_batch_tokens=self.options.max_batch_tokens,
         )
         with self._computing():
-            drawn = sample(self._model, [one.tokens for one, _ in asked], [seed for _, seed in asked], options)
+            drawn = sample_responses(
+                self._model, [one.tokens for one, _ in asked], [seed for _, seed in asked], options
+            )
         replies = iter(self._reply(one, sampled) for (one, _), sampled in zip(asked, drawn, strict=True))
-        return [next(replies) if isinstance(one, Fitted) else one for one in fitted]
+        return [next(replies) if isinstance(one, FittedPrompt) else one for one in fitted]
 
-    def _reply(self, fitted: Fitted, sampled: Sampled) -> Reply:
+    def _reply(self, fitted: FittedPrompt, sampled: SampledResponse) -> Reply:
         count, stopped = len(sampled.tokens), int(sampled.tokens[-1]) in self._ends
         if self.options.stop and (early := self._stop_at(sampled)) is not None:
             count, stopped = early, True
@@ -91,7 +95,7 @@ class TransformersPolicy(BatchPolicy):
             cut_tokens=fitted.cut_tokens,
         )
 
-    def _stop_at(self, sampled: Sampled) -> int | None:
+    def _stop_at(self, sampled: SampledResponse) -> int | None:
         """How many tokens it takes until one of the stop texts is there; None if none is."""
         for count in range(1, len(sampled.tokens) + 1):
             text = self._tokenizer.decode(sampled.tokens[:count], skip_special_tokens=True)
@@ -118,8 +122,8 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
     Raises:
         InputError: No model is named, it cannot be loaded, or an option is unknown.
     """
-    from hgpo_train.config import ModelConfig
-    from hgpo_train.update.model import compute_dtype, load_model, load_tokenizer
+    from hgpo_train.models.config import ModelConfig
+    from hgpo_train.models.loading import compute_dtype, load_model, load_tokenizer
 
     if not argument:
         raise InputError("policy transformers: expected a model, as in transformers:Qwen/Qwen2.5-1.5B-Instruct")

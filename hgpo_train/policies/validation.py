@@ -23,7 +23,7 @@ import numpy as np
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.secrets import redact
-from hgpo_envs.texts import clean_text
+from hgpo_envs.unicode_text import clean_text
 from hgpo_train.policies.base import Failure, Reply
 
 if TYPE_CHECKING:
@@ -48,16 +48,16 @@ def checked_reply(reply: object) -> Reply | Failure:
     if isinstance(reply, Failure):
         return Failure(_as_text(reply.kind), _as_text(reply.line))
     if not isinstance(reply, Reply):
-        return Failure("PolicyFailed", f"expected a Reply, got {shown(reply)}")
+        return Failure("PolicyFailed", f"expected a Reply, got {preview(reply)}")
     try:
-        response, prompt = text("response", reply.response), _optional(text, "prompt", reply.prompt)
-        finish_reason = _optional(text, "finish_reason", reply.finish_reason)
+        response, prompt = checked_text("response", reply.response), _optional(checked_text, "prompt", reply.prompt)
+        finish_reason = _optional(checked_text, "finish_reason", reply.finish_reason)
         prompt_tokens = _optional(_token_ids, "prompt_token_ids", reply.prompt_token_ids)
         tokens = _optional(_token_ids, "response_token_ids", reply.response_token_ids)
         logprobs = _optional(_logprobs, "response_logprobs", reply.response_logprobs)
         _check_lengths(tokens, logprobs)
-        cut_pairs = _optional(count, "cut_pairs", reply.cut_pairs)
-        cut_tokens = _optional(count, "cut_tokens", reply.cut_tokens)
+        cut_pairs = _optional(checked_count, "cut_pairs", reply.cut_pairs)
+        cut_tokens = _optional(checked_count, "cut_tokens", reply.cut_tokens)
         return Reply(response, prompt, prompt_tokens, tokens, logprobs, finish_reason, cut_pairs, cut_tokens)
     except BadValueError as error:
         return Failure("PolicyFailed", str(error))
@@ -70,12 +70,16 @@ def checked_state(state: object) -> State | Failure:
     if isinstance(state, Failure):
         return Failure(_as_text(state.kind), _as_text(state.line))
     if not isinstance(state, State):
-        return Failure("EnvironmentFailed", f"expected a State, got {shown(state)}")
+        return Failure("EnvironmentFailed", f"expected a State, got {preview(state)}")
     try:
         flags = (_flag("valid", state.valid), _flag("terminated", state.terminated), _flag("won", state.won))
-        numbers = (number("reward", state.reward), number("score", state.score))
+        numbers = (checked_number("reward", state.reward), checked_number("score", state.score))
         return State(
-            text("state text", state.text), _texts("admissible actions", state.actions), *flags, *numbers, state.info
+            checked_text("state text", state.text),
+            _texts("admissible actions", state.actions),
+            *flags,
+            *numbers,
+            state.info,
         )
     except BadValueError as error:
         return Failure("EnvironmentFailed", str(error))
@@ -86,15 +90,15 @@ def checked_state(state: object) -> State | Failure:
 def checked_task(task: object) -> Task | Failure:
     """What a task source says of a task, with every value of its type; else an ``EnvironmentFailed``."""
     if not isinstance(task, Task):
-        return Failure("EnvironmentFailed", f"expected a Task, got {shown(task)}")
+        return Failure("EnvironmentFailed", f"expected a Task, got {preview(task)}")
     try:
         _check_versions(task.versions)
         return replace(
             task,
-            id=text("task id", task.id),
-            split=text("split", task.split),
-            instruction=text("instruction", task.instruction),
-            task_type=text("task_type", task.task_type),
+            id=checked_text("task id", task.id),
+            split=checked_text("split", task.split),
+            instruction=checked_text("instruction", task.instruction),
+            task_type=checked_text("task_type", task.task_type),
         )
     except BadValueError as error:
         return Failure("EnvironmentFailed", str(error))
@@ -102,43 +106,43 @@ def checked_task(task: object) -> Task | Failure:
         return Failure.of("EnvironmentFailed", error)
 
 
-def text(name: str, value: object) -> str:
+def checked_text(name: str, value: object) -> str:
     """The text as rows and requests can hold it.
 
-    >>> text("response", "look" + chr(0xD800))
+    >>> checked_text("response", "look" + chr(0xD800))
     'look�'
-    >>> text("response", 3)
+    >>> checked_text("response", 3)
     Traceback (most recent call last):
     ...
     hgpo_train.policies.validation.BadValueError: response: expected text, got int 3
     """
     if type(value) is not str:
         if not isinstance(value, str):
-            raise BadValueError(f"{name}: expected text, got {shown(value)}")
+            raise BadValueError(f"{name}: expected text, got {preview(value)}")
         value = str.__str__(value)  # of a subclass, its characters alone
     return redact(value if value.isascii() or _encodable(value) else clean_text(value), patterns=False)
 
 
-def number(name: str, value: object) -> float:
+def checked_number(name: str, value: object) -> float:
     """A finite number of at most `LARGEST` in magnitude."""
     if type(value) is float and -LARGEST <= value <= LARGEST:
         return value
     if not _is_number(value) or not abs(plain := float(value)) <= LARGEST:  # type: ignore[arg-type]  # a number
-        raise BadValueError(f"{name}: expected a finite number, got {shown(value)}")
+        raise BadValueError(f"{name}: expected a finite number, got {preview(value)}")
     return plain
 
 
-def count(name: str, value: object) -> int:
+def checked_count(name: str, value: object) -> int:
     """An integer in [0, 2³¹)."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or not 0 <= (plain := int(value)) < _INT32:
-        raise BadValueError(f"{name}: expected an integer from 0 to {_INT32 - 1}, got {shown(value)}")
+        raise BadValueError(f"{name}: expected an integer from 0 to {_INT32 - 1}, got {preview(value)}")
     return plain
 
 
-def shown(value: object) -> str:
+def preview(value: object) -> str:
     """A value of any type as a message names it: its type and the beginning of its `repr`.
 
-    >>> shown([1, 2]), shown(None)
+    >>> preview([1, 2]), preview(None)
     ('list [1, 2]', 'None')
     """
     try:
@@ -156,7 +160,7 @@ def _check_lengths(tokens: list[int] | None, logprobs: list[float] | None) -> No
 
 def _check_versions(versions: object) -> None:
     if not isinstance(versions, Mapping):
-        raise BadValueError(f"versions: expected a mapping of names to texts, got {shown(versions)}")
+        raise BadValueError(f"versions: expected a mapping of names to texts, got {preview(versions)}")
     json.dumps(dict(versions), sort_keys=True)
 
 
@@ -165,7 +169,7 @@ def _optional(check: Callable[[str, object], T], name: str, value: object) -> T 
 
 
 def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else shown(value)
+    return value if isinstance(value, str) else preview(value)
 
 
 def _encodable(value: str) -> bool:
@@ -178,20 +182,20 @@ def _encodable(value: str) -> bool:
 
 def _texts(name: str, values: object) -> list[str]:
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise BadValueError(f"{name}: expected a list of texts, got {shown(values)}")
+        raise BadValueError(f"{name}: expected a list of texts, got {preview(values)}")
     listed = list(values)
     if set(map(type, listed)) <= {str}:  # all at once: there are many, at every step
         joined = "".join(listed)
-        if text(name, joined) == joined:
+        if checked_text(name, joined) == joined:
             return listed
-    return [text(name, value) for value in listed]
+    return [checked_text(name, value) for value in listed]
 
 
 def _flag(name: str, value: object) -> bool:
     if value is True or value is False:
         return value
     if not isinstance(value, np.bool_):
-        raise BadValueError(f"{name}: expected true or false, got {shown(value)}")
+        raise BadValueError(f"{name}: expected true or false, got {preview(value)}")
     return bool(value)
 
 
@@ -201,7 +205,7 @@ def _token_ids(name: str, values: object) -> list[int]:
         found = array("q", listed)
     except (TypeError, OverflowError):
         wrong = next((value for value in listed if not _is_integer(value) or abs(int(value)) >= _INT32), None)
-        raise BadValueError(f"{name}: expected integers from 0 to {_INT32 - 1}, got {shown(wrong)}") from None
+        raise BadValueError(f"{name}: expected integers from 0 to {_INT32 - 1}, got {preview(wrong)}") from None
     if found and not 0 <= min(found) <= max(found) < _INT32:
         wrong = next(value for value in found if not 0 <= value < _INT32)
         raise BadValueError(f"{name}: expected integers from 0 to {_INT32 - 1}, got {wrong}")
@@ -214,7 +218,7 @@ def _logprobs(name: str, values: object) -> list[float]:
         found = array("d", listed)
     except (TypeError, OverflowError):
         wrong = next((value for value in listed if not _is_number(value) or abs(value) > LARGEST), None)
-        raise BadValueError(f"{name}: expected numbers, got {shown(wrong)}") from None
+        raise BadValueError(f"{name}: expected numbers, got {preview(wrong)}") from None
     if any(map(math.isnan, found)) or (found and max(found) > _FLOAT32):
         wrong = next(value for value in found if not value <= _FLOAT32)
         raise BadValueError(f"{name}: expected numbers below infinity, got {wrong}")
@@ -225,7 +229,7 @@ def _listed(name: str, values: object, of: str) -> list[Any]:
     if isinstance(values, np.ndarray | array):
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, str | bytes | bytearray):
-        raise BadValueError(f"{name}: expected a list of {of}, got {shown(values)}")
+        raise BadValueError(f"{name}: expected a list of {of}, got {preview(values)}")
     return list(values)
 
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import Failure, Reply, attempt
-from hgpo_train.policies.generation import Fitted, GenerationOptions, fit_prompts
+from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts
 from hgpo_train.settings import build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hgpo_train.hf import Model
+    from hgpo_train.models.hf import Model
     from hgpo_train.policies.base import Request
     from hgpo_train.policies.registry import PolicyContext
 
@@ -60,13 +60,13 @@ class VLLMPolicy:
             "trust_remote_code": False,
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": "hgpo_train.policies.vllm_worker.WeightUpdate",
-            **_for_this_device(),
+            **_device_arguments(),
             **(engine or {}),
         }
         self._llm = LLM(model, **given)
         self._engine: Any = self._llm.llm_engine
         self._tokenizer = self._llm.get_tokenizer()
-        self._running: dict[str, tuple[int, Fitted]] = {}
+        self._running: dict[str, tuple[int, FittedPrompt]] = {}
         self._refused: list[tuple[int, Failure]] = []
         self._weights = tempfile.TemporaryDirectory(prefix="hgpo-weights-")
 
@@ -124,7 +124,7 @@ class VLLMPolicy:
         """
         if version != self.version:
             folder = Path(self._weights.name) / f"{version:06d}"
-            merged(model).save_pretrained(folder)
+            merge_adapters(model).save_pretrained(folder)
             self._llm.collective_rpc("take_weights", kwargs={"weights_path": str(folder)})
             for file in folder.iterdir():
                 file.unlink()
@@ -143,7 +143,7 @@ class VLLMPolicy:
             self._weights.cleanup()
 
 
-def _reply(output: Any, fitted: Fitted) -> Reply:  # noqa: ANN401 - vLLM has no types to be followed
+def _reply(output: Any, fitted: FittedPrompt) -> Reply:  # noqa: ANN401 - vLLM has no types to be followed
     (told,) = output.outputs
     tokens = list(told.token_ids)
     return Reply(
@@ -158,14 +158,14 @@ def _reply(output: Any, fitted: Fitted) -> Reply:  # noqa: ANN401 - vLLM has no 
     )
 
 
-def _for_this_device() -> dict[str, Any]:
+def _device_arguments() -> dict[str, Any]:
     """On a CPU, vLLM 0.32 dies when a request with a seed is prefilled in chunks: it is prefilled whole there."""
     from vllm.platforms import current_platform
 
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": 16_384} if current_platform.is_cpu() else {}
 
 
-def merged(model: Model) -> Model:
+def merge_adapters(model: Model) -> Model:
     """The model with its adapters folded into its weights, in a copy; a model without adapters as it is."""
     if not hasattr(model, "merge_and_unload"):
         return model
@@ -180,9 +180,9 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
     Raises:
         InputError: No model is named, an option is unknown, or vLLM is not installed.
     """
-    from hgpo_train.checkpoint_files import newest_model
+    from hgpo_train.models.checkpoint_files import resolve_model
 
     if not argument:
         raise InputError("policy vllm: expected a model, as in vllm:Qwen/Qwen2.5-1.5B-Instruct")
     options = build(VLLMOptions, context.options, "policy option")
-    return VLLMPolicy(newest_model(argument), options, options.engine)
+    return VLLMPolicy(resolve_model(argument), options, options.engine)

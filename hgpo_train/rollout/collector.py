@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from hgpo_envs.episode import Episode
 from hgpo_train.policies.base import Failure, Reply, Request, attempt
-from hgpo_train.policies.validation import checked_reply, checked_state, checked_task, count
-from hgpo_train.rollout.failures import Reasons, RolloutError
+from hgpo_train.policies.validation import checked_count, checked_reply, checked_state, checked_task
+from hgpo_train.rollout.failures import FailureReasons, RolloutError
 from hgpo_train.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from hgpo_envs.episode import Settings
     from hgpo_envs.sources import SharedSource
     from hgpo_train.policies.base import Policy
-    from hgpo_train.rollout.groups import Groups
-    from hgpo_train.rollout.plan import Group
+    from hgpo_train.rollout.group_plan import PlannedGroup
+    from hgpo_train.rollout.group_scheduler import GroupScheduler
     from hgpo_train.rollout.slots import Slots
 
 _WAIT_S = 0.2
@@ -48,8 +48,8 @@ class Tally:
         seconds: Seconds since the start.
         failures: Rollouts that failed since a step was last taken.
         reasons: Why rollouts failed.
-        played_again: Rollouts that had failed in an earlier run and were played again.
-        failed_again: How many of those failed.
+        retried: Rollouts that had failed in an earlier run and were played again.
+        retries_failed: How many of those failed.
     """
 
     steps: int = 0
@@ -62,9 +62,9 @@ class Tally:
     environment_s: float = 0.0
     seconds: float = 0.0
     failures: int = 0
-    reasons: Reasons = field(default_factory=Reasons)
-    played_again: int = 0
-    failed_again: int = 0
+    reasons: FailureReasons = field(default_factory=FailureReasons)
+    retried: int = 0
+    retries_failed: int = 0
 
     def refused(self, failure: Failure) -> None:
         """Counts a rollout that ended well and whose rows the step table refused."""
@@ -108,10 +108,10 @@ class Collector:
         policy: What acts.
         groups: What is to be played, and where finished groups go.
         seed: The run's seed.
-        failures_allowed: How many rollouts may fail without a step taken between them before the run stops.
+        max_consecutive_failures: How many rollouts may fail without a step taken between them before the run stops.
         policy_timeout_s: Seconds after which a request that the policy has not answered fails.
         progress: Called now and then with the tally.
-        stopping: Asked now and then whether to stop early; whole groups are committed then.
+        should_stop: Asked now and then whether to stop early; whole groups are committed then.
         tally: What counts.
     """
 
@@ -121,31 +121,31 @@ class Collector:
         settings: Settings,
         slots: Slots,
         policy: Policy,
-        groups: Groups,
+        groups: GroupScheduler,
         *,
         seed: int = 0,
-        failures_allowed: int = 64,
+        max_consecutive_failures: int = 64,
         policy_timeout_s: float = 3600.0,
         progress: Callable[[Tally], None] = lambda _: None,
-        stopping: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,
         tally: Tally | None = None,
     ) -> None:
         self._shared, self._slots, self._policy, self._groups = shared, slots, policy, groups
-        self._seed, self._failures_allowed, self._policy_timeout_s = seed, failures_allowed, policy_timeout_s
-        self._progress, self._stopping = progress, stopping
+        self._seed, self._failures_allowed, self._policy_timeout_s = seed, max_consecutive_failures, policy_timeout_s
+        self._progress, self._stopping = progress, should_stop
         self._places = [_Place(slot, Episode(shared, settings, slots.engine(slot))) for slot in range(slots.count)]
         self._free = self._places[::-1]
         self._asked: dict[int, _Place] = {}  # by request, in the order of their times
         self._requests: list[Request] = []  # not yet handed to the policy
-        self._members: list[tuple[Group, int]] = []  # of the group that began last, not yet played
+        self._members: list[tuple[PlannedGroup, int]] = []  # of the group that began last, not yet played
         self._next_id = 0
         self.tally = tally or Tally()
 
     def run(self) -> Tally:
-        """Plays until every wanted group is done, or `stopping` says so; commits every whole group either way.
+        """Plays until every wanted group is done, or `should_stop` says so; commits every whole group either way.
 
         Raises:
-            RolloutError: `failures_allowed` rollouts failed one after the other; whole groups are committed.
+            RolloutError: `max_consecutive_failures` rollouts failed one after the other; whole groups are committed.
         """
         began = perf_counter()
         try:
@@ -245,7 +245,7 @@ class Collector:
                 return Failure("EnvironmentFailed", "the task had ended before its first step")
         else:
             episode.observe(*action, state)
-            trajectory.moved(seconds)
+            trajectory.close_row(seconds)
             self.tally.steps += 1
             self.tally.failures = 0
         if not episode.done:
@@ -255,7 +255,7 @@ class Collector:
     def _ask(self, place: _Place, trajectory: Trajectory) -> None:
         episode = trajectory.episode
         prompt = episode.prompt()
-        trajectory.asked(prompt)
+        trajectory.open_row(prompt)
         request = Request(
             id=self._next_id,
             prompt=prompt,
@@ -265,7 +265,7 @@ class Collector:
             task=episode.task,
             state=episode.state,
             engine=self._slots.engine(place.slot),
-            shorter=episode.prompt,
+            with_shorter_history=episode.prompt,
         )
         self._next_id += 1
         place.asked_at = perf_counter()
@@ -280,20 +280,20 @@ class Collector:
             self._end(place, trajectory, failure)
 
     def _act(self, place: _Place, trajectory: Trajectory, reply: Reply) -> None:
-        version = count("the policy's version", self._policy.version)
+        version = checked_count("the policy's version", self._policy.version)
         command, well_formed = trajectory.episode.read(reply.response)
-        trajectory.answered(reply, command, perf_counter() - place.asked_at, version)
+        trajectory.add_reply(reply, command, perf_counter() - place.asked_at, version)
         self.tally.tokens += len(reply.response_token_ids or ())
         place.action = command, well_formed
         self._slots.act(place.slot, command)
 
     def _end(self, place: _Place, trajectory: Trajectory, failure: Failure | None) -> None:
-        again = self._groups.plays_again(trajectory.group)
-        self.tally.played_again += again
+        again = self._groups.is_retry(trajectory.group)
+        self.tally.retried += again
         if failure is not None:
             trajectory.abort(failure)
             self.tally.aborted += 1
-            self.tally.failed_again += again
+            self.tally.retries_failed += again
             self.tally.failures += 1
             self.tally.reasons.add(failure)
         else:

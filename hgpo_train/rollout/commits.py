@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hgpo_datasets.derive import complete
+from hgpo_datasets.derived_columns import complete
 from hgpo_datasets.rows import frame
 from hgpo_train.policies.base import Failure, attempt
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from hgpo_datasets import StepWriter
     from hgpo_train.rollout.collector import Tally
-    from hgpo_train.rollout.finished import Finished
+    from hgpo_train.rollout.finished import FinishedGroup
     from hgpo_train.rollout.trajectory import Row
 
 _IDENTITY = ("env_id", "iteration", "task_id", "group", "trajectory")
 
 
-class Commits:
+class GroupCommitter:
     """Commits finished groups to a run.
 
     Values are validated where they arrive, so the writer refuses nothing. Should it do so all the same, the trajectory
@@ -35,7 +35,7 @@ class Commits:
     def __init__(self, writer: StepWriter, env_id: str, tally: Tally) -> None:
         self._writer, self._env_id, self._tally = writer, env_id, tally
 
-    def __call__(self, groups: Sequence[Finished]) -> None:
+    def __call__(self, groups: Sequence[FinishedGroup]) -> None:
         """Commits groups. Those that were played again take the place of what the run holds of them."""
         if rows := self._rows(group for group in groups if group.again):
             self._take(self._writer.replace, rows)
@@ -43,7 +43,7 @@ class Commits:
             self._take(self._writer.add_group, rows)
         self._writer.commit()
 
-    def _rows(self, groups: Iterable[Finished]) -> list[Row]:
+    def _rows(self, groups: Iterable[FinishedGroup]) -> list[Row]:
         return [{"env_id": self._env_id, **row} for group in groups for row in group.rows]
 
     def _take(self, take: Callable[[Sequence[Row]], object], rows: list[Row]) -> None:

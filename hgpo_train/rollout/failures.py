@@ -32,7 +32,7 @@ class RolloutError(RuntimeError):
     """Too many rollouts fail. The message is one line; the command line prints it and exits with 1."""
 
 
-class Reasons:
+class FailureReasons:
     """Counts reasons for failures. Reasons that differ only in numbers count as one, shown by the first of them."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Reasons:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedGroup:
     """A committed group some of whose rollouts failed, and are to be played again.
 
     Attributes:
@@ -69,7 +69,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class FailureSummary:
     """How much of a set of rollouts failed.
 
     Attributes:
@@ -96,39 +96,39 @@ class Failures:
         )
 
 
-def of_tally(tally: Tally) -> Failures:
+def failures_of_tally(tally: Tally) -> FailureSummary:
     """What failed of the rollouts that were played now for the first time."""
-    return Failures(
-        tally.trajectories - tally.played_again, tally.aborted - tally.failed_again, *tally.reasons.commonest()
+    return FailureSummary(
+        tally.trajectories - tally.retried, tally.aborted - tally.retries_failed, *tally.reasons.commonest()
     )
 
 
-def of_table(run: str | os.PathLike[str]) -> Failures:
+def failures_of_run(run: str | os.PathLike[str]) -> FailureSummary:
     """What failed of the rollouts that a run's step table holds; none where it holds no rows."""
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
 
     try:
-        return of_steps(scan_steps(run))
+        return failures_of_steps(scan_steps(run))
     except InputError:
-        return Failures(0, 0)
+        return FailureSummary(0, 0)
 
 
-def of_steps(steps: pl.LazyFrame) -> Failures:
+def failures_of_steps(steps: pl.LazyFrame) -> FailureSummary:
     """What failed of the rollouts that a step table holds."""
     import polars as pl
 
     last = steps.group_by("run", "trajectory").agg(pl.col("aborted").any(), pl.col("error").drop_nulls().first())
     failed = last.filter("aborted").group_by("error").len().sort("len", "error", descending=[True, False])
     rollouts, aborted = last.select(pl.len(), pl.col("aborted").sum()).collect().row(0)
-    reasons = Reasons()
+    reasons = FailureReasons()
     for error, times in failed.collect().iter_rows():
         reasons.add(error or "no reason is stored", times)
     reason, times = reasons.commonest()
-    return Failures(rollouts, aborted, reason, times)
+    return FailureSummary(rollouts, aborted, reason, times)
 
 
-def check(failures: Failures, most: float = MAX_FAILED, advice: str = "") -> None:
+def raise_if_too_many(failures: FailureSummary, most: float = MAX_FAILED, advice: str = "") -> None:
     """Raises where more than a share failed, or all.
 
     Args:

@@ -20,7 +20,7 @@ _OTHER_COLUMNS: Final = 300  # bytes of a row's numbers, hashes and offsets
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedGroup:
     """A finished group.
 
     Attributes:
@@ -29,7 +29,7 @@ class Finished:
         again: Whether the rows take the place of failed rollouts that are committed.
 
     >>> rows = [{"step": 0, "state": "a room " * 1000, "admissible_actions": ["look", "wait"]}]
-    >>> packed = Finished.of(rows).packed()
+    >>> packed = FinishedGroup.of(rows).packed()
     >>> packed.size, packed.bytes < 200, packed.rows == rows
     (7324, True, True)
     """
@@ -40,11 +40,11 @@ class Finished:
     _packed: bytes = b""
 
     @classmethod
-    def of(cls, rows: list[Row], *, again: bool = False) -> Finished:
+    def of(cls, rows: list[Row], *, again: bool = False) -> FinishedGroup:
         """A group with these rows, in the order of their rollouts and steps; none where the run has them already."""
         return cls(sum(map(_size, rows)), again, rows)
 
-    def packed(self) -> Finished:
+    def packed(self) -> FinishedGroup:
         """The same group in little memory."""
         if not self._plain:
             return self

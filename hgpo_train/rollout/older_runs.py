@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from hgpo_train.rollout.run import World
+    from hgpo_train.rollout.env_handle import EnvHandle
 
 _TASKS: Final = 1_000
 """How many of the run's tasks are compared."""
 
 
 def comparable(
-    folder: Path, config: Mapping[str, Any], world: World, say: Callable[[str], object] = lambda _: None
+    folder: Path, config: Mapping[str, Any], handle: EnvHandle, say: Callable[[str], object] = lambda _: None
 ) -> dict[str, Any]:
     """The configuration with which a run is opened: without the fingerprints that the run in the folder does not have.
 
     Args:
         folder: The run's, which may not exist.
         config: What `hgpo_train.rollout.run.run_config` gives.
-        world: What is played.
+        handle: What is played.
         say: Called with a line that says what could not be compared, if anything.
 
     Raises:
@@ -45,7 +45,7 @@ def comparable(
     kept, missing = dict(config), []
     if "tasks" in config and "tasks" not in before:
         del kept["tasks"]
-        _compare_tasks(folder, world)
+        _compare_tasks(folder, handle)
         missing.append("data")
     acting, acted = config.get("policy"), before.get("policy")
     if isinstance(acting, dict) and isinstance(acted, dict) and "weights" in acting and "weights" not in acted:
@@ -67,14 +67,14 @@ def _stored(folder: Path) -> Mapping[str, Any] | None:
     return None if header is None else header.config
 
 
-def _compare_tasks(folder: Path, world: World) -> None:
+def _compare_tasks(folder: Path, handle: EnvHandle) -> None:
     try:
         played = scan_steps(folder).select("task_id", "task", "env_version").drop_nulls("task")
         rows = played.unique().sort("task_id").head(_TASKS).collect().rows()
     except InputError:
         return  # there are no rows yet, or opening the run says what is wrong with them
     for task_id, text, versions in rows:
-        task = _task(world, task_id)
+        task = _task(handle, task_id)
         if task != (redact(text, patterns=False), versions):
             raise InputError(
                 f"{folder} was written with another task {task_id!r}; give another folder, or the data that it was "
@@ -82,9 +82,9 @@ def _compare_tasks(folder: Path, world: World) -> None:
             )
 
 
-def _task(world: World, task_id: str) -> tuple[str, str] | None:
+def _task(handle: EnvHandle, task_id: str) -> tuple[str, str] | None:
     try:
-        task = checked_task(world.shared.source.task(task_id))
+        task = checked_task(handle.shared.source.task(task_id))
     except (InputError, KeyError):
         return None
     if isinstance(task, Failure):

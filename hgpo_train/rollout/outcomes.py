@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from hgpo_train.rollout.failures import Failed
+from hgpo_train.rollout.failures import FailedGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hgpo_train.rollout.groups import Key
+    from hgpo_train.rollout.group_scheduler import Key
 
-OF_ROWS: Final[Mapping[str, Callable[[Sequence[dict[str, Any]]], float | bool]]] = {
+OUTCOMES: Final[Mapping[str, Callable[[Sequence[dict[str, Any]]], float | bool]]] = {
     "reward": lambda rows: math.fsum(row["reward"] for row in rows),
     "success": lambda rows: rows[-1]["won"],
     "score": lambda rows: rows[-1]["score"],
 }
 """A trajectory's outcome from its rows, in the order of steps."""
 
-OF_TABLE: Final[Mapping[str, pl.Expr]] = {
+OUTCOME_EXPRESSIONS: Final[Mapping[str, pl.Expr]] = {
     "reward": pl.col("episode_return").first(),
     "success": pl.col("won").sort_by("step").last(),
     "score": pl.col("score").sort_by("step").last(),
@@ -34,37 +34,39 @@ OF_TABLE: Final[Mapping[str, pl.Expr]] = {
 """The same from a step table's rows of one trajectory."""
 
 
-def informative(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:
+def groups_with_mixed_outcomes(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:
     """The groups of a step table whose trajectories, aborted ones aside, did not all end the same.
 
     Args:
         steps: A step table.
-        outcome: A name of `OF_TABLE`.
+        outcome: A name of `OUTCOME_EXPRESSIONS`.
 
     Returns:
         Their ``iteration``, ``task_id`` and ``group``.
     """
     group = ("iteration", "task_id", "group")
-    trajectories = steps.group_by(*group, "trajectory").agg(OF_TABLE[outcome].alias("end"), pl.col("aborted").any())
+    trajectories = steps.group_by(*group, "trajectory").agg(
+        OUTCOME_EXPRESSIONS[outcome].alias("end"), pl.col("aborted").any()
+    )
     ends = trajectories.filter(~pl.col("aborted")).group_by(group).agg(pl.col("end").n_unique())
     return ends.filter(pl.col("end") > 1).select(group)
 
 
-def failed_groups(steps: pl.LazyFrame, outcome: str | None) -> dict[Key, Failed]:
+def failed_groups(steps: pl.LazyFrame, outcome: str | None) -> dict[Key, FailedGroup]:
     """The groups of a step table with failed rollouts: which failed, and how the others ended.
 
     Args:
         steps: A step table.
-        outcome: A name of `OF_TABLE`; None leaves the outcomes out.
+        outcome: A name of `OUTCOME_EXPRESSIONS`; None leaves the outcomes out.
     """
     group = ("iteration", "task_id", "group")
-    end = pl.lit(None) if outcome is None else OF_TABLE[outcome]
+    end = pl.lit(None) if outcome is None else OUTCOME_EXPRESSIONS[outcome]
     trajectories = steps.group_by(*group, "trajectory").agg(pl.col("aborted").any(), end.alias("end"))
     groups = trajectories.group_by(group).agg(
         pl.col("trajectory").filter("aborted").alias("failed"), pl.col("end").filter(~pl.col("aborted"))
     )
     found = groups.filter(pl.col("failed").list.len() > 0).collect()
     return {
-        (iteration, task_id, number): Failed(frozenset(failed), ends if outcome else ())
+        (iteration, task_id, number): FailedGroup(frozenset(failed), ends if outcome else ())
         for iteration, task_id, number, failed, ends in found.iter_rows()
     }

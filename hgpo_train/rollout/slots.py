@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hgpo_train.policies.base import Failure
 
 
-class Arrival(NamedTuple):
+class SlotResult(NamedTuple):
     """What came back from a slot.
 
     Attributes:
@@ -53,7 +53,7 @@ class Slots(Protocol):
         """Carries out a command; the next state arrives by `collect`."""
         ...
 
-    def collect(self, timeout: float) -> Sequence[Arrival]:
+    def collect(self, timeout: float) -> Sequence[SlotResult]:
         """What has come back; waits at most `timeout` seconds for the first."""
         ...
 
@@ -73,7 +73,7 @@ class LocalSlots:
     def __init__(self, shared: SharedSource, count: int) -> None:
         self.count = count
         self._engines = [shared.source.engine() for _ in range(count)]
-        self._arrived: deque[Arrival] = deque()
+        self._arrived: deque[SlotResult] = deque()
 
     @property
     def busy(self) -> int:
@@ -92,7 +92,7 @@ class LocalSlots:
         """See `Slots`."""
         self._run(slot, self._engines[slot].act, command)
 
-    def collect(self, timeout: float) -> Sequence[Arrival]:
+    def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""
         del timeout
         arrived = list(self._arrived)
@@ -106,4 +106,4 @@ class LocalSlots:
     def _run(self, slot: int, call: Callable[[str], State], text: str) -> None:
         began = perf_counter()
         outcome = attempt("EnvironmentFailed", call, text)
-        self._arrived.append(Arrival(slot, outcome, perf_counter() - began))
+        self._arrived.append(SlotResult(slot, outcome, perf_counter() - began))

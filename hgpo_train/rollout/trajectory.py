@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hgpo_envs.engine import Task
     from hgpo_envs.episode import Episode
     from hgpo_train.policies.base import Failure, Reply
-    from hgpo_train.rollout.plan import Group
+    from hgpo_train.rollout.group_plan import PlannedGroup
 
 Row = dict[str, Any]
 
@@ -30,7 +30,7 @@ class Trajectory:
         rows: One row a finished step, without what is the same for the whole run.
     """
 
-    def __init__(self, group: Group, member: int, seed: int, episode: Episode, *, clocked: bool) -> None:
+    def __init__(self, group: PlannedGroup, member: int, seed: int, episode: Episode, *, clocked: bool) -> None:
         self.group, self.member, self.seed, self.episode, self._clocked = group, member, seed, episode, clocked
         self.rows: list[Row] = []
         self._open: Row = {}
@@ -45,11 +45,11 @@ class Trajectory:
         """The seed of the step that comes next."""
         return text_hash(f"{self.seed}/{len(self.rows)}") % (1 << 63)
 
-    def asked(self, prompt: str) -> None:
+    def open_row(self, prompt: str) -> None:
         """The episode shows a state, and the policy is asked: a row is opened."""
         state = self.episode.state
         if not self.rows:
-            self._common |= _told(self.episode.task)
+            self._common |= _task_columns(self.episode.task)
         self._open = {
             **self._common,
             "step": len(self.rows),
@@ -58,7 +58,7 @@ class Trajectory:
             "admissible_actions": list(state.actions),
         }
 
-    def answered(self, reply: Reply, command: str, seconds: float, version: int) -> None:
+    def add_reply(self, reply: Reply, command: str, seconds: float, version: int) -> None:
         """The policy has answered, and a command was found in its response."""
         self._open |= {
             "policy_version": version,
@@ -76,7 +76,7 @@ class Trajectory:
         if self._clocked:
             self._open["policy_s"] = seconds
 
-    def moved(self, seconds: float) -> None:
+    def close_row(self, seconds: float) -> None:
         """The episode has taken the step: the row is closed."""
         episode = self.episode
         self._open |= {
@@ -114,7 +114,7 @@ class Trajectory:
         return bool(self.rows) and "aborted" in self.rows[-1]
 
 
-def _told(task: Task) -> Row:
+def _task_columns(task: Task) -> Row:
     return {
         "task": task.instruction,
         "task_type": task.task_type,

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import Failure, attempt
-from hgpo_train.rollout.slots import Arrival
+from hgpo_train.rollout.slots import SlotResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,7 +137,7 @@ class WorkerSlots:
         """See `Slots`."""
         self._ask(slot, "act", command)
 
-    def collect(self, timeout: float) -> Sequence[Arrival]:
+    def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""
         return [*self._received(timeout), *self._overdue()]
 
@@ -164,8 +164,8 @@ class WorkerSlots:
             worker.asked, worker.since = self._calls_made, perf_counter()
         worker.calls.put(_Call(method, text, self._calls_made))
 
-    def _received(self, timeout: float) -> list[Arrival]:
-        arrived: list[Arrival] = []
+    def _received(self, timeout: float) -> list[SlotResult]:
+        arrived: list[SlotResult] = []
         with contextlib.suppress(queue.Empty):
             if self.busy:
                 arrived += self._accepted(self._done.get(timeout=timeout) if timeout > 0 else self._done.get_nowait())
@@ -173,16 +173,16 @@ class WorkerSlots:
                 arrived += self._accepted(self._done.get_nowait())
         return arrived
 
-    def _accepted(self, result: tuple[int, int, State | Failure, float]) -> list[Arrival]:
+    def _accepted(self, result: tuple[int, int, State | Failure, float]) -> list[SlotResult]:
         """The result as an arrival; empty where it came after its call had been given up."""
         slot, number, outcome, seconds = result
         worker = self._workers[slot]
         if worker.asked != number:
             return []
         worker.asked = 0
-        return [Arrival(slot, outcome, seconds)]
+        return [SlotResult(slot, outcome, seconds)]
 
-    def _overdue(self) -> list[Arrival]:
+    def _overdue(self) -> list[SlotResult]:
         arrived = []
         now = perf_counter()
         for slot, worker in enumerate(self._workers):
@@ -196,7 +196,7 @@ class WorkerSlots:
                     worker.doomed = True
                     worker.process.kill()  # what its thread waits for ends with it
             failure = Failure("WorkerTimedOut", f"{what} within {allowed:g} s")
-            arrived.append(Arrival(slot, failure, now - worker.since))
+            arrived.append(SlotResult(slot, failure, now - worker.since))
         return arrived
 
     def _run(self, slot: int, worker: _Worker) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import chain_columns, text_hashes
-from hgpo_train.advantages import Job, carry_out, compute, get, names, register
+from hgpo_train.advantages import EstimatorSpec, compute, compute_many, get, names, register
+from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata, write_advantages
 from hgpo_train.advantages.filters import informative
 from hgpo_train.advantages.parameters import Mode
-from hgpo_train.advantages.tables import fingerprint, join_advantages, read_metadata, write_advantages
 from hgpo_train.advantages.windows import mean, normalise
 
 ROOT = Path(__file__).parent.parent.parent
@@ -196,10 +196,10 @@ def test_threads_give_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [1, 37, 100, 10_000])
 def test_chunks_give_the_same_bytes(tmp_path: Path, rows: int) -> None:
     table = walks(tasks=40)
-    jobs = [Job(get(name), get(name).parameters(), name) for name in names()]
+    specs = [EstimatorSpec(get(name), get(name).parameters(), name) for name in names()]
     out = tmp_path / "advantages.parquet"
-    assert write_advantages(table.lazy(), jobs, out, chunk_rows=rows) == table.height
-    chunked, whole = pl.read_parquet(out), carry_out(table, jobs).collect()
+    assert write_advantages(table.lazy(), specs, out, chunk_rows=rows) == table.height
+    chunked, whole = pl.read_parquet(out), compute_many(table, specs).collect()
     for name in names():
         assert bits(chunked, name) == bits(whole, name), name
 
@@ -221,8 +221,8 @@ def test_filters_before_reach_the_file_and_plans_stay_lazy(tmp_path: Path) -> No
 
 
 def test_only_the_columns_that_are_read_are_named() -> None:
-    job = Job(get("hgpo"), get("hgpo").parameters(history_length=1))
-    read = job.columns(walks().collect_schema())
+    spec = EstimatorSpec(get("hgpo"), get("hgpo").parameters(history_length=1))
+    read = spec.columns(walks().collect_schema())
     assert read == ["run", "iteration", "task_id", "group", "trajectory", "step", "reward", "action_valid",
                     "history_hash_0", "history_hash_1"]  # fmt: skip
 
@@ -334,8 +334,8 @@ def test_a_table_beside_the_run(tmp_path: Path) -> None:
     steps, out = tmp_path / "steps.parquet", tmp_path / "advantages.parquet"
     walks().write_parquet(steps)
     before = steps.read_bytes()
-    jobs = [Job(get("hgpo"), get("hgpo").parameters(history_length=1), "advantage", details=True)]
-    write_advantages(pl.scan_parquet(steps), jobs, out, fingerprint=fingerprint(steps))
+    specs = [EstimatorSpec(get("hgpo"), get("hgpo").parameters(history_length=1), "advantage", details=True)]
+    write_advantages(pl.scan_parquet(steps), specs, out, fingerprint=fingerprint(steps))
     assert steps.read_bytes() == before
     told = read_metadata(out)
     assert told["columns"]["advantage"]["parameters"]["history_length"] == 1
@@ -350,9 +350,9 @@ def test_nothing_is_left_of_a_table_that_was_interrupted(tmp_path: Path) -> None
     def progress(_: int) -> None:
         raise KeyboardInterrupt
 
-    jobs = [Job(get("hgpo"), get("hgpo").parameters(), "advantage")]
+    specs = [EstimatorSpec(get("hgpo"), get("hgpo").parameters(), "advantage")]
     with pytest.raises(KeyboardInterrupt):
-        write_advantages(walks().lazy(), jobs, tmp_path / "out.parquet", progress=progress)
+        write_advantages(walks().lazy(), specs, tmp_path / "out.parquet", progress=progress)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -372,14 +372,18 @@ def test_nothing_half_written(tmp_path: Path) -> None:
         reward=pl.when(pl.int_range(pl.len()) < pl.len() - 1).then("reward").otherwise(float("nan"))
     )
     with pytest.raises(InputError, match="finite"):
-        write_advantages(table.lazy(), [Job(get("hgpo"), get("hgpo").parameters())], tmp_path / "a", chunk_rows=50)
+        write_advantages(
+            table.lazy(), [EstimatorSpec(get("hgpo"), get("hgpo").parameters())], tmp_path / "a", chunk_rows=50
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_groups_in_two_places_are_refused_in_chunks(tmp_path: Path) -> None:
     table = pl.concat([walks(), walks().with_columns(pl.col("trajectory") + "b")])
     with pytest.raises(InputError, match="comes in two places"):
-        write_advantages(table.lazy(), [Job(get("hgpo"), get("hgpo").parameters())], tmp_path / "a", chunk_rows=100)
+        write_advantages(
+            table.lazy(), [EstimatorSpec(get("hgpo"), get("hgpo").parameters())], tmp_path / "a", chunk_rows=100
+        )
 
 
 # --------------------------------------------------------------------------------------------------- small things

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.unpack import unpack
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
-from hgpo_envs.alfworld.source import ALFWorldSource
 from hgpo_envs.engine import State
 from tools.alfworld_coverage import CountingEngine
 
@@ -43,9 +43,9 @@ def test_anything_else_changes_nothing_and_never_raises(task: str, seed: int, co
     before = wander(engine, engine.start(task), seed, 5)[-1]
     if command.strip() in before.actions or before.terminated:
         return
-    world = engine.world.copy()
+    game_state = engine.game_state.copy()
     after = engine.act(command)
-    assert engine.world == world
+    assert engine.game_state == game_state
     assert (after.text, after.valid, after.reward) == ("Nothing happens.", False, 0.0)
     assert after.actions == before.actions
 
@@ -76,9 +76,9 @@ def test_engines_share_nothing_that_changes(first: str, second: str, seed: int) 
 def test_a_fork_goes_its_own_way(task: str, seed: int) -> None:
     engine = SOURCE.engine()
     before = wander(engine, engine.start(task), seed, 10)[-1]
-    world = engine.world.copy()
+    game_state = engine.game_state.copy()
     ahead = wander(engine.fork(), before, seed + 1, 10)
-    assert engine.world == world
+    assert engine.game_state == game_state
     assert wander(engine, before, seed + 1, 10) == ahead
 
 
@@ -98,7 +98,7 @@ def test_kept_scenes_say_what_a_fresh_look_says(task: str, seed: int) -> None:
     for _ in range(30):
         commands = engine.game.commands
         commands._scenes.clear()
-        assert commands.offered(engine.world) == state.actions == commands.offered(engine.world)
+        assert commands.offered(engine.game_state) == state.actions == commands.offered(engine.game_state)
         if state.terminated:
             break
         state = engine.act(rng.choice(state.actions))
@@ -111,7 +111,7 @@ def test_the_end_stays_the_end() -> None:
     for command in engine.game.walkthrough or ():
         state = engine.act(command)
     assert state.terminated
-    world = engine.world.copy()
+    game_state = engine.game_state.copy()
     for command in ("look", "nonsense"):
         again = engine.act(command)
         assert (again.text, again.won, again.terminated, again.valid, again.reward) == (
@@ -121,7 +121,7 @@ def test_the_end_stays_the_end() -> None:
             False,
             0,
         )
-    assert engine.world == world
+    assert engine.game_state == game_state
 
 
 def test_act_before_start_is_an_error() -> None:

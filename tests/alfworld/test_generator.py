@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hgpo_envs.alfworld.data.game_folder import SPLITS, write_folder
+from hgpo_envs.alfworld.data.pack import PackStore, write_pack
+from hgpo_envs.alfworld.data.rooms import OFFICIAL_UNSEEN, UNSEEN, load_rooms, room_kind
+from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
-from hgpo_envs.alfworld.folder import SPLITS, write_folder
-from hgpo_envs.alfworld.games import TASK_TYPES, compile_game
-from hgpo_envs.alfworld.generator import TaskKind, draft, possible_tasks
-from hgpo_envs.alfworld.pack import PackStore, write_pack
-from hgpo_envs.alfworld.problem import game_data, problem_text
-from hgpo_envs.alfworld.rooms import OFFICIAL_UNSEEN, UNSEEN, load_rooms, room_kind
-from hgpo_envs.alfworld.source import ALFWorldSource
-from hgpo_envs.alfworld.synthesis import BUNDLED_GAMES, BUNDLED_SEED, GeneratedStore, split_sizes, walkthrough
+from hgpo_envs.alfworld.engine.game import TASK_TYPES, compile_game
+from hgpo_envs.alfworld.generation.draft import TaskTemplate, draft_game, possible_tasks
+from hgpo_envs.alfworld.generation.problem import game_data, problem_text
+from hgpo_envs.alfworld.generation.store import BUNDLED_GAMES, BUNDLED_SEED, GeneratedStore, split_sizes, walkthrough
 from hgpo_envs.errors import InputError
 from tools.alfworld_survey import survey
 
-drafts = st.builds(draft, st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(-(2**80), 2**80))
+drafts = st.builds(draft_game, st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(-(2**80), 2**80))
 
 
 @given(game=drafts)
@@ -82,7 +82,7 @@ def test_splits_share_no_task_and_unseen_rooms_are_unseen():
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not():
-    games = [[json.dumps(game_data(draft("train", i, seed))) for i in range(12)] for seed in (1, 1, 2)]
+    games = [[json.dumps(game_data(draft_game("train", i, seed))) for i in range(12)] for seed in (1, 1, 2)]
     assert games[0] == games[1]
     assert not set(games[0]) & set(games[2])
 
@@ -91,9 +91,9 @@ def test_random_stream_is_the_documented_one():
     """Python documents that the stream of random() for a seed never changes; the choices are plain arithmetic on it."""
     import random
 
-    from hgpo_envs.alfworld.generator import _Draws
+    from hgpo_envs.alfworld.generation.draft import _RandomChoices
 
-    stream, draws = random.Random("seed"), _Draws("seed")
+    stream, draws = random.Random("seed"), _RandomChoices("seed")
     assert draws.number(3, 9) == 3 + int(stream.random() * 7)
     assert draws.choice("abcde") == "abcde"[int(stream.random() * 5)]
     assert draws.chance(0.5) == (stream.random() < 0.5)
@@ -103,9 +103,9 @@ def test_random_stream_is_the_documented_one():
 
 @given(weights=st.dictionaries(st.text(max_size=3), st.integers(0, 5), min_size=1).filter(lambda w: sum(w.values())))
 def test_weights_of_zero_are_never_drawn(weights):
-    from hgpo_envs.alfworld.generator import _Draws
+    from hgpo_envs.alfworld.generation.draft import _RandomChoices
 
-    draws = _Draws(str(weights))
+    draws = _RandomChoices(str(weights))
     assert all(weights[draws.weighted(weights)] > 0 for _ in range(20))
 
 
@@ -117,7 +117,7 @@ def test_too_few_games(games):
 
 def test_unknown_split():
     with pytest.raises(InputError, match="unknown split 'valid_seen2'; did you mean 'valid_seen'"):
-        draft("valid_seen2", 0, 0)
+        draft_game("valid_seen2", 0, 0)
 
 
 # the bundled games
@@ -180,14 +180,14 @@ def test_goals_are_those_of_the_originals_goal_library(golden_games):
     expected = {golden.task(i).task_type: kept_tail(shape(goal_of(golden.read(i)))) for i in golden.ids("all")}
     assert set(expected) == set(TASK_TYPES)
     for index, task_type in enumerate(TASK_TYPES):
-        data = game_data(draft("train", index, 3))
+        data = game_data(draft_game("train", index, 3))
         assert kept_tail(shape(goal_of(data))) == expected[task_type]
 
 
 def test_texts_beside_the_problem_are_the_originals(golden_games):
     golden = ALFWorldSource(golden_games)
     theirs = golden.read(golden.ids("all")[0])
-    ours = game_data(draft("train", 0, 0))
+    ours = game_data(draft_game("train", 0, 0))
     assert ours["pddl_domain"] == theirs["pddl_domain"]
     task = re.compile(r"Your task is to: [^\"]*")
     assert task.sub("", ours["grammar"]) == task.sub("", theirs["grammar"])
@@ -227,7 +227,7 @@ def test_generated_rooms_are_as_full_as_official_ones(official):
     means = {}
     for name, games in (
         ("official", ((i, source.game(i)) for i in source.ids("all")[::6])),
-        ("generated", ((d.id, compile_game(game_data(d))) for d in (draft("train", i, 1) for i in range(600)))),
+        ("generated", ((d.id, compile_game(game_data(d))) for d in (draft_game("train", i, 1) for i in range(600)))),
     ):
         things, seen, rooms = Counter(), Counter(), Counter()
         for task_id, game in games:
@@ -294,5 +294,5 @@ def test_the_original_plays_bundled_games(bundled, original_python, tmp_path):
 
 
 def test_task_folder_is_the_official_one():
-    task = TaskKind("pick_heat_then_place_in_recep", "Mug", "Cabinet", 12)
+    task = TaskTemplate("pick_heat_then_place_in_recep", "Mug", "Cabinet", 12)
     assert task.folder == "pick_heat_then_place_in_recep-Mug-None-Cabinet-12"

@@ -13,10 +13,10 @@ from bounded import outcome
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs.alfworld.folder import GAME_FILE, write_folder
-from hgpo_envs.alfworld.games import TEXTS, compile_game
-from hgpo_envs.alfworld.pack import MAGIC, VERSION, PackStore, write_pack
-from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.alfworld.data.game_folder import GAME_FILE, write_folder
+from hgpo_envs.alfworld.data.pack import MAGIC, VERSION, PackStore, write_pack
+from hgpo_envs.alfworld.data.source import ALFWorldSource
+from hgpo_envs.alfworld.engine.game import TEXTS, compile_game
 from hgpo_envs.errors import InputError
 
 SOURCE = ALFWorldSource()
@@ -139,7 +139,7 @@ def test_bombs_take_little_memory(tmp_path, where):
     path = pack_of(tmp_path / "x.pack", {TASK.encode(): packed or entry()}, texts=texts)
     assert path.stat().st_size < 10 << 20
     call = "ALFWorldSource(Path(sys.argv[1])).engine().start(sys.argv[2])"
-    line = outcome("from hgpo_envs.alfworld.source import ALFWorldSource", call, path, TASK, megabytes=200)
+    line = outcome("from hgpo_envs.alfworld.data.source import ALFWorldSource", call, path, TASK, megabytes=200)
     assert line.startswith("refused: ")
 
 
@@ -246,7 +246,7 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path):
 
 
 def test_compiled_games_are_kept_by_size(monkeypatch):
-    monkeypatch.setattr("hgpo_envs.alfworld.source.MOST_KEPT", 100_000)
+    monkeypatch.setattr("hgpo_envs.alfworld.data.source.MOST_KEPT", 100_000)
     source = ALFWorldSource()
     for task in source.ids("all")[:20]:
         source.game(task)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from hgpo_envs.alfworld.folder import FolderStore, write_folder
-from hgpo_envs.alfworld.games import display_names
-from hgpo_envs.alfworld.original import OriginalEngine
-from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.alfworld.data.game_folder import FolderStore, write_folder
+from hgpo_envs.alfworld.data.source import ALFWorldSource
+from hgpo_envs.alfworld.engine.game import display_names
+from hgpo_envs.alfworld.reference.original import OriginalEngine
 from hgpo_envs.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def test_walks_agree(data: str, original_python: str, tmp_path: Path) -> None:
 
 PLAY = """
 import json, sys
-from hgpo_envs.alfworld.original import OriginalEngine
+from hgpo_envs.alfworld.reference.original import OriginalEngine
 from tools.memoise_textworld import memoise_textworld
 given = json.load(sys.stdin)
 shown = []

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs.alfworld.folder import FolderStore, write_folder
-from hgpo_envs.alfworld.pack import VERSION, PackStore, write_pack
-from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.alfworld.data.game_folder import FolderStore, write_folder
+from hgpo_envs.alfworld.data.pack import VERSION, PackStore, write_pack
+from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.errors import InputError
 
 SOURCE = ALFWorldSource()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
-from hgpo_envs.alfworld.games import TASK_TYPES, Game, compile_game
-from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.alfworld.engine.game import TASK_TYPES, Game, compile_game
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden" / "alfworld"

@@ -14,10 +14,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hgpo_envs.alfworld import release
-from hgpo_envs.alfworld.folder import write_folder
-from hgpo_envs.alfworld.pack import write_pack
-from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.alfworld.data import release
+from hgpo_envs.alfworld.data.game_folder import write_folder
+from hgpo_envs.alfworld.data.pack import write_pack
+from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.errors import InputError
 from hgpo_train import cli
 
@@ -140,7 +140,7 @@ def test_ctrl_c_says_how_to_go_on(run, site, archive, tmp_path, monkeypatch):
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(release, "complete", interrupted)
+    monkeypatch.setattr(release, "complete_download", interrupted)
     code, _, err = run("data", "fetch", "alfworld", "--out", tmp_path / "alfworld", "--url", f"{site[1]}/games.zip")
     assert code == 130
     assert "run the same command to resume" in err
@@ -194,7 +194,7 @@ def test_neighbours_survive_whether_the_archive_is_good_or_broken(site, archive,
 UNPACK = """
 import os, signal, sys
 from pathlib import Path
-from hgpo_envs.alfworld import release
+from hgpo_envs.alfworld.data import release
 def kill(files):
     if files == 5:
         os.kill(os.getpid(), signal.SIGKILL)

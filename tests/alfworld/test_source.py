@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hgpo_envs.alfworld.folder import write_folder
-from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.alfworld.data.game_folder import write_folder
+from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.errors import InputError, UnknownTask
 
 BUNDLED = ALFWorldSource()

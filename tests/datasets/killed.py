@@ -31,15 +31,15 @@ def rows(number: int) -> Rows:
 
 def write(folder: Path, warm: int | None = None) -> None:
     """Writes groups one shard each and notes every commit that has returned; says on a pipe when it is warm."""
-    from hgpo_datasets import Group, StepWriter, derive, shards
+    from hgpo_datasets import GroupKey, StepWriter, derived_columns, shards
     from hgpo_datasets import rows as frames
 
-    shards.encode(derive.complete(frames.frame(rows(0), 8, {"run": "warm"}), 8), {})
+    shards.encode(derived_columns.complete(frames.frame(rows(0), 8, {"run": "warm"}), 8), {})
     if warm is not None:
         os.write(warm, b"!")
     with StepWriter(folder, run="killed", config={"x": 1}) as writer:
         for number in range(GROUPS_A_RUN):
-            if Group(0, f"task {number}", 0) in writer.committed:
+            if GroupKey(0, f"task {number}", 0) in writer.committed:
                 continue
             writer.add_group(rows(number))
             writer.commit()

@@ -19,7 +19,7 @@ from footers import BINARY, INT32, INT64, LIST, STRUCT, Structure, closed, with_
 from groups import group, rich_group
 
 from hgpo_datasets import StepTableWarning, StepWriter, footer, manifest, scan_steps, verify
-from hgpo_datasets.overview import overview
+from hgpo_datasets.run_summary import summarize_run
 from hgpo_envs.errors import InputError
 
 DEADLINE_S = 60
@@ -60,7 +60,7 @@ def outcomes(folder: Path) -> dict[str, str]:
     readers: dict[str, Callable[[], object]] = {
         "verify": lambda: [problem.kind for problem in verify(folder).problems],
         "scan": lambda: rows(folder),
-        "overview": lambda: overview(folder).steps,
+        "overview": lambda: summarize_run(folder).steps,
         "writer": lambda: StepWriter(folder).close(),
         **{f"verify {path.name}": lambda path=path: verify(path).ok for path in sorted(folder.iterdir())},
         **{f"scan {path.name}": lambda path=path: rows(path) for path in sorted(folder.iterdir())},
@@ -455,7 +455,7 @@ def test_readers_beside_a_writer_see_committed_shards_only(tmp_path: Path) -> No
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", StepTableWarning)
                 rows = scan_steps(tmp_path / "run").collect().height
-                summary = overview(tmp_path / "run")
+                summary = summarize_run(tmp_path / "run")
             assert rows % 6 == 0
             assert rows >= seen
             assert summary.steps == 6 * summary.files

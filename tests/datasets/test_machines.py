@@ -28,11 +28,11 @@ for name in ("pandas", "datasets.arrow_dataset", "torch", "duckdb", "minari"):
     sys.modules[name] = None
 from groups import rich_group
 from hgpo_datasets import StepWriter, scan_steps, verify
-from hgpo_datasets.overview import overview
+from hgpo_datasets.run_summary import summarize_run
 with StepWriter(sys.argv[1]) as writer:
     writer.add_group(rich_group("t", 1))
 assert verify(sys.argv[1]).ok
-assert scan_steps(sys.argv[1]).collect().height == overview(sys.argv[1]).steps == 15
+assert scan_steps(sys.argv[1]).collect().height == summarize_run(sys.argv[1]).steps == 15
 """
 
 
@@ -74,9 +74,9 @@ assert "pandas" not in sys.modules
 READ = """
 import sys
 from hgpo_datasets import scan_steps, verify
-from hgpo_datasets.overview import overview
+from hgpo_datasets.run_summary import summarize_run
 assert verify(sys.argv[1]).ok
-assert scan_steps(sys.argv[1]).collect().height == overview(sys.argv[1]).steps
+assert scan_steps(sys.argv[1]).collect().height == summarize_run(sys.argv[1]).steps
 assert "pyarrow" not in sys.modules
 """
 

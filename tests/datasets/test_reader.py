@@ -72,7 +72,7 @@ def test_a_column_that_came_later_is_null_in_older_files(tmp_path: Path, monkeyp
     later = schema.Column("mood", "text", schema.TEXT, "How it felt.", "unknown", since=2)
     original = schema.columns
     monkeypatch.setattr(schema, "VERSION", 2)
-    for module in ("schema", "rows", "derive"):
+    for module in ("schema", "rows", "derived_columns"):
         monkeypatch.setattr(f"hgpo_datasets.{module}.columns", lambda depth=8: (*original(depth), later))
     with StepWriter(tmp_path / "new") as writer:
         writer.add_group(group("b", mood="calm"))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from hgpo_datasets import Group, StepWriter, scan_steps, schema, verify
+from hgpo_datasets import GroupKey, StepWriter, scan_steps, schema, verify
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
 from hgpo_envs.secrets import register
@@ -191,10 +191,10 @@ def test_resuming_goes_on_after_what_is_committed(tmp_path: Path) -> None:
     with StepWriter(tmp_path, config=config) as writer:
         writer.add_group(group("a"))
     with StepWriter(tmp_path, config=config) as writer:
-        assert writer.committed == {Group(0, "a", 0)}
+        assert writer.committed == {GroupKey(0, "a", 0)}
         writer.add_group(group("b"))
     with StepWriter(tmp_path) as writer:
-        assert writer.committed == {Group(0, "a", 0), Group(0, "b", 0)}
+        assert writer.committed == {GroupKey(0, "a", 0), GroupKey(0, "b", 0)}
         assert writer.header.config == {"seed": 1, "sizes": [1, 2]}
     assert scan_steps(tmp_path).select(pl.len()).collect().item() == 12
 

@@ -18,10 +18,10 @@ from hgpo_envs.atomic import (
     new_file,
     new_folder,
     new_path,
+    remove_abandoned,
     remove_folder,
     scratch_folders,
     seems_locked,
-    sweep,
     write_file,
 )
 from hgpo_envs.errors import InputError
@@ -103,7 +103,7 @@ def test_neighbours_with_tempting_names_survive(tmp_path):
     before = tree(tmp_path)
     with new_folder(tmp_path / "data") as made:
         (made / "file").write_bytes(b"x")
-    sweep(tmp_path)
+    remove_abandoned(tmp_path)
     assert tree(tmp_path) == {**before, "data": None, "data/file": b"x"}
 
 
@@ -152,7 +152,7 @@ def test_a_replacement_that_was_killed_between_its_renames_is_finished(tmp_path)
         (made / "old").write_bytes(b"old")
     assert run(WRITING, tmp_path, "between") == -signal.SIGKILL
     assert not (tmp_path / "data").exists()
-    sweep(tmp_path)
+    remove_abandoned(tmp_path)
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["large"]
     assert scratch_folders(tmp_path) == []
 
@@ -189,14 +189,14 @@ def test_when_nothing_can_be_put_back_the_only_copy_is_kept_and_the_sweep_finish
     with pytest.raises(OSError, match="Input/output"), new_folder(tmp_path / "data", replace=lambda _: True) as made:
         (made / "new").write_bytes(b"new")
     monkeypatch.undo()
-    sweep(tmp_path)
+    remove_abandoned(tmp_path)
     assert tree(tmp_path) == {"data": None, "data/new": b"new"}
 
 
 def test_a_living_writer_is_not_swept(tmp_path):
     with new_path(tmp_path / "slow") as content:
         content.write_bytes(b"x")
-        sweep(tmp_path)
+        remove_abandoned(tmp_path)
         write_file(tmp_path / "quick", b"y")
         assert content.read_bytes() == b"x"
     assert tree(tmp_path) == {"slow": b"x", "quick": b"y"}
@@ -207,10 +207,10 @@ def test_another_machines_writer_is_not_swept(tmp_path, monkeypatch):
     assert run(WRITING, tmp_path, "filling") == -signal.SIGKILL
     with monkeypatch.context() as patch:
         patch.setattr("socket.gethostname", lambda: "elsewhere")
-        sweep(tmp_path)
+        remove_abandoned(tmp_path)
         (scratch,) = scratch_folders(tmp_path)
         os.utime(scratch / ".lock", (0, 0))
-        sweep(tmp_path)
+        remove_abandoned(tmp_path)
     assert scratch_folders(tmp_path) == []
 
 
@@ -357,7 +357,7 @@ def test_a_removed_folder_is_gone_at_once(tmp_path):
         (tmp_path / "data" / name).write_bytes(b"1")
     assert run(REMOVING, tmp_path) == -signal.SIGKILL
     assert not (tmp_path / "data").exists()
-    sweep(tmp_path)
+    remove_abandoned(tmp_path)
     assert tree(tmp_path) == {}
     (tmp_path / "data").mkdir()
     remove_folder(tmp_path / "data")

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from hgpo_envs.alfworld.pack import write_pack
-from hgpo_envs.alfworld.source import ALFWorldSource
-from hgpo_envs.webshop import synthetic
-from hgpo_envs.webshop.synthetic import FILES
+from hgpo_envs.alfworld.data.pack import write_pack
+from hgpo_envs.alfworld.data.source import ALFWorldSource
+from hgpo_envs.webshop.generation import synthetic
+from hgpo_envs.webshop.generation.synthetic import FILES
 from hgpo_train import cli
 
 
@@ -31,7 +31,7 @@ def good(tmp_path_factory):
     source = ALFWorldSource()
     ids = source.ids("train")[:2]
     write_pack(folder / "two.pack", ((task, source.read(task), source.trajectory(task)) for task in ids))
-    synthetic.write(folder / "raw", 30, 1)
+    synthetic.write_synthetic(folder / "raw", 30, 1)
     return folder
 
 

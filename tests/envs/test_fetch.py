@@ -14,7 +14,7 @@ import pytest
 
 from hgpo_envs import secrets
 from hgpo_envs.errors import InputError
-from hgpo_envs.fetch import complete, open_partial
+from hgpo_envs.fetch import complete_download, open_partial
 
 BODY = random.Random(5).randbytes(300_000)
 OTHER = random.Random(6).randbytes(280_000)
@@ -120,7 +120,7 @@ def fetch(server, folder, **settings):
 
 def fetch_url(url, folder, **settings):
     with open_partial(folder, url) as part:
-        return complete(part, url, **{"pause": 0.01, "timeout": 0.5, **settings})
+        return complete_download(part, url, **{"pause": 0.01, "timeout": 0.5, **settings})
 
 
 def finish(server, folder):

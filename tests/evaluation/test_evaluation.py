@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.cli import app
-from hgpo_train.evaluation import compare, episodes, evaluate, report
+from hgpo_train.evaluation import compare, evaluate
+from hgpo_train.evaluation.report import episode_table, evaluation_reports
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.run import Machine, World, open_world
+from hgpo_train.rollout.env_handle import EnvHandle, open_env
+from hgpo_train.rollout.run import ExecutionOptions
 
 
 def table(rows: list[tuple[int, str, float]], aborted: bool = False) -> pl.DataFrame:
@@ -30,27 +32,31 @@ def table(rows: list[tuple[int, str, float]], aborted: bool = False) -> pl.DataF
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return open_world("HGPO/ALFWorld-v0", split="valid_seen", action_format="command")
+def handle() -> EnvHandle:
+    return open_env("HGPO/ALFWorld-v0", split="valid_seen", action_format="command")
 
 
-def test_every_task_is_played_once_a_seed(world: World, tmp_path: Path) -> None:
+def test_every_task_is_played_once_a_seed(handle: EnvHandle, tmp_path: Path) -> None:
     policy = make_policy("expert", PolicyContext("ALFWorld", "command"))
     with StepWriter(tmp_path / "run", config={}) as writer:
-        assert evaluate(world, policy, writer, seeds=(5, 6), machine=Machine(slots=7))
-    played = episodes(scan_steps(tmp_path / "run"))
-    assert played.select("seed", "task_id").rows() == [(s, t) for s in (5, 6) for t in sorted(world.tasks)]
+        assert evaluate(handle, policy, writer, seeds=(5, 6), execution=ExecutionOptions(slots=7))
+    played = episode_table(scan_steps(tmp_path / "run"))
+    assert played.select("seed", "task_id").rows() == [(s, t) for s in (5, 6) for t in sorted(handle.tasks)]
     assert played["success"].to_list() == [1.0] * len(played)
-    everything = report(played)[0]
-    assert (everything.tasks, everything.episodes, everything.seeds) == (len(world.tasks), 2 * len(world.tasks), (5, 6))
+    everything = evaluation_reports(played)[0]
+    assert (everything.tasks, everything.episodes, everything.seeds) == (
+        len(handle.tasks),
+        2 * len(handle.tasks),
+        (5, 6),
+    )
 
 
-def test_random_is_reproducible_and_seeds_differ(world: World, tmp_path: Path) -> None:
+def test_random_is_reproducible_and_seeds_differ(handle: EnvHandle, tmp_path: Path) -> None:
     files = []
     for name in ("a", "b"):
         policy = make_policy("random", PolicyContext("ALFWorld", "command"))
         with StepWriter(tmp_path / name, config={}, run="same") as writer:
-            evaluate(world, policy, writer, seeds=(1, 2), machine=Machine(slots=3 if name == "a" else 50))
+            evaluate(handle, policy, writer, seeds=(1, 2), execution=ExecutionOptions(slots=3 if name == "a" else 50))
         files.append([path.read_bytes() for path in sorted((tmp_path / name).glob("*.parquet"))])
     assert files[0] == files[1]
     actions = scan_steps(tmp_path / "a").sort("iteration", "task_id", "step").collect()
@@ -59,7 +65,7 @@ def test_random_is_reproducible_and_seeds_differ(world: World, tmp_path: Path) -
 
 def test_mean_and_spread_are_those_of_the_statistics_module() -> None:
     rows = [(1, "a", 1.0), (1, "b", 0.0), (1, "c", 1.0), (2, "a", 1.0), (2, "b", 0.0), (2, "c", 0.0)]
-    (everything, _) = report(table(rows))
+    (everything, _) = evaluation_reports(table(rows))
     success = everything.measures["success"]
     assert success.mean == pytest.approx(statistics.fmean(value for *_, value in rows))
     assert success.std == pytest.approx(statistics.stdev([2 / 3, 1 / 3]))
@@ -72,22 +78,22 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     draw = __import__("random").Random(5)
     for _ in range(runs):
         rows = [(1, f"t{task:03d}", float(draw.random() < chance)) for task in range(80)]
-        success = report(table(rows))[0].measures["success"]
+        success = evaluation_reports(table(rows))[0].measures["success"]
         covered += success.low <= chance <= success.high
     assert 0.89 <= covered / runs <= 0.99  # 95%, four standard errors either way
 
 
 def test_one_seed_has_no_spread() -> None:
-    assert report(table([(1, "a", 1.0)]))[0].measures["success"].std is None
+    assert evaluation_reports(table([(1, "a", 1.0)]))[0].measures["success"].std is None
 
 
 def test_what_broke_off_is_told_and_left_out() -> None:
     both = pl.concat([table([(1, "a", 1.0)]), table([(1, "b", 0.0)], aborted=True)])
-    everything = report(both)[0]
+    everything = evaluation_reports(both)[0]
     assert (everything.tasks, everything.episodes, everything.aborted) == (2, 1, 1)
     assert everything.measures["success"].mean == 1.0
     with pytest.raises(InputError, match="no whole episode"):
-        report(table([(1, "b", 0.0)], aborted=True))
+        evaluation_reports(table([(1, "b", 0.0)], aborted=True))
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=8))

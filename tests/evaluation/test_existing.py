@@ -10,7 +10,7 @@ from hgpo_train.cli import app
 
 pytest.importorskip("torch", reason="needs the extra `train`")
 
-from hgpo_train.tiny import TinyShape, save_tiny
+from hgpo_train.models.tiny import TinyShape, save_tiny
 
 SHAPE = TinyShape(vocabulary=300, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32)
 

@@ -22,9 +22,9 @@ def parts() -> tuple[Any, Any, Any]:
     """A model, its tokenizer and its optimiser, as small as they can be."""
     import torch
 
-    from hgpo_train.config import OptimiserConfig
-    from hgpo_train.tiny import TinyShape, make_model, train_tokenizer
-    from hgpo_train.update.optimiser import make_optimiser
+    from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
+    from hgpo_train.training.config import OptimiserConfig
+    from hgpo_train.training.update.optimiser import make_optimiser
 
     torch.set_num_threads(1)
     tokenizer = train_tokenizer(["go to the red door", "open the door"], 300)
@@ -39,8 +39,8 @@ def parts() -> tuple[Any, Any, Any]:
 
 def warm() -> None:
     parts()
-    import hgpo_train.checkpoint
-    import hgpo_train.trainer  # noqa: F401
+    import hgpo_train.training.checkpoint
+    import hgpo_train.training.trainer  # noqa: F401
 
 
 def weigh(model: Any, iteration: int) -> None:
@@ -53,22 +53,22 @@ def weigh(model: Any, iteration: int) -> None:
 
 
 def save(folder: Path, iteration: int, keep: int = 0) -> None:
-    from hgpo_train.checkpoint import save_checkpoint
-    from hgpo_train.checkpoint_files import State
+    from hgpo_train.models.checkpoint_files import TrainingState
+    from hgpo_train.training.checkpoint import save_checkpoint
 
     model, tokenizer, optimiser = parts()
     weigh(model, iteration)
-    save_checkpoint(folder, State(iteration=iteration), model, tokenizer, optimiser, keep=keep)
+    save_checkpoint(folder, TrainingState(iteration=iteration), model, tokenizer, optimiser, keep=keep)
 
 
 def newest(folder: Path) -> int:
     """The iteration of the checkpoint that a run resumes from, whose weights are checked; 0 where there is none."""
-    from hgpo_train.checkpoint import load_checkpoint
-    from hgpo_train.checkpoint_files import checkpoints
+    from hgpo_train.models.checkpoint_files import list_checkpoints
+    from hgpo_train.training.checkpoint import load_checkpoint
 
     model, _, optimiser = parts()
     found = 0
-    for path in checkpoints(folder):
+    for path in list_checkpoints(folder):
         weigh(model, 99)
         found = load_checkpoint(path, model, optimiser).iteration
         loaded = [parameter.detach().clone() for parameter in model.parameters()]
@@ -86,12 +86,12 @@ def save_several(root: Path, note: Note) -> None:
 
 
 def check_saved(root: Path, noted: Sequence[str], whole: bool) -> None:
-    from hgpo_train.checkpoint_files import newest_model
+    from hgpo_train.models.checkpoint_files import resolve_model
 
     found = newest(root / "checkpoints")
     assert found >= (SAVED if whole else max(map(int, noted), default=0)), f"lost: the newest is {found}"
     if found:
-        assert newest_model(str(root)).endswith(f"{found:06d}")
+        assert resolve_model(str(root)).endswith(f"{found:06d}")
 
 
 def save_again(root: Path, note: Note) -> None:
@@ -113,7 +113,7 @@ def house() -> Path:
     """A small model that reads the house of doors, and a prompt template; made once, in this process's folder."""
     import tempfile
 
-    from hgpo_train.tiny import TinyShape, save_tiny
+    from hgpo_train.models.tiny import TinyShape, save_tiny
 
     source = DoorsSource(10)
     texts = []
@@ -134,7 +134,7 @@ def warm_house() -> None:
 
 
 def configuration() -> Any:
-    from hgpo_train.config import Config, replace
+    from hgpo_train.training.config import Config, replace
 
     return replace(
         Config(),
@@ -165,8 +165,8 @@ def begin(root: Path, note: Note) -> None:
     """Begins a training run, in a folder that is not there yet."""
     from rich.console import Console
 
-    from hgpo_train.display import Display
-    from hgpo_train.trainer import Trainer, start_run
+    from hgpo_train.training.display import Display
+    from hgpo_train.training.trainer import Trainer, start_run
 
     with start_run(configuration(), root / "new" / "run", resume=True) as run:
         Trainer(run, Display(Console(file=io.StringIO()), 1))
@@ -174,9 +174,9 @@ def begin(root: Path, note: Note) -> None:
 
 
 def check_begun(root: Path, noted: Sequence[str], whole: bool) -> None:
-    from hgpo_train.config import load_config
-    from hgpo_train.run_folder import read_origin
     from hgpo_train.settings import to_dict
+    from hgpo_train.training.config import load_config
+    from hgpo_train.training.run_folder import read_origin
 
     run = root / "new" / "run"
     if noted or whole or (run / "config.toml").exists():
@@ -188,8 +188,8 @@ def train(root: Path, note: Note) -> None:
     """A whole training run: configuration, tables, metrics, checkpoints."""
     from rich.console import Console
 
-    from hgpo_train.display import Display
-    from hgpo_train.trainer import Trainer, start_run
+    from hgpo_train.training.display import Display
+    from hgpo_train.training.trainer import Trainer, start_run
 
     config = configuration()
     with start_run(config, root / "run", resume=True) as run:
@@ -199,10 +199,10 @@ def train(root: Path, note: Note) -> None:
 
 def check_trained(root: Path, noted: Sequence[str], whole: bool) -> None:
     from hgpo_datasets import verify
-    from hgpo_train.checkpoint_files import checkpoints
-    from hgpo_train.config import load_config
+    from hgpo_train.models.checkpoint_files import list_checkpoints
     from hgpo_train.settings import to_dict
-    from hgpo_train.tracking import read_metrics
+    from hgpo_train.training.config import load_config
+    from hgpo_train.training.tracking import read_metrics
 
     run = root / "run"
     whole = whole or bool(noted)
@@ -212,7 +212,7 @@ def check_trained(root: Path, noted: Sequence[str], whole: bool) -> None:
     numbers = [line["iteration"] for line in lines]
     assert numbers == sorted(set(numbers)), "a line of metrics twice"
     assert not whole or numbers == [0, 1, 2], f"metrics of iterations {numbers}"
-    saved = checkpoints(run / "checkpoints") if (run / "checkpoints").exists() else []
+    saved = list_checkpoints(run / "checkpoints") if (run / "checkpoints").exists() else []
     if saved:
         done = json.loads((saved[-1] / "trainer" / "state.json").read_text())["iteration"]
         assert set(range(1, done + 1)) <= set(numbers), "a line of metrics is lost"

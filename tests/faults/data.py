@@ -27,7 +27,7 @@ def warm() -> None:
 @cache
 def games() -> dict[str, dict]:
     """Some of the bundled games, by id."""
-    from hgpo_envs.alfworld.source import ALFWorldSource
+    from hgpo_envs.alfworld.data.source import ALFWorldSource
 
     source = ALFWorldSource(None)
     return {task_id: source.read(task_id) for task_id in source.ids("valid_seen")[:GAMES]}
@@ -55,7 +55,7 @@ def unzipped(root: Path) -> None:
 
 def check_games(data: str, root: Path, noted: Sequence[str], whole: bool) -> None:
     """Whatever is there under the target's name is all of it."""
-    from hgpo_envs.alfworld.source import ALFWorldSource
+    from hgpo_envs.alfworld.data.source import ALFWorldSource
 
     target = root / data
     if not target.exists() or (target.is_dir() and all(path.name[:6] == ".hgpo-" for path in target.iterdir())):
@@ -71,7 +71,7 @@ def check_games(data: str, root: Path, noted: Sequence[str], whole: bool) -> Non
 
 def old_pack(root: Path) -> None:
     """The games, and a pack of one of them under the name of the pack to come."""
-    from hgpo_envs.alfworld.pack import write_pack
+    from hgpo_envs.alfworld.data.pack import write_pack
 
     unzipped(root)
     task_id, game = next(iter(games().items()))
@@ -79,7 +79,7 @@ def old_pack(root: Path) -> None:
 
 
 def check_pack_replaced(root: Path, noted: Sequence[str], whole: bool) -> None:
-    from hgpo_envs.alfworld.pack import PackStore
+    from hgpo_envs.alfworld.data.pack import PackStore
 
     pack = PackStore(root / "g.pack")
     pack.verify()
@@ -216,9 +216,9 @@ def check_catalogue_replaced(root: Path, noted: Sequence[str], whole: bool) -> N
 
 def download_raw(root: Path, note: Note) -> None:
     """What `data fetch webshop` does, from a server of this machine."""
-    from hgpo_envs.webshop.official import fetch
+    from hgpo_envs.webshop.data.release import fetch_release
 
-    fetch("small", root / "new" / "made", sources=(f"{address()}/raw/",))
+    fetch_release("small", root / "new" / "made", sources=(f"{address()}/raw/",))
     note("downloaded")
 
 

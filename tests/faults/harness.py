@@ -329,10 +329,10 @@ class Harness:
 
 def sweep_all(root: Path) -> None:
     """What the next writer in each folder does: what is left then would stay for ever."""
-    from hgpo_envs.atomic import sweep
+    from hgpo_envs.atomic import remove_abandoned
 
     for folder in (root, *[path for path in root.rglob("*") if path.is_dir() and not _SCRATCH.search(str(path))]):
-        sweep(folder)
+        remove_abandoned(folder)
 
 
 def _spread(points: list[Point], most: int) -> list[Point]:

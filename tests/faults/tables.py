@@ -24,16 +24,16 @@ def rows(number: int) -> Rows:
 
 def warm() -> None:
     import hgpo_datasets  # noqa: F401
-    import hgpo_train.advantages.tables
+    import hgpo_train.advantages.advantage_tables
     import hgpo_train.cli  # noqa: F401
 
 
 def write(root: Path, note: Note) -> None:
     """A shard a group; the last is committed by leaving the block."""
-    from hgpo_datasets import Group, StepWriter
+    from hgpo_datasets import GroupKey, StepWriter
 
     with StepWriter(root / "run", run="r", config={"x": 1}) as writer:
-        missing = [number for number in range(GROUPS) if Group(0, f"task {number}", 0) not in writer.committed]
+        missing = [number for number in range(GROUPS) if GroupKey(0, f"task {number}", 0) not in writer.committed]
         for number in missing:
             writer.add_group(rows(number))
             if number < GROUPS - 1:
@@ -45,11 +45,11 @@ def write(root: Path, note: Note) -> None:
 
 def write_and_try_again(root: Path, note: Note) -> None:
     """What a caller does that waits for room on the disk: `commit` a second time."""
-    from hgpo_datasets import Group, StepWriter
+    from hgpo_datasets import GroupKey, StepWriter
 
     with StepWriter(root / "run", run="r", config={"x": 1}) as writer:
         for number in range(GROUPS):
-            if Group(0, f"task {number}", 0) in writer.committed:
+            if GroupKey(0, f"task {number}", 0) in writer.committed:
                 continue
             writer.add_group(rows(number))
             try:
@@ -61,7 +61,7 @@ def write_and_try_again(root: Path, note: Note) -> None:
 
 def check_run(root: Path, noted: Sequence[str], whole: bool) -> None:
     from hgpo_datasets import StepWriter, scan_steps, verify
-    from hgpo_datasets.overview import overview
+    from hgpo_datasets.run_summary import summarize_run
     from hgpo_envs.errors import InputError
 
     folder = root / "run"
@@ -74,7 +74,7 @@ def check_run(root: Path, noted: Sequence[str], whole: bool) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a shard that is not listed yet
             steps = scan_steps(folder).collect()
-            overview(folder)
+            summarize_run(folder)
     except InputError:
         assert not expected, "what was committed cannot be read"
         return
@@ -126,7 +126,7 @@ def check_advantages(root: Path, noted: Sequence[str], whole: bool) -> None:
 def check_table(root: Path, table: Path, noted: Sequence[str], whole: bool) -> None:
     import polars as pl
 
-    from hgpo_train.advantages.tables import read_metadata
+    from hgpo_train.advantages.advantage_tables import read_metadata
 
     if not table.exists():
         assert not noted

@@ -17,7 +17,7 @@ ENTRY = struct.Struct("<QIII")
 
 
 def pack_seeds(folder: Path) -> Sequence[bytes]:
-    from hgpo_envs.alfworld.pack import write_pack
+    from hgpo_envs.alfworld.data.pack import write_pack
 
     write_pack(folder / "g.pack", [(name, game, None) for name, game in sorted(games().items())])
     return [(folder / "g.pack").read_bytes()]
@@ -41,7 +41,7 @@ def checked(data: bytes) -> bytes:
 
 
 def read_pack(data: bytes, folder: Path) -> object:
-    from hgpo_envs.alfworld.pack import PackStore
+    from hgpo_envs.alfworld.data.pack import PackStore
 
     path = folder / "g.pack"
     path.write_bytes(data)
@@ -102,7 +102,7 @@ def game_seeds(_: Path) -> Sequence[bytes]:
 
 
 def read_game(data: bytes, folder: Path) -> object:
-    from hgpo_envs.alfworld.games import read_game as read
+    from hgpo_envs.alfworld.engine.game import read_game as read
 
     path = folder / "game.tw-pddl"
     path.write_bytes(data)
@@ -115,7 +115,7 @@ def catalogue() -> dict[str, bytes]:
     """The files of a small catalogue, by name."""
     import tempfile
 
-    from hgpo_envs.webshop.build import build
+    from hgpo_envs.webshop.data.build import build
 
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -160,7 +160,7 @@ def raw_seeds(folder: Path) -> Sequence[bytes]:
 
 def build_raw(data: bytes, folder: Path) -> object:
     """One of the three raw files is another one."""
-    from hgpo_envs.webshop.build import build
+    from hgpo_envs.webshop.data.build import build
 
     raw(folder)
     (folder / "raw" / RAW[(data[0] if data else 0) % 3]).write_bytes(data[1:])
@@ -182,7 +182,7 @@ def sweep(data: bytes, folder: Path) -> object:
     (scratch / "previous" / "old").write_bytes(b"old")
     (place / "mine").write_bytes(b"mine")
     (scratch / ".lock").write_bytes(data)
-    atomic.sweep(place)
+    atomic.remove_abandoned(place)
     assert (place / "mine").read_bytes() == b"mine"
     assert [path.name for path in folder.iterdir()] == ["place"]
     assert len([path for path in place.iterdir() if path not in (scratch, place / "mine")]) <= 1

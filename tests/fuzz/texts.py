@@ -148,8 +148,8 @@ def render(data: bytes, folder: Path) -> object:
 
 
 def read_settings(data: bytes, folder: Path) -> object:
-    from hgpo_train.config import load_config
     from hgpo_train.settings import to_dict, to_toml
+    from hgpo_train.training.config import load_config
 
     path = folder / "c.toml"
     path.write_bytes(data)
@@ -161,14 +161,14 @@ def read_settings(data: bytes, folder: Path) -> object:
 
 
 def read_override(data: bytes, _: Path) -> object:
-    from hgpo_train.config import load_config
+    from hgpo_train.training.config import load_config
 
     load_config(None, [text_of(data)])
     return None
 
 
 def settings_seeds(_: Path) -> Sequence[bytes]:
-    from hgpo_train.config import shipped
+    from hgpo_train.training.config import shipped
 
     return [path.read_bytes() for name, path in shipped().items() if name.startswith("tiny")] + [
         (
@@ -183,7 +183,7 @@ LINES = b'{"iteration": 0, "val/success_rate": 0.5}\n{"iteration": 1, "loss": nu
 
 
 def read_lines(data: bytes, folder: Path) -> object:
-    from hgpo_train.tracking import JsonLines, read_metrics
+    from hgpo_train.training.tracking import JsonLines, read_metrics
 
     path = folder / "metrics.jsonl"
     path.write_bytes(data)
@@ -219,11 +219,11 @@ def asked() -> Any:
     import openai
 
     from hgpo_train.policies.server import ServerOptions, ServerPolicy
-    from hgpo_train.rollout.run import open_world
+    from hgpo_train.rollout.env_handle import open_env
 
     class Asked:
         answer = b""
-        world = open_world("doors_env:HGPO-Test/Doors-v0", max_steps=2)
+        handle = open_env("doors_env:HGPO-Test/Doors-v0", max_steps=2)
         policy = ServerPolicy("m", ServerOptions(token_ids=True, logprobs=True, retries=0))
 
         def reply(self, _: httpx.Request) -> httpx.Response:
@@ -257,12 +257,12 @@ def answer(data: bytes, folder: Path) -> object:
     """Whatever a server answers, the rollouts are in the run: played, or aborted with a reason."""
     from hgpo_datasets import StepWriter, scan_steps, verify
     from hgpo_train.rollout.failures import RolloutError
-    from hgpo_train.rollout.run import Collection, Machine, collect
+    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
 
     made = asked()
     made.answer = data
     with StepWriter(folder / "run", run="r") as writer, contextlib.suppress(RolloutError):
-        collect(made.world, made.policy, writer, Collection(tasks=1, group_size=2), Machine(slots=2))
+        collect(made.handle, made.policy, writer, RolloutSpec(tasks=1, group_size=2), ExecutionOptions(slots=2))
     report = verify(folder / "run")
     assert report.ok, report.problems[0]
     rows = scan_steps(folder / "run").select("trajectory", "aborted", "error").collect()

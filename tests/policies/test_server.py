@@ -24,10 +24,12 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         yield running
 
 
-def request(number: int, prompt: str = "look around", step: int = 0, shorter: Callable[[int], str] = str) -> Request:
+def request(
+    number: int, prompt: str = "look around", step: int = 0, with_shorter_history: Callable[[int], str] = str
+) -> Request:
     task = Task("t", "train", "do it", "kind")
     state = State("a room", ("look",), True, False, False, 0.0, 0.0, {})
-    return Request(number, prompt, 1 << 40 | number, 0, step, task, state, None, shorter)
+    return Request(number, prompt, 1 << 40 | number, 0, step, task, state, None, with_shorter_history)
 
 
 def ask(api: Api, requests: list[Request], **options: object) -> dict[int, Reply | Failure]:
@@ -150,7 +152,7 @@ def too_long(limit: int) -> Callable[[dict, int], tuple]:
 
 def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api: Api) -> None:
     api.answer = too_long(30)
-    long = request(0, "x" * 100, step=9, shorter=lambda pairs: "x" * (10 + 5 * min(pairs, 6)))
+    long = request(0, "x" * 100, step=9, with_shorter_history=lambda pairs: "x" * (10 + 5 * min(pairs, 6)))
     (reply,) = ask(api, [long]).values()
     assert isinstance(reply, Reply)
     assert (reply.prompt, reply.cut_pairs) == ("x" * 30, 5)
@@ -158,7 +160,7 @@ def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api: Api) -> 
 
 def test_a_prompt_that_no_cut_makes_fit_is_a_failure(api: Api) -> None:
     api.answer = too_long(5)
-    (reply,) = ask(api, [request(0, "x" * 100, step=3, shorter=lambda pairs: "x" * (50 + pairs))]).values()
+    (reply,) = ask(api, [request(0, "x" * 100, step=3, with_shorter_history=lambda pairs: "x" * (50 + pairs))]).values()
     assert isinstance(reply, Failure)
     assert "maximum context length" in reply.line
     (reply,) = ask(api, [request(0, "y" * 100, step=3)], overflow="error").values()

@@ -20,12 +20,12 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 import torch
 
 from hgpo_envs.errors import InputError
+from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.vllm import VLLMPolicy
-from hgpo_train.rollout.run import World, open_world
-from hgpo_train.tiny import TinyShape, make_model, train_tokenizer
+from hgpo_train.rollout.env_handle import EnvHandle, open_env
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -34,17 +34,17 @@ OPTIONS = GenerationOptions(max_prompt_tokens=900, max_response_tokens=12)
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return open_world("HGPO/ALFWorld-v0", action_format="response")
+def handle() -> EnvHandle:
+    return open_env("HGPO/ALFWorld-v0", action_format="response")
 
 
 @pytest.fixture(scope="module")
-def requests(world: World) -> list[Request]:
+def requests(handle: EnvHandle) -> list[Request]:
     from hgpo_envs.episode import Episode
 
     made = []
-    for number, task_id in enumerate(world.tasks[:24]):
-        episode = Episode(world.shared, world.settings)
+    for number, task_id in enumerate(handle.tasks[:24]):
+        episode = Episode(handle.shared, handle.settings)
         episode.start(task_id)
         task, state = episode.task, episode.state
         made.append(Request(number, episode.prompt(), 99 + number, number, 0, task, state, None, lambda _: "short"))
@@ -146,17 +146,17 @@ def test_too_long_prompts_are_cut_as_asked(policy: VLLMPolicy, requests: list[Re
         policy.options = OPTIONS
 
 
-def test_a_collection_by_vllm_becomes_a_step_table(policy: VLLMPolicy, world: World, tmp_path: Path) -> None:
+def test_a_collection_by_vllm_becomes_a_step_table(policy: VLLMPolicy, handle: EnvHandle, tmp_path: Path) -> None:
     import polars as pl
 
     from hgpo_datasets import StepWriter, scan_steps
-    from hgpo_train.rollout.run import Collection, Machine, collect
+    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
 
     policy.options = GenerationOptions(max_prompt_tokens=900, max_response_tokens=6)
-    short = World(world.env_id, world.shared, world.settings, world.tasks)
+    short = EnvHandle(handle.env_id, handle.shared, handle.settings, handle.tasks)
     object.__setattr__(short.settings, "max_steps", 3)
     with StepWriter(tmp_path / "run", config={}) as writer:
-        tally = collect(short, policy, writer, Collection(tasks=2, group_size=3), Machine(slots=6))
+        tally = collect(short, policy, writer, RolloutSpec(tasks=2, group_size=3), ExecutionOptions(slots=6))
     steps = scan_steps(tmp_path / "run").collect()
     policy.options = OPTIONS
     assert (tally.steps, tally.aborted, len(steps)) == (18, 0, 18)
@@ -172,10 +172,10 @@ def test_vllm_as_the_engine_of_training_and_of_what_was_trained(
 ) -> None:
     from rich.console import Console
 
-    from hgpo_train.config import Config, replace
-    from hgpo_train.display import Display
-    from hgpo_train.tracking import read_metrics
-    from hgpo_train.trainer import Trainer, start_run
+    from hgpo_train.training.config import Config, replace
+    from hgpo_train.training.display import Display
+    from hgpo_train.training.tracking import read_metrics
+    from hgpo_train.training.trainer import Trainer, start_run
 
     config = replace(
         Config(),

@@ -9,7 +9,8 @@ from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.episode import settings_for
 from hgpo_envs.sources import Split, open_shared
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.run import Collection, Machine, World, collect
+from hgpo_train.rollout.env_handle import EnvHandle
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
 
 CONTEXT = PolicyContext("Doors", "response")
 
@@ -20,16 +21,18 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def world(self, factory: str = "doors:DoorsSource", max_steps: int = 20, **arguments: object) -> World:
+    def handle(self, factory: str = "doors:DoorsSource", max_steps: int = 20, **arguments: object) -> EnvHandle:
         shared = open_shared(factory, **{"count": 50, **arguments})
         settings = settings_for("Doors", action_format="response", max_steps=max_steps)
-        return World("HGPO-Test/Doors-v0", shared, settings, Split(shared, "train"))
+        return EnvHandle("HGPO-Test/Doors-v0", shared, settings, Split(shared, "train"))
 
-    def collect(self, name: str, policy="random", world=None, *, what=None, machine=None, **others):
+    def collect(self, name: str, policy="random", handle=None, *, spec=None, execution=None, **others):
         policy = make_policy(policy, CONTEXT) if isinstance(policy, str) else policy
-        what = what or Collection(tasks=12, group_size=4, seed=3)
+        spec = spec or RolloutSpec(tasks=12, group_size=4, seed=3)
         with StepWriter(self.folder / name, run="a run", config={}) as writer:
-            return collect(world or self.world(), policy, writer, what, machine or Machine(slots=16), **others)
+            return collect(
+                handle or self.handle(), policy, writer, spec, execution or ExecutionOptions(slots=16), **others
+            )
 
     def steps(self, name: str):
         return scan_steps(self.folder / name).collect()

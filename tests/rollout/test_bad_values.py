@@ -21,10 +21,11 @@ from hgpo_envs.sources import Split, share
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply
 from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.policies.validation import checked_reply, checked_state, checked_task
-from hgpo_train.rollout.run import Collection, Machine, World, collect
+from hgpo_train.rollout.env_handle import EnvHandle
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
 
-WHAT = Collection(tasks=6, group_size=2, seed=3)
-MACHINE = Machine(slots=5, groups_together=4)
+WHAT = RolloutSpec(tasks=6, group_size=2, seed=3)
+MACHINE = ExecutionOptions(slots=5, groups_per_shard=4)
 
 
 class Nasty:
@@ -97,16 +98,16 @@ class WildSource(DoorsSource):
         return engine
 
 
-def world(source) -> World:
+def handle(source) -> EnvHandle:
     shared = share(source)
-    return World(
+    return EnvHandle(
         "Wild-v0", shared, settings_for("Doors", action_format="response", max_steps=9), Split(shared, "train")
     )
 
 
 def play(folder: Path, policy, source=None):
     with StepWriter(folder, run="a run", config={}) as writer:
-        tally = collect(world(source or WildSource()), policy, writer, WHAT, MACHINE)
+        tally = collect(handle(source or WildSource()), policy, writer, WHAT, MACHINE)
     report = verify(folder)
     assert report.ok, report.problems
     return tally, scan_steps(folder).collect()
@@ -223,7 +224,7 @@ def test_a_policy_that_collects_nonsense_fails_its_requests(garbage):
 
 
 def test_a_policy_that_never_answers_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "MACHINE", Machine(slots=5, policy_timeout_s=0.05))
+    monkeypatch.setattr(sys.modules[__name__], "MACHINE", ExecutionOptions(slots=5, policy_timeout_s=0.05))
     tally, steps = play(tmp_path / "run", Odd([]))
     assert tally.aborted == 12
     assert set(steps["error"]) == {"PolicyTimedOut: no answer within 0.05 s"}
@@ -324,11 +325,11 @@ def test_rows_that_the_writer_refuses_cost_their_own_trajectory(tmp_path, sound,
             raise error("rows with going back are refused")
         return real(self, trajectory)
 
-    real = commits.Commits._check
-    monkeypatch.setattr(commits.Commits, "_check", check)
+    real = commits.GroupCommitter._check
+    monkeypatch.setattr(commits.GroupCommitter, "_check", check)
     Stubborn.error = error
     with Stubborn(tmp_path / "run", run="a run", config={}) as writer:
-        tally = collect(world(WildSource()), Wild({}), writer, WHAT, MACHINE)
+        tally = collect(handle(WildSource()), Wild({}), writer, WHAT, MACHINE)
     assert verify(tmp_path / "run").ok
     steps = scan_steps(tmp_path / "run").collect()
     refused = sound.filter(pl.col("action").str.contains("go back"))["trajectory"].unique()
@@ -346,7 +347,7 @@ def test_what_no_trajectory_is_to_blame_for_is_raised(tmp_path):
             raise InputError("this run is finished")
 
     with Full(tmp_path / "run") as writer, pytest.raises(InputError, match="this run is finished"):
-        collect(world(WildSource()), Wild({}), writer, WHAT, MACHINE)
+        collect(handle(WildSource()), Wild({}), writer, WHAT, MACHINE)
 
 
 @pytest.mark.parametrize("ids", [[3], ["\ud800"], [None]])
@@ -354,4 +355,4 @@ def test_task_ids_that_are_no_text_are_refused_at_once(tmp_path, ids):
     source = WildSource()
     source.ids = lambda split: ids
     with StepWriter(tmp_path / "run") as writer, pytest.raises(InputError, match="as a task id, got"):
-        collect(world(source), Wild({}), writer, WHAT, MACHINE)
+        collect(handle(source), Wild({}), writer, WHAT, MACHINE)

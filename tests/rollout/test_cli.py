@@ -59,7 +59,7 @@ def test_columns_left_out(tmp_path):
         ([*DOORS[1:], "--history-length", "-1"], "history_length: expected an integer of at least 0, got -1"),
         ([*DOORS[1:], "--tasks", "0"], "tasks: expected at least 1, got 0"),
         ([*DOORS[1:], "--order", "sorted"], "unknown sampling 'sorted'"),
-        ([*DOORS[1:], "--dynamic", "3"], "most: expected at least as many groups as are wanted (16), got 3"),
+        ([*DOORS[1:], "--dynamic", "3"], "max_groups: expected at least as many groups as are wanted (16), got 3"),
         ([*DOORS[1:], "--without", "promt"], "unknown column or family 'promt'"),
     ],
 )

@@ -13,8 +13,9 @@ from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply
 from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import RolloutError
-from hgpo_train.rollout.run import Collection, Machine, collect, open_world
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
 
 
 class Slow(AsyncPolicy):
@@ -58,9 +59,9 @@ class Faulty(BatchPolicy):
 
 
 def test_the_same_bytes_from_one_environment_and_from_1024(runs):
-    what = Collection(tasks=70, group_size=8, seed=1)
+    spec = RolloutSpec(tasks=70, group_size=8, seed=1)
     for slots in (1, 13, 1024):
-        runs.collect(f"{slots}", what=what, machine=Machine(slots=slots, groups_together=32))
+        runs.collect(f"{slots}", spec=spec, execution=ExecutionOptions(slots=slots, groups_per_shard=32))
     assert runs.digests("1") == runs.digests("13") == runs.digests("1024")
     assert len(runs.digests("1")) == 1 + 3  # a manifest, shards of 32, 32 and 6 groups
 
@@ -85,9 +86,9 @@ def test_rows_are_what_was_played(runs):
     assert (last["terminated"] | last["truncated"]).all()
     assert last["next_state"].null_count() == 0
     assert last["won"].to_list() == (last["reward"] == 1.0).to_list()
-    world = runs.world()
+    handle = runs.handle()
     for (trajectory,), rows in steps.group_by("trajectory"):
-        engine = world.shared.source.engine()
+        engine = handle.shared.source.engine()
         state = engine.start(rows["task_id"][0])
         for row in rows.sort("step").iter_rows(named=True):
             assert (row["state"], row["admissible_actions"]) == (state.text, list(state.actions)), trajectory
@@ -101,8 +102,8 @@ def test_rows_are_what_was_played(runs):
 
 
 def test_members_of_a_group_differ_and_seeds_count(runs):
-    runs.collect("one", what=Collection(tasks=3, group_size=6, seed=1))
-    runs.collect("two", what=Collection(tasks=3, group_size=6, seed=2))
+    runs.collect("one", spec=RolloutSpec(tasks=3, group_size=6, seed=1))
+    runs.collect("two", spec=RolloutSpec(tasks=3, group_size=6, seed=2))
     actions = runs.steps("one").group_by("trajectory").agg(pl.col("action").str.join("|"))["action"]
     assert actions.n_unique() > 12
     assert runs.digests("one") != runs.digests("two")
@@ -143,7 +144,7 @@ def test_a_failing_call_costs_its_own_trajectory(runs, how, slots):
         return how if request.seed % 11 == 0 else ""
 
     runs.collect("sound", "random")
-    tally = runs.collect("faulty", Faulty(fails), machine=Machine(slots=slots))
+    tally = runs.collect("faulty", Faulty(fails), execution=ExecutionOptions(slots=slots))
     sound, faulty = runs.steps("sound"), runs.steps("faulty")
     broken = faulty.filter("aborted")
     assert 3 < broken.height == tally.aborted < 40
@@ -168,7 +169,7 @@ def test_a_policy_that_loses_itself_fails_what_it_holds(runs):
                 raise OSError("device lost")
             return super().collect(timeout)
 
-    tally = runs.collect("run", Lost(lambda _: ""), machine=Machine(slots=8))
+    tally = runs.collect("run", Lost(lambda _: ""), execution=ExecutionOptions(slots=8))
     assert tally.aborted == 8
     assert tally.trajectories == 48
     assert len(runs.steps("run")) == tally.steps + 8
@@ -183,7 +184,7 @@ def test_any_response_is_a_step(runs, answer):
         def respond(self, requests):
             return [Reply(answer) for _ in requests]
 
-    tally = runs.collect("run", Saying(), runs.world(max_steps=3), what=Collection(tasks=2, group_size=2))
+    tally = runs.collect("run", Saying(), runs.handle(max_steps=3), spec=RolloutSpec(tasks=2, group_size=2))
     steps = runs.steps("run")
     assert tally.aborted == 0
     assert steps.height == 12
@@ -192,9 +193,9 @@ def test_any_response_is_a_step(runs, answer):
 
 def test_a_failing_environment_costs_its_own_trajectory(runs):
     plan = (("train-3", 1, "raise"), ("train-5", 0, "raise"))
-    what = Collection(tasks=50, group_size=2, seed=3)
-    runs.collect("sound", what=what)
-    tally = runs.collect("fragile", world=runs.world("fragile:FragileSource", plan=plan), what=what)
+    spec = RolloutSpec(tasks=50, group_size=2, seed=3)
+    runs.collect("sound", spec=spec)
+    tally = runs.collect("fragile", handle=runs.handle("fragile:FragileSource", plan=plan), spec=spec)
     sound, fragile = runs.steps("sound"), runs.steps("fragile")
     assert tally.aborted == 4
     broken = fragile.filter("aborted").sort("task_id")
@@ -216,34 +217,34 @@ def test_the_run_stops_when_nothing_works_any_more(runs):
         runs.collect(
             "run",
             Faulty(fails),
-            what=Collection(tasks=40, group_size=4, seed=3),
-            machine=Machine(slots=4, failures_allowed=20, groups_together=3),
+            spec=RolloutSpec(tasks=40, group_size=4, seed=3),
+            execution=ExecutionOptions(slots=4, max_consecutive_failures=20, groups_per_shard=3),
         )
     steps = runs.steps("run")
     assert steps["task_id"].n_unique() > 5  # what was whole is there
-    runs.collect("run", "random", what=Collection(tasks=40, group_size=4, seed=3))  # and is gone on from
+    runs.collect("run", "random", spec=RolloutSpec(tasks=40, group_size=4, seed=3))  # and is gone on from
     assert runs.steps("run").select("task_id", "group").n_unique() == 40
 
 
 def test_stopping_commits_whole_groups_and_resuming_repeats_none(runs):
-    what = Collection(tasks=30, group_size=4, seed=3)
+    spec = RolloutSpec(tasks=30, group_size=4, seed=3)
     turns = iter(range(10_000))
-    machine = Machine(slots=8, groups_together=4)
-    tally = runs.collect("run", what=what, machine=machine, stopping=lambda: next(turns) > 60)
+    execution = ExecutionOptions(slots=8, groups_per_shard=4)
+    tally = runs.collect("run", spec=spec, execution=execution, should_stop=lambda: next(turns) > 60)
     first = runs.steps("run")
     groups = first.select("task_id", "group").n_unique()
     assert 0 < groups < 30
     assert tally.trajectories >= groups * 4
-    again = runs.collect("run", what=what, machine=machine)
+    again = runs.collect("run", spec=spec, execution=execution)
     assert again.trajectories == (30 - groups) * 4
-    runs.collect("straight", what=what, machine=machine)
+    runs.collect("straight", spec=spec, execution=execution)
     order = ["trajectory", "step"]
     assert runs.steps("run").sort(order).equals(runs.steps("straight").sort(order))
-    assert runs.collect("run", what=what, machine=machine).trajectories == 0
+    assert runs.collect("run", spec=spec, execution=execution).trajectories == 0
 
 
 def test_more_tasks_than_the_split_holds_come_again_as_other_groups(runs):
-    runs.collect("run", world=runs.world(count=5), what=Collection(tasks=12, group_size=2, seed=1))
+    runs.collect("run", handle=runs.handle(count=5), spec=RolloutSpec(tasks=12, group_size=2, seed=1))
     steps = runs.steps("run")
     assert steps["task_id"].n_unique() == 5
     assert steps.select("task_id", "group").n_unique() == 12
@@ -254,11 +255,11 @@ def test_more_tasks_than_the_split_holds_come_again_as_other_groups(runs):
 
 def test_iterations_go_on_in_the_order(runs):
     policy = RandomPolicy("response")
-    world = runs.world()
+    handle = runs.handle()
     with StepWriter(runs.folder / "run") as writer:
         for iteration in range(3):
-            what = Collection(tasks=5, group_size=2, seed=9, iteration=iteration, skip=5 * iteration)
-            collect(world, policy, writer, what)
+            spec = RolloutSpec(tasks=5, group_size=2, seed=9, iteration=iteration, skip=5 * iteration)
+            collect(handle, policy, writer, spec)
     steps = runs.steps("run")
     tasks = steps.group_by("iteration", maintain_order=True).agg(pl.col("task_id").unique())
     assert tasks["iteration"].to_list() == [0, 1, 2]
@@ -266,11 +267,11 @@ def test_iterations_go_on_in_the_order(runs):
 
 
 def test_dynamic_sampling_refills_and_does_not_depend_on_the_order_of_ends(runs):
-    what = Collection(tasks=6, group_size=3, seed=2, most=100)
+    spec = RolloutSpec(tasks=6, group_size=3, seed=2, max_groups=100)
     slow = Slow()
-    runs.collect("one", what=what, machine=Machine(slots=1))
-    runs.collect("many", what=what, machine=Machine(slots=40))
-    runs.collect("slow", slow, what=what)
+    runs.collect("one", spec=spec, execution=ExecutionOptions(slots=1))
+    runs.collect("many", spec=spec, execution=ExecutionOptions(slots=40))
+    runs.collect("slow", slow, spec=spec)
     slow.close()
     assert runs.digests("one") == runs.digests("many") == runs.digests("slow")
 
@@ -282,23 +283,23 @@ def test_dynamic_sampling_refills_and_does_not_depend_on_the_order_of_ends(runs)
     assert told("one")["said"][-1]  # not one more than was needed
     assert told("one").height > 6
     turns = iter(range(10_000))
-    runs.collect("resumed", what=what, machine=Machine(slots=2), stopping=lambda: next(turns) > 30)
+    runs.collect("resumed", spec=spec, execution=ExecutionOptions(slots=2), should_stop=lambda: next(turns) > 30)
     assert 0 < told("resumed").height < told("one").height
-    runs.collect("resumed", what=what)
+    runs.collect("resumed", spec=spec)
     assert told("resumed").equals(told("one"))
     assert told("resumed")["said"].sum() == 6
-    bounded = Collection(tasks=6, group_size=3, seed=2, most=told("one").height - 1)
-    runs.collect("bounded", what=bounded)
-    assert told("bounded").height == bounded.most
+    bounded = RolloutSpec(tasks=6, group_size=3, seed=2, max_groups=told("one").height - 1)
+    runs.collect("bounded", spec=bounded)
+    assert told("bounded").height == bounded.max_groups
 
 
 @pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
 def test_scripted_policies_play_the_same_in_every_action_format(runs, env_id):
     for action_format in ACTION_FORMATS:
-        world = open_world(env_id, split="train", action_format=action_format, max_steps=12)
-        context = PolicyContext(world.shared.source.name, action_format)
+        handle = open_env(env_id, split="train", action_format=action_format, max_steps=12)
+        context = PolicyContext(handle.shared.source.name, action_format)
         policy = make_policy("mixture:explorer=0.5,random=0.3,stale=0.2", context)
-        runs.collect(action_format, policy, world, what=Collection(tasks=8, seed=1))
+        runs.collect(action_format, policy, handle, spec=RolloutSpec(tasks=8, seed=1))
     played = {name: runs.steps(name).sort("trajectory", "step") for name in ACTION_FORMATS}
     same = ("trajectory", "step", "state", pl.col("action").str.to_lowercase(), "score", "won")  # responses are lowered
     assert played["number"].select(same).equals(played["command"].select(same))
@@ -318,9 +319,9 @@ def test_scripted_policies_play_the_same_in_every_action_format(runs, env_id):
 )
 def test_what_says_something_goes_by_the_outcome_that_is_asked_for(runs, outcome, end):
     """In WebShop a rollout that did not win may still have scored: by success alone such groups say nothing."""
-    world = open_world("HGPO/WebShop-v0", split="train", action_format="command", max_steps=12, goals="human")
-    policy = make_policy("mixture:explorer=0.6,random=0.4", PolicyContext(world.shared.source.name, "command"))
-    what = Collection(tasks=6, group_size=3, seed=2, most=200, outcome=outcome)
+    handle = open_env("HGPO/WebShop-v0", split="train", action_format="command", max_steps=12, goals="human")
+    policy = make_policy("mixture:explorer=0.6,random=0.4", PolicyContext(handle.shared.source.name, "command"))
+    spec = RolloutSpec(tasks=6, group_size=3, seed=2, max_groups=200, outcome=outcome)
 
     def told(name: str) -> pl.DataFrame:
         trajectories = runs.steps(name).group_by("task_id", "trajectory").agg(end.alias("end"))
@@ -328,10 +329,12 @@ def test_what_says_something_goes_by_the_outcome_that_is_asked_for(runs, outcome
         return groups.sort("at")
 
     turns = iter(range(10_000))
-    runs.collect("resumed", policy, world, what=what, machine=Machine(slots=3), stopping=lambda: next(turns) > 60)
+    runs.collect(
+        "resumed", policy, handle, spec=spec, execution=ExecutionOptions(slots=3), should_stop=lambda: next(turns) > 60
+    )
     assert told("resumed").height > 0
     for name in ("whole", "resumed"):
-        runs.collect(name, policy, world, what=what)
+        runs.collect(name, policy, handle, spec=spec)
     assert told("whole").equals(told("resumed"))
     assert told("whole")["said"].sum() == 6
     assert told("whole")["said"][-1]
@@ -342,21 +345,21 @@ def test_what_says_something_goes_by_the_outcome_that_is_asked_for(runs, outcome
     [
         ({"tasks": 0}, "tasks: expected at least 1, got 0"),
         ({"tasks": 2, "group_size": 0}, "group_size: expected at least 1, got 0"),
-        ({"tasks": 5, "most": 4}, "most: expected at least as many groups as are wanted (5), got 4"),
+        ({"tasks": 5, "max_groups": 4}, "max_groups: expected at least as many groups as are wanted (5), got 4"),
         ({"tasks": 5, "outcome": "won"}, "outcome: expected one of reward, success, score, got 'won'"),
     ],
 )
 def test_bad_collections(values, line):
     with pytest.raises(InputError) as caught:
-        Collection(**values)
+        RolloutSpec(**values)
     assert str(caught.value) == line
 
 
 def test_bad_machine_and_unknown_order(runs):
     with pytest.raises(InputError, match="slots: expected at least 1, got 0"):
-        Machine(slots=0)
+        ExecutionOptions(slots=0)
     with pytest.raises(InputError, match="unknown sampling 'shufled'; did you mean 'shuffled'"):
-        runs.collect("run", what=Collection(tasks=1, order="shufled"))
+        runs.collect("run", spec=RolloutSpec(tasks=1, order="shufled"))
 
 
 def test_an_async_policy_closes_while_it_works():

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 import hgpo_envs
 from hgpo_datasets import manifest, scan_steps, verify
-from hgpo_envs.alfworld.pack import write_pack
-from hgpo_envs.alfworld.source import ALFWorldSource
+from hgpo_envs.alfworld.data.pack import write_pack
+from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.errors import InputError
-from hgpo_envs.webshop import synthetic
-from hgpo_envs.webshop.build import build
+from hgpo_envs.webshop.data.build import build
+from hgpo_envs.webshop.generation import synthetic
 from hgpo_train.cli import app
 from hgpo_train.rollout.failures import RolloutError
 
@@ -123,7 +123,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     source = ALFWorldSource(None)
     task_id = source.ids("train")[5]
     write_pack(folder / "one.pack", [(task_id, source.read(task_id), source.trajectory(task_id))])
-    synthetic.write(folder / "raw", 30, 1)
+    synthetic.write_synthetic(folder / "raw", 30, 1)
     build(*(folder / "raw" / name for name in synthetic.FILES), folder / "shop", nouns="stand-in")
     return {"HGPO/ALFWorld-v0": folder / "one.pack", "HGPO/WebShop-v0": folder / "shop"}
 

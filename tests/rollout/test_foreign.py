@@ -6,22 +6,23 @@ import pytest
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.run import Collection, Machine, collect, open_world
+from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
 
 GUESS = "foreign:Foreign/Guess-v0"
 
 
-def play(folder, machine: Machine, **options):
-    world = open_world(GUESS, split="train", action_format="response", history_length=1, **options)
-    policy = make_policy("random", PolicyContext(world.shared.source.name))
+def play(folder, execution: ExecutionOptions, **options):
+    handle = open_env(GUESS, split="train", action_format="response", history_length=1, **options)
+    policy = make_policy("random", PolicyContext(handle.shared.source.name))
     with StepWriter(folder, run="run") as writer:
-        collect(world, policy, writer, Collection(tasks=20, group_size=4, seed=1), machine)
+        collect(handle, policy, writer, RolloutSpec(tasks=20, group_size=4, seed=1), execution)
     return scan_steps(folder).collect()
 
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_a_foreign_environment(tmp_path, keyed):
-    steps = play(tmp_path / "run", Machine(slots=16), keyed=keyed, limit=3)
+    steps = play(tmp_path / "run", ExecutionOptions(slots=16), keyed=keyed, limit=3)
     assert steps["trajectory"].n_unique() == 80
     for (_, task), rows in steps.group_by("trajectory", "task_id"):
         env = gymnasium.make(GUESS, limit=3)
@@ -36,7 +37,10 @@ def test_a_foreign_environment(tmp_path, keyed):
 
 @pytest.mark.slow
 def test_the_same_in_workers(tmp_path):
-    here, there = play(tmp_path / "here", Machine()), play(tmp_path / "there", Machine(slots=3, workers=True))
+    here, there = (
+        play(tmp_path / "here", ExecutionOptions()),
+        play(tmp_path / "there", ExecutionOptions(slots=3, workers=True)),
+    )
     assert here.equals(there)
 
 
@@ -52,6 +56,6 @@ def test_the_same_in_workers(tmp_path):
 )
 def test_bad_worlds(env_id, options, line):
     with pytest.raises(InputError) as caught:
-        open_world(env_id, **options)
+        open_env(env_id, **options)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -7,9 +7,9 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_train.rollout.failures import Failed
-from hgpo_train.rollout.groups import Groups, Key
-from hgpo_train.rollout.plan import Group
+from hgpo_train.rollout.failures import FailedGroup
+from hgpo_train.rollout.group_plan import PlannedGroup
+from hgpo_train.rollout.group_scheduler import GroupScheduler, Key
 
 SIZE = 3
 END = st.sampled_from([0.0, 0.0, 1.0])
@@ -19,9 +19,9 @@ ENDS = st.lists(st.tuples(*[END] * SIZE), min_size=12, max_size=12)
 
 @dataclass
 class Played:
-    """A rollout that has ended, as `Groups` looks at it."""
+    """A rollout that has ended, as `GroupScheduler` looks at it."""
 
-    group: Group
+    group: PlannedGroup
     member: int
     end: float
     aborted: bool
@@ -49,11 +49,11 @@ class Table:
     def says(self, position: int) -> bool:
         return len({end for end in self.ends[position].values() if end is not None}) > 1
 
-    def earlier(self) -> tuple[dict[Key, bool], dict[Key, Failed]]:
+    def earlier(self) -> tuple[dict[Key, bool], dict[Key, FailedGroup]]:
         hurt = {position for position, _ in self.failed()}
         done = {group(position).key: self.says(position) for position in self.ends if position not in hurt}
         failed = {
-            group(position).key: Failed(
+            group(position).key: FailedGroup(
                 frozenset(group(position).trajectory(member) for at, member in self.failed() if at == position),
                 [end for end in self.ends[position].values() if end is not None],
             )
@@ -62,18 +62,18 @@ class Table:
         return done, failed
 
 
-def group(position: int) -> Group:
-    return Group(position, 0, f"task {position}", 0, SIZE)
+def group(position: int) -> PlannedGroup:
+    return PlannedGroup(position, 0, f"task {position}", 0, SIZE)
 
 
 def play(table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, turns=10_000, slots=5) -> None:
     """One run of the command: rollouts end in the order that `choose` says, or are cut off after some turns."""
     done, failed = table.earlier()
-    groups = Groups(
+    groups = GroupScheduler(
         map(group, count()), wanted, table.commit, most=most, together=2, done=done, failed=failed, lookahead=6
     )
-    members: list[tuple[Group, int]] = []
-    going: list[tuple[Group, int]] = []
+    members: list[tuple[PlannedGroup, int]] = []
+    going: list[tuple[PlannedGroup, int]] = []
     for _ in range(turns):
         while len(going) < slots:
             if not members:

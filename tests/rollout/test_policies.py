@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
-from hgpo_train.policies.mixture import MixturePolicy, weights
+from hgpo_train.policies.mixture import MixturePolicy, parse_weights
+from hgpo_train.policies.outdated import OutdatedActionPolicy
 from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.scripted import ScriptedPolicy
-from hgpo_train.policies.stale import StalePolicy
 
 CONTEXT = PolicyContext("Doors", "response")
 
@@ -59,7 +59,7 @@ def test_random_answers_anything(seed, instruction, actions):
 
 @given(st.lists(st.lists(st.sampled_from("abcde"), max_size=5, unique=True), max_size=8), st.integers(0, 2**62))
 def test_stale_answers_what_was_possible_and_is_not(shown, seed):
-    policy = StalePolicy("command")
+    policy = OutdatedActionPolicy("command")
     before = set()
     for step, actions in enumerate(shown):
         action = ask(policy, [request(seed + step, step, actions=actions)])[0].response
@@ -70,7 +70,7 @@ def test_stale_answers_what_was_possible_and_is_not(shown, seed):
 
 
 def test_stale_leaves_no_search_open():
-    (reply,) = ask(StalePolicy("command"), [request(actions=["search[<your query>]"], instruction="shoe")])
+    (reply,) = ask(OutdatedActionPolicy("command"), [request(actions=["search[<your query>]"], instruction="shoe")])
     assert "<your query>" not in reply.response
 
 
@@ -145,7 +145,7 @@ def test_bad_names(spec, line):
 
 
 def test_weights():
-    assert weights("expert=0.7, random=.3") == {"expert": 0.7, "random": 0.3}
+    assert parse_weights("expert=0.7, random=.3") == {"expert": 0.7, "random": 0.3}
 
 
 def test_batches_are_as_large_as_the_policy_likes():

@@ -13,7 +13,7 @@ import hgpo_envs
 from hgpo_datasets import scan_steps, verify
 from hgpo_envs.engine import State, Task
 from hgpo_train.policies.base import Failure
-from hgpo_train.rollout.run import open_world
+from hgpo_train.rollout.env_handle import open_env
 
 gymnasium.register_envs(hgpo_envs)
 SHIPPED = sorted(name for name in gymnasium.registry if name.startswith("HGPO/"))
@@ -50,11 +50,11 @@ def test_states_tasks_and_failures_round_trip(thing, protocol):
 
 @pytest.mark.parametrize("env_id", SHIPPED)
 def test_sources_tasks_and_states_of_every_shipped_environment_round_trip(env_id):
-    world = open_world(env_id, action_format="command")
-    there = pickle.loads(pickle.dumps(world.shared))
-    for task_id in world.tasks[:3]:
-        assert pickle.loads(pickle.dumps(world.shared.source.task(task_id))) == there.source.task(task_id)
-        one, other = world.shared.source.engine(), there.source.engine()
+    handle = open_env(env_id, action_format="command")
+    there = pickle.loads(pickle.dumps(handle.shared))
+    for task_id in handle.tasks[:3]:
+        assert pickle.loads(pickle.dumps(handle.shared.source.task(task_id))) == there.source.task(task_id)
+        one, other = handle.shared.source.engine(), there.source.engine()
         state, same = one.start(task_id), other.start(task_id)
         for step in range(8):
             assert pickle.loads(pickle.dumps(state)) == state == same

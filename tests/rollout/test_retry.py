@@ -14,11 +14,19 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.policies.base import BatchPolicy, Failure
 from hgpo_train.policies.random_choice import RandomPolicy
-from hgpo_train.rollout.failures import MAX_FAILED, Failures, Reasons, RolloutError, check, of_table, of_tally
-from hgpo_train.rollout.run import Collection, Machine
+from hgpo_train.rollout.failures import (
+    MAX_FAILED,
+    FailureReasons,
+    FailureSummary,
+    RolloutError,
+    failures_of_run,
+    failures_of_tally,
+    raise_if_too_many,
+)
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
 
-WHAT = Collection(tasks=10, group_size=4, seed=3)
-MACHINE = Machine(slots=7, groups_together=3)
+WHAT = RolloutSpec(tasks=10, group_size=4, seed=3)
+MACHINE = ExecutionOptions(slots=7, groups_per_shard=3)
 
 
 class Flaky(BatchPolicy):
@@ -47,47 +55,47 @@ def content(runs, name: str) -> pl.DataFrame:
 
 @pytest.mark.parametrize("share", [5, 2, 1])
 def test_failed_rollouts_are_played_again_and_only_those(runs, share):
-    runs.collect("sound", Flaky(), what=WHAT, machine=MACHINE)
+    runs.collect("sound", Flaky(), spec=WHAT, execution=MACHINE)
     sound = content(runs, "sound")
     first = runs.collect(
-        "run", Flaky(lambda request: request.step == 1 and request.seed % share == 0), what=WHAT, machine=MACHINE
+        "run", Flaky(lambda request: request.step == 1 and request.seed % share == 0), spec=WHAT, execution=MACHINE
     )
     before = content(runs, "run")
     assert first.aborted == before.filter("aborted").height > 3
-    nothing = runs.collect("run", Flaky(), what=WHAT, machine=MACHINE)
+    nothing = runs.collect("run", Flaky(), spec=WHAT, execution=MACHINE)
     assert nothing.trajectories == 0  # unless it is asked for
     policy = Flaky()
-    second = runs.collect("run", policy, what=WHAT, machine=MACHINE, retry_failed=True)
-    assert (second.trajectories, second.played_again) == (first.aborted, first.aborted)
+    second = runs.collect("run", policy, spec=WHAT, execution=MACHINE, retry_failed=True)
+    assert (second.trajectories, second.retried) == (first.aborted, first.aborted)
     again = sound.join(before.filter("aborted"), on="trajectory", how="semi")
     assert policy.asked == again.height
     assert content(runs, "run").equals(sound)
-    third = runs.collect("run", Flaky(), what=WHAT, machine=MACHINE, retry_failed=True)
+    third = runs.collect("run", Flaky(), spec=WHAT, execution=MACHINE, retry_failed=True)
     assert third.trajectories == 0
 
 
 def test_what_fails_again_is_kept_with_its_new_reason_and_played_once_more(runs):
-    runs.collect("sound", Flaky(), what=WHAT, machine=MACHINE)
-    runs.collect("run", Flaky(lambda request: request.seed % 5 == 0), what=WHAT, machine=MACHINE)
+    runs.collect("sound", Flaky(), spec=WHAT, execution=MACHINE)
+    runs.collect("run", Flaky(lambda request: request.seed % 5 == 0), spec=WHAT, execution=MACHINE)
     failed = content(runs, "run").filter("aborted")["trajectory"].to_list()
 
     class Still(Flaky):
         def respond(self, requests):
             return [Failure("PolicyFailed", "still down") for _ in requests]
 
-    tally = runs.collect("run", Still(), what=WHAT, machine=MACHINE, retry_failed=True)
-    assert (tally.aborted, tally.failed_again) == (len(failed), len(failed))
+    tally = runs.collect("run", Still(), spec=WHAT, execution=MACHINE, retry_failed=True)
+    assert (tally.aborted, tally.retries_failed) == (len(failed), len(failed))
     after = content(runs, "run").filter("aborted")
     assert sorted(after["trajectory"]) == sorted(failed)
     assert set(after["error"]) == {"PolicyFailed: still down"}
-    runs.collect("run", Flaky(), what=WHAT, machine=MACHINE, retry_failed=True)
+    runs.collect("run", Flaky(), spec=WHAT, execution=MACHINE, retry_failed=True)
     assert content(runs, "run").equals(content(runs, "sound"))
 
 
 def test_advantages_after_a_retry_are_those_of_an_undisturbed_run(runs):
     for name, fails in (("sound", lambda _: False), ("run", lambda request: request.seed % 7 == 0)):
-        runs.collect(name, Flaky(fails), what=WHAT, machine=MACHINE)
-    runs.collect("run", Flaky(), what=WHAT, machine=MACHINE, retry_failed=True)
+        runs.collect(name, Flaky(fails), spec=WHAT, execution=MACHINE)
+    runs.collect("run", Flaky(), spec=WHAT, execution=MACHINE, retry_failed=True)
     for estimator in ("hgpo", "grpo"):
         one, other = (
             compute(scan_steps(runs.folder / name), estimator).collect().sort("trajectory", "step")
@@ -97,22 +105,22 @@ def test_advantages_after_a_retry_are_those_of_an_undisturbed_run(runs):
 
 
 def test_more_tasks_and_a_retry_at_once(runs):
-    more = Collection(tasks=14, group_size=4, seed=3)
-    runs.collect("sound", Flaky(), what=more, machine=MACHINE)
-    runs.collect("run", Flaky(lambda request: request.seed % 5 == 0), what=WHAT, machine=MACHINE)
-    tally = runs.collect("run", Flaky(), what=more, machine=MACHINE, retry_failed=True)
-    assert tally.trajectories == tally.played_again + 16
+    more = RolloutSpec(tasks=14, group_size=4, seed=3)
+    runs.collect("sound", Flaky(), spec=more, execution=MACHINE)
+    runs.collect("run", Flaky(lambda request: request.seed % 5 == 0), spec=WHAT, execution=MACHINE)
+    tally = runs.collect("run", Flaky(), spec=more, execution=MACHINE, retry_failed=True)
+    assert tally.trajectories == tally.retried + 16
     assert content(runs, "run").equals(content(runs, "sound"))
 
 
 @pytest.mark.parametrize("share", [2, 4, 9])
 def test_with_dynamic_sampling_a_retried_group_says_what_all_its_members_say(runs, share):
     """No failed rollout is left, also of groups that were played because others seemed to say nothing."""
-    what = Collection(tasks=6, group_size=3, seed=2, most=100)
-    runs.collect("sound", Flaky(), what=what)
-    runs.collect("run", Flaky(lambda request: request.step == 0 and request.seed % share == 0), what=what)
+    spec = RolloutSpec(tasks=6, group_size=3, seed=2, max_groups=100)
+    runs.collect("sound", Flaky(), spec=spec)
+    runs.collect("run", Flaky(lambda request: request.step == 0 and request.seed % share == 0), spec=spec)
     assert content(runs, "run")["aborted"].any()
-    runs.collect("run", Flaky(), what=what, retry_failed=True)
+    runs.collect("run", Flaky(), spec=spec, retry_failed=True)
     sound, run = content(runs, "sound"), content(runs, "run")
     assert not run["aborted"].any()
     assert run.join(sound, on="trajectory", how="semi").equals(sound)
@@ -122,19 +130,19 @@ def test_with_dynamic_sampling_a_retried_group_says_what_all_its_members_say(run
 
 @pytest.mark.parametrize("turns", [3, 10, 25])
 def test_a_retry_that_is_stopped_is_continued(runs, turns):
-    runs.collect("sound", Flaky(), what=WHAT, machine=MACHINE)
-    runs.collect("run", Flaky(lambda request: request.seed % 2 == 0), what=WHAT, machine=MACHINE)
+    runs.collect("sound", Flaky(), spec=WHAT, execution=MACHINE)
+    runs.collect("run", Flaky(lambda request: request.seed % 2 == 0), spec=WHAT, execution=MACHINE)
     left = iter(range(turns))
     runs.collect(
-        "run", Flaky(), what=WHAT, machine=MACHINE, retry_failed=True, stopping=lambda: next(left, None) is None
+        "run", Flaky(), spec=WHAT, execution=MACHINE, retry_failed=True, should_stop=lambda: next(left, None) is None
     )
     assert verify(runs.folder / "run").ok
-    runs.collect("run", Flaky(), what=WHAT, machine=MACHINE, retry_failed=True)
+    runs.collect("run", Flaky(), spec=WHAT, execution=MACHINE, retry_failed=True)
     assert content(runs, "run").equals(content(runs, "sound"))
 
 
 def test_reasons_that_differ_in_numbers_are_one():
-    reasons = Reasons()
+    reasons = FailureReasons()
     assert reasons.commonest() == ("", 0)
     for number in range(5000):
         reasons.add(Failure("PolicyFailed", f"no answer to request {number}"))
@@ -145,13 +153,13 @@ def test_reasons_that_differ_in_numbers_are_one():
 @pytest.mark.parametrize(
     ("failures", "most", "raises"),
     [
-        (Failures(0, 0), 0.0, False),
-        (Failures(10, 0), 0.0, False),
-        (Failures(10, 1, "x", 1), MAX_FAILED, False),
-        (Failures(10, 2, "x", 1), MAX_FAILED, True),
-        (Failures(10, 9, "x", 1), 1.0, False),
-        (Failures(10, 10, "x", 1), 1.0, True),  # all of them is always too much
-        (Failures(1, 1, "x", 1), MAX_FAILED, True),
+        (FailureSummary(0, 0), 0.0, False),
+        (FailureSummary(10, 0), 0.0, False),
+        (FailureSummary(10, 1, "x", 1), MAX_FAILED, False),
+        (FailureSummary(10, 2, "x", 1), MAX_FAILED, True),
+        (FailureSummary(10, 9, "x", 1), 1.0, False),
+        (FailureSummary(10, 10, "x", 1), 1.0, True),  # all of them is always too much
+        (FailureSummary(1, 1, "x", 1), MAX_FAILED, True),
     ],
 )
 def test_how_much_is_too_much(failures, most, raises):
@@ -159,26 +167,26 @@ def test_how_much_is_too_much(failures, most, raises):
         with pytest.raises(
             RolloutError, match=rf"^{failures.failed} of {failures.rollouts} rollouts failed .* with x\. A"
         ):
-            check(failures, most, "Advice.")
+            raise_if_too_many(failures, most, "Advice.")
     else:
-        check(failures, most)
+        raise_if_too_many(failures, most)
 
 
 def test_what_a_table_and_a_tally_tell(runs):
-    tally = runs.collect("run", Flaky(lambda request: request.seed % 5 == 0), what=WHAT, machine=MACHINE)
-    told = of_table(runs.folder / "run")
+    tally = runs.collect("run", Flaky(lambda request: request.seed % 5 == 0), spec=WHAT, execution=MACHINE)
+    told = failures_of_run(runs.folder / "run")
     assert (told.rollouts, told.failed, told.times) == (40, tally.aborted, tally.aborted)
     assert told.reason.startswith("PolicyFailed: no answer to request ")
-    now = of_tally(tally)
+    now = failures_of_tally(tally)
     assert (now.rollouts, now.failed, now.times) == (40, tally.aborted, tally.aborted)
-    again = runs.collect("run", Flaky(lambda _: True), what=WHAT, machine=MACHINE, retry_failed=True)
-    assert of_tally(again).rollouts == 0  # played for the second time: the table tells about them
-    assert of_table(runs.folder / "run").failed == again.aborted
+    again = runs.collect("run", Flaky(lambda _: True), spec=WHAT, execution=MACHINE, retry_failed=True)
+    assert failures_of_tally(again).rollouts == 0  # played for the second time: the table tells about them
+    assert failures_of_run(runs.folder / "run").failed == again.aborted
 
 
 def test_a_run_without_rows_has_no_failures(tmp_path):
     StepWriter(tmp_path / "run").close()
-    assert of_table(tmp_path / "run") == Failures(0, 0)
+    assert failures_of_run(tmp_path / "run") == FailureSummary(0, 0)
 
 
 # As a user has it: processes, a server that is down for a while.

@@ -11,7 +11,7 @@ import hgpo_envs
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.cli import app
-from hgpo_train.rollout.run import open_world
+from hgpo_train.rollout.env_handle import open_env
 
 gymnasium.register_envs(hgpo_envs)
 ENVIRONMENTS = [
@@ -46,7 +46,7 @@ def written(path: Path, text: str) -> Path:
 @pytest.mark.parametrize("env_id", ENVIRONMENTS)
 def test_opening_an_environment_refuses_them(bad: Path, env_id: str) -> None:
     with pytest.raises(InputError, match=rf"^prompt template {bad} fails") as caught:
-        open_world(env_id, prompt_template=str(bad))
+        open_env(env_id, prompt_template=str(bad))
     assert "\n" not in str(caught.value)
 
 
@@ -90,5 +90,5 @@ def test_an_environment_that_fails_is_not_the_templates_fault(
     outage = written(tmp_path / "outage", " ".join(f"train-{number}" for number in range(10)))
     monkeypatch.setenv("HGPO_TEST_OUTAGE", str(outage))
     template = written(tmp_path / "mine.j2", text)
-    world = open_world("outage_env:HGPO-Test/Outage-v0", prompt_template=str(template))
-    assert not world.settings.template.trusted
+    handle = open_env("outage_env:HGPO-Test/Outage-v0", prompt_template=str(template))
+    assert not handle.settings.template.trusted

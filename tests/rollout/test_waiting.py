@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hgpo_envs import atomic
 from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.rollout import run
-from hgpo_train.rollout.finished import Finished
-from hgpo_train.rollout.groups import Groups
-from hgpo_train.rollout.run import Collection, Machine
+from hgpo_train.rollout.finished import FinishedGroup
+from hgpo_train.rollout.group_scheduler import GroupScheduler
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
 
 GROUPS, SIZE, SLOTS = 120, 4, 8
-WHAT = Collection(tasks=GROUPS, group_size=SIZE, seed=3)
+WHAT = RolloutSpec(tasks=GROUPS, group_size=SIZE, seed=3)
 
 
 class Hanging:
@@ -46,7 +46,7 @@ class Hanging:
         pass
 
 
-class Watched(Groups):
+class Watched(GroupScheduler):
     """Groups with limits of its own, which notes how much waits and what is committed."""
 
     limits: ClassVar[dict] = {}
@@ -76,18 +76,18 @@ class Watched(Groups):
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
-    monkeypatch.setattr(run, "Groups", Watched)
+    monkeypatch.setattr(run, "GroupScheduler", Watched)
     monkeypatch.setattr(Watched, "limits", {"together": 16, "lookahead": 10**9})
     return Watched
 
 
 def test_a_rollout_that_hangs_holds_up_a_bounded_amount_of_memory_and_changes_nothing(runs, watched):
-    runs.collect("straight", what=WHAT, machine=Machine(slots=1))
+    runs.collect("straight", spec=WHAT, execution=ExecutionOptions(slots=1))
     waited = []
     for bound in (10_000, 40_000, 10**9):
         watched.limits |= {"most_waiting": bound}
         hanging = Hanging(lambda: waited.append(len(watched.last._waiting)))
-        runs.collect(f"{bound}", hanging, what=WHAT, machine=Machine(slots=SLOTS))
+        runs.collect(f"{bound}", hanging, spec=WHAT, execution=ExecutionOptions(slots=SLOTS))
         assert runs.digests(f"{bound}") == runs.digests("straight")
         assert watched.last.most < bound + SLOTS * watched.last.largest  # the groups under way add theirs
     assert SLOTS // SIZE < waited[0] < waited[1] < waited[2] == GROUPS - 1
@@ -107,7 +107,7 @@ def test_the_bytes_that_are_counted_are_the_memory_that_is_taken(runs, watched):
 
     tracemalloc.start()
     try:
-        runs.collect("run", Noting(), runs.world(max_steps=8), what=WHAT, machine=Machine(slots=SLOTS))
+        runs.collect("run", Noting(), runs.handle(max_steps=8), spec=WHAT, execution=ExecutionOptions(slots=SLOTS))
     finally:
         tracemalloc.stop()
     memory, counted, plain = (after - before for before, after in zip(*taken, strict=True))
@@ -118,7 +118,7 @@ def test_the_bytes_that_are_counted_are_the_memory_that_is_taken(runs, watched):
 def test_a_batch_is_bounded_in_bytes_and_the_files_do_not_depend_on_how_it_was_played(runs, watched):
     watched.limits |= {"batch_size": 100_000}
     for name, policy, slots in (("one", "random", 1), ("many", "random", 48), ("hanging", Hanging(), SLOTS)):
-        runs.collect(name, policy, what=WHAT, machine=Machine(slots=slots))
+        runs.collect(name, policy, spec=WHAT, execution=ExecutionOptions(slots=slots))
         sizes = watched.last.batches
         assert sum(map(len, sizes)) == GROUPS
         assert all(sum(batch[:-1]) < 100_000 <= sum(batch) for batch in sizes[:-1])
@@ -137,26 +137,26 @@ def test_stopping_commits_all_that_waits_in_bounded_batches(runs, watched, monke
             raise OSError(28, "No space left on device")
         write(path, data)
 
-    def stopping() -> bool:
+    def should_stop() -> bool:
         if len(watched.last._waiting) < 60:
             return False
         if full_disk:
             monkeypatch.setattr(atomic, "write_file", once)
         return True
 
-    machine = Machine(slots=SLOTS)
+    execution = ExecutionOptions(slots=SLOTS)
     if full_disk:
         with pytest.raises(OSError, match="No space left"):
-            runs.collect("run", Hanging(), what=WHAT, machine=machine, stopping=stopping)
+            runs.collect("run", Hanging(), spec=WHAT, execution=execution, should_stop=should_stop)
     else:
-        runs.collect("run", Hanging(), what=WHAT, machine=machine, stopping=stopping)
+        runs.collect("run", Hanging(), spec=WHAT, execution=execution, should_stop=should_stop)
     assert all(sum(batch[:-1]) < 100_000 for batch in watched.last.batches)
     assert len(watched.last.batches) > 2
     assert bool(refused) == full_disk
     first = runs.steps("run").select("task_id", "group").n_unique()
     assert first == watched.last.finished >= 60
-    runs.collect("run", what=WHAT, machine=machine)
-    runs.collect("straight", what=WHAT, machine=machine)
+    runs.collect("run", spec=WHAT, execution=execution)
+    runs.collect("straight", spec=WHAT, execution=execution)
     order = ["trajectory", "step"]
     assert runs.steps("run").sort(order).equals(runs.steps("straight").sort(order))
 
@@ -175,18 +175,18 @@ VALUES = st.one_of(
 
 @given(st.lists(st.dictionaries(st.text(max_size=5), VALUES, max_size=6), max_size=4))
 def test_packed_rows_come_back_and_their_size_depends_on_values_alone(rows):
-    plain = Finished.of(rows)
+    plain = FinishedGroup.of(rows)
     packed = plain.packed()
     assert packed.rows == plain.rows == rows
-    assert Finished.of(copy.deepcopy(rows)).size == Finished.of(packed.rows).size == packed.size == plain.size
-    assert Finished.of(rows + rows).size == 2 * plain.size  # values that are the same object count each time
+    assert FinishedGroup.of(copy.deepcopy(rows)).size == FinishedGroup.of(packed.rows).size == packed.size == plain.size
+    assert FinishedGroup.of(rows + rows).size == 2 * plain.size  # values that are the same object count each time
 
 
 def test_the_size_of_packed_rows_is_near_that_of_the_table(runs):
-    runs.collect("run", what=Collection(tasks=10, group_size=4, seed=1))
+    runs.collect("run", spec=RolloutSpec(tasks=10, group_size=4, seed=1))
     steps = runs.steps("run")
     given = [
         {name: value.to_list() if isinstance(value, pl.Series) else value for name, value in row.items()}
         for row in steps.iter_rows(named=True)
     ]
-    assert 0.5 < Finished.of(given).size / steps.estimated_size() < 2
+    assert 0.5 < FinishedGroup.of(given).size / steps.estimated_size() < 2

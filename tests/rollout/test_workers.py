@@ -19,30 +19,30 @@ from hgpo_envs.sources import share
 from hgpo_train.policies.base import AsyncPolicy, Failure
 from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.rollout import workers
-from hgpo_train.rollout.run import Collection, Machine
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
 from hgpo_train.rollout.workers import WorkerSlots
 
 pytestmark = pytest.mark.slow
-WHAT = Collection(tasks=8, group_size=2, seed=3)
+WHAT = RolloutSpec(tasks=8, group_size=2, seed=3)
 
 
 def test_the_same_bytes_as_in_process(runs):
-    runs.collect("here", what=WHAT)
-    runs.collect("there", what=WHAT, machine=Machine(slots=4, workers=True))
+    runs.collect("here", spec=WHAT)
+    runs.collect("there", spec=WHAT, execution=ExecutionOptions(slots=4, workers=True))
     assert runs.digests("there") == runs.digests("here")
 
 
 @pytest.mark.parametrize("how", ["kill", "exit", "raise"])
 def test_a_death_at_any_step_costs_its_own_trajectory(runs, how):
-    runs.collect("sound", what=WHAT)
+    runs.collect("sound", spec=WHAT)
     sound = runs.steps("sound")
     tasks = sound["task_id"].unique(maintain_order=True).to_list()
     plan = tuple((task, step, how) for step, task in enumerate(tasks[:4]))
     tally = runs.collect(
         "fragile",
-        world=runs.world("fragile:FragileSource", plan=plan),
-        what=WHAT,
-        machine=Machine(slots=4, workers=True),
+        handle=runs.handle("fragile:FragileSource", plan=plan),
+        spec=WHAT,
+        execution=ExecutionOptions(slots=4, workers=True),
     )
     fragile = runs.steps("fragile")
     spared = ~pl.col("task_id").is_in(tasks[:4])
@@ -72,8 +72,8 @@ def clock(monkeypatch) -> Clock:
 
 
 def test_a_worker_that_hangs_is_ended(runs, clock):
-    world = runs.world("fragile:FragileSource", plan=(("train-1", 1, "hang"),))
-    slots = WorkerSlots(world.shared, 1, timeout_s=3600.0)
+    handle = runs.handle("fragile:FragileSource", plan=(("train-1", 1, "hang"),))
+    slots = WorkerSlots(handle.shared, 1, timeout_s=3600.0)
     try:
         slots.start(0, "train-1")
         wait_for(slots)
@@ -90,7 +90,7 @@ def test_a_worker_that_hangs_is_ended(runs, clock):
 
 @pytest.mark.parametrize("size", [10, 5_000_000])
 def test_a_stopped_worker_blocks_nobody_however_long_the_command(runs, clock, size):
-    slots = WorkerSlots(runs.world().shared, 2, timeout_s=3600.0)
+    slots = WorkerSlots(runs.handle().shared, 2, timeout_s=3600.0)
     try:
         slots.start(0, "train-1")
         wait_for(slots)
@@ -108,8 +108,8 @@ def test_a_stopped_worker_blocks_nobody_however_long_the_command(runs, clock, si
 
 
 def test_closing_is_bounded_with_stopped_and_hanging_workers(runs):
-    world = runs.world("fragile:FragileSource", plan=(("train-1", 0, "hang"),))
-    slots = WorkerSlots(world.shared, 3)
+    handle = runs.handle("fragile:FragileSource", plan=(("train-1", 0, "hang"),))
+    slots = WorkerSlots(handle.shared, 3)
     for slot, task in enumerate(["train-1", "train-2", "train-3"]):
         slots.start(slot, task)
     while slots.busy > 1:
@@ -126,7 +126,7 @@ def test_closing_is_bounded_with_stopped_and_hanging_workers(runs):
 
 
 def test_an_environment_that_does_not_open_says_why(runs):
-    slots = WorkerSlots(runs.world("fragile:ClosedSource", count=3).shared, 1)
+    slots = WorkerSlots(runs.handle("fragile:ClosedSource", count=3).shared, 1)
     try:
         slots.start(0, "train-1")
         assert wait_for(slots).outcome == Failure("EnvironmentFailed", "RuntimeError: the house is closed")
@@ -137,9 +137,9 @@ def test_an_environment_that_does_not_open_says_why(runs):
 def test_a_state_that_cannot_be_pickled_costs_its_own_trajectory(runs):
     tally = runs.collect(
         "run",
-        world=runs.world("fragile:FragileSource", plan=(("train-1", 1, "unpicklable"),)),
-        what=Collection(tasks=50, group_size=1, seed=3),
-        machine=Machine(slots=2, workers=True),
+        handle=runs.handle("fragile:FragileSource", plan=(("train-1", 1, "unpicklable"),)),
+        spec=RolloutSpec(tasks=50, group_size=1, seed=3),
+        execution=ExecutionOptions(slots=2, workers=True),
     )
     broken = runs.steps("run").filter("aborted")
     assert tally.aborted == 1
@@ -209,7 +209,7 @@ def test_a_source_that_cannot_be_pickled_is_refused_at_once(runs):
 
 
 def test_a_death_is_told_and_an_idle_death_costs_nothing(runs):
-    slots = WorkerSlots(runs.world().shared, 2)
+    slots = WorkerSlots(runs.handle().shared, 2)
     try:
         for slot in (0, 1):
             slots.start(slot, "train-1")
@@ -237,8 +237,8 @@ def test_workers_killed_at_random_while_a_run_goes_on(runs):
             await asyncio.sleep(0.04)
             return self.play.respond([request])[0]
 
-    what = Collection(tasks=30, group_size=4, seed=3)
-    runs.collect("sound", what=what)
+    spec = RolloutSpec(tasks=30, group_size=4, seed=3)
+    runs.collect("sound", spec=spec)
     policy = Thinking()
     made: list[WorkerSlots] = []
     real = WorkerSlots.__init__
@@ -260,7 +260,7 @@ def test_workers_killed_at_random_while_a_run_goes_on(runs):
         patch.setattr(WorkerSlots, "__init__", remember)
         thread.start()
         try:
-            tally = runs.collect("killed", policy, what=what, machine=Machine(slots=4, workers=True))
+            tally = runs.collect("killed", policy, spec=spec, execution=ExecutionOptions(slots=4, workers=True))
         finally:
             stop.set()
             thread.join()

@@ -8,11 +8,11 @@ import torch
 from doors import DoorsEngine, DoorsSource, solution
 from rich.console import Console
 
-from hgpo_train.checkpoint_files import checkpoints
-from hgpo_train.config import Config, replace
-from hgpo_train.display import Display
-from hgpo_train.tiny import TinyShape, save_tiny
-from hgpo_train.trainer import Trainer, start_run
+from hgpo_train.models.checkpoint_files import list_checkpoints
+from hgpo_train.models.tiny import TinyShape, save_tiny
+from hgpo_train.training.config import Config, replace
+from hgpo_train.training.display import Display
+from hgpo_train.training.trainer import Trainer, start_run
 
 TEMPLATE = "{{ task }}\n{{ observation }}\n{{ admissible_actions | join(', ') }}"
 SHAPE = TinyShape(vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
@@ -87,7 +87,7 @@ class Runs:
         return trainer
 
     def weights(self, name: str) -> dict[str, bytes]:
-        newest = checkpoints(self.folder / name / "checkpoints")[-1]
+        newest = list_checkpoints(self.folder / name / "checkpoints")[-1]
         return {path.name: path.read_bytes() for path in sorted(newest.rglob("*.safetensors"))}
 
 

@@ -16,25 +16,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from hgpo_envs.atomic import scratch_folders, sweep
+from hgpo_envs.atomic import remove_abandoned, scratch_folders
 from hgpo_envs.errors import InputError
-from hgpo_train.checkpoint import load_checkpoint, resumed, save_checkpoint
-from hgpo_train.checkpoint_files import (
+from hgpo_train.models.checkpoint_files import (
     MANIFEST,
     OPTIMISER,
     STATE,
     CheckpointWarning,
-    State,
-    checkpoints,
-    newest_model,
-    newest_sound,
-    resumable,
+    TrainingState,
+    checkpoint_to_resume,
+    list_checkpoints,
+    newest_valid_checkpoint,
+    resolve_model,
     verify_checkpoint,
 )
-from hgpo_train.config import OptimiserConfig
-from hgpo_train.tiny import TinyShape, make_model
-from hgpo_train.update.model import load_tokenizer
-from hgpo_train.update.optimiser import make_optimiser
+from hgpo_train.models.loading import load_tokenizer
+from hgpo_train.models.tiny import TinyShape, make_model
+from hgpo_train.training.checkpoint import load_checkpoint, resumed_state, save_checkpoint
+from hgpo_train.training.config import OptimiserConfig
+from hgpo_train.training.update.optimiser import make_optimiser
 
 SHAPE = TinyShape(vocabulary=384, width=64, layers=1, heads=2, key_value_heads=1, intermediate=96)
 
@@ -57,10 +57,10 @@ def trained(tokenizer, seed=0, steps=2, shape=SHAPE):
 
 def test_a_checkpoint_brings_back_weights_and_moments(tokenizer, tmp_path):
     model, optimiser = trained(tokenizer)
-    folder = save_checkpoint(tmp_path, State(iteration=7, tasks_drawn=3), model, tokenizer, optimiser)
+    folder = save_checkpoint(tmp_path, TrainingState(iteration=7, tasks_drawn=3), model, tokenizer, optimiser)
     assert folder.name == "000007"
     other, others = trained(tokenizer, seed=5, steps=1)
-    assert load_checkpoint(folder, other, others) == State(iteration=7, tasks_drawn=3)
+    assert load_checkpoint(folder, other, others) == TrainingState(iteration=7, tasks_drawn=3)
     for both in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(*both)
     for parameter in model.parameters():
@@ -75,7 +75,7 @@ def test_a_checkpoint_brings_back_weights_and_moments(tokenizer, tmp_path):
 
 def test_only_safetensors_and_no_pickles(tokenizer, tmp_path):
     model, optimiser = trained(tokenizer)
-    folder = save_checkpoint(tmp_path, State(iteration=1), model, tokenizer, optimiser)
+    folder = save_checkpoint(tmp_path, TrainingState(iteration=1), model, tokenizer, optimiser)
     names = {path.suffix for path in folder.rglob("*") if path.is_file()}
     assert names <= {".safetensors", ".json", ".jinja"}
     with safe_open(folder / "model.safetensors", "pt") as file:
@@ -114,7 +114,7 @@ def stop_at(monkeypatch, at, model, tokenizer):
         monkeypatch.setattr(Path, "rename", stopping)
         monkeypatch.setattr(Path, "replace", stop)
     else:
-        monkeypatch.setattr(f"hgpo_train.checkpoint.{at}", stop)
+        monkeypatch.setattr(f"hgpo_train.training.checkpoint.{at}", stop)
     return tokenizer
 
 
@@ -124,18 +124,20 @@ def test_an_interrupted_save_leaves_the_old_checkpoint_and_may_be_repeated(
     tokenizer, tmp_path, monkeypatch, at, iteration
 ):
     model, optimiser = trained(tokenizer)
-    first = save_checkpoint(tmp_path, State(iteration=1, tasks_drawn=1), model, tokenizer, optimiser)
+    first = save_checkpoint(tmp_path, TrainingState(iteration=1, tasks_drawn=1), model, tokenizer, optimiser)
     before = contents(first)
     for _ in range(2):
         stopping = stop_at(monkeypatch, at, model, tokenizer)
         with pytest.raises(Stop):
-            save_checkpoint(tmp_path, State(iteration=iteration, tasks_drawn=2), model, stopping, optimiser)
+            save_checkpoint(tmp_path, TrainingState(iteration=iteration, tasks_drawn=2), model, stopping, optimiser)
         monkeypatch.undo()
-    sweep(tmp_path)
+    remove_abandoned(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["000001"]
     assert contents(first) == before
     for _ in range(3):
-        again = save_checkpoint(tmp_path, State(iteration=iteration, tasks_drawn=3), model, tokenizer, optimiser)
+        again = save_checkpoint(
+            tmp_path, TrainingState(iteration=iteration, tasks_drawn=3), model, tokenizer, optimiser
+        )
         assert verify_checkpoint(again).ok
     assert load_checkpoint(again, model, optimiser).tasks_drawn == 3
     assert not scratch_folders(tmp_path)
@@ -148,7 +150,9 @@ def contents(folder):
 def test_saving_an_iteration_again_replaces_it(tokenizer, tmp_path):
     for drawn in range(4):
         model, optimiser = trained(tokenizer, seed=drawn)
-        folder = save_checkpoint(tmp_path, State(iteration=1, tasks_drawn=drawn), model, tokenizer, optimiser, keep=1)
+        folder = save_checkpoint(
+            tmp_path, TrainingState(iteration=1, tasks_drawn=drawn), model, tokenizer, optimiser, keep=1
+        )
         assert [path.name for path in tmp_path.iterdir()] == ["000001"]
         other, others = trained(tokenizer, seed=9)
         assert load_checkpoint(folder, other, others).tasks_drawn == drawn
@@ -159,20 +163,20 @@ def test_saving_an_iteration_again_replaces_it(tokenizer, tmp_path):
 def test_a_full_disk_leaves_the_checkpoints_as_they_are(tokenizer, tmp_path, size):
     """A limit on the size of files stands for it, which fails in the same places with a real error."""
     model, optimiser = trained(tokenizer)
-    save_checkpoint(tmp_path, State(iteration=1), model, tokenizer, optimiser, keep=1)
+    save_checkpoint(tmp_path, TrainingState(iteration=1), model, tokenizer, optimiser, keep=1)
     before = contents(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for iteration in (1, 2):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
         try:
             with pytest.raises(OSError, match=r"[Ff]ile too large"):
-                save_checkpoint(tmp_path, State(iteration=iteration), model, tokenizer, optimiser, keep=1)
+                save_checkpoint(tmp_path, TrainingState(iteration=iteration), model, tokenizer, optimiser, keep=1)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert contents(tmp_path) == before
         assert sorted(path.name for path in tmp_path.iterdir()) == ["000001"]
-    save_checkpoint(tmp_path, State(iteration=2), model, tokenizer, optimiser, keep=1)
-    assert [path.name for path in checkpoints(tmp_path)] == ["000002"]
+    save_checkpoint(tmp_path, TrainingState(iteration=2), model, tokenizer, optimiser, keep=1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["000002"]
 
 
 SAVING = """
@@ -180,11 +184,11 @@ import os, signal, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from hgpo_train.checkpoint import save_checkpoint
-from hgpo_train.checkpoint_files import State
-from hgpo_train.config import OptimiserConfig
-from hgpo_train.update.model import load_tokenizer
-from hgpo_train.update.optimiser import make_optimiser
+from hgpo_train.training.checkpoint import save_checkpoint
+from hgpo_train.models.checkpoint_files import TrainingState
+from hgpo_train.training.config import OptimiserConfig
+from hgpo_train.models.loading import load_tokenizer
+from hgpo_train.training.update.optimiser import make_optimiser
 from transformers import AutoModelForCausalLM
 
 place, start, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -205,7 +209,7 @@ def save(*iterations):
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         optimiser.step()
-        save_checkpoint(folder, State(iteration=iteration), model, tokenizer, optimiser, keep=2)
+        save_checkpoint(folder, TrainingState(iteration=iteration), model, tokenizer, optimiser, keep=2)
 
 sys.addaudithook(count)
 at = 0
@@ -234,28 +238,30 @@ def test_a_process_killed_at_any_moment_of_a_save_leaves_sound_checkpoints(tiny,
     folders = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
     assert len(folders) > 20
     for folder in folders:
-        sweep(folder)
+        remove_abandoned(folder)
         assert not scratch_folders(folder)
-        names = [path.name for path in checkpoints(folder)]
+        names = [path.name for path in list_checkpoints(folder)]
         allowed = [["000002", "000003"], ["000002", "000003", "000004"], ["000003", "000004"]]
         assert names in (allowed[:1] if last == 3 else allowed), folder.name
-        assert all(verify_checkpoint(path).ok for path in checkpoints(folder)), folder.name
+        assert all(verify_checkpoint(path).ok for path in list_checkpoints(folder)), folder.name
         assert sorted(path.name for path in folder.iterdir()) == names
 
 
 def test_the_newest_are_kept(tokenizer, tmp_path):
     model, optimiser = trained(tokenizer)
     for iteration in range(1, 6):
-        save_checkpoint(tmp_path / "checkpoints", State(iteration=iteration), model, tokenizer, optimiser, keep=2)
-    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["000004", "000005"]
-    assert newest_model(str(tmp_path)).endswith("000005")
-    assert newest_model("Qwen/Qwen2.5-1.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
+        save_checkpoint(
+            tmp_path / "checkpoints", TrainingState(iteration=iteration), model, tokenizer, optimiser, keep=2
+        )
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["000004", "000005"]
+    assert resolve_model(str(tmp_path)).endswith("000005")
+    assert resolve_model("Qwen/Qwen2.5-1.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
 
 
 def test_nothing_is_removed_that_training_did_not_write(tokenizer, tmp_path):
     """Neither what has a tempting name nor what lies in a checkpoint."""
     model, optimiser = trained(tokenizer)
-    save_checkpoint(tmp_path, State(iteration=1), model, tokenizer, optimiser)
+    save_checkpoint(tmp_path, TrainingState(iteration=1), model, tokenizer, optimiser)
     (tmp_path / "000001" / "notes.md").write_text("the best one")
     kept = ["000000", "000002.part", "000003", "12", "checkpoints", "000004.damaged", ".hgpo-0123456789abcdef.tmp"]
     for name in kept:
@@ -268,7 +274,7 @@ def test_nothing_is_removed_that_training_did_not_write(tokenizer, tmp_path):
 
     def save():
         for iteration in range(1, 9):
-            save_checkpoint(tmp_path, State(iteration=iteration), model, tokenizer, optimiser, keep=1)
+            save_checkpoint(tmp_path, TrainingState(iteration=iteration), model, tokenizer, optimiser, keep=1)
 
     with pytest.warns(CheckpointWarning, match="renamed to") as told:
         save()
@@ -279,12 +285,12 @@ def test_nothing_is_removed_that_training_did_not_write(tokenizer, tmp_path):
     texts = [path.read_text() for path in found if path.name in ("precious", "notes.md") or "000005.d" in path.name]
     assert sorted(texts) == before
     assert (tmp_path / "elsewhere").is_dir()
-    assert [path.name for path in checkpoints(tmp_path)] == ["000008"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["000008"]
 
 
 def test_another_model_is_refused(tokenizer, tmp_path):
     model, optimiser = trained(tokenizer)
-    folder = save_checkpoint(tmp_path, State(iteration=1), model, tokenizer, optimiser)
+    folder = save_checkpoint(tmp_path, TrainingState(iteration=1), model, tokenizer, optimiser)
     wider = TinyShape(vocabulary=384, width=96, layers=1, heads=2, key_value_heads=1, intermediate=96)
     deeper = TinyShape(vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
     for shape in (wider, deeper):
@@ -305,7 +311,9 @@ def pair(tiny, tmp_path_factory):
     for name in ("new", "old"):
         for iteration in (1, 2):
             model, optimiser = trained(tokenizer, seed=iteration)
-            saved = save_checkpoint(folder / name, State(iteration=iteration, run="r"), model, tokenizer, optimiser)
+            saved = save_checkpoint(
+                folder / name, TrainingState(iteration=iteration, run="r"), model, tokenizer, optimiser
+            )
             if name == "old":
                 (saved / MANIFEST).unlink()
                 values = json.loads((saved / STATE).read_text())
@@ -350,7 +358,7 @@ def loaded(folder):
     """The checkpoint that resuming loads, and whether a warning was shown; at most one, of one line."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        newest = resumable(folder, "r")
+        newest = checkpoint_to_resume(folder, "r")
     assert all("\n" not in str(one.message) for one in told)
     assert len(told) <= 1
     return newest, bool(told)
@@ -363,7 +371,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning(pair, tmp_p
     shutil.copytree(pair / "new", folder)
     DAMAGES[damage](folder / "000002" / name)
     with pytest.raises(InputError, match="is damaged") as caught:  # as `hgpo eval --policy transformers:…/000002`
-        newest_model(str(folder / "000002")) if name != OPTIMISER and name != MANIFEST else damaged(folder)
+        resolve_model(str(folder / "000002")) if name != OPTIMISER and name != MANIFEST else damaged(folder)
     assert "\n" not in str(caught.value)
     newest, warned = loaded(folder)
     assert warned
@@ -396,11 +404,13 @@ def test_checkpoints_of_version_0_1_load_with_a_note(pair, tiny, tmp_path):
     assert report.ok
     assert "without checksums" in report.notes[0].message
     model, optimiser = trained(load_tokenizer(str(tiny)), seed=7)
-    assert load_checkpoint(resumable(pair / "old"), model, optimiser) == State(iteration=2)
+    assert load_checkpoint(checkpoint_to_resume(pair / "old"), model, optimiser) == TrainingState(iteration=2)
     for iteration in (3, 4):
         shutil.copytree(pair / "old", tmp_path, dirs_exist_ok=True)
-        save_checkpoint(tmp_path, State(iteration=iteration), model, load_tokenizer(str(tiny)), optimiser, keep=1)
-        assert [path.name for path in checkpoints(tmp_path)] == [f"{iteration:06d}"]
+        save_checkpoint(
+            tmp_path, TrainingState(iteration=iteration), model, load_tokenizer(str(tiny)), optimiser, keep=1
+        )
+        assert [path.name for path in list_checkpoints(tmp_path)] == [f"{iteration:06d}"]
 
 
 @pytest.fixture(scope="module")
@@ -469,11 +479,11 @@ def test_no_sound_checkpoint_at_all_is_refused_and_nothing_is_changed(pair, tmp_
     for iteration in (1, 2):
         (folder / f"00000{iteration}" / "model.safetensors").write_bytes(b"")
     before = contents(folder)
-    for call in (resumable, newest_sound):
+    for call in (checkpoint_to_resume, newest_valid_checkpoint):
         with pytest.raises(InputError, match=r"no checkpoint that can be used: .*000002.*model\.safetensors.*000001"):
             call(folder)
     with pytest.raises(InputError, match="no checkpoint that can be used"):
-        newest_model(str(tmp_path))
+        resolve_model(str(tmp_path))
     assert contents(folder) == before
 
 
@@ -503,9 +513,9 @@ def test_a_file_that_cannot_be_read_is_a_damaged_one(pair, tmp_path, monkeypatch
 def test_a_model_with_a_damaged_optimiser_is_still_a_model(pair, tmp_path):
     shutil.copytree(pair / "new", tmp_path / "checkpoints")
     (tmp_path / "checkpoints" / "000002" / OPTIMISER).write_bytes(b"")
-    assert newest_model(str(tmp_path)).endswith("000002")
+    assert resolve_model(str(tmp_path)).endswith("000002")
     with pytest.warns(CheckpointWarning, match=r"000002 cannot be used \(trainer/optimiser.safetensors: 0 bytes"):
-        assert newest_sound(tmp_path / "checkpoints").name == "000001"
+        assert newest_valid_checkpoint(tmp_path / "checkpoints").name == "000001"
 
 
 def test_a_change_after_the_first_verification_is_found(pair, tmp_path):
@@ -514,14 +524,14 @@ def test_a_change_after_the_first_verification_is_found(pair, tmp_path):
     shutil.copytree(pair / "new", folder)
     for path in folder.rglob("*"):
         os.utime(path, (1, 1))
-    assert newest_sound(folder).name == "000002"
+    assert newest_valid_checkpoint(folder).name == "000002"
     weights = folder / "000002" / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
     os.utime(weights, (1, 1))
     with pytest.warns(CheckpointWarning, match="000002"):
-        assert newest_sound(folder).name == "000001"
+        assert newest_valid_checkpoint(folder).name == "000001"
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b", "", "a\\..\\b", "nul\0"])
@@ -538,5 +548,7 @@ def test_a_manifest_names_nothing_outside_its_checkpoint(pair, tmp_path, name):
 
 def test_other_versions_are_told():
     with pytest.warns(CheckpointWarning, match=r"computed with torch 1 until now, and is resumed with 2"):
-        state = resumed(State(iteration=3, versions={"torch": "1"}), State(versions={"torch": "2"}, run="r"))
-    assert state == State(iteration=3, versions={"torch": "2"}, run="r")
+        state = resumed_state(
+            TrainingState(iteration=3, versions={"torch": "1"}), TrainingState(versions={"torch": "2"}, run="r")
+        )
+    assert state == TrainingState(iteration=3, versions={"torch": "2"}, run="r")

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import hgpo_train.config
+import hgpo_train.training.config
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.registry import get
 from hgpo_train.cli import app
-from hgpo_train.config import Config, SftConfig, load_config, replace, shipped
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.run import Collection, collect
+from hgpo_train.rollout.run import RolloutSpec, collect
 from hgpo_train.settings import build, field_docs, read_toml, to_dict, to_toml
-from hgpo_train.trainer import open_training_world
+from hgpo_train.training.config import Config, SftConfig, load_config, replace, shipped
+from hgpo_train.training.trainer import open_training_env
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -213,13 +213,15 @@ def test_shipped_prompts_show_what_can_be_done(tmp_path, name):
     """By rollouts of a hundred steps, none of which may fail: templates run in a sandbox."""
     config = load_config(name)
     assert config.environment.prompt_template == TINY[name]
-    assert {path.stem for path in Path(hgpo_train.config.__file__).parent.glob("configs/*.j2")} == set(TINY.values())
-    world = open_training_world(config, "train")
+    assert {path.stem for path in Path(hgpo_train.training.config.__file__).parent.glob("configs/*.j2")} == set(
+        TINY.values()
+    )
+    handle = open_training_env(config, "train")
     policy = make_policy(
-        "mixture:explorer=0.5,random=0.5", PolicyContext(world.shared.source.name, config.environment.action_format)
+        "mixture:explorer=0.5,random=0.5", PolicyContext(handle.shared.source.name, config.environment.action_format)
     )
     with StepWriter(tmp_path / "run") as writer:
-        tally = collect(world, policy, writer, Collection(tasks=6, group_size=2))
+        tally = collect(handle, policy, writer, RolloutSpec(tasks=6, group_size=2))
     assert (tally.aborted, tally.trajectories) == (0, 12)
     steps = scan_steps(tmp_path / "run").collect()
     assert len(steps) > 50

@@ -8,8 +8,8 @@ import pytest
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
-from hgpo_train.config import load_config, replace
-from hgpo_train.tracking import read_metrics
+from hgpo_train.training.config import load_config, replace
+from hgpo_train.training.tracking import read_metrics
 
 MINE = """
 import polars as pl

@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from hgpo_datasets import scan_steps
-from hgpo_train.checkpoint_files import newest_model
-from hgpo_train.first_training import first_training
-from hgpo_train.tracking import read_metrics
+from hgpo_train.models.checkpoint_files import resolve_model
+from hgpo_train.training.first_training import first_training
+from hgpo_train.training.tracking import read_metrics
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def test_one_iteration_from_nothing(tmp_path):
     assert [line["iteration"] for line in lines] == [0, 1]
     assert lines[1]["training/groups"] == 4
     assert lines[1]["actor/grad_norm"] >= 0
-    assert newest_model(str(run)).endswith("000001")
+    assert resolve_model(str(run)).endswith("000001")
     steps = scan_steps(run / "steps").collect()
     assert steps["trajectory"].n_unique() == 16
     assert steps["prompt_token_ids"].list.len().max() <= 512

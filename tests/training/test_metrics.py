@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from hgpo_envs.errors import InputError
-from hgpo_train.config import Config, replace
-from hgpo_train.display import Display
-from hgpo_train.metrics import batch_metrics, episode_metrics
-from hgpo_train.tracking import JsonLines, make_trackers, read_metrics
+from hgpo_train.training.config import Config, replace
+from hgpo_train.training.display import Display
+from hgpo_train.training.metrics import batch_metrics, episode_metrics
+from hgpo_train.training.tracking import JsonLines, make_trackers, read_metrics
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ LOGGING = """
 import os, signal, sys
 from pathlib import Path
 from hgpo_envs import atomic
-from hgpo_train.tracking import JsonLines
+from hgpo_train.training.tracking import JsonLines
 
 path, done, written = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 write = os.write
@@ -222,7 +222,7 @@ def test_the_display_shows_what_there_is(tmp_path):
     path = tmp_path / "shown.txt"
     with path.open("w") as file:
         display = Display(Console(file=file, width=200, force_terminal=True), 3)
-        with display.showing(), display.stage("collect"):
+        with display.live(), display.stage("collect"):
             display.row(1, {"episode/success_rate": 0.25, "actor/kl_loss": math.nan})
             time.sleep(0.3)  # it is drawn a few times a second
             display.progress(2, 5)

@@ -19,12 +19,12 @@ from rich.console import Console
 
 import hgpo_envs
 from hgpo_envs.errors import InputError
-from hgpo_train.config import Config, EnvironmentConfig, SftConfig, replace
-from hgpo_train.display import Display
-from hgpo_train.fingerprints import of_model, of_path, of_rows, of_texts
-from hgpo_train.run_folder import Origin, RunFolder, RunFolderWarning
-from hgpo_train.tracking import read_metrics
-from hgpo_train.trainer import open_training_world
+from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_path, fingerprint_rows, fingerprint_texts
+from hgpo_train.training.config import Config, EnvironmentConfig, SftConfig, replace
+from hgpo_train.training.display import Display
+from hgpo_train.training.run_folder import Origin, RunFolder, RunFolderWarning
+from hgpo_train.training.tracking import read_metrics
+from hgpo_train.training.trainer import open_training_env
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
 PATHS = os.pathsep.join(map(str, [ROOT, ROOT / "datasets", ROOT / "tests" / "worlds"]))
@@ -49,8 +49,8 @@ def contents(folder):
 HOLDING = """
 import sys
 from pathlib import Path
-from hgpo_train.config import Config
-from hgpo_train.run_folder import RunFolder
+from hgpo_train.training.config import Config
+from hgpo_train.training.run_folder import RunFolder
 run = RunFolder(Path(sys.argv[1]), Config(), (), purpose="training", resume=True)
 print("held", flush=True)
 sys.stdin.read()
@@ -158,7 +158,7 @@ FREE_OF_BOTH = (
 
 @pytest.mark.parametrize("name", [name for name, _ in leaves(Config())])
 def test_every_setting_of_training_is_compared_or_is_free_on_purpose(tmp_path, name):
-    from hgpo_train.trainer import start_run
+    from hgpo_train.training.trainer import start_run
 
     config = Config()
     begin(tmp_path, {}, config)
@@ -173,7 +173,7 @@ def test_every_setting_of_training_is_compared_or_is_free_on_purpose(tmp_path, n
 
 @pytest.mark.parametrize("name", [name for name, _ in leaves(SftConfig())])
 def test_every_setting_of_supervised_training_is_compared_or_is_free_on_purpose(tmp_path, name):
-    from hgpo_train.sft import supervise
+    from hgpo_train.training.sft import run_sft
 
     config = SftConfig(model=dataclasses.replace(SftConfig().model, path="no/such/model"))
     begin(tmp_path, {}, config)
@@ -181,11 +181,11 @@ def test_every_setting_of_supervised_training_is_compared_or_is_free_on_purpose(
     assert other != config
     line = "cannot load" if name.startswith(FREE_OF_BOTH) else f"was begun with {name.rpartition('.')[0] or name}"
     with pytest.raises(InputError, match=line):
-        supervise(other, tmp_path / "nowhere", tmp_path, Display(Console(file=io.StringIO()), 1))
+        run_sft(other, tmp_path / "nowhere", tmp_path, Display(Console(file=io.StringIO()), 1))
 
 
 def test_iterations_are_free_only_if_the_learning_rate_is_constant(tmp_path):
-    from hgpo_train.trainer import start_run
+    from hgpo_train.training.trainer import start_run
 
     config = replace(Config(), optimiser={"schedule": "cosine"})
     begin(tmp_path, {}, config)
@@ -194,11 +194,14 @@ def test_iterations_are_free_only_if_the_learning_rate_is_constant(tmp_path):
 
 
 def test_what_the_configuration_only_names_is_compared(tmp_path):
-    origins = {"model": Origin("model.path = 'm'", of_texts(["1"])), "template": Origin("t", of_texts(["x"]), "x")}
+    origins = {
+        "model": Origin("model.path = 'm'", fingerprint_texts(["1"])),
+        "template": Origin("t", fingerprint_texts(["x"]), "x"),
+    }
     begun = begin(tmp_path, origins)
     assert json.loads((tmp_path / "origin.json").read_text())["texts"] == {"template": "x"}
     for name, origin in origins.items():
-        other = dataclasses.replace(origin, fingerprint=of_texts(["2"]))
+        other = dataclasses.replace(origin, fingerprint=fingerprint_texts(["2"]))
         with (
             open_run(tmp_path) as run,
             pytest.raises(InputError, match=f"begun with another {name}: .* not ") as caught,
@@ -260,26 +263,26 @@ def test_fingerprints_tell_contents_not_names(tmp_path, tiny):
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(tiny, first)
     shutil.copytree(tiny, second)
-    assert of_model(str(first)) == of_model(str(second)) == of_model(str(tiny))
-    assert of_path(first) == of_path(second)
+    assert fingerprint_model(str(first)) == fingerprint_model(str(second)) == fingerprint_model(str(tiny))
+    assert fingerprint_path(first) == fingerprint_path(second)
     (second / "README.md").write_text("about it")
-    assert of_model(str(first)) == of_model(str(second))
-    assert of_path(first) != of_path(second)
+    assert fingerprint_model(str(first)) == fingerprint_model(str(second))
+    assert fingerprint_path(first) != fingerprint_path(second)
     weights = second / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    assert of_model(str(first)) != of_model(str(second))
+    assert fingerprint_model(str(first)) != fingerprint_model(str(second))
 
 
 @given(st.lists(st.one_of(st.none(), st.text(max_size=3)), max_size=4), st.lists(st.text(max_size=3), max_size=4))
 def test_fingerprints_of_texts_differ_where_the_texts_do(first, second):
-    assert (of_texts(first) == of_texts(second)) == (first == second)
+    assert (fingerprint_texts(first) == fingerprint_texts(second)) == (first == second)
 
 
 def test_fingerprints_of_rows_see_every_cell():
     table = pl.DataFrame({"a": ["x", "y"], "b": ["1", None]})
-    seen = {of_rows(table)}
+    seen = {fingerprint_rows(table)}
     for other in (
         table.rename({"b": "c"}),
         table.reverse(),
@@ -288,7 +291,7 @@ def test_fingerprints_of_rows_see_every_cell():
         table.with_columns(b=pl.Series(["1", ""])),
         table.with_columns(a=pl.Series(["x1", "y"]), b=pl.Series(["", None])),
     ):
-        seen.add(of_rows(other))
+        seen.add(fingerprint_rows(other))
     assert len(seen) == 7
 
 
@@ -312,22 +315,22 @@ def test_a_changed_pack_catalogue_or_template_ends_a_resumption(config, runs, tm
 def test_fingerprints_of_tasks_follow_the_data_under_its_path(tmp_path):
     from importlib.resources import files
 
-    from hgpo_train.fingerprints import of_tasks
+    from hgpo_train.rollout.fingerprints import fingerprint_tasks
 
     bundled = next(Path(str(files("hgpo_envs.alfworld") / "bundled")).glob("*.pack"))
     pack = tmp_path / "games.pack"
     shutil.copy(bundled, pack)
     config = replace(Config(), environment={"options": {"data": str(pack)}})
     environment: EnvironmentConfig = config.environment
-    first = of_tasks(open_training_world(config, "train"), environment.options)
-    assert of_tasks(open_training_world(config, "train"), environment.options) == first
-    world = open_training_world(config, "train")
+    first = fingerprint_tasks(open_training_env(config, "train"), environment.options)
+    assert fingerprint_tasks(open_training_env(config, "train"), environment.options) == first
+    handle = open_training_env(config, "train")
     data = bytearray(pack.read_bytes())
     data[-1] ^= 1
     pack.write_bytes(data)
-    assert of_tasks(world, environment.options) != first
-    assert of_tasks(open_training_world(replace(Config()), "valid_seen"), {}) != of_tasks(
-        open_training_world(Config(), "train"), {}
+    assert fingerprint_tasks(handle, environment.options) != first
+    assert fingerprint_tasks(open_training_env(replace(Config()), "valid_seen"), {}) != fingerprint_tasks(
+        open_training_env(Config(), "train"), {}
     )
 
 

@@ -11,13 +11,14 @@ from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import Split, open_shared
+from hgpo_train.models.loading import load_model, load_tokenizer
 from hgpo_train.policies.base import Failure, Request
 from hgpo_train.policies.generation import GenerationOptions, encode_prompts
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.policies.sampling import SamplingOptions, draw, sample
+from hgpo_train.policies.token_sampling import SamplingOptions, sample_responses, sample_tokens
 from hgpo_train.policies.transformers import TransformersPolicy
-from hgpo_train.rollout.run import Collection, World, collect
-from hgpo_train.update.model import load_model, load_tokenizer
+from hgpo_train.rollout.env_handle import EnvHandle
+from hgpo_train.rollout.run import RolloutSpec, collect
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ OPTIONS = SamplingOptions(max_new_tokens=8, temperature=0.7, stop=(2,))
 def test_logprobs_are_those_of_a_whole_forward_pass(model, top_p):
     options = SamplingOptions(max_new_tokens=8, temperature=0.7, stop=(2,), top_p=top_p)
     asked = prompts(20)
-    for prompt, drawn in zip(asked, sample(model, asked, list(range(20)), options), strict=True):
+    for prompt, drawn in zip(asked, sample_responses(model, asked, list(range(20)), options), strict=True):
         whole = torch.tensor([[*prompt, *drawn.tokens.tolist()]])
         with torch.no_grad():
             table = torch.log_softmax(model(whole).logits[0, len(prompt) - 1 : -1].double() / 0.7, -1)
@@ -56,18 +57,18 @@ def test_logprobs_are_those_of_a_whole_forward_pass(model, top_p):
 
 def test_a_response_does_not_depend_on_who_shares_the_batch(model):
     asked, seeds = prompts(17), list(range(17))
-    together = sample(model, asked, seeds, OPTIONS)
+    together = sample_responses(model, asked, seeds, OPTIONS)
     small = SamplingOptions(8, 0.7, (2,), max_batch_tokens=100)
-    for one, drawn, apart in zip(range(17), together, sample(model, asked, seeds, small), strict=True):
-        alone = sample(model, [asked[one]], [seeds[one]], OPTIONS)[0]
+    for one, drawn, apart in zip(range(17), together, sample_responses(model, asked, seeds, small), strict=True):
+        alone = sample_responses(model, [asked[one]], [seeds[one]], OPTIONS)[0]
         assert drawn.tokens.tolist() == alone.tokens.tolist() == apart.tokens.tolist()
         np.testing.assert_allclose(drawn.logprobs, alone.logprobs, atol=1e-5)
 
 
 def test_seeds_differ_and_repeat(model):
     asked = prompts(1) * 30
-    drawn = [tuple(one.tokens.tolist()) for one in sample(model, asked, list(range(30)), OPTIONS)]
-    again = [tuple(one.tokens.tolist()) for one in sample(model, asked, list(range(30)), OPTIONS)]
+    drawn = [tuple(one.tokens.tolist()) for one in sample_responses(model, asked, list(range(30)), OPTIONS)]
+    again = [tuple(one.tokens.tolist()) for one in sample_responses(model, asked, list(range(30)), OPTIONS)]
     assert drawn == again
     assert len(set(drawn)) > 20
 
@@ -82,12 +83,12 @@ def test_greedy_is_what_generate_gives(model):
             eos_token_id=2,
             attention_mask=torch.ones(1, len(prompt)),
         )[0, len(prompt) :]
-        assert sample(model, [prompt], [0], options)[0].tokens.tolist() == expected.tolist()
+        assert sample_responses(model, [prompt], [0], options)[0].tokens.tolist() == expected.tolist()
 
 
 def test_a_response_ends_with_its_stop_token(model):
     everything = SamplingOptions(max_new_tokens=8, temperature=1.0, stop=tuple(range(100, 384)))
-    for drawn in sample(model, prompts(20), list(range(20)), everything):
+    for drawn in sample_responses(model, prompts(20), list(range(20)), everything):
         assert (drawn.tokens[:-1] < 100).all()
         assert len(drawn.tokens) == 8 or drawn.tokens[-1] >= 100
 
@@ -98,7 +99,7 @@ def test_a_response_ends_with_its_stop_token(model):
     st.sampled_from([0.3, 0.9, 1.0]),
 )
 def test_draw_inverts_the_cumulative_distribution(logits, uniform, top_p):
-    token, logprob = draw(torch.tensor([logits]), torch.tensor([uniform], dtype=torch.float64), 1.0, top_p)
+    token, logprob = sample_tokens(torch.tensor([logits]), torch.tensor([uniform], dtype=torch.float64), 1.0, top_p)
     probability = np.exp(np.array(logits) - np.max(logits))
     probability /= probability.sum()
     assert np.exp(logprob.item()) >= probability[token.item()] - 1e-4
@@ -110,17 +111,17 @@ def test_draw_inverts_the_cumulative_distribution(logits, uniform, top_p):
 def test_draw_has_the_right_frequencies():
     probability = np.array([0.1, 0.0, 0.6, 0.3])
     logits = torch.tensor(np.log(probability + 1e-300), dtype=torch.float32).expand(20_000, -1)
-    token, _ = draw(logits, torch.from_numpy(np.random.default_rng(0).random(20_000)), 1.0)
+    token, _ = sample_tokens(logits, torch.from_numpy(np.random.default_rng(0).random(20_000)), 1.0)
     counts = np.bincount(token.numpy(), minlength=4)
     assert counts[1] == 0
     expected = 20_000 * probability[[0, 2, 3]]
     assert ((counts[[0, 2, 3]] - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees, p = 0.001
 
 
-def request(number, prompt, shorter=lambda _: "go"):
+def request(number, prompt, with_shorter_history=lambda _: "go"):
     source = DoorsSource()
     state = source.engine().start("train-1")
-    return Request(number, prompt, number, 0, 3, source.task("train-1"), state, None, shorter)
+    return Request(number, prompt, number, 0, 3, source.task("train-1"), state, None, with_shorter_history)
 
 
 def test_replies_hold_what_was_read_and_written(model, tokenizer):
@@ -145,8 +146,12 @@ def test_prompts_over_the_budget(model, tokenizer):
     assert (cut[0].cut_pairs, cut[0].cut_tokens) == (0, whole - 20)
     assert whole > 20
     options = GenerationOptions(max_prompt_tokens=20, max_response_tokens=2, overflow="history")
-    shorter = TransformersPolicy(model, tokenizer, options).respond([long])[0]
-    assert (shorter.prompt, shorter.cut_pairs, shorter.cut_tokens) == ("go", 1, 0)
+    with_shorter_history = TransformersPolicy(model, tokenizer, options).respond([long])[0]
+    assert (with_shorter_history.prompt, with_shorter_history.cut_pairs, with_shorter_history.cut_tokens) == (
+        "go",
+        1,
+        0,
+    )
     options = GenerationOptions(max_prompt_tokens=20, max_response_tokens=2, overflow="error")
     refused, answered = TransformersPolicy(model, tokenizer, options).respond([long, request(2, "go")])
     assert isinstance(refused, Failure)
@@ -179,13 +184,13 @@ def test_what_was_cut_reaches_the_table(model, tokenizer, tmp_path):
     """From the policy to the column: a prompt over the budget leaves a number there, one within it a zero."""
     shared = open_shared("doors:DoorsSource", count=3)
     settings = settings_for("Doors", action_format="response", max_steps=2)
-    world = World("Doors-v0", shared, settings, Split(shared, "train"))
+    handle = EnvHandle("Doors-v0", shared, settings, Split(shared, "train"))
     for name, budget in (("cut", 30), ("whole", 5000)):
         policy = TransformersPolicy(
             model, tokenizer, GenerationOptions(max_prompt_tokens=budget, max_response_tokens=2)
         )
         with StepWriter(tmp_path / name) as writer:
-            collect(world, policy, writer, Collection(tasks=2, group_size=1))
+            collect(handle, policy, writer, RolloutSpec(tasks=2, group_size=1))
     cut, whole = (scan_steps(tmp_path / name).collect() for name in ("cut", "whole"))
     assert set(whole["cut_tokens"]) == {0}
     for row in cut.iter_rows(named=True):

@@ -13,15 +13,15 @@ from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import open_shared
-from hgpo_train import checkpoint
-from hgpo_train.checkpoint_files import checkpoints
-from hgpo_train.config import SftConfig, replace
-from hgpo_train.display import Display
+from hgpo_train.models.checkpoint_files import list_checkpoints
+from hgpo_train.models.loading import load_tokenizer
+from hgpo_train.models.tiny import TinyShape, make_model
 from hgpo_train.settings import build
-from hgpo_train.sft import demonstrations, split_off, supervise, tokenise, with_prompts_as_responses
-from hgpo_train.tiny import TinyShape, make_model
-from hgpo_train.tracking import read_metrics
-from hgpo_train.update.model import load_tokenizer
+from hgpo_train.training import checkpoint
+from hgpo_train.training.config import SftConfig, replace
+from hgpo_train.training.display import Display
+from hgpo_train.training.sft import demonstrations, run_sft, split_held_out, tokenise, with_prompts_as_responses
+from hgpo_train.training.tracking import read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def sft_config(tiny, **changes):
 
 
 def train(config, demos, folder):
-    return supervise(config, demos, folder, Display(Console(file=io.StringIO()), config.update.epochs))
+    return run_sft(config, demos, folder, Display(Console(file=io.StringIO()), config.update.epochs))
 
 
 def test_failed_trajectories_are_not_imitated(demos, tiny):
@@ -97,7 +97,7 @@ def test_rows_become_prompt_and_response(demos, tiny):
 
 def test_held_out_trajectories_are_apart(demos, tiny):
     rows = demonstrations(demos, sft_config(tiny))
-    train_rows, held_out = split_off(rows, 0.3, seed=1)
+    train_rows, held_out = split_held_out(rows, 0.3, seed=1)
     assert held_out["trajectory"].n_unique() == 3
     assert not set(train_rows["trajectory"]) & set(held_out["trajectory"])
     assert len(train_rows) + len(held_out) == len(rows)
@@ -112,18 +112,18 @@ def test_the_loss_falls_and_a_broken_off_run_goes_on_to_the_same_bytes(demos, ti
     saved = []
 
     def save_once(*args, **kwargs):
-        from hgpo_train.checkpoint import save_checkpoint
+        from hgpo_train.training.checkpoint import save_checkpoint
 
         if saved:
             raise KeyboardInterrupt
         saved.append(1)
         return save_checkpoint(*args, **kwargs)
 
-    monkeypatch.setattr("hgpo_train.sft.save_checkpoint", save_once)
+    monkeypatch.setattr("hgpo_train.training.sft.save_checkpoint", save_once)
     with pytest.raises(KeyboardInterrupt):
         train(config, demos, tmp_path / "broken")
     monkeypatch.undo()
-    assert [path.name for path in checkpoints(tmp_path / "broken" / "checkpoints")] == ["000001"]
+    assert [path.name for path in list_checkpoints(tmp_path / "broken" / "checkpoints")] == ["000001"]
     resumed = train(config, demos, tmp_path / "broken")
     for file in whole.rglob("*.safetensors"):
         assert file.read_bytes() == (resumed / file.relative_to(whole)).read_bytes()

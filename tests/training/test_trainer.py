@@ -20,18 +20,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 import hgpo_envs
-import hgpo_train.trainer
+import hgpo_train.training.trainer
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_train import checkpoint
 from hgpo_train.cli import app
-from hgpo_train.config import replace
-from hgpo_train.display import Display
+from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.rollout.failures import RolloutError
 from hgpo_train.settings import to_toml
-from hgpo_train.tiny import TinyShape, save_tiny
-from hgpo_train.tracking import read_metrics
-from hgpo_train.trainer import TrainingWarning
+from hgpo_train.training import checkpoint
+from hgpo_train.training.config import replace
+from hgpo_train.training.display import Display
+from hgpo_train.training.tracking import read_metrics
+from hgpo_train.training.trainer import TrainingWarning
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
 
@@ -433,14 +433,14 @@ def test_cut_prompts_are_told(config, runs):
 
 def test_rows_that_cannot_be_trained_on_are_left_out_with_a_count(config, runs, monkeypatch):
     """Their tokens are damaged between the table and the update; the other rows are trained on."""
-    compute = hgpo_train.trainer.compute
+    compute = hgpo_train.training.trainer.compute
 
     def damaging(steps, *args, **kwargs):
         odd = pl.when(pl.int_range(pl.len()) == 1).then(pl.lit([-5], pl.List(pl.Int32)))
         rows = compute(steps, *args, **kwargs)
         return rows.with_columns(odd.otherwise(pl.col("response_token_ids")).alias("response_token_ids"))
 
-    monkeypatch.setattr(hgpo_train.trainer, "compute", damaging)
+    monkeypatch.setattr(hgpo_train.training.trainer, "compute", damaging)
     config = replace(config, iterations=1, evaluation={"every": 0})
     with pytest.warns(
         TrainingWarning, match=r"1 of \d+ rows cannot be trained on .*response_token_ids from 0 to 383, got -5"

@@ -10,11 +10,11 @@ from rich.console import Console
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.webshop.bundled import bundled_folder
-from hgpo_train.config import load_config
-from hgpo_train.display import Display
-from hgpo_train.tiny import TinyShape
-from hgpo_train.tracking import read_metrics
-from hgpo_train.warm_start import WarmStart, demonstrate, new_model, warm_start
+from hgpo_train.models.tiny import TinyShape
+from hgpo_train.training.config import load_config
+from hgpo_train.training.display import Display
+from hgpo_train.training.tracking import read_metrics
+from hgpo_train.training.warm_start import WarmStart, collect_demonstrations, new_model, warm_start
 
 SHAPE = TinyShape(vocabulary=512, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32)
 
@@ -27,7 +27,7 @@ def test_each_place_is_demonstrated_as_much_and_only_once(tmp_path):
     config = load_config("tiny-webshop")
     start = WarmStart(data=(str(bundled_folder()), str(bundled_folder())), demonstrations=8)
     for _ in range(2):  # the second time everything is there already
-        demonstrate(tmp_path, config, start, quiet())
+        collect_demonstrations(tmp_path, config, start, quiet())
     steps = scan_steps(tmp_path).collect()
     assert steps.filter(steps["step"] == 0)["iteration"].value_counts().sort("iteration").rows() == [(0, 4), (1, 4)]
     assert steps.select("iteration", "trajectory", "step").is_unique().all()
@@ -39,7 +39,7 @@ def test_what_is_there_is_used_only_if_it_was_made_from_the_same(tmp_path):
     shop = tmp_path / "shop"
     shutil.copytree(bundled_folder(), shop)
     start = WarmStart(demonstrations=8, data=(str(shop),), shape=SHAPE)
-    steps = demonstrate(tmp_path / "demonstrations", config, start, quiet())
+    steps = collect_demonstrations(tmp_path / "demonstrations", config, start, quiet())
     model = new_model(tmp_path / "model", steps, start)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
     for change in (
@@ -48,20 +48,20 @@ def test_what_is_there_is_used_only_if_it_was_made_from_the_same(tmp_path):
         {"policy": "explorer"},
     ):
         with pytest.raises(InputError, match="was written with"):
-            demonstrate(steps, config, dataclasses.replace(start, **change), quiet())
+            collect_demonstrations(steps, config, dataclasses.replace(start, **change), quiet())
     other = dataclasses.replace(config.environment, history_length=1)
     with pytest.raises(InputError, match="was written with environment"):
-        demonstrate(steps, dataclasses.replace(config, environment=other), start, quiet())
+        collect_demonstrations(steps, dataclasses.replace(config, environment=other), start, quiet())
     for change in ({"seed": 1}, {"shape": dataclasses.replace(SHAPE, width=48)}):
         with pytest.raises(InputError, match="made from other demonstrations, sizes or another seed"):
             new_model(model, steps, dataclasses.replace(start, **change))
-    assert demonstrate(steps, config, start, quiet()) == steps
+    assert collect_demonstrations(steps, config, start, quiet()) == steps
     assert new_model(model, steps, start) == model
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before
     (shop / "more").write_text("another catalogue")
     with pytest.raises(InputError, match="was written with data"):
-        demonstrate(steps, config, start, quiet())
+        collect_demonstrations(steps, config, start, quiet())
 
 
 def test_a_second_stage_goes_on_with_the_model_of_the_first(tmp_path):

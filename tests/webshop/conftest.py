@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hgpo_envs.webshop.build import build
+from hgpo_envs.webshop.data.build import build
 
 AWKWARD = [
     # title, description, bullets, price, options, attributes, query, product category

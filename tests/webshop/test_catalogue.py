@@ -15,11 +15,11 @@ import polars as pl
 import pytest
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.webshop import catalogue as catalogues
-from hgpo_envs.webshop import synthetic
-from hgpo_envs.webshop.build import build
 from hgpo_envs.webshop.catalogue import Catalogue
-from hgpo_envs.webshop.loader import indexed_text
+from hgpo_envs.webshop.catalogue import catalogue as catalogues
+from hgpo_envs.webshop.catalogue.products import indexed_text
+from hgpo_envs.webshop.data.build import build
+from hgpo_envs.webshop.generation import synthetic
 
 NAMES = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
 
@@ -299,17 +299,17 @@ def test_every_truncation_is_seen(tmp_path):
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 64, 1 << 22])
 def test_files_read_the_same_in_any_pieces(tmp_path, monkeypatch, piece):
-    from hgpo_envs.webshop import raw
+    from hgpo_envs.webshop.data import raw_files
 
-    monkeypatch.setattr(raw, "PIECE", piece)
+    monkeypatch.setattr(raw_files, "PIECE", piece)
     records = [record("B1", name="日本 \u20ac 👟", extra=[1.5e3, -7, True, None, {"x": 12}]), record("B2")]
     text = json.dumps(records, ensure_ascii=False, indent=1)
     (tmp_path / "a.json").write_text(f" \n{text}\n ", "utf-8")
-    assert list(raw.records(tmp_path / "a.json")) == list(enumerate(records))
+    assert list(raw_files.records(tmp_path / "a.json")) == list(enumerate(records))
     (tmp_path / "b.json").write_text(json.dumps({"a": 1, 'b"c': [], "d": "x" * 300}), "utf-8")
-    assert list(raw.entries(tmp_path / "b.json")) == [("a", 1), ('b"c', []), ("d", "x" * 300)]
+    assert list(raw_files.entries(tmp_path / "b.json")) == [("a", 1), ('b"c', []), ("d", "x" * 300)]
     (tmp_path / "c.json").write_text("[ ]", "utf-8")
-    assert list(raw.records(tmp_path / "c.json")) == []
+    assert list(raw_files.records(tmp_path / "c.json")) == []
 
 
 def test_ten_megabyte_description(tmp_path):
@@ -424,17 +424,17 @@ def test_force_replaces_only_what_this_program_made(tmp_path, kind):
     with pytest.raises(InputError, match="was not made by this command and is not replaced"):
         build(*paths, folder, nouns="stand-in", replace=True)
     with pytest.raises(InputError, match="was not made by this command and is not replaced"):
-        synthetic.write(folder, 10, 1, replace=True)
+        synthetic.write_synthetic(folder, 10, 1, replace=True)
     with pytest.raises(InputError, match="was not made by this command and is not replaced"):
-        synthetic.write(tmp_path / "raw", 10, 1, replace=True)
+        synthetic.write_synthetic(tmp_path / "raw", 10, 1, replace=True)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_force_replaces_what_was_generated(tmp_path):
     for seed in (1, 2):
-        synthetic.write(tmp_path / "made", 10, seed, replace=True)
+        synthetic.write_synthetic(tmp_path / "made", 10, seed, replace=True)
     other = (tmp_path / "made" / NAMES[0]).read_bytes()
-    synthetic.write(tmp_path / "second", 10, 2)
+    synthetic.write_synthetic(tmp_path / "second", 10, 2)
     assert other == (tmp_path / "second" / NAMES[0]).read_bytes()
     assert left_behind(tmp_path) == ["made", "second"]
 
@@ -476,7 +476,7 @@ BUILD = """
 import resource, signal, sys
 from pathlib import Path
 from hgpo_envs.errors import InputError
-from hgpo_envs.webshop.build import build
+from hgpo_envs.webshop.data.build import build
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 raw, out, limit = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 if limit:
@@ -493,7 +493,7 @@ except InputError as error:
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
     folder = tmp_path_factory.mktemp("raw") / "raw"
-    synthetic.write(folder, 4_000, 5)
+    synthetic.write_synthetic(folder, 4_000, 5)
     return folder
 
 

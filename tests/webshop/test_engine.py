@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hgpo_envs.expert import make
+from hgpo_envs.players import make_player
 from hgpo_envs.webshop.bundled import bundled_folder
-from hgpo_envs.webshop.source import WebShopSource
+from hgpo_envs.webshop.data.source import WebShopSource
 
 REPEATED = ["click[< prev]", "click[next >]", "click[buy now]", "click[back to search]", "click[description]"]
 COMMANDS = st.one_of(
@@ -144,7 +144,7 @@ def test_reward_scale():
     scores, rewards = [], []
     for scale, found in (("score", scores), ("success", rewards)):
         source = WebShopSource(goals="human", reward_scale=scale)
-        engine, explorer = source.engine(), make("explorer", "WebShop")
+        engine, explorer = source.engine(), make_player("explorer", "WebShop")
         for task in source.ids("test")[:25]:
             state = engine.start(task)
             explorer.reset(source.task(task), state)

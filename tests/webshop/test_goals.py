@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError, UnknownTask
-from hgpo_envs.webshop import goals as goals_module
 from hgpo_envs.webshop.catalogue import Catalogue
-from hgpo_envs.webshop.goals import GoalSet, combination, keep_goals, split_ranges
-from hgpo_envs.webshop.source import WebShopSource
+from hgpo_envs.webshop.data.source import WebShopSource
+from hgpo_envs.webshop.engine import goals as goals_module
+from hgpo_envs.webshop.engine.goals import GoalSet, combination, keep_goals, split_ranges
 
 
 @given(st.integers(0, 20_000))

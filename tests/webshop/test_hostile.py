@@ -21,19 +21,21 @@ from hypothesis import strategies as st
 from hgpo_envs.episode import LONGEST_COMMAND
 from hgpo_envs.errors import InputError
 from hgpo_envs.registration import webshop_source
-from hgpo_envs.webshop import analysis, synthetic
-from hgpo_envs.webshop.build import build
-from hgpo_envs.webshop.catalogue import MANIFEST, Catalogue
-from hgpo_envs.webshop.pages import parse_action
-from hgpo_envs.webshop.source import WebShopSource
-from hgpo_envs.webshop.synthetic import FILES
+from hgpo_envs.webshop.catalogue import Catalogue
+from hgpo_envs.webshop.catalogue.catalogue import MANIFEST
+from hgpo_envs.webshop.data.build import build
+from hgpo_envs.webshop.data.source import WebShopSource
+from hgpo_envs.webshop.engine.pages import parse_action
+from hgpo_envs.webshop.generation import synthetic
+from hgpo_envs.webshop.generation.synthetic import FILES
+from hgpo_envs.webshop.search import analyzer
 
 
 @pytest.fixture(scope="module", params=["mapped", "gzipped"])
 def shop(request, tmp_path_factory):
     """The folder of a small catalogue."""
     folder = tmp_path_factory.mktemp("shop")
-    synthetic.write(folder / "raw", 60, 4, people=1.0)
+    synthetic.write_synthetic(folder / "raw", 60, 4, people=1.0)
     paths = [folder / "raw" / name for name in FILES]
     build(*paths, folder / "shop", nouns="stand-in", compress=request.param == "gzipped")
     return folder / "shop"
@@ -281,7 +283,7 @@ def test_raw_bombs_take_little_memory(tmp_path, kind):
             file.write(unit * ((1 << 20) // len(unit)))
         file.write(tail)
     (tmp_path / "other.json").write_text("{}")
-    imports = "from hgpo_envs.webshop.build import build"
+    imports = "from hgpo_envs.webshop.data.build import build"
     call = "build(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[2]), Path(sys.argv[3]), nouns='stand-in')"
     paths = (tmp_path / "items.json.gz", tmp_path / "other.json", tmp_path / "out")
     assert outcome(imports, call, *paths, megabytes=400).startswith("refused: ")
@@ -389,9 +391,9 @@ LETTERS = st.sampled_from(
 @given(st.lists(st.tuples(LETTERS, st.integers(1, 40)), min_size=8, max_size=40))
 def test_long_pieces_have_the_words_that_the_whole_grammar_finds(runs):
     text = "".join(letter * times for letter, times in runs)
-    found = analysis._any().findall(text)
-    if len(text) > analysis.LONGEST_WORD and all(len(word) <= analysis.LONGEST_WORD // 4 for word in found):
-        assert analysis.words(text) == found
+    found = analyzer._any().findall(text)
+    if len(text) > analyzer.LONGEST_WORD and all(len(word) <= analyzer.LONGEST_WORD // 4 for word in found):
+        assert analyzer.words(text) == found
 
 
 UNITS = [

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hgpo_envs.errors import InputError, UnknownTask
-from hgpo_envs.webshop.build import build
-from hgpo_envs.webshop.original import OriginalSource
-from hgpo_envs.webshop.source import WebShopSource
+from hgpo_envs.webshop.data.build import build
+from hgpo_envs.webshop.data.source import WebShopSource
+from hgpo_envs.webshop.reference.original import OriginalSource
 
 
 @pytest.fixture

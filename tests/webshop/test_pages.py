@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs.webshop import pages
-from hgpo_envs.webshop.pages import Node
+from hgpo_envs.webshop.engine import pages
+from hgpo_envs.webshop.engine.pages import Node
 
 
 def test_blank_texts():
     """One space is an empty part; a newline among blanks hides the text; other blanks are text."""
     nodes = [Node("a "), Node(" "), Node("\t"), Node(" \n"), Node(""), Node("\u00a0"), Node("b")]
-    assert pages.plain(nodes) == "a [SEP]  [SEP]  [SEP]  [SEP] b"
-    assert pages.rich(nodes, "", ()) == "a \n \n \n\u00a0\nb\n"
+    assert pages.text_observation(nodes) == "a [SEP]  [SEP]  [SEP]  [SEP] b"
+    assert pages.text_rich_observation(nodes, "", ()) == "a \n \n \n\u00a0\nb\n"
 
 
 def test_rich_marks():
@@ -27,7 +27,7 @@ def test_rich_marks():
         Node("日本", "option", "c"),
     ]
     url = "http://x/" + json.dumps({"c": "blue", "d": "日本", "e": "red"})
-    assert pages.rich(nodes, url, {"B02"}) == (
+    assert pages.text_rich_observation(nodes, url, {"B02"}) == (
         "You have clicked blue.\nYou have clicked red.\n"  # the last one first
         "[button] Buy [button_]\n"
         "\n[button] B01 [button_]\n"
@@ -71,11 +71,11 @@ NODES = st.lists(st.builds(pages.Node, PARTS, st.sampled_from(["text", "button",
 
 @given(NODES, PARTS)
 def test_views_of_any_page(nodes, task):
-    text = pages.plain(nodes)
-    assert text == " [SEP] ".join(part.strip() for node in nodes if (part := pages.shown(node.text)))
+    text = pages.text_observation(nodes)
+    assert text == " [SEP] ".join(part.strip() for node in nodes if (part := pages.visible_text(node.text)))
     parts = text.split(" [SEP] ")
     after = parts[parts.index(task) + 1 :] if task in parts else None
-    assert pages.quoted(text, task) == (text if after is None else " [SEP] ".join(f"'{part}'" for part in after))
+    assert pages.state_text(text, task) == (text if after is None else " [SEP] ".join(f"'{part}'" for part in after))
     found = pages.clickables(pages.Page("item", (), tuple(nodes)))
     for name, node in found.items():
         group = ["button", "product", "option"].index(node.kind)
@@ -96,7 +96,7 @@ def named(node):
 
 
 def test_done_page():
-    text = pages.plain(pages.done_page("B01", {"size": "5'", "color": "é"}, 2 / 3).nodes)
+    text = pages.text_observation(pages.done_page("B01", {"size": "5'", "color": "é"}, 2 / 3).nodes)
     assert r'options [SEP] {"color": "\u00e9", "size": "5\u0027"} [SEP] attrs [SEP] None' in text
     assert text.endswith("Your score (min 0.0, max 1.0) [SEP] 0.6666666666666666 [SEP] Reward Details [SEP] None")
 
@@ -107,5 +107,5 @@ def test_quoting_loses_nothing_after_the_task(texts):
     text = pages.SEPARATOR.join(texts)
     task = pages.task_part(text)
     parts = text.split(pages.SEPARATOR)
-    assert pages.quoted(text, task) == pages.SEPARATOR.join(f"'{part}'" for part in parts[parts.index(task) + 1 :])
-    assert pages.quoted(text, "not there") == text
+    assert pages.state_text(text, task) == pages.SEPARATOR.join(f"'{part}'" for part in parts[parts.index(task) + 1 :])
+    assert pages.state_text(text, "not there") == text

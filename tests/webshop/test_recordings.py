@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from hgpo_envs.unpack import unpack
-from hgpo_envs.webshop import pages
-from hgpo_envs.webshop.build import build
-from hgpo_envs.webshop.source import WebShopSource
+from hgpo_envs.webshop.data.build import build
+from hgpo_envs.webshop.data.source import WebShopSource
+from hgpo_envs.webshop.engine import pages
 
 RECORDINGS = {
     "text_human": {"goals": "human"},

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs.webshop.goals import Goal
-from hgpo_envs.webshop.reward import first_colour, matched_options, reward, same, wanted_options
+from hgpo_envs.webshop.engine.goals import Goal
+from hgpo_envs.webshop.engine.reward import first_colour, matched_options, reward, same, wanted_options
 
 
 def product(title="red wide leg pants", **fields):

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs.webshop import bm25, search
-from hgpo_envs.webshop.analysis import terms
-from hgpo_envs.webshop.build import build
 from hgpo_envs.webshop.catalogue import Catalogue
-from hgpo_envs.webshop.index import IndexWriter
+from hgpo_envs.webshop.data.build import build
+from hgpo_envs.webshop.search import bm25
+from hgpo_envs.webshop.search import index as search_index
+from hgpo_envs.webshop.search.analyzer import terms
+from hgpo_envs.webshop.search.index_writer import IndexWriter
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +77,12 @@ def ranking(documents: list[str], query: str, results: int) -> list[tuple[int, f
     return sorted(found, key=lambda pair: (-pair[1], pair[0]))[:results]
 
 
-def write_index(folder, documents: list[str], ranks=None) -> search.Index:
+def write_index(folder, documents: list[str], ranks=None) -> search_index.Index:
     writer = IndexWriter(folder)
     for text in documents:
         writer.add(text)
     writer.finish(np.arange(len(documents), dtype=np.int32) if ranks is None else ranks, lambda *_: None)
-    return search.Index(folder, 1 << 30)
+    return search_index.Index(folder, 1 << 30)
 
 
 WORDS = st.sampled_from(["shoe", "shoes", "red", "women's", "size", "x", "100%", "blue", "the", "日本", "™", "u.s.a."])
@@ -94,13 +95,13 @@ def test_search_is_bm25(tmp_path_factory, documents, query, results, promising):
     with pytest.MonkeyPatch.context() as patch:  # few, so that thresholds and cuts are at work on few documents
         whole = index.search(query, results)
         for name in ("_PROMISING", "_FEW", "_EVERY", "_SHORT"):
-            patch.setattr(search, name, promising)
+            patch.setattr(search_index, name, promising)
         found, scores = index.search(query, results)
     assert [values.tolist() for values in whole] == [found.tolist(), scores.tolist()]
     assert list(zip(found.tolist(), scores.tolist(), strict=True)) == ranking(documents, query, results)
 
 
-def exhaustive(index: search.Index, query: str, count: int) -> tuple[list[int], list[float]]:
+def exhaustive(index: search_index.Index, query: str, count: int) -> tuple[list[int], list[float]]:
     """Every posting of every term summed up."""
     totals = np.zeros(count)
     for postings in index.lists(query):
@@ -112,9 +113,9 @@ def exhaustive(index: search.Index, query: str, count: int) -> tuple[list[int], 
 
 @pytest.mark.parametrize("few", [20, 1_000, 16_000])
 def test_nothing_is_missed_by_stopping_early(tmp_path, monkeypatch, few):
-    monkeypatch.setattr(search, "_PROMISING", few)
-    monkeypatch.setattr(search, "_FEW", few)
-    monkeypatch.setattr(search, "_SHORT", few)
+    monkeypatch.setattr(search_index, "_PROMISING", few)
+    monkeypatch.setattr(search_index, "_FEW", few)
+    monkeypatch.setattr(search_index, "_SHORT", few)
     random = np.random.default_rng(3)
     vocabulary = np.array([f"w{n}x" for n in range(300)])
     chances = 1 / np.arange(1, 301)
@@ -131,7 +132,7 @@ def test_nothing_is_missed_by_stopping_early(tmp_path, monkeypatch, few):
 def test_runs_merge_to_the_same_index(tmp_path, monkeypatch):
     documents = [f"a{n % 7}b c{n % 3}d word word e{n}f" for n in range(500)]
     write_index(tmp_path / "whole", documents)
-    monkeypatch.setattr("hgpo_envs.webshop.index.TOKENS_AT_ONCE", 64)
+    monkeypatch.setattr("hgpo_envs.webshop.search.index_writer.TOKENS_AT_ONCE", 64)
     write_index(tmp_path / "runs", documents)
     for path in sorted((tmp_path / "whole").iterdir()):
         assert path.read_bytes() == (tmp_path / "runs" / path.name).read_bytes(), path.name

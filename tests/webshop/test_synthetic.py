@@ -5,9 +5,11 @@ import json
 import pytest
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.webshop import bundled, synthetic
-from hgpo_envs.webshop.build import build
+from hgpo_envs.webshop import bundled
 from hgpo_envs.webshop.catalogue import Catalogue
+from hgpo_envs.webshop.data.build import build
+from hgpo_envs.webshop.generation import synthetic
+from hgpo_envs.webshop.generation.bundled import make_bundled_catalogue
 
 PUBLISHED_TRAIN = 1_500
 """Goals before this one are for test and evaluation."""
@@ -15,7 +17,7 @@ PUBLISHED_TRAIN = 1_500
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path):
     for name, seed in (("one", 3), ("two", 3), ("three", 4)):
-        synthetic.write(tmp_path / name, 300, seed)
+        synthetic.write_synthetic(tmp_path / name, 300, seed)
     one, two, three = (
         [(tmp_path / name / file).read_bytes() for file in synthetic.FILES] for name in ("one", "two", "three")
     )
@@ -24,14 +26,14 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
 
 
 def test_a_smaller_catalogue_is_the_beginning_of_a_larger_one(tmp_path):
-    synthetic.write(tmp_path / "small", 50, 3)
-    synthetic.write(tmp_path / "large", 200, 3)
+    synthetic.write_synthetic(tmp_path / "small", 50, 3)
+    synthetic.write_synthetic(tmp_path / "large", 200, 3)
     small, large = (json.loads((tmp_path / name / "items_shuffle.json").read_bytes()) for name in ("small", "large"))
     assert large[:50] == small
 
 
 def test_oddities_are_there_and_can_be_built(tmp_path):
-    synthetic.write(tmp_path / "raw", 5_000, 1)
+    synthetic.write_synthetic(tmp_path / "raw", 5_000, 1)
     items = json.loads((tmp_path / "raw/items_shuffle.json").read_bytes())
     pricing = [item["pricing"] for item in items]
     assert None in pricing
@@ -53,7 +55,7 @@ def test_oddities_are_there_and_can_be_built(tmp_path):
 
 
 def test_without_oddities_every_record_is_a_product(tmp_path):
-    synthetic.write(tmp_path / "raw", 500, 1, oddities=False, text=0.2)
+    synthetic.write_synthetic(tmp_path / "raw", 500, 1, quirks=False, text=0.2)
     manifest = build(*(tmp_path / "raw" / name for name in synthetic.FILES), tmp_path / "out", nouns="stand-in")
     assert manifest["products"] == 500
 
@@ -61,7 +63,7 @@ def test_without_oddities_every_record_is_a_product(tmp_path):
 @pytest.mark.parametrize("products", [0, -1, 36**8])
 def test_counts_out_of_range(tmp_path, products):
     with pytest.raises(InputError, match="products must be"):
-        synthetic.write(tmp_path / "raw", products, 1)
+        synthetic.write_synthetic(tmp_path / "raw", products, 1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -79,7 +81,7 @@ def test_the_bundled_catalogue_is_small_and_has_goals_for_every_split(shop):
 
 
 def test_the_bundled_catalogue_is_what_its_seed_gives(shop, tmp_path):
-    bundled.make(tmp_path / "again")
+    make_bundled_catalogue(tmp_path / "again")
     again = Catalogue.open(tmp_path / "again")
     assert list(again) == list(shop)
     assert list(again.human_instructions()) == list(shop.human_instructions())

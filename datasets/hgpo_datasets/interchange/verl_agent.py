@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from hgpo_datasets.interchange.verl_prompts import Shown, read_prompt, read_response
+from hgpo_datasets.interchange.verl_prompts import ParsedPrompt, read_prompt, read_response
 from hgpo_datasets.writer import StepWriter
 from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.files import open_regular
+from hgpo_envs.untrusted_files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,16 +45,16 @@ class _Record:
     Attributes:
         name: What an error message calls it.
         values: Its JSON object.
-        shown: What its prompt shows; None where the prompt is absent, cut, or of another template.
+        parsed: What its prompt shows; None where the prompt is absent, cut, or of another template.
     """
 
     name: str
     values: dict[str, Any]
-    shown: Shown | None
+    parsed: ParsedPrompt | None
 
 
 @dataclass(slots=True)
-class Imported:
+class ImportSummary:
     """What an import found.
 
     Attributes:
@@ -76,7 +76,7 @@ def import_rollouts(
     *,
     success_reward: float = SUCCESS_REWARD,
     run: str | None = None,
-) -> Imported:
+) -> ImportSummary:
     """Writes verl-agent's rollouts as a run; hashes, returns and lengths are computed.
 
     Args:
@@ -92,7 +92,7 @@ def import_rollouts(
     if not (math.isfinite(success_reward) and success_reward > 0):
         raise InputError(f"success_reward: expected a positive number, got {success_reward}")
     folder = Path(out).absolute()
-    found = Imported()
+    found = ImportSummary()
     config = {"imported_from": "verl-agent", "success_reward": success_reward}
     with new_folder(folder) as made, StepWriter(made, run=run or folder.name, config=config) as writer:
         for file in _files(source):
@@ -100,7 +100,7 @@ def import_rollouts(
     return found
 
 
-def _import_file(file: Path, writer: StepWriter, success_reward: float, found: Imported) -> None:
+def _import_file(file: Path, writer: StepWriter, success_reward: float, found: ImportSummary) -> None:
     groups = _scaled(_rows(file, found), success_reward)
     for group in groups.values():
         writer.add_group(group)
@@ -136,7 +136,7 @@ def _records(file: Path) -> Iterator[_Record]:
             yield _Record(name, values, read_prompt(prompt) if prompt else None)
 
 
-def _rows(file: Path, found: Imported) -> list[Row]:
+def _rows(file: Path, found: ImportSummary) -> list[Row]:
     """The rows of a file; those of a trajectory follow one another."""
     trajectories: dict[str, list[_Record]] = defaultdict(list)
     for record in _records(file):
@@ -164,7 +164,7 @@ def _in_order(records: list[_Record]) -> list[_Record]:
 
     Where no prompt shows a number, the records are in order already.
     """
-    numbers = [record.shown.step if record.shown else None for record in records]
+    numbers = [record.parsed.step if record.parsed else None for record in records]
     known = [number for number in numbers if number is not None]
     if not any(known) or (len(known) < len(records) and known == sorted(set(known))):
         return records
@@ -176,21 +176,21 @@ def _in_order(records: list[_Record]) -> list[_Record]:
 
 
 def _row(record: _Record, trajectory: str, iteration: int, step: int) -> Row:
-    values, shown = record.values, record.shown
+    values, parsed = record.values, record.parsed
     response = _first(values, "output", "response")
-    action, form = read_response(response or "", shown.benchmark if shown else None)
+    action, form = read_response(response or "", parsed.benchmark if parsed else None)
     valid = values.get("is_action_valid")
     return {
         "iteration": iteration,
         "task_id": str(_needed(record, "uid")),
         "trajectory": trajectory,
         "step": step,
-        "task": shown.task if shown else None,
+        "task": parsed.task if parsed else None,
         "state": str(_needed(record, "anchor_obs", "obs", "state")),
         "prompt": _first(values, "input", "prompt"),
         "response": response,
         "action": values.get("action", action if response is not None else None),
-        "admissible_actions": list(shown.actions) if shown else None,
+        "admissible_actions": list(parsed.actions) if parsed else None,
         "action_valid": form if valid is None else bool(valid),
         "reward": _number(record, "rewards", "reward"),
     }

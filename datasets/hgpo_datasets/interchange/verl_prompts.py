@@ -25,7 +25,7 @@ _TASK: Final = re.compile(r"Your task is to: (.*?)\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ParsedPrompt:
     """What a prompt shows.
 
     Attributes:
@@ -43,7 +43,7 @@ class Shown:
     actions: tuple[str, ...]
 
 
-def read_prompt(prompt: str) -> Shown | None:
+def read_prompt(prompt: str) -> ParsedPrompt | None:
     """What a prompt shows; None when it is not of these templates, or was cut.
 
     Chat templates may stand around it.
@@ -54,7 +54,7 @@ def read_prompt(prompt: str) -> Shown | None:
         return None
     dot = "." if benchmark == "WebShop" else ""  # its template puts one after task and observation
     task = _TASK.search(prompt)
-    return Shown(
+    return ParsedPrompt(
         benchmark=benchmark,
         task=task[1].strip().removesuffix(dot) if task else None,
         step=int(taken[1]) if taken else 0,

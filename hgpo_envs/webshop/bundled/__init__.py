@@ -2,37 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
-from typing import Any, Final
-
-PRODUCTS: Final = 1_200
-SEED: Final = 233
-HUMAN_INSTRUCTIONS: Final = 2.0
-"""Human-style instructions a product: enough for the published splits (test 500, eval 1,000, train the rest)."""
 
 
 def bundled_folder() -> Path:
     """Where the catalogue lies."""
     return Path(__file__).parent / "catalogue"
-
-
-def make(out: Path, *, seed: int = SEED, replace: bool = False) -> dict[str, Any]:
-    """Makes the catalogue again: synthetic raw files, built.
-
-    Args:
-        out: The catalogue's folder.
-        seed: Another one makes other products and goals of the same kind.
-        replace: Whether a catalogue that exists already may be replaced.
-
-    Returns:
-        The manifest.
-    """
-    from hgpo_envs.webshop.build import build
-    from hgpo_envs.webshop.synthetic import FILES, write
-
-    with tempfile.TemporaryDirectory() as made:
-        raw = Path(made) / "raw"
-        write(raw, PRODUCTS, seed, oddities=False, text=0.6, people=HUMAN_INSTRUCTIONS)
-        items, attributes, human = (raw / name for name in FILES)
-        return build(items, attributes, human, out, nouns="stand-in", compress=True, replace=replace)

@@ -28,10 +28,10 @@ from typing import Literal
 
 import polars as pl
 
-from hgpo_train.advantages.columns import power, rounded
+from hgpo_train.advantages.alfworld_nodes import with_alfworld_nodes
 from hgpo_train.advantages.estimators.gigpo import weighted_parts
 from hgpo_train.advantages.estimators.grpo import episode_advantages
-from hgpo_train.advantages.nodes import with_alfworld_nodes
+from hgpo_train.advantages.input_columns import power, rounded
 from hgpo_train.advantages.parameters import Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
 from hgpo_train.advantages.trajectories import neighbour, steps_left
@@ -50,7 +50,7 @@ class G2PO(Parameters):
         success_reward: The episode reward that is a success, and what the state after it is worth.
         ddof: 0 divides squares by n, 1 by n - 1.
         nodes: What makes a node: ``states`` are the step table's; ``alfworld`` is what G2PO's environment makes of
-            ALFWorld's (`hgpo_train.advantages.nodes`).
+            ALFWorld's (`hgpo_train.advantages.alfworld_nodes`).
     """
 
     mode: Mode = "mean_std_norm"
@@ -62,7 +62,7 @@ class G2PO(Parameters):
     nodes: Literal["states", "alfworld"] = "states"
 
 
-def estimate(steps: pl.LazyFrame, p: G2PO) -> pl.LazyFrame:
+def g2po_advantages(steps: pl.LazyFrame, p: G2PO) -> pl.LazyFrame:
     """Adds `advantage`, its parts `episode`, `node` and `edge`, and the state's `value`."""
     node = "history_hash_0"
     if p.nodes == "alfworld":
@@ -88,7 +88,7 @@ ESTIMATOR = register(
         "g2po",
         "Episode scores, and gains over the graph of states",
         G2PO,
-        estimate,
+        g2po_advantages,
         lambda _: ("episode", "node", "edge", "value"),
         complete=lambda p: ("state", "admissible_actions") if p.nodes == "alfworld" else ("history_hash_0",),
     )

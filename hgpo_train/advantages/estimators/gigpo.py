@@ -50,7 +50,7 @@ class GiGPO(Parameters):
     ddof: Literal[0, 1] = 1
 
 
-def estimate(steps: pl.LazyFrame, p: GiGPO) -> pl.LazyFrame:
+def gigpo_advantages(steps: pl.LazyFrame, p: GiGPO) -> pl.LazyFrame:
     """Adds `advantage`, its parts `episode` and `step`, and `size` of the step's group."""
     state = "history_hash_0"
     if p.similarity:
@@ -76,7 +76,7 @@ ESTIMATOR = register(
         "gigpo",
         "Episode scores, and steps against those at the same state",
         GiGPO,
-        estimate,
+        gigpo_advantages,
         lambda _: ("episode", "step", "size"),
         complete=lambda p: ("state" if p.similarity else "history_hash_0",),
     )

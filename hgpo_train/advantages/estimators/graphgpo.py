@@ -33,12 +33,12 @@ import polars as pl
 
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.columns import penalised, power
 from hgpo_train.advantages.estimators.gigpo import weighted_parts
 from hgpo_train.advantages.estimators.grpo import episode_advantages
+from hgpo_train.advantages.input_columns import penalised, power
 from hgpo_train.advantages.parameters import Discount, Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.similarity import Similar, by_name, number_by_task
+from hgpo_train.advantages.similarity import TextClusters, number_by_task, order_by_name
 from hgpo_train.advantages.trajectories import batches, neighbour, steps_left
 from hgpo_train.advantages.windows import chain, normalise, within
 
@@ -86,7 +86,7 @@ class GraphGPO(Parameters):
             raise InputError("normalize_distance needs a gamma above 0, for γ^-1")
 
 
-def estimate(steps: pl.LazyFrame, p: GraphGPO) -> pl.LazyFrame:
+def graphgpo_advantages(steps: pl.LazyFrame, p: GraphGPO) -> pl.LazyFrame:
     """Adds `advantage`, its parts `episode` and `step`, and the `distance` of the state that a step leads to."""
     steps = steps.with_columns(search(p, steps.collect_schema()).alias("(search)"))
     steps = steps.with_columns(pl.col("(search)").struct.unnest())
@@ -120,7 +120,7 @@ def search(p: GraphGPO, columns: Collection[str]) -> pl.Expr:
 
 def similar_nodes(p: GraphGPO) -> Callable[[Sequence[pl.Series]], list[pl.Series]]:
     """Numbers nodes by similarity: each step's state, then its next one, by trajectory (in order of name) and step."""
-    Similar(p.similarity_threshold)  # refuses a threshold out of range before anything is read
+    TextClusters(p.similarity_threshold)  # refuses a threshold out of range before anything is read
 
     def nodes(columns: Sequence[pl.Series]) -> list[pl.Series]:
         task, trajectory, step, state, after = columns
@@ -128,7 +128,7 @@ def similar_nodes(p: GraphGPO) -> Callable[[Sequence[pl.Series]], list[pl.Series
         tasks = task.drop_nulls().unique(maintain_order=True)
 
         def texts() -> Iterator[tuple[int, int, str]]:
-            for row in by_name(trajectory, step):
+            for row in order_by_name(trajectory, step):
                 if task[row] is not None:
                     yield task[row], row, state[row] or ""
                     if after[row] is not None:
@@ -200,7 +200,7 @@ ESTIMATOR = register(
         "graphgpo",
         "Episode scores, and distances to the goal",
         GraphGPO,
-        estimate,
+        graphgpo_advantages,
         lambda _: ("episode", "step", "distance"),
         complete=lambda _: ("state_hash",),
     )

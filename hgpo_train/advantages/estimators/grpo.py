@@ -42,7 +42,7 @@ class GRPO(Parameters):
     ddof: Literal[0, 1] = 1
 
 
-def estimate(steps: pl.LazyFrame, p: GRPO) -> pl.LazyFrame:
+def grpo_advantages(steps: pl.LazyFrame, p: GRPO) -> pl.LazyFrame:
     """Adds `advantage`."""
     return episode_advantages(steps, p, "advantage", mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof)
 
@@ -83,4 +83,4 @@ def episode_advantages(
     )
 
 
-ESTIMATOR = register(Estimator("grpo", "Episode scores against those of the same task", GRPO, estimate))
+ESTIMATOR = register(Estimator("grpo", "Episode scores against those of the same task", GRPO, grpo_advantages))

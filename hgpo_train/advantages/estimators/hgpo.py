@@ -25,8 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hgpo_train.advantages.columns import CHAINS
 from hgpo_train.advantages.estimators.grpo import episode_advantages
+from hgpo_train.advantages.input_columns import CHAINS
 from hgpo_train.advantages.parameters import Context, Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
 from hgpo_train.advantages.windows import normalise, size, weighted_mean
@@ -64,7 +64,7 @@ class HGPO(Parameters):
     ddof: Literal[0, 1] = 0
 
 
-def estimate(steps: pl.LazyFrame, p: HGPO) -> pl.LazyFrame:
+def hgpo_advantages(steps: pl.LazyFrame, p: HGPO) -> pl.LazyFrame:
     """Adds `advantage`, and for each level `k0` … (and `episode`) its advantage, null where a step is alone.
 
     Besides, `size_k0` … of the step's group, null where k > t, and the level's effective weight, `weight_k0` ….
@@ -96,7 +96,7 @@ ESTIMATOR = register(
         "hgpo",
         "Steps against those with the same history",
         HGPO,
-        estimate,
+        hgpo_advantages,
         details,
         complete=lambda p: (f"{CHAINS[p.context]}0",),
     )

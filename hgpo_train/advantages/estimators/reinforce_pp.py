@@ -42,7 +42,7 @@ class ReinforcePP(Parameters):
     epsilon: NonNegativeFloat = 1e-8
 
 
-def estimate(steps: pl.LazyFrame, p: ReinforcePP) -> pl.LazyFrame:
+def reinforce_pp_advantages(steps: pl.LazyFrame, p: ReinforcePP) -> pl.LazyFrame:
     """Adds `advantage`."""
     x = pl.col("episode_score")
     if p.baseline:
@@ -60,5 +60,7 @@ def estimate(steps: pl.LazyFrame, p: ReinforcePP) -> pl.LazyFrame:
 
 
 ESTIMATOR = register(
-    Estimator("reinforce_pp", "Episode scores whitened over the batch", ReinforcePP, estimate, scope="batch")
+    Estimator(
+        "reinforce_pp", "Episode scores whitened over the batch", ReinforcePP, reinforce_pp_advantages, scope="batch"
+    )
 )

@@ -32,7 +32,7 @@ class RLOO(Parameters):
     cross_steps: bool = True
 
 
-def estimate(steps: pl.LazyFrame, p: RLOO) -> pl.LazyFrame:
+def rloo_advantages(steps: pl.LazyFrame, p: RLOO) -> pl.LazyFrame:
     """Adds `advantage`."""
     score, n = pl.col("episode_score"), pl.col(size("centred"))
     sample = None if p.cross_steps else first_step()
@@ -41,4 +41,6 @@ def estimate(steps: pl.LazyFrame, p: RLOO) -> pl.LazyFrame:
     return steps.with_columns(advantage=pl.when(n > 1).then(others).otherwise("centred"))
 
 
-ESTIMATOR = register(Estimator("rloo", "Episode scores against the mean of the task's other ones", RLOO, estimate))
+ESTIMATOR = register(
+    Estimator("rloo", "Episode scores against the mean of the task's other ones", RLOO, rloo_advantages)
+)

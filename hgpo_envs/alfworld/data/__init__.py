@@ -1,0 +1,1 @@
+"""Where ALFWorld's games come from: bundled and other packs, official folders, the release, the rooms."""

@@ -1,0 +1,170 @@
+"""Official game folders: `<split>/<task folder>/<trial folder>/game.tw-pddl`, read and written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from hgpo_envs.alfworld.engine.game import LONGEST_FILE, read_file
+from hgpo_envs.atomic import is_scratch, new_folder
+from hgpo_envs.errors import InputError
+from hgpo_envs.safe_paths import path_inside
+from hgpo_envs.untrusted_files import open_regular, parse_json, read_bytes, writing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+SPLITS: Final = ("train", "valid_seen", "valid_unseen")
+"""The benchmark's splits; `all` is every task of them."""
+ROOT: Final = "json_2.1.1"
+GAME_FILE: Final = "game.tw-pddl"
+TRAJECTORY_FILE: Final = "traj_data.json"
+
+
+class GameFiles(Protocol):
+    """Gives out game files by task id."""
+
+    def read(self, task_id: str) -> dict[str, Any]:
+        """The JSON object of a game file. Raises KeyError for an unknown id."""
+        ...
+
+    def trajectory(self, task_id: str) -> dict[str, Any] | None:
+        """The JSON object of the `traj_data.json` beside it; None where there is none."""
+        ...
+
+
+class GameStore(GameFiles, Protocol):
+    """Holds game files."""
+
+    def ids(self) -> Sequence[str]:
+        """All task ids, sorted."""
+        ...
+
+
+class FolderStore:
+    """The playable games in a folder.
+
+    Like the original it leaves out folders named after movable receptacles or sliced objects, and games that are not
+    marked solvable. Unlike the original it does not need `traj_data.json`.
+
+    Args:
+        folder: `json_2.1.1`, a folder that holds it, one of its parts, or the folder of a single game.
+
+    Raises:
+        InputError: There is no playable game, a game file is cut off, or a game is there twice.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folders: dict[str, Path] = {}
+        left_out = 0
+        for place in _game_folders(folder):
+            task_id = _task_id(place, alone=place == folder)
+            if task_id is None or "movable" in task_id or "Sliced" in task_id or not _solvable(place / GAME_FILE):
+                left_out += 1
+            elif task_id in self._folders:
+                raise InputError(f"{task_id} is there twice: in {self._folders[task_id]} and in {place}")
+            else:
+                self._folders[task_id] = place
+        if not self._folders:
+            raise InputError(
+                f"no playable game in {folder}: expected {'|'.join(SPLITS)}/<task folder>/<trial folder>/{GAME_FILE} "
+                f"marked solvable, found {left_out or 'no'} other games"
+            )
+        self._ids = sorted(self._folders)
+
+    def ids(self) -> Sequence[str]:
+        """All task ids, sorted."""
+        return self._ids
+
+    def read(self, task_id: str) -> dict[str, Any]:
+        """The JSON object of a game file. Raises KeyError for an unknown id."""
+        return read_file(self._folders[task_id] / GAME_FILE)
+
+    def trajectory(self, task_id: str) -> dict[str, Any] | None:
+        """The JSON object of the `traj_data.json` beside it; None where there is none."""
+        path = self._folders[task_id] / TRAJECTORY_FILE
+        if not os.path.lexists(path):
+            return None
+        try:
+            data = parse_json(read_bytes(path, LONGEST_FILE, "traj_data.json"))
+        except InputError as error:
+            raise InputError(f"{path}: {error}; copy or fetch it again") from None
+        if not isinstance(data, dict):
+            raise InputError(f"{path}: expected a JSON object, got {type(data).__name__}; copy or fetch it again")
+        return data
+
+
+def _game_folders(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder, onerror=_unreadable):
+        folders[:] = [name for name in folders if not is_scratch(name)]  # still being written
+        if GAME_FILE in files:
+            yield Path(place)
+
+
+def _unreadable(error: OSError) -> None:
+    """Without this, the games in a folder that may not be read would be missing without a word."""
+    raise InputError(f"cannot read the folder {error.filename}: {error.strerror}") from None
+
+
+def _task_id(place: Path, *, alone: bool) -> str | None:
+    """The last three folder names. A single game outside any split counts as one of train."""
+    *_, split, task, trial = ("", "", *place.absolute().parts)
+    if split in SPLITS:
+        return f"{split}/{task}/{trial}"
+    return f"train/{task}/{trial}" if alone else None
+
+
+_SOLVABLE = re.compile(rb'(?<!\\)"solvable"\s*:\s*(true|false)')
+_TAIL: Final = 4096
+
+
+def _solvable(path: Path) -> bool:
+    """Whether a game is marked solvable: read from the file's end, where the mark is, else from all of it."""
+    with open_regular(path, "game file") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        tail = file.read(_TAIL)
+    marks = _SOLVABLE.findall(tail)
+    if marks and tail.rstrip().endswith(b"}"):
+        return bool(marks[-1] == b"true")
+    return read_file(path).get("solvable") is True
+
+
+def write_folder(files: GameFiles, ids: Iterable[str], folder: Path) -> int:
+    """Writes games as the original reads them: `<folder>/json_2.1.1/<task id>/` with both files.
+
+    Args:
+        files: Where the games come from.
+        ids: Which to write.
+        folder: Made if it does not exist. It must not hold `json_2.1.1`, which appears complete or not at all.
+
+    Returns:
+        The number of games written.
+
+    Raises:
+        InputError: `json_2.1.1` exists, a task id cannot be a path, or the disk is full.
+    """
+    count = 0
+    with writing(folder / ROOT), new_folder(folder / ROOT) as made:
+        for task_id in ids:
+            place = path_inside(made, task_id)
+            place.mkdir(parents=True)
+            _write(place / GAME_FILE, files.read(task_id))
+            _write(place / TRAJECTORY_FILE, files.trajectory(task_id) or {"task_type": task_type(task_id)})
+            count += 1
+    return count
+
+
+def task_type(task_id: str) -> str:
+    """What a task id says of its type.
+
+    >>> task_type("train/pick_and_place_simple-Mug-None-Shelf-1/trial_1")
+    'pick_and_place_simple'
+    """
+    return task_id.split("/")[-2].split("-", maxsplit=1)[0] if "/" in task_id else task_id
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data), "utf-8")

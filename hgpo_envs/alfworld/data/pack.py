@@ -1,0 +1,280 @@
+"""A pack: any number of game files in one, opened in a few milliseconds, each game read when it is asked for.
+
+Layout, little-endian. Games are sorted by task id; domains and grammars, a handful among thousands of games, are kept
+once, and the planning problems are deflated with one of them as the dictionary.
+
+    header   64 bytes: magic, version, games, file length, position and length of texts and index, their CRC-32s
+    games    each: deflated JSON {problem, task, domain, grammar, file, trajectory}
+    texts    zlib: JSON {domains, grammars, dictionary}
+    index    per game 20 bytes: position u64, length u32, CRC-32 u32, end of its id u32; then the ids, UTF-8
+
+Every byte is under a checksum: header, texts and index are checked when a pack is opened, a game when it is read.
+docs/design.md compares this with common formats.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+
+from hgpo_envs.alfworld.engine.game import LONGEST_FILE, TEXTS, checked, compile_game
+from hgpo_envs.alfworld.engine.grammar import join_task, split_task
+from hgpo_envs.atomic import new_file
+from hgpo_envs.errors import InputError
+from hgpo_envs.untrusted_files import decompress, open_regular, parse_json, writing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    PackedGame = tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
+    """Task id, JSON object of the game file, JSON object of its `traj_data.json` or None."""
+
+MAGIC: Final = b"HGPOALFW"
+VERSION: Final = 1
+_HEADER: Final = struct.Struct("<8sIIQQIQII8xI")
+_CHECKED: Final = _HEADER.size - 4
+"""Bytes of the header before its own CRC-32."""
+_ENTRY: Final = np.dtype([("position", "<u8"), ("length", "<u4"), ("check", "<u4"), ("end", "<u4")])
+_WINDOW: Final = 1 << 15
+"""The most that deflate can use of a dictionary."""
+LONGEST_TEXTS: Final = 16 << 20
+"""Bytes of all domains and grammars of a pack; those of the official games have 60 kB."""
+_KEPT_OF_TRAJECTORY: Final = ("task_id", "task_type", "pddl_params", "scene")
+"""What the original's text environment and its expert read in `traj_data.json`, and the scene."""
+
+
+class PackStore:
+    """Opens a pack. Only header, texts and index are read; several processes share the rest as mapped memory.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InputError: The file is not a pack, truncated, damaged, or of another version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with open_regular(path, "pack of ALFWorld games") as file:
+            if os.fstat(file.fileno()).st_size < _HEADER.size:
+                raise _foreign(path)
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        count, texts, index = self._open()
+        with self._sound():
+            self._domains, self._grammars, self._dictionary = _texts(texts)
+            self._entries, self._numbers = _index(index, count)
+
+    def _open(self) -> tuple[int, bytes, bytes]:
+        """The number of games, the packed texts, and the index."""
+        head = self._map[: _HEADER.size]
+        magic, version, count, length, texts_at, texts_size, index_at, index_size, body_check, check = _HEADER.unpack(
+            head
+        )
+        if magic != MAGIC:
+            raise _foreign(self.path)
+        if version != VERSION:
+            raise InputError(
+                f"{self.path} is a pack of format {version}, this hgpo reads format {VERSION}: "
+                "build it again with `hgpo data build alfworld`"
+            )
+        if zlib.crc32(head[:_CHECKED]) != check:
+            raise self._damaged("its header fails its checksum")
+        if len(self._map) != length:
+            raise InputError(f"{self.path} is {len(self._map):,} bytes long, not {length:,}; copy or build it again")
+        texts, index = self._map[texts_at : texts_at + texts_size], self._map[index_at : index_at + index_size]
+        if zlib.crc32(index, zlib.crc32(texts)) != body_check:
+            raise self._damaged("its index fails its checksum")
+        return count, texts, index
+
+    def _damaged(self, what: str) -> InputError:
+        return InputError(f"{self.path} is damaged ({what}); copy or build it again")
+
+    @contextmanager
+    def _sound(self, what: str = "") -> Iterator[None]:
+        """Adds to errors which pack is meant, and what in it."""
+        try:
+            yield
+        except InputError as error:
+            raise InputError(f"{self.path} is not a sound pack: {what}{error}; copy or build it again") from None
+
+    def __reduce__(self) -> tuple[type[PackStore], tuple[Path]]:
+        return PackStore, (self.path,)
+
+    def ids(self) -> Sequence[str]:
+        """All task ids, sorted."""
+        return list(self._numbers)
+
+    def read(self, task_id: str) -> dict[str, Any]:
+        """The JSON object of a game file, as it was packed. Raises KeyError for an unknown id."""
+        entry = self._read(task_id)
+        file = dict(entry["file"])
+        with self._sound(f"{task_id}: "):
+            file["pddl_domain"] = self._domains[entry["domain"]]
+            file["grammar"] = join_task(self._grammars[entry["grammar"]], entry["task"])
+            file["pddl_problem"] = entry["problem"]
+            return checked(file)
+
+    def trajectory(self, task_id: str) -> dict[str, Any] | None:
+        """What is kept of the game's `traj_data.json`; None where it had none."""
+        kept: dict[str, Any] | None = self._read(task_id).get("trajectory")
+        return kept
+
+    def _read(self, task_id: str) -> dict[str, Any]:
+        position, length, check, _ = self._entries[self._numbers[task_id]].item()
+        packed = self._map[position : position + length]
+        if zlib.crc32(packed) != check:
+            raise InputError(f"{self.path}: {task_id} is damaged (it fails its checksum); copy or build the pack again")
+        with self._sound(f"{task_id}: "):
+            entry: dict[str, Any] = parse_json(decompress(packed, LONGEST_FILE, self._dictionary))
+            _check_entry(entry, len(self._domains), len(self._grammars))
+        return entry
+
+    def verify(self) -> None:
+        """Reads every game; raises InputError for the first that is damaged."""
+        for task_id in self._numbers:
+            self._read(task_id)
+
+
+def _foreign(path: Path) -> InputError:
+    return InputError(f"{path} is no pack of ALFWorld games: expected a file made by `hgpo data build alfworld`")
+
+
+def write_pack(path: Path, games: Iterable[PackedGame]) -> int:
+    """Writes a pack; it appears complete or not at all.
+
+    Args:
+        path: The file to write; what exists there is replaced only if it is a pack.
+        games: Sorted by task id.
+
+    Returns:
+        The number of games.
+
+    Raises:
+        InputError: A game that the engine does not know, ids out of order or twice, no game at all, something other
+            than a pack is at `path`, or the disk is full.
+    """
+    check_replaceable(path)
+    with writing(path), new_file(path) as file:
+        return _write(file, games)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises InputError if something other than a pack is at a path."""
+    if not os.path.lexists(path):
+        return
+    with open_regular(path, "pack to replace") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise InputError(f"{path} already exists and is not a pack; choose another name, or remove it first")
+
+
+def _texts(packed: bytes) -> tuple[list[str], list[str], bytes]:
+    """The domains, the grammars and the dictionary. The message of an InputError does not say where they are."""
+    texts = parse_json(decompress(packed, LONGEST_TEXTS))
+    if not isinstance(texts, dict):
+        raise InputError("its texts are no JSON object")
+    domains, grammars, dictionary = (texts.get(name) for name in ("domains", "grammars", "dictionary"))
+    for name, many in (("domains", domains), ("grammars", grammars)):
+        if not isinstance(many, list) or not all(isinstance(text, str) for text in many):
+            raise InputError(f"its {name} are no list of texts")
+    if not isinstance(dictionary, str) or len(dictionary) > _WINDOW:
+        raise InputError(f"its dictionary is no text of at most {_WINDOW:,} characters")
+    return domains or [], grammars or [], dictionary.encode()
+
+
+def _index(index: bytes, count: int) -> tuple[NDArray[np.void], dict[str, int]]:
+    """The entries of an index, and the number of each by its id, if the index holds so many."""
+    names = index[_ENTRY.itemsize * count :]
+    if not names:
+        raise InputError(f"its index does not hold {count:,} games")
+    entries = np.frombuffer(index, _ENTRY, count)
+    try:
+        ids = names.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"its ids are not UTF-8 ({error.reason})") from None
+    numbers = dict(zip(ids[:-1], range(count), strict=False))
+    ends = np.flatnonzero(np.frombuffer(names, np.uint8) == ord("\n")) + 1
+    if len(numbers) != count or ids[-1] or not np.array_equal(ends, entries["end"]):
+        raise InputError(f"its index does not hold {count:,} games, each under its own id")
+    return entries, numbers
+
+
+def _check_entry(entry: object, domains: int, grammars: int) -> None:
+    """Raises InputError unless a game's JSON is what `write_pack` writes."""
+    if not isinstance(entry, dict):
+        raise InputError("no JSON object")
+    kinds = {"problem": str, "task": str, "domain": int, "grammar": int, "file": dict}
+    for name, kind in kinds.items():
+        if type(entry.get(name)) is not kind:
+            raise InputError(f"{name}: expected {kind.__name__}, got {type(entry.get(name)).__name__}")
+    for name, most in (("domain", domains), ("grammar", grammars)):
+        if not 0 <= entry[name] < most:
+            raise InputError(f"{name}: expected a number below {most}, got {entry[name]}")
+    if "trajectory" not in entry or not isinstance(entry["trajectory"], dict | None):
+        raise InputError(f"trajectory: expected an object or null, got {type(entry.get('trajectory')).__name__}")
+
+
+def _write(file: IO[bytes], games: Iterable[PackedGame]) -> int:
+    domains: dict[str, int] = {}
+    grammars: dict[str, int] = {}
+    dictionary = b""
+    rows: list[tuple[int, int, int, int]] = []
+    names: list[bytes] = []
+    ids_end = 0
+    file.write(bytes(_HEADER.size))
+    for task_id, data, trajectory in games:
+        name = task_id.encode()
+        if names and name <= names[-1]:
+            raise InputError(f"{task_id} comes twice or out of order: expected games sorted by task id")
+        compile_game(data, task_id)
+        grammar, task = split_task(data["grammar"])
+        entry = {
+            "problem": data["pddl_problem"],
+            "task": task,
+            "domain": domains.setdefault(data["pddl_domain"], len(domains)),
+            "grammar": grammars.setdefault(grammar, len(grammars)),
+            "file": {key: "" if key in TEXTS else value for key, value in data.items()},
+            "trajectory": _kept(trajectory),
+        }
+        dictionary = dictionary or _dictionary(data["pddl_problem"])
+        deflate = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zdict=dictionary)
+        packed = deflate.compress(orjson.dumps(entry)) + deflate.flush()
+        ids_end += len(name) + 1
+        rows.append((file.tell(), len(packed), zlib.crc32(packed), ids_end))
+        names.append(name)
+        file.write(packed)
+    if not names:
+        raise InputError("no game to pack")
+    texts = {"domains": list(domains), "grammars": list(grammars), "dictionary": dictionary.decode()}
+    packed_texts = zlib.compress(orjson.dumps(texts), 9)
+    index = np.array(rows, _ENTRY).tobytes() + b"".join(name + b"\n" for name in names)
+    texts_at = file.tell()
+    file.write(packed_texts + index)
+    places = (texts_at, len(packed_texts), texts_at + len(packed_texts), len(index))
+    check = zlib.crc32(index, zlib.crc32(packed_texts))
+    head = _HEADER.pack(MAGIC, VERSION, len(names), file.tell(), *places, check, 0)[:_CHECKED]
+    file.seek(0)
+    file.write(head + struct.pack("<I", zlib.crc32(head)))
+    return len(names)
+
+
+def _dictionary(problem: str) -> bytes:
+    return problem.encode()[:_WINDOW].decode("utf-8", "ignore").encode()
+
+
+def _kept(trajectory: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if trajectory is None:
+        return None
+    kept = {key: trajectory[key] for key in _KEPT_OF_TRAJECTORY if key in trajectory}
+    if isinstance(kept.get("scene"), dict):
+        kept["scene"] = {key: kept["scene"][key] for key in ("floor_plan", "scene_num") if key in kept["scene"]}
+    return kept

@@ -1,0 +1,125 @@
+"""The tasks of an ALFWorld data set: the bundled pack, a pack file, or official game folders."""
+
+from __future__ import annotations
+
+from collections import deque
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
+
+from hgpo_envs.alfworld.data.game_folder import GAME_FILE, SPLITS, FolderStore, GameStore
+from hgpo_envs.alfworld.data.pack import PackStore
+from hgpo_envs.alfworld.engine import ALFWorldEngine
+from hgpo_envs.alfworld.engine.game import Game, compile_game
+from hgpo_envs.alfworld.engine.grammar import GRAMMARS, convert
+from hgpo_envs.engine import Task
+from hgpo_envs.errors import InputError, UnknownTask, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["GAME_FILE", "SPLITS", "ALFWorldSource", "open_store"]
+
+MOST_KEPT: Final = 1 << 26
+"""Characters of the problems of all games that are kept compiled; 256 official games have a sixth of it."""
+
+BUNDLED: Final = "games.pack"
+"""The pack in `hgpo_envs/alfworld/bundled`."""
+
+
+class ALFWorldSource:
+    """The tasks of one ALFWorld data set (`hgpo_envs.engine.TaskSource`).
+
+    Args:
+        data: None for the bundled games, a pack file, a folder with official games (`json_2.1.1`, or one that holds
+            it), or the folder of a single game.
+        grammar: None plays every game as its file words it; `move` or `put` converts them all.
+        keep: How many compiled games to keep for engines to come.
+
+    Raises:
+        InputError: There is no such data, or it cannot be used.
+    """
+
+    name = "ALFWorld"
+
+    def __init__(self, data: str | Path | None = None, *, grammar: str | None = None, keep: int = 256) -> None:
+        if grammar is not None and grammar not in GRAMMARS:
+            raise InputError(unknown("grammar", grammar, GRAMMARS))
+        self.store = open_store(data)
+        self._arguments = (data, grammar, keep)
+        self._grammar = grammar
+        self._alive: WeakValueDictionary[str, Game] = WeakValueDictionary()
+        self._recent: deque[tuple[Game, int]] = deque()
+        self._keep, self._held = keep, 0
+
+    def __reduce__(self) -> tuple[Callable[..., ALFWorldSource], tuple[object, ...]]:
+        return _reopen, self._arguments
+
+    def ids(self, split: str) -> Sequence[str]:
+        """The split's task ids, sorted; `all` is every task."""
+        if split != "all" and split not in SPLITS:
+            raise InputError(unknown("split", split, [*SPLITS, "all"]))
+        return [task_id for task_id in self.store.ids() if split == "all" or task_id.startswith(f"{split}/")]
+
+    def task(self, task_id: str) -> Task:
+        """What is known of a task without starting it."""
+        game = self.game(task_id)
+        return Task(
+            id=task_id,
+            split=task_id.split("/", 1)[0],
+            instruction=game.task,
+            task_type=game.goal.task_type,
+            versions={"grammar": game.grammar.name},
+        )
+
+    def game(self, task_id: str) -> Game:
+        """The compiled game: one for all engines that play it, and the last `keep` for those to come."""
+        game = self._alive.get(task_id)
+        if game is None:
+            file = self.read(task_id)
+            game = self._alive[task_id] = compile_game(file, task_id)
+            self._remember(game, len(file["pddl_problem"]))
+        return game
+
+    def _remember(self, game: Game, size: int) -> None:
+        """Keeps a game for engines to come; the oldest are let go."""
+        self._recent.append((game, size))
+        self._held += size
+        while self._recent and (len(self._recent) > self._keep or self._held > MOST_KEPT):
+            self._held -= self._recent.popleft()[1]
+
+    def read(self, task_id: str) -> dict[str, Any]:
+        """The JSON object of the game file, as the original reads it, in the wording that is played."""
+        try:
+            file = self.store.read(task_id)
+        except KeyError:
+            raise UnknownTask(unknown("ALFWorld task", task_id, self.store.ids(), limit=2)) from None
+        return file if self._grammar is None else convert(file, self._grammar)
+
+    def trajectory(self, task_id: str) -> dict[str, Any] | None:
+        """What the data holds of the game's `traj_data.json`."""
+        return self.store.trajectory(task_id)
+
+    def engine(self) -> ALFWorldEngine:
+        """A new engine over these games."""
+        return ALFWorldEngine(self)
+
+
+def _reopen(data: str | Path | None, grammar: str | None, keep: int) -> ALFWorldSource:
+    return ALFWorldSource(data, grammar=grammar, keep=keep)
+
+
+def open_store(data: str | Path | None) -> GameStore:
+    """Opens what `ALFWorldSource` takes as its data."""
+    if data is None:
+        path = Path(str(resources.files("hgpo_envs.alfworld") / "bundled" / BUNDLED))
+        if not path.exists():
+            raise InputError("the bundled ALFWorld games are not installed; name a folder of official games or a pack")
+    else:
+        path = Path(data).expanduser()
+    if path.is_dir():
+        return FolderStore(path)
+    if not path.exists():
+        raise InputError(f"no ALFWorld data at {path}: expected a folder of official games or a pack file")
+    return PackStore(path)

@@ -1,0 +1,93 @@
+"""The engine: plays one ALFWorld game at a time by its rules and admissible commands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from hgpo_envs.alfworld.engine import observations, rules
+from hgpo_envs.engine import State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hgpo_envs.alfworld.engine.commands import Commands
+    from hgpo_envs.alfworld.engine.game import Game
+    from hgpo_envs.alfworld.engine.state import GameState
+
+
+_NO_INFO: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class GameProvider(Protocol):
+    """Where an engine gets its games from."""
+
+    def game(self, task_id: str) -> Game:
+        """The compiled game."""
+        ...
+
+
+class ALFWorldEngine:
+    """Plays ALFWorld games, one at a time (`hgpo_envs.engine.Engine`).
+
+    Args:
+        games: Where the games come from.
+
+    Attributes:
+        game: The game being played.
+        game_state: Its state, to be looked at and copied, not changed.
+    """
+
+    game: Game
+    game_state: GameState
+    _commands: Commands
+    _deciding: frozenset[str]
+
+    def __init__(self, games: GameProvider | None = None) -> None:
+        self._games = games
+        self._state: State | None = None
+
+    def start(self, task_id: str) -> State:
+        """Begins a task of the source."""
+        if self._games is None:
+            raise RuntimeError("this engine has no source of games; use play(game)")
+        return self.play(self._games.game(task_id))
+
+    def play(self, game: Game) -> State:
+        """Begins a game that need not come from a source."""
+        self.game, self.game_state = game, game.start.copy()
+        self._commands, self._deciding = game.commands, rules.deciding(game)
+        won = rules.won(game, self.game_state)
+        return self._show(
+            observations.welcome(game), self._commands.offered(self.game_state), valid=True, won=won, ended=False
+        )
+
+    def act(self, command: str) -> State:
+        """Carries out a command. What is not admissible changes nothing; after the end nothing changes."""
+        state = self._state
+        if state is None:
+            raise RuntimeError("act before start")
+        if state.terminated:
+            return replace(state, valid=False, reward=0.0)
+        command = command.strip()
+        if command not in state.actions:
+            return self._show(observations.NOTHING_HAPPENS, state.actions, valid=False, won=state.won, ended=state.won)
+        verb, first, second = self._commands.meaning[command]
+        observation = rules.RULES[verb](self.game, self.game_state, first, second)
+        actions = state.actions if verb in rules.SEEING else self._commands.offered(self.game_state)
+        won = rules.won(self.game, self.game_state) if state.won or verb in self._deciding else False
+        return self._show(observation, actions, valid=True, won=won, ended=won)
+
+    def fork(self) -> ALFWorldEngine:
+        """An engine of its own at the same point of the same game, for searches; it takes a microsecond or two."""
+        other = ALFWorldEngine(self._games)
+        if self._state is not None:
+            other.game, other.game_state, other._state = self.game, self.game_state.copy(), self._state
+            other._commands, other._deciding = self._commands, self._deciding
+        return other
+
+    def _show(self, observation: str, actions: Sequence[str], *, valid: bool, won: bool, ended: bool) -> State:
+        score = 1.0 if won else 0.0
+        self._state = State(observation, actions, valid, ended, won, score if ended else 0.0, score, _NO_INFO)
+        return self._state

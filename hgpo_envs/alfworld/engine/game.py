@@ -1,0 +1,366 @@
+"""Games: an official `game.tw-pddl` file, read into a small immutable `Game`.
+
+A file is JSON: `pddl_domain`, `grammar`, `pddl_problem`, `solvable`, and sometimes `walkthrough`. Everything in a game
+is known by its index: objects, receptacles and locations are numbered in the order of their lower-cased identifiers,
+which is the order in which the environment lists them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from hgpo_envs.alfworld.engine.goals import TASK_TYPES, Goal, parse_goal
+from hgpo_envs.alfworld.engine.grammar import Grammar, recognise, split_task
+from hgpo_envs.alfworld.engine.state import NOTHING, Ability, GameState, Trait
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.untrusted_files import parse_json, read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from hgpo_envs.alfworld.engine.commands import Commands
+
+    Facts = Mapping[str, list[tuple[str, ...]]]
+    """The arguments of the initial facts, by predicate."""
+
+__all__ = [
+    "KNIVES",
+    "STATIONS",
+    "TASK_TYPES",
+    "TEXTS",
+    "Ability",
+    "Game",
+    "Goal",
+    "compile_game",
+    "compile_problem",
+    "display_names",
+    "read_file",
+    "read_game",
+]
+
+TEXTS: Final = ("pddl_domain", "grammar", "pddl_problem")
+"""What every game file holds."""
+STATIONS: Final = {
+    "sinkbasin": Ability.CLEANABLE,
+    "microwave": Ability.HEATABLE,
+    "fridge": Ability.COOLABLE,
+}
+"""What each kind of receptacle does to the objects that can have it done."""
+LONGEST_FILE: Final = 4 << 20
+"""Bytes of a game file or of a `traj_data.json`; the largest official one has 139 kB."""
+KNIVES: Final = frozenset({"knife", "butterknife"})
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """One game, compiled. Objects, receptacles and locations are indices into the tuples.
+
+    Attributes:
+        object_ids: Lower-cased identifiers, sorted; likewise `receptacle_ids`.
+        object_names: What the environment calls them ("mug 1"); likewise `receptacle_names`, `location_names`.
+        object_types: Lower-case, without the ending "type" ("mug"); likewise `receptacle_types`.
+        abilities: For each object, an `Ability` as int.
+        nested: The objects that lie in a container object; fixed for the whole game.
+        openable: For each receptacle, whether it can be opened.
+        places: For each receptacle, its location; `NOTHING` where it has none and is never met.
+        accepts: For each receptacle, the types of objects that it can hold.
+        receptacles_at: The receptacles at each location.
+        start: The world at the start.
+        goal: What wins.
+        wanted: The objects that the goal is about: of its kind, and able to become what it asks.
+        targets: The receptacles of the goal's kind.
+        lamps: The lamps of the goal's kind.
+        task: What follows "Your task is to: " on the screen.
+        grammar: The wording.
+        walkthrough: Commands that win, where the file has them.
+    """
+
+    object_ids: tuple[str, ...]
+    object_names: tuple[str, ...]
+    object_types: tuple[str, ...]
+    abilities: tuple[int, ...]
+    nested: Mapping[int, tuple[int, ...]]
+    receptacle_ids: tuple[str, ...]
+    receptacle_names: tuple[str, ...]
+    receptacle_types: tuple[str, ...]
+    openable: tuple[bool, ...]
+    places: tuple[int, ...]
+    accepts: tuple[frozenset[str], ...]
+    location_names: tuple[str, ...]
+    receptacles_at: tuple[tuple[int, ...], ...]
+    start: GameState
+    goal: Goal
+    wanted: frozenset[int]
+    targets: tuple[int, ...]
+    lamps: frozenset[int]
+    task: str
+    grammar: Grammar
+    walkthrough: tuple[str, ...] | None = None
+
+    @cached_property
+    def commands(self) -> Commands:
+        """The game's commands, shared by all engines that play it."""
+        from hgpo_envs.alfworld.engine.commands import Commands
+
+        return Commands(self)
+
+
+def read_game(path: Path) -> Game:
+    """Reads one official `game.tw-pddl` file."""
+    return compile_game(read_file(path), str(path))
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The JSON object of a game file; what is missing or no game is refused."""
+    if not os.path.lexists(path):
+        raise InputError(f"no game at {path}: expected a game.tw-pddl file")
+    content = read_bytes(path, LONGEST_FILE, "game.tw-pddl file")
+    try:
+        return checked(parse_json(content))
+    except InputError as error:
+        raise InputError(f"{path}: {error}; copy or fetch the game again") from None
+
+
+def checked(data: object) -> dict[str, Any]:
+    """The JSON object of a game file, if it is one. The message does not say where it comes from."""
+    if not isinstance(data, dict) or not all(isinstance(data.get(key), str) for key in TEXTS):
+        raise InputError(f"no game: expected a JSON object with the texts {', '.join(TEXTS)}")
+    walkthrough = data.get("walkthrough")
+    if walkthrough is not None and not (
+        isinstance(walkthrough, list) and all(isinstance(command, str) for command in walkthrough)
+    ):
+        raise InputError("no game: expected `walkthrough` to be a list of texts")
+    return data
+
+
+def compile_game(data: Mapping[str, Any], where: str = "the game") -> Game:
+    """Compiles the JSON object of a game file.
+
+    Args:
+        data: With `pddl_domain`, `grammar`, `pddl_problem`, and maybe `walkthrough`.
+        where: What to call it in errors.
+
+    Raises:
+        InputError: The game says something that the rules engine does not know.
+    """
+    try:
+        wording, task = split_task(data["grammar"])
+        grammar = recognise(data["pddl_domain"], wording)
+        return compile_problem(data["pddl_problem"], grammar, task, data.get("walkthrough"))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        # a damaged problem contradicts itself in more ways than are worth a line each
+        raise InputError(f"{where}: the game contradicts itself ({type(error).__name__}: {one_line(error)})") from None
+
+
+def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iterable[str] | None = None) -> Game:
+    """Compiles a planning problem of the ALFWorld domain."""
+    text = problem.lower()
+    try:
+        _, rest = text.split("(:objects", 1)
+        objects, rest = rest.split("(:init", 1)
+        initial, wish = rest.split("(:goal", 1)
+    except ValueError:
+        raise InputError("the problem lacks one of :objects, :init, :goal, in this order") from None
+    facts = _facts(initial)
+    entities = _entities(objects, facts)
+    names = display_names([*entities["object"], *entities["receptacle"], *entities["location"]])
+    object_index = {name: index for index, name in enumerate(entities["object"])}
+    receptacle_index = {name: index for index, name in enumerate(entities["receptacle"])}
+    location_index = {name: index for index, name in enumerate(entities["location"])}
+    places = _places(facts, entities["receptacle"], location_index)
+    object_types = _types(facts["objecttype"], entities["object"])
+    receptacle_types = _types(facts["receptacletype"], entities["receptacle"])
+    held_types = defaultdict(set)
+    for receptacle_type, object_type in facts["cancontain"]:
+        held_types[receptacle_type.removesuffix("type")].add(object_type.removesuffix("type"))
+    frozen = {name: frozenset(held) for name, held in held_types.items()}
+    openable = {name for (name,) in facts["openable"]}
+    nested = defaultdict(list)
+    for inner, outer in sorted(set(facts["inreceptacleobject"])):
+        nested[object_index[outer]].append(object_index[inner])
+    abilities = _abilities(facts, object_index)
+    goal = parse_goal(wish)
+    return Game(
+        object_ids=entities["object"],
+        object_names=tuple(names[name] for name in entities["object"]),
+        object_types=object_types,
+        abilities=abilities,
+        nested={outer: tuple(inner) for outer, inner in nested.items()},
+        receptacle_ids=entities["receptacle"],
+        receptacle_names=tuple(names[name] for name in entities["receptacle"]),
+        receptacle_types=receptacle_types,
+        openable=tuple(name in openable for name in entities["receptacle"]),
+        places=places,
+        accepts=tuple(frozen.get(name, frozenset()) for name in receptacle_types),
+        location_names=tuple(names[name] for name in entities["location"]),
+        receptacles_at=_at_each(places, len(entities["location"])),
+        start=_start(facts, object_index, receptacle_index, location_index),
+        goal=goal,
+        wanted=_matching(object_types, goal.object_type, abilities, goal.ability),
+        targets=tuple(r for r, kind in enumerate(receptacle_types) if kind == goal.receptacle_type),
+        lamps=_matching(object_types, goal.lamp_type, abilities, Ability.TOGGLEABLE),
+        task=task,
+        grammar=grammar,
+        walkthrough=None if walkthrough is None else tuple(walkthrough),
+    )
+
+
+def display_names(ids: Iterable[str]) -> dict[str, str]:
+    """What the environment calls each identifier: its kind and a number; the first in order gets the highest.
+
+    >>> display_names(["mug_bar__plus_01", "mug_bar__plus_02", "sink_bar_1_bar_sinkbasin"])
+    {'mug_bar__plus_01': 'mug 2', 'mug_bar__plus_02': 'mug 1', 'sink_bar_1_bar_sinkbasin': 'sinkbasin 1'}
+    """
+    kinds = {}
+    for identifier in sorted(ids):
+        kind, bar, _ = identifier.partition("_bar_")
+        kinds[identifier] = kind + ("basin" if bar and "basin" in identifier else "") if bar else ""
+    left = Counter(kinds.values())
+    names = {}
+    for identifier, kind in kinds.items():
+        names[identifier] = sys.intern(f"{kind} {left[kind]}" if kind else f"{identifier} ")
+        left[kind] -= 1
+    return names
+
+
+_FACT = re.compile(r"\(([^()]+)\)")
+_KNOWN: Final = {
+    "atlocation": 2, "receptacleatlocation": 2, "objectatlocation": 2, "openable": 1, "opened": 1, "inreceptacle": 2,
+    "isreceptacleobject": 1, "inreceptacleobject": 2, "receptacletype": 2, "objecttype": 2, "cancontain": 2,
+    "isclean": 1, "cleanable": 1, "ishot": 1, "heatable": 1, "iscool": 1, "coolable": 1, "pickupable": 1,
+    "toggleable": 1, "istoggled": 1, "sliceable": 1, "issliced": 1,
+    # known to the domain, and without a part in any rule of play
+    "isreceptacleobjectfull": 1, "wasinreceptacle": 2, "checked": 1, "examined": 1, "full": 1, "moveable": 1, "ison": 1,
+}  # fmt: skip
+"""The facts that a problem may begin with, and their number of arguments."""
+
+
+def _facts(initial: str) -> Facts:
+    """The initial facts by predicate."""
+    if "(not" in initial or "(=" in initial:
+        raise InputError("the problem's :init holds a negation or a number, which no ALFWorld game has")
+    facts: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for fact in _FACT.findall(initial):
+        predicate, *arguments = fact.split()
+        facts[predicate].append(tuple(arguments))
+    for predicate, rows in facts.items():
+        if predicate not in _KNOWN or any(len(row) != _KNOWN[predicate] for row in rows):
+            raise InputError(f"the problem's :init holds a fact that the engine does not know: {predicate}{rows[0]}")
+    return facts
+
+
+def _entities(objects: str, facts: Facts) -> dict[str, tuple[str, ...]]:
+    """What the initial facts speak of, sorted, by declared type. What is declared only does not exist."""
+    kinds: dict[str, str] = {}
+    waiting: list[str] = []
+    words = iter(objects.replace(")", " ").split())
+    for word in words:
+        if word == "-":
+            kind = next(words, "")
+            kinds.update(dict.fromkeys(waiting, kind))
+            waiting.clear()
+        else:
+            waiting.append(word)
+    found: dict[str, list[str]] = {"agent": [], "object": [], "receptacle": [], "location": []}
+    mentioned = {name for rows in facts.values() for row in rows for name in row}
+    for name in sorted(mentioned):
+        if name not in kinds:
+            raise InputError(f"the problem speaks of {name!r} and does not declare it")
+        if kinds[name] in found:
+            found[kinds[name]].append(name)
+    return {kind: tuple(names) for kind, names in found.items()}
+
+
+def _places(facts: Facts, receptacles: tuple[str, ...], locations: Mapping[str, int]) -> tuple[int, ...]:
+    places: dict[str, str] = {}
+    for receptacle, location in facts["receptacleatlocation"]:
+        if places.setdefault(receptacle, location) != location:
+            raise InputError(f"receptacle {receptacle} is at two locations, which the engine does not know")
+    return tuple(locations[places[name]] if name in places else NOTHING for name in receptacles)
+
+
+def _at_each(places: tuple[int, ...], locations: int) -> tuple[tuple[int, ...], ...]:
+    """The receptacles at each location."""
+    found: list[list[int]] = [[] for _ in range(locations)]
+    for receptacle, place in enumerate(places):
+        if place != NOTHING:
+            found[place].append(receptacle)
+    return tuple(map(tuple, found))
+
+
+def _types(rows: list[tuple[str, ...]], names: tuple[str, ...]) -> tuple[str, ...]:
+    types: dict[str, str] = {}
+    for name, kind in rows:
+        if types.setdefault(name, kind) != kind:
+            raise InputError(f"{name} is of two types, which the engine does not know")
+    return tuple(sys.intern(types.get(name, "").removesuffix("type")) for name in names)
+
+
+_ABILITY_FACTS: Final = {
+    "pickupable": Ability.PICKUPABLE,
+    "cleanable": Ability.CLEANABLE,
+    "heatable": Ability.HEATABLE,
+    "coolable": Ability.COOLABLE,
+    "toggleable": Ability.TOGGLEABLE,
+    "sliceable": Ability.SLICEABLE,
+    "isreceptacleobject": Ability.CONTAINER,
+}
+_TRAIT_FACTS: Final = {
+    "isclean": Trait.CLEAN,
+    "ishot": Trait.HOT,
+    "iscool": Trait.COOL,
+    "issliced": Trait.SLICED,
+    "istoggled": Trait.TOGGLED,
+}
+
+
+def _flags(facts: Facts, flags: Mapping[str, Ability] | Mapping[str, Trait], objects: Mapping[str, int]) -> list[int]:
+    values = [0] * len(objects)
+    for predicate, flag in flags.items():
+        for (name,) in facts.get(predicate, ()):
+            values[objects[name]] |= flag.value
+    return values
+
+
+def _abilities(facts: Facts, objects: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(_flags(facts, _ABILITY_FACTS, objects))
+
+
+def _start(
+    facts: Facts,
+    objects: Mapping[str, int],
+    receptacles: Mapping[str, int],
+    locations: Mapping[str, int],
+) -> GameState:
+    at = {location for _, location in facts["atlocation"]}
+    if len(at) != 1:
+        raise InputError(f"the agent starts at {len(at)} locations; expected one")
+    contents: list[set[int]] = [set() for _ in receptacles]
+    for name, receptacle in facts["inreceptacle"]:
+        contents[receptacles[receptacle]].add(objects[name])
+    spots: list[set[int]] = [set() for _ in objects]
+    for name, location in facts["objectatlocation"]:
+        spots[objects[name]].add(locations[location])
+    opened = {name for (name,) in facts.get("opened", ())}
+    return GameState(
+        location=locations[at.pop()],
+        held=NOTHING,
+        contents=[tuple(sorted(inside)) for inside in contents],
+        opened=[name in opened for name in receptacles],
+        spots=[frozenset(spot) for spot in spots],
+        traits=_flags(facts, _TRAIT_FACTS, objects),
+        emptied=set(),
+    )
+
+
+def _matching(types: tuple[str, ...], kind: str, abilities: tuple[int, ...], ability: int) -> frozenset[int]:
+    return frozenset(o for o, found in enumerate(types) if found == kind and abilities[o] & ability == ability)

@@ -1,0 +1,114 @@
+"""Goals: what wins a game, read from its planning problem. There are six shapes, one for each task type."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from hgpo_envs.alfworld.engine.state import Ability, Trait
+from hgpo_envs.errors import InputError
+
+TASK_TYPES: Final = (
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+)
+"""The benchmark's six task types, in its own order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What wins a game.
+
+    Attributes:
+        task_type: One of `TASK_TYPES`.
+        object_type: The kind of object to bring (or to hold, under a lamp).
+        receptacle_type: The kind of receptacle to bring it to; empty under a lamp.
+        lamp_type: The kind of lamp; empty elsewhere.
+        trait: What the object must have become: clean, hot, cool; 0 for none.
+        ability: What the object must be able to become.
+        count: How many must be in one receptacle.
+    """
+
+    task_type: str
+    object_type: str
+    receptacle_type: str = ""
+    lamp_type: str = ""
+    trait: int = 0
+    ability: int = 0
+    count: int = 1
+
+
+def _shape(text: str) -> re.Pattern[str]:
+    """A goal with the types left open: <object>, <receptacle>, <lamp>, and a ' for the same again."""
+    words = [_hole(word[1:-1]) if word.startswith("<") else re.escape(word) for word in _words(text)]
+    return re.compile(" ".join(words))
+
+
+def _hole(name: str) -> str:
+    return f"(?P={name[:-1]})type" if name.endswith("'") else rf"(?P<{name}>\w+)type"
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[()]|[^\s()]+", text.lower())
+
+
+def _placed(conditions: str) -> str:
+    return f"(and (exists (?r - receptacle) (exists (?o - object) (and {conditions}))))"
+
+
+_TYPED: Final = "(objectType ?o <object>) (receptacleType ?r <receptacle>)"
+_GOALS: Final = tuple(
+    (_shape(text), goal)
+    for text, goal in (
+        (_placed(f"(inReceptacle ?o ?r) {_TYPED}"), Goal("pick_and_place_simple", "")),
+        (
+            """(and (exists (?ot - object ?r - receptacle ?a - agent ?l - location)
+                 (and (objectType ?ot <lamp>) (toggleable ?ot) (isToggled ?ot)
+                      (receptacleAtLocation ?r ?l) (atLocation ?a ?l) (inReceptacle ?ot ?r)))
+               (exists (?o - object ?a - agent) (and (objectType ?o <object>) (holds ?a ?o))))""",
+            Goal("look_at_obj_in_light", ""),
+        ),
+        (
+            _placed(f"(cleanable ?o) {_TYPED} (isClean ?o) (inReceptacle ?o ?r)"),
+            Goal("pick_clean_then_place_in_recep", "", trait=Trait.CLEAN, ability=Ability.CLEANABLE),
+        ),
+        (
+            _placed(f"(heatable ?o) {_TYPED} (isHot ?o) (inReceptacle ?o ?r)"),
+            Goal("pick_heat_then_place_in_recep", "", trait=Trait.HOT, ability=Ability.HEATABLE),
+        ),
+        (
+            _placed(f"(coolable ?o) {_TYPED} (isCool ?o) (inReceptacle ?o ?r)"),
+            Goal("pick_cool_then_place_in_recep", "", trait=Trait.COOL, ability=Ability.COOLABLE),
+        ),
+        (
+            """(and (exists (?r - receptacle) (exists (?o1 - object)
+                 (and (objectType ?o1 <object>) (receptacleType ?r <receptacle>) (inReceptacle ?o1 ?r)
+                      (exists (?o2 - object)
+                          (and (not (= ?o1 ?o2)) (objectType ?o2 <object'>)
+                               (receptacleType ?r <receptacle'>) (inReceptacle ?o2 ?r)))))))""",
+            Goal("pick_two_obj_and_place", "", count=2),
+        ),
+    )
+)
+"""The six shapes that a goal has, each with what is the same in all goals of that shape."""
+
+
+def parse_goal(text: str) -> Goal:
+    """Reads what follows `(:goal` in a problem; a shape that is none of the six is refused."""
+    plain = " ".join(_words(text))
+    for shape, goal in _GOALS:
+        match = shape.match(plain)
+        if match:
+            found = match.groupdict("")
+            return replace(
+                goal,
+                object_type=found["object"],
+                receptacle_type=found.get("receptacle", ""),
+                lamp_type=found.get("lamp", ""),
+            )
+    raise InputError(f"the goal is none of the six shapes that the engine knows: (:goal {plain[:200]}")

@@ -1,0 +1,252 @@
+"""Which rules and which wording a game file carries: read once per distinct text, refused by name when unknown.
+
+A game file holds its planning domain and its text grammar in full. All published ones (alfworld 0.2 to 0.5) are the
+same but for a handful of parts. So both are taken apart (`parts.py`), each part is compared with that of the bundled
+files, which the engine plays, and the handful that may differ is the game's wording: how an object is put down, what
+one arrives at, whether there is `help`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from hgpo_envs.alfworld.engine.grammar_parts import bundled, domain_parts, grammar_parts
+from hgpo_envs.caching import bounded_cache
+from hgpo_envs.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HELP: Final = """\
+Available commands:
+  look:                             look around your current location
+  inventory:                        check your current inventory
+  go to (receptacle):               move to a receptacle
+  open (receptacle):                open a receptacle
+  close (receptacle):               close a receptacle
+  take (object) from (receptacle):  take an object from a receptacle
+  move (object) to (receptacle):  place an object in or on a receptacle
+  examine (something):              examine a receptacle or an object
+  use (object):                     use an object
+  heat (object) with (receptacle):  heat an object using a receptacle
+  clean (object) with (receptacle): clean an object using a receptacle
+  cool (object) with (receptacle):  cool an object using a receptacle
+  slice (object) with (object):     slice an object using a sharp object
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The wording of a game.
+
+    Attributes:
+        name: `move` or `put`, after the command that puts an object down.
+        put: Format of that command, from `object` and `receptacle`.
+        puts: Format of what is shown after it.
+        arrives_at_location: Arriving names the location ("loc 12") and not the receptacle.
+        help: What `help` shows; None where there is no such command.
+    """
+
+    name: str
+    put: str
+    puts: str
+    arrives_at_location: bool
+    help: str | None
+
+
+MOVE: Final = Grammar(
+    "move", "move {object} to {receptacle}", "You move the {object} to the {receptacle}.", False, HELP
+)
+"""The wording of alfworld 0.4 and later."""
+PUT: Final = Grammar(
+    "put", "put {object} in/on {receptacle}", "You put the {object} in/on the {receptacle}.", True, None
+)
+"""The wording of the first release (json_2.1.1)."""
+GRAMMARS: Final = {grammar.name: grammar for grammar in (MOVE, PUT)}
+
+_TASK = re.compile(r'("rhs"\s*:\s*"Your task is to: )([^";|<>\[\]#{}\\\n\t]*)(")')
+
+
+def split_task(grammar: str) -> tuple[str, str]:
+    """Takes the task sentence out of a grammar text.
+
+    Returns:
+        The text with an empty task, and the task: what follows "Your task is to: ", full stop included.
+
+    >>> split_task('{"rhs": "Your task is to: put a mug in shelf."}')
+    ('{"rhs": "Your task is to: "}', 'put a mug in shelf.')
+    """
+    match = _TASK.search(grammar)
+    if match is None:
+        raise InputError('no task in the grammar: expected one rule "Your task is to: …" of plain words')
+    return grammar[: match.start(2)] + grammar[match.end(2) :], match[2]
+
+
+def join_task(grammar: str, task: str) -> str:
+    """Puts a task into a grammar text without one; undoes `split_task`."""
+    match = _TASK.search(grammar)
+    if match is None:
+        raise InputError('no place for a task in the grammar: expected one rule "Your task is to: …"')
+    return grammar[: match.start(2)] + task + grammar[match.end(2) :]
+
+
+_PUT_COMMANDS: Final = {
+    "move {o} to {r}": MOVE.put,
+    "put {o} in/on {r}": PUT.put,
+}
+_PUT_FEEDBACK: Final = {
+    "You move the {o.name} to the {r.name}.": MOVE.puts,
+    "You put the {o.name} in/on the {r.name}.": PUT.puts,
+}
+_ARRIVALS: Final = {
+    "You arrive at {r.name}. #examineReceptacle.feedback#": False,
+    "You arrive at {lend.name}. #examineReceptacle.feedback#": True,
+}
+
+
+_WORDING: Final = frozenset(
+    {
+        "action PutObject template",
+        "PutObject.feedback",
+        "GotoLocation.feedback",
+        "action help template",
+        "action help feedback",
+        "help.feedback",
+    }
+)
+"""The parts of a grammar that make its wording."""
+_UNUSED: Final = re.compile(r"ReceptacleObject|overview_|overview\(o, r\)|notImplemented")
+"""Parts of a grammar for actions that no domain has, and rules that no other part uses."""
+
+
+@cache
+def _known() -> tuple[dict[str, str], dict[str, str]]:
+    """The parts of a domain and of a grammar that must be as the engine plays them."""
+    domain, grammar = bundled()
+    actions, parts = domain_parts(domain), grammar_parts(split_task(grammar)[0])
+    return (
+        {name: part for name, part in actions.items() if name == "types" or name.startswith("action")},
+        {name: part for name, part in parts.items() if name not in _WORDING and not _UNUSED.search(name)},
+    )
+
+
+def _recognise(domain: str, grammar: str) -> Grammar:
+    """The wording of a game, from its domain and its grammar without a task (`split_task`).
+
+    Raises:
+        InputError: A part of either is not as the engine plays it; the line names it.
+    """
+    bundled_domain, bundled_grammar = bundled()
+    if domain == bundled_domain and grammar == split_task(bundled_grammar)[0]:
+        return MOVE  # as most games have it, to the letter
+    actions, parts = domain_parts(domain), grammar_parts(grammar)
+    has_help = "action help" in actions
+    known_actions, known_parts = _known()
+    _compare("domain", actions, {k: v for k, v in known_actions.items() if has_help or k != "action help"})
+    _compare("grammar", parts, known_parts)
+    choices = (
+        ("action PutObject template", _PUT_COMMANDS.get(parts.get("action PutObject template", ""))),
+        ("PutObject.feedback", _PUT_FEEDBACK.get(_plain_rule(parts, "PutObject.feedback"))),
+        ("GotoLocation.feedback", _ARRIVALS.get(_plain_rule(parts, "GotoLocation.feedback"))),
+        ("help", not has_help or _helps(parts) or None),
+    )
+    wrong = [name for name, choice in choices if choice is None]
+    if wrong:
+        raise _unknown("grammar", wrong)
+    (_, put), (_, puts), (_, arrives), _ = choices
+    return Grammar(str(put).split()[0], str(put), str(puts), bool(arrives), HELP if has_help else None)
+
+
+recognise = bounded_cache(_recognise, 64, 1 << 19, lambda _, domain, grammar: len(domain) + len(grammar))
+"""`_recognise`, which is called for every game and has few different texts to read."""
+
+
+def _plain_rule(parts: Mapping[str, str], name: str) -> str:
+    """The text of a rule that has one alternative without a condition; empty for any other."""
+    rule = json.loads(parts.get(name, "[]"))
+    plain = len(rule) == 1 and set(rule[0]) == {"rhs"}
+    return str(rule[0]["rhs"]) if plain else ""
+
+
+def _helps(parts: Mapping[str, str]) -> bool:
+    """Whether `help` says what every published grammar makes it say: as a rule, or in the action itself."""
+    feedback = parts.get("action help feedback", "")
+    shown = _plain_rule(parts, "help.feedback") if feedback == "#help.feedback#" else feedback
+    return parts.get("action help template") == "help" and shown == f"\n{HELP}"
+
+
+def _compare(kind: str, parts: Mapping[str, str], known: Mapping[str, str]) -> None:
+    wrong = [name for name, expected in known.items() if parts.get(name) != expected]
+    wrong += [name for name in parts if name.startswith("action") and kind == "domain" and name not in known]
+    if wrong:
+        raise _unknown(kind, wrong)
+
+
+def _unknown(kind: str, wrong: list[str]) -> InputError:
+    named = ", ".join(repr(name) for name in wrong[:4])
+    return InputError(
+        f"unknown {kind}: {named}{' and more' if len(wrong) > 4 else ''} not as the native engine plays it (it knows "
+        f"what alfworld 0.2 to 0.5 install); backend='original' plays any {kind}"
+    )
+
+
+_HELP_ACTION: Final = "(:action help :parameters (?a - agent) :precondition () :effect (and (checked ?a)))"
+_HELP_FEEDBACK: Final = json.dumps({"help.feedback": [{"rhs": f"\n{HELP}"}]})
+_HELP_TEXT: Final = (
+    f'\naction help {{ template :: "help"; feedback :: "#help.feedback#"; grammar :: """{_HELP_FEEDBACK}"""; }}\n'
+)
+_REWORDED: Final = (
+    ("move {o} to {r}", "put {o} in/on {r}"),
+    ("You move the {o.name} to the {r.name}.", "You put the {o.name} in/on the {r.name}."),
+    ("You arrive at {r.name}. #", "You arrive at {lend.name}. #"),
+)
+"""What a grammar text says in the `move` and in the `put` wording."""
+
+
+def convert(file: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A game file in another wording; the game stays the same.
+
+    Args:
+        file: The JSON object of a game file.
+        name: `move` or `put`.
+
+    Raises:
+        InputError: There is no such wording, or the file's own is not known.
+    """
+    if name not in GRAMMARS:
+        raise InputError(unknown("grammar", name, GRAMMARS))
+    domain, grammar = file["pddl_domain"], file["grammar"]
+    wording, _ = split_task(grammar)
+    if recognise(domain, wording).name != name:
+        domain, grammar = _to_move(domain, grammar) if name == "move" else _to_put(domain, grammar)
+    converted = {**file, "pddl_domain": domain, "grammar": grammar}
+    if file.get("walkthrough"):
+        converted["walkthrough"] = [_reword(command, name) for command in file["walkthrough"]]
+    return converted
+
+
+def _to_move(domain: str, grammar: str) -> tuple[str, str]:
+    for move, put in _REWORDED:
+        grammar = grammar.replace(put, move)
+    if "action help" not in domain_parts(domain):
+        head, _, tail = domain.rpartition(")")
+        domain, grammar = f"{head}{_HELP_ACTION}){tail}", grammar + _HELP_TEXT
+    return domain, grammar
+
+
+def _to_put(domain: str, grammar: str) -> tuple[str, str]:
+    for move, put in _REWORDED:
+        grammar = grammar.replace(move, put)
+    domain = re.sub(r"\(:action help\b.*?\(checked \?a\)\s*\)\s*\)", "", domain, flags=re.DOTALL)
+    return domain, re.sub(r"\naction help \{(?:[^\n]+\}|.*?\n\})(?=\s|$)", "", grammar, flags=re.DOTALL)
+
+
+def _reword(command: str, name: str) -> str:
+    pattern, words = (
+        (r"put (.+) in/on (.+)", r"move \1 to \2") if name == "move" else (r"move (.+) to (.+)", r"put \1 in/on \2")
+    )
+    return re.sub(f"^{pattern}$", words, command)

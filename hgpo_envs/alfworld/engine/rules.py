@@ -1,0 +1,146 @@
+"""What each rule changes and what it says: one function a rule, of the game, its world and the two things named.
+
+Source: the effects of alfworld's `alfred.pddl` and the feedback of its `alfred.twl2`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from hgpo_envs.alfworld.engine import observations
+from hgpo_envs.alfworld.engine.state import NOTHING, GameState, Trait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hgpo_envs.alfworld.engine.game import Game
+
+    Rule = Callable[[Game, GameState, int, int], str]
+
+# plain integers: flags are slow to combine
+_CLEAN, _HOT, _COOL, _SLICED, _TOGGLED = (trait.value for trait in Trait)
+
+
+def _look(game: Game, game_state: GameState, _first: int, _second: int) -> str:
+    return observations.look(game, game_state)
+
+
+def _inventory(game: Game, game_state: GameState, _first: int, _second: int) -> str:
+    return observations.inventory(game, game_state)
+
+
+def _help(game: Game, _world: GameState, _first: int, _second: int) -> str:
+    return game.grammar.help or ""
+
+
+def _go(game: Game, game_state: GameState, r: int, _second: int) -> str:
+    game_state.location = game.places[r]
+    names = game.location_names if game.grammar.arrives_at_location else None
+    name = names[game_state.location] if names else game.receptacle_names[r]
+    return f"You arrive at {name}. {observations.receptacle(game, game_state, r)}"
+
+
+def _open(game: Game, game_state: GameState, r: int, _second: int) -> str:
+    game_state.opened[r] = True
+    return f"You open the {game.receptacle_names[r]}. {observations.receptacle(game, game_state, r)}"
+
+
+def _close(game: Game, game_state: GameState, r: int, _second: int) -> str:
+    game_state.opened[r] = False
+    return f"You close the {game.receptacle_names[r]}."
+
+
+def _inspect(game: Game, game_state: GameState, r: int, _second: int) -> str:
+    return observations.receptacle(game, game_state, r)
+
+
+def _examine(game: Game, game_state: GameState, o: int, _second: int) -> str:
+    return observations.thing(game, game_state, o)
+
+
+def _take(game: Game, game_state: GameState, o: int, r: int) -> str:
+    game_state.contents[r] = tuple(other for other in game_state.contents[r] if other != o)
+    game_state.emptied.add((o, r))
+    game_state.held = o
+    game_state.spots[o] -= {game_state.location}
+    return f"You pick up the {game.object_names[o]} from the {game.receptacle_names[r]}."
+
+
+def _put(game: Game, game_state: GameState, o: int, r: int) -> str:
+    game_state.contents[r] = tuple(sorted({*game_state.contents[r], o}))
+    game_state.emptied.discard((o, r))
+    game_state.held = NOTHING
+    game_state.spots[o] |= {game_state.location}
+    return game.grammar.puts.format(object=game.object_names[o], receptacle=game.receptacle_names[r])
+
+
+def _clean(game: Game, game_state: GameState, o: int, r: int) -> str:
+    game_state.traits[o] |= _CLEAN
+    return f"You clean the {game.object_names[o]} using the {game.receptacle_names[r]}."
+
+
+def _heat(game: Game, game_state: GameState, o: int, r: int) -> str:
+    game_state.traits[o] = game_state.traits[o] & ~_COOL | _HOT
+    return f"You heat the {game.object_names[o]} using the {game.receptacle_names[r]}."
+
+
+def _cool(game: Game, game_state: GameState, o: int, r: int) -> str:
+    game_state.traits[o] = game_state.traits[o] & ~_HOT | _COOL
+    return f"You cool the {game.object_names[o]} using the {game.receptacle_names[r]}."
+
+
+def _use(game: Game, game_state: GameState, o: int, _second: int) -> str:
+    game_state.traits[o] |= _TOGGLED  # never off again
+    return f"You turn on the {game.object_names[o]}."
+
+
+def _slice(game: Game, game_state: GameState, o: int, knife: int) -> str:
+    game_state.traits[o] |= _SLICED
+    return f"You sliced the {game.object_names[o]} with the {game.object_names[knife]}."
+
+
+RULES: Final[dict[str, Rule]] = {
+    "look": _look,
+    "inventory": _inventory,
+    "help": _help,
+    "go": _go,
+    "open": _open,
+    "close": _close,
+    "inspect": _inspect,
+    "examine": _examine,
+    "take": _take,
+    "put": _put,
+    "clean": _clean,
+    "heat": _heat,
+    "cool": _cool,
+    "use": _use,
+    "slice": _slice,
+}
+"""Every rule by its verb. `inspect` is the command `examine` for a receptacle."""
+
+
+SEEING: Final = frozenset({"look", "inventory", "help", "inspect", "examine"})
+"""Verbs that change nothing."""
+_DECIDES_PLACE: Final = frozenset({"put", "clean", "heat", "cool"})
+_DECIDES_LIGHT: Final = frozenset({"go", "take", "use"})
+
+
+def deciding(game: Game) -> frozenset[str]:
+    """The verbs after which the goal may newly hold."""
+    return _DECIDES_LIGHT if game.goal.lamp_type else _DECIDES_PLACE
+
+
+def won(game: Game, game_state: GameState) -> bool:
+    """Whether the goal holds."""
+    goal, traits = game.goal, game_state.traits
+    if goal.lamp_type:
+        return game_state.held in game.wanted and any(
+            o in game.lamps and traits[o] & _TOGGLED
+            for r in game.receptacles_at[game_state.location]
+            for o in game_state.contents[r]
+        )
+    for r in game.targets:
+        ready = [o for o in game_state.contents[r] if o in game.wanted and traits[o] & goal.trait == goal.trait]
+        if len(ready) >= goal.count:
+            return True
+    return False

@@ -1,0 +1,197 @@
+"""`expert`: sees the whole state of a game and plays a shortest plan of a plain kind.
+
+It plans anew at every step, so it may take over from any player at any time. A plan fetches the objects that the goal
+still lacks one after the other; of all objects, places and lamps it takes the combination with the fewest commands.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import TYPE_CHECKING, Final
+
+from hgpo_envs.alfworld.engine import ALFWorldEngine
+from hgpo_envs.alfworld.engine.game import STATIONS, Ability
+from hgpo_envs.alfworld.engine.state import NOTHING, Trait
+from hgpo_envs.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hgpo_envs.alfworld.engine.game import Game
+    from hgpo_envs.alfworld.engine.state import GameState
+    from hgpo_envs.engine import Engine, State, Task
+
+TREATMENTS: Final = {
+    Trait.CLEAN: ("clean", Ability.CLEANABLE),
+    Trait.HOT: ("heat", Ability.HEATABLE),
+    Trait.COOL: ("cool", Ability.COOLABLE),
+}
+
+
+class ExpertPlayer:
+    """Solves any solvable game from any state, by looking into the engine (`hgpo_envs.players.Player`)."""
+
+    def __init__(self) -> None:
+        self._engine: ALFWorldEngine | None = None
+
+    def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
+        """Begins a game; needs the native engine that plays it."""
+        del task, state
+        if not isinstance(engine, ALFWorldEngine):
+            raise InputError("the ALFWorld expert looks into the native engine; play it with backend='native'")
+        self._engine = engine
+
+    def act(self, state: State) -> str:
+        """The first command of a shortest plan; `look` where there is none."""
+        assert self._engine is not None, "act before reset"
+        plan = find_plan(self._engine.game, self._engine.game_state)
+        return plan[0] if plan and plan[0] in state.actions else "look"
+
+
+def find_plan(game: Game, game_state: GameState) -> list[str] | None:
+    """The commands that win from here; None if there is no way (what nothing takes is in the hand)."""
+    plans = _light_plans(game, game_state) if game.goal.lamp_type else _place_plans(game, game_state)
+    return min(plans, key=lambda plan: (len(plan), plan), default=None)
+
+
+class _Plan:
+    """Commands under way: where the agent would be, what it would hold and have opened.
+
+    Attributes:
+        stuck: What is held cannot be put down anywhere: nothing in the room takes such things.
+    """
+
+    def __init__(self, game: Game, game_state: GameState) -> None:
+        self.game = game
+        self.stuck = False
+        self.commands: list[str] = []
+        self.location = game_state.location
+        self.held = game_state.held
+        self.opened = {r for r, is_open in enumerate(game_state.opened) if is_open}
+
+    def reach(self, r: int) -> None:
+        if self.game.places[r] != self.location:
+            self.commands.append(f"go to {self.game.receptacle_names[r]}")
+            self.location = self.game.places[r]
+
+    def access(self, r: int) -> None:
+        self.reach(r)
+        if self.game.openable[r] and r not in self.opened:
+            self.commands.append(f"open {self.game.receptacle_names[r]}")
+            self.opened.add(r)
+
+    def put(self, r: int) -> None:
+        self.access(r)
+        names = self.game.object_names[self.held], self.game.receptacle_names[r]
+        self.commands.append(self.game.grammar.put.format(object=names[0], receptacle=names[1]))
+        self.held = NOTHING
+
+    def take(self, o: int, r: int) -> None:
+        if self.held not in (NOTHING, o):
+            self._lay_down()
+        if self.held == NOTHING:
+            self.access(r)
+            self.commands.append(f"take {self.game.object_names[o]} from {self.game.receptacle_names[r]}")
+            self.held = o
+
+    def treat(self, verb: str, station: int) -> None:
+        self.reach(station)
+        names = self.game.object_names[self.held], self.game.receptacle_names[station]
+        self.commands.append(f"{verb} {names[0]} with {names[1]}")
+
+    def use(self, lamp: int, r: int, *, on: bool) -> None:
+        self.reach(r)
+        if not on:
+            self.commands.append(f"use {self.game.object_names[lamp]}")
+
+    def _lay_down(self) -> None:
+        """Puts what is held where that takes the fewest commands."""
+        kind = self.game.object_types[self.held]
+
+        def cost(r: int) -> tuple[int, int]:
+            closed = self.game.openable[r] and r not in self.opened
+            return (self.game.places[r] != self.location) + closed, r
+
+        taker = min((r for r in _receptacles(self.game) if kind in self.game.accepts[r]), key=cost, default=None)
+        if taker is None:
+            self.stuck = True
+        else:
+            self.put(taker)
+
+
+def _receptacles(game: Game, kind: str | None = None) -> Iterator[int]:
+    """The receptacles that can be reached, of one kind or all."""
+    for r, place in enumerate(game.places):
+        if place != NOTHING and kind in (None, game.receptacle_types[r]):
+            yield r
+
+
+def _candidates(game: Game, game_state: GameState, ability: int) -> Iterator[tuple[int, int]]:
+    """Objects of the goal's kind, each with a receptacle to take it from (or `NOTHING` for the one in the hand)."""
+    if game_state.held != NOTHING and _fits(game, game_state.held, ability):
+        yield game_state.held, NOTHING
+    for r in _receptacles(game):
+        for o in game_state.contents[r]:
+            if o != game_state.held and _fits(game, o, ability) and game.abilities[o] & Ability.PICKUPABLE:
+                yield o, r
+
+
+def _fits(game: Game, o: int, ability: int) -> bool:
+    return game.object_types[o] == game.goal.object_type and game.abilities[o] & ability == ability
+
+
+def _place_plans(game: Game, game_state: GameState) -> Iterator[list[str]]:
+    """Plans that bring as many objects as are lacking to one receptacle of the goal's kind."""
+    goal = game.goal
+    verb, ability = TREATMENTS.get(Trait(goal.trait), ("", Ability(0)))
+    stations = [r for r in _receptacles(game) if verb and STATIONS.get(game.receptacle_types[r]) == ability]
+    candidates = list(_candidates(game, game_state, goal.ability))
+    for target in _receptacles(game, goal.receptacle_type):
+        if goal.object_type not in game.accepts[target]:
+            continue
+        done = {
+            o for o in game_state.contents[target] if _fits(game, o, goal.ability) and _treated(game, game_state, o)
+        }
+        lacking = [(o, r) for o, r in candidates if o not in done]
+        for chosen in permutations(lacking, max(0, goal.count - len(done))):
+            if len({o for o, _ in chosen}) < len(chosen) or any(r == NOTHING for _, r in chosen[1:]):
+                continue  # one thing twice, or what is in the hand not first
+            for station in stations or [NOTHING]:
+                if verb and station == NOTHING and not all(_treated(game, game_state, o) for o, _ in chosen):
+                    continue
+                plan = _fetch(game, game_state, chosen, target, verb, station)
+                if not plan.stuck:
+                    yield plan.commands
+
+
+def _treated(game: Game, game_state: GameState, o: int) -> bool:
+    return game_state.traits[o] & game.goal.trait == game.goal.trait
+
+
+def _fetch(
+    game: Game, game_state: GameState, chosen: Iterable[tuple[int, int]], target: int, verb: str, station: int
+) -> _Plan:
+    plan = _Plan(game, game_state)
+    for o, r in chosen:
+        plan.take(o, r)
+        if verb and not _treated(game, game_state, o):
+            plan.treat(verb, station)
+        plan.put(target)
+    return plan
+
+
+def _light_plans(game: Game, game_state: GameState) -> Iterator[list[str]]:
+    """Plans that hold an object of the goal's kind beside a lamp that is on."""
+    lamps = [
+        (o, r)
+        for r in _receptacles(game)
+        for o in game_state.contents[r]
+        if game.object_types[o] == game.goal.lamp_type and game.abilities[o] & Ability.TOGGLEABLE
+    ]
+    for o, r in _candidates(game, game_state, 0):
+        for lamp, stand in lamps:
+            plan = _Plan(game, game_state)
+            plan.take(o, r)
+            plan.use(lamp, stand, on=bool(game_state.traits[lamp] & Trait.TOGGLED))
+            if not plan.stuck:
+                yield plan.commands

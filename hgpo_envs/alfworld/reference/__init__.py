@@ -1,0 +1,1 @@
+"""The original ALFWorld, for comparison."""

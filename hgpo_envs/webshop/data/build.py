@@ -1,0 +1,282 @@
+"""Builds a catalogue from the official raw files, in one streaming pass and a merge of the index.
+
+The original loads everything into memory, about 10 GB in every process. Here products pass through; what is kept of
+them until the end is small, and the attribute file is held packed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+
+from hgpo_envs.atomic import new_folder
+from hgpo_envs.errors import InputError
+from hgpo_envs.untrusted_files import writing
+from hgpo_envs.webshop.catalogue import Catalogue, products
+from hgpo_envs.webshop.catalogue.catalogue import FORMAT, MANIFEST, is_catalogue
+from hgpo_envs.webshop.catalogue.nouns import noun_finder
+from hgpo_envs.webshop.data.raw_files import entries, records
+from hgpo_envs.webshop.engine.goals import MOST_GOALS, keep_goals
+from hgpo_envs.webshop.records import LabelWriter, RecordWriter, write_records
+from hgpo_envs.webshop.search.index_writer import IndexWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from hgpo_envs.webshop.catalogue.nouns import Nouns
+
+    Progress = Callable[[str, int, int], None]
+    """Told the stage's name, how much is done and how much there is."""
+
+BATCH_ROWS: Final = 4096
+"""Products whose titles are looked at together: a tagger is faster so."""
+
+BATCH_CHARACTERS: Final = 1 << 25
+
+LONGEST_HUMAN: Final = 1 << 28
+"""Characters of the file of human instructions, which is held; the official one has a few million."""
+
+
+def build(
+    items: Path,
+    attributes: Path,
+    human: Path,
+    out: Path,
+    *,
+    nouns: str | Path | None = None,
+    num_products: int | None = None,
+    skip_unusable: bool = False,
+    compress: bool = False,
+    replace: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Builds a catalogue folder; it appears complete or not at all.
+
+    Args:
+        items: `items_shuffle.json` (or `items_shuffle_1000.json`), gzipped or not.
+        attributes: `items_ins_v2.json` (or `items_ins_v2_1000.json`).
+        human: `items_human_ins.json`.
+        out: The folder to make.
+        nouns: A file of recorded nouns, "spacy", "stand-in", or None: spaCy if it is installed, else the stand-in.
+        num_products: Cut after so many records, before anything is skipped, as the original does.
+        skip_unusable: Pass over records at which the original stops (a price without `$`, a missing field) and count
+            them, where otherwise the build stops with a line that names the first.
+        compress: Whether products and instructions are gzipped, for small catalogues: they cannot be mapped then, and
+            every process holds them in its own memory.
+        replace: Whether a catalogue that exists already may be replaced. A folder that holds anything else is not.
+        progress: Told how far it is.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        InputError: A file cannot be read or used; the line says where and which record. Nothing is left behind.
+    """
+    report_progress = progress or (lambda *_: None)
+    _refuse_input_in(out, items, attributes, human, *([] if nouns is None else [Path(nouns)]))
+    with writing(out), new_folder(out, replace=is_catalogue if replace else None) as folder:
+        known = _packed_attributes(attributes, report_progress)
+        told = entries(human, _share(report_progress, "human instructions", human), most=LONGEST_HUMAN)
+        instructions = dict(told)
+        maker = _Maker(folder, known, instructions, noun_finder(nouns), compress=compress)
+        share = _share(report_progress, "products", items)
+        for number, record in records(items, share):
+            if number == num_products:
+                break
+            try:
+                maker.take(record)
+            except InputError as error:
+                asin = record.get("asin")
+                line = f"{items}, record {number:,} ({asin if isinstance(asin, str) else 'without asin'}): {error}"
+                if not skip_unusable:
+                    raise InputError(f"{line}; mend it, or skip such records (--skip-unusable)") from None
+                maker.unusable(line)
+        manifest = maker.finish(report_progress)
+        keep_goals(Catalogue(folder, manifest))
+        manifest["num_products"] = num_products
+        manifest["sources"] = {path.name: digest(path) for path in (items, attributes, human)}
+        return _seal(folder, manifest)
+
+
+def _refuse_input_in(out: Path, *inputs: Path) -> None:
+    for path in inputs:
+        if path.exists() and path.resolve().is_relative_to(out.resolve()):
+            raise InputError(f"{path} is read and lies in {out}, which is to be replaced; choose another folder")
+
+
+def _share(report_progress: Progress, stage: str, path: Path) -> Callable[[int], None]:
+    total, done = path.stat().st_size if path.exists() else 0, 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        report_progress(stage, done, total)
+
+    return advance
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _packed_attributes(path: Path, report_progress: Progress) -> dict[str, bytes]:
+    """The attribute file by identifier, each entry checked and packed: a tenth of the memory of Python objects."""
+    known = {}
+    for asin, entry in entries(path, _share(report_progress, "attributes", path)):
+        try:
+            # copied, for what orjson returns holds on to far more memory than it fills
+            known[asin] = bytes(memoryview(orjson.dumps(products.attribute_entry(entry))))
+        except InputError as error:
+            raise InputError(f"{path}, entry {asin!r}: {error}") from None
+    return known
+
+
+class _Maker:
+    """Takes records in order and writes what is observed of them, a batch at a time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        known: Mapping[str, bytes],
+        human: Mapping[str, Any],
+        nouns: Nouns,
+        *,
+        compress: bool,
+    ) -> None:
+        self.folder, self.known, self.human, self.nouns = folder, known, human, nouns
+        self.compress = compress
+        self.seen: dict[str, None] = {}
+        self.skipped = {"nan or long asin": 0, "duplicate asin": 0, "unusable": 0}
+        self.first_unusable: str | None = None
+        self.rows: list[dict[str, Any]] = []
+        self.size = 0
+        self.people: list[dict[str, Any]] = []
+        self.price: list[tuple[float, float]] = []
+        self.combinations: list[int] = []
+        self.instructed: list[int] = []
+        self.categories, self.queries = LabelWriter(), LabelWriter()
+        self.products = RecordWriter(folder, "products", compress=compress)
+        self.index = IndexWriter(folder / "index")
+
+    def unusable(self, line: str) -> None:
+        self.skipped["unusable"] += 1
+        self.first_unusable = self.first_unusable or line
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        if products.is_skipped(record):
+            self.skipped["nan or long asin"] += 1
+            return
+        asin = products.text(record, "asin")
+        if asin in self.seen:
+            self.skipped["duplicate asin"] += 1
+            return
+        row = self._row(asin, record)
+        people = list(self._people(asin))
+        combinations = math.prod(len(values) for values in row["options"].values())
+        if combinations > MOST_GOALS:
+            raise InputError(f"its options can be chosen in {float(min(combinations, 10**300)):.0e} ways")
+        self.seen[asin] = None
+        number = len(self.price)
+        self.people += [{"product": number, **person} for person in people]
+        self.price.append((row["prices"] + (math.nan,))[:2])
+        self.combinations.append(combinations)
+        if row["instruction"] is not None:
+            self.instructed.append(number)
+        self.categories.add(row["category"])
+        self.queries.add(row["query"])
+        self.rows.append(row)
+        self.index.add(products.indexed_text(row["title"], row["description"], row["bullet_points"], row["options"]))
+        self.size += len(row["description"]) + sum(map(len, row["bullet_points"]))
+        if len(self.rows) >= BATCH_ROWS or self.size >= BATCH_CHARACTERS:
+            self.flush()
+
+    def _row(self, asin: str, record: Mapping[str, Any]) -> dict[str, Any]:
+        packed = self.known.get(asin)
+        found, said, own = orjson.loads(packed) if packed else (products.NO_ATTRIBUTES, None, None)
+        return {
+            "asin": asin,
+            "title": products.text(record, "name"),
+            "description": products.text(record, "full_description"),
+            "bullet_points": products.bullet_points(record.get("small_description")),
+            "prices": products.prices(record.get("pricing")),
+            "options": products.options(record.get("customization_options")),
+            "attributes": found,
+            "category": products.text(record, "category"),
+            "query": products.text(record, "query").lower().strip(),
+            "product_category": products.text(record, "product_category"),
+            "instruction": said,
+            "instruction_attributes": own,
+            "listed": packed is not None,
+        }
+
+    def _people(self, asin: str) -> Iterator[dict[str, Any]]:
+        told = self.human.get(asin, [])
+        if not isinstance(told, list):
+            raise InputError(f"its human instructions are no list but {told!r:.40}")
+        for entry in told:
+            try:
+                yield {
+                    "instruction": products.text(entry, "instruction"),
+                    "attributes": products.texts(entry.get("instruction_attributes"), "instruction_attributes"),
+                    "options": products.texts(entry.get("instruction_options"), "instruction_options"),
+                }
+            except (InputError, AttributeError) as error:
+                raise InputError(f"its human instruction cannot be used: {error}") from None
+
+    def flush(self) -> None:
+        """Writes the rows gathered."""
+        for row, found in zip(self.rows, self.nouns.of([row["title"] for row in self.rows]), strict=True):
+            row["nouns"] = found
+            # a list, for as keys of an object every name would be a column to those who read tables
+            row["options"] = [{"name": name, "values": values} for name, values in row["options"].items()]
+            self.products.write(row)
+        self.rows, self.size = [], 0
+
+    def finish(self, report_progress: Progress) -> dict[str, Any]:
+        self.flush()
+        self.products.close()
+        self.categories.save(self.folder, "categories")
+        self.queries.save(self.folder, "queries")
+        write_records(self.folder, "human", self.people, compress=self.compress)
+        counts = [(person["product"], len(person["attributes"])) for person in self.people]
+        asins = np.array([asin.encode() for asin in self.seen], dtype=np.bytes_)
+        order = np.argsort(asins, kind="stable").astype(np.int32)
+        arrays = {
+            "human.counts": np.array(counts, np.int32).reshape(-1, 2),
+            "asins": asins[order],
+            "order": order,
+            "prices": np.array(self.price, np.float64).reshape(-1, 2),
+            "combinations": np.array(self.combinations, np.int64),
+            "instructed": np.array(self.instructed, np.int32),
+        }
+        for name, array in arrays.items():
+            np.save(self.folder / f"{name}.npy", array)
+        ranks = np.empty_like(order)
+        ranks[order] = np.arange(len(order), dtype=np.int32)
+        self.index.finish(ranks, lambda done, total: report_progress("search index", done, total))
+        return {
+            "format": FORMAT,
+            "products": len(self.seen),
+            "human_instructions": len(self.people),
+            "synthetic_instructions": len(self.instructed),
+            "nouns": self.nouns.name,
+            "skipped": self.skipped,
+            "first_unusable": self.first_unusable,
+        }
+
+
+def _seal(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Writes the manifest: every file with its size and digest, and the id that follows from them."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    manifest["files"] = {path.relative_to(folder).as_posix(): [path.stat().st_size, digest(path)] for path in paths}
+    content = orjson.dumps([manifest["format"], manifest["nouns"], manifest["files"]])
+    manifest["id"] = hashlib.sha256(content).hexdigest()[:16]
+    (folder / MANIFEST).write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
+    return manifest

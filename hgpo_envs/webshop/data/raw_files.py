@@ -1,0 +1,198 @@
+"""The official raw files, read as a stream: `items_shuffle.json`, `items_ins_v2.json`, `items_human_ins.json`.
+
+The item file is one JSON array of up to 5 GB. It is decoded piece by piece with the standard library's decoder, the
+one that the original loads it with: the JSON it takes (NaN, lone surrogates) is therefore the same. Files may be
+gzipped.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.untrusted_files import GZIP, open_regular, unpacked_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+PIECE: Final = 1 << 22
+"""Characters read at a time."""
+
+LONGEST: Final = 1 << 24
+"""Characters in the longest record that is believed; what is longer has lost its end."""
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+
+
+class _Stream:
+    """Decodes one JSON value after another from a file that is longer than memory."""
+
+    def __init__(self, path: Path, advance: Callable[[int], None] | None) -> None:
+        self.path = path
+        self.text = ""
+        self.at = 0
+        self.passed = 0  # characters of the file before `text`
+        self.ended = False
+        self.advance = advance
+        self.record = "before the first record"
+        raw = open_regular(path, "file of WebShop's official data")
+        packed = raw.read(len(GZIP)) == GZIP
+        self.allowed = unpacked_limit(raw.seek(0, io.SEEK_END)) if packed else None
+        raw.seek(0)
+        self.raw = raw
+        self.source = gzip.GzipFile(fileobj=raw) if packed else raw
+        self.pending = b""
+
+    def fault(self, what: str, at: int) -> InputError:
+        return InputError(
+            f"{self.path}: {what} at character {self.passed + at:,} ({self.record}); "
+            "the file is damaged or cut short: fetch it again"
+        )
+
+    def more(self) -> bool:
+        """Reads another piece; False at the end of the file."""
+        if self.ended:
+            return False
+        before = self.raw.tell()
+        try:
+            piece = self.source.read(PIECE)
+        except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+            raise InputError(
+                f"{self.path}: cannot be read to its end ({error}; {self.record}); fetch it again"
+            ) from None
+        if self.allowed is not None:
+            self.allowed -= len(piece)
+            if self.allowed < 0:
+                raise InputError(f"{self.path}: unpacks to far more than its size; this is no data of ours")
+        if self.advance:
+            self.advance(self.raw.tell() - before)
+        self.ended = not piece
+        data = self.pending + piece
+        try:
+            text, used = data.decode("utf-8"), len(data)
+        except UnicodeDecodeError as error:
+            if self.ended or len(data) - error.start >= 4:
+                raise self.fault("not UTF-8", len(self.text) + len(data[: error.start].decode("utf-8"))) from None
+            text, used = data[: error.start].decode("utf-8"), error.start
+        self.pending = data[used:]
+        self.passed += self.at
+        self.text, self.at = self.text[self.at :] + text, 0
+        return not self.ended
+
+    def peek(self) -> str:
+        """The next character that is not white space, '' at the end."""
+        while True:
+            match = _SPACE.match(self.text, self.at)
+            assert match
+            self.at = match.end()
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if not self.more():
+                return ""
+
+    def take(self, wanted: str) -> str:
+        """Passes one of the characters wanted."""
+        found = self.peek()
+        if not found or found not in wanted:
+            shown = f"{found!r}" if found else "the end of the file"
+            raise self.fault(f"expected {' or '.join(repr(c) for c in wanted)}, found {shown}", self.at)
+        self.at += 1
+        return found
+
+    def value(self) -> Any:  # noqa: ANN401 - JSON
+        """Decodes the next value."""
+        self.peek()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self.text, self.at)
+            except json.JSONDecodeError as error:
+                # an unfinished value fails at the end of what was read, or in the string that the end cuts
+                unfinished = error.msg.startswith(("Unterminated", "Invalid \\u")) or error.pos >= len(self.text) - 16
+                if unfinished and len(self.text) - self.at < LONGEST and self.more():
+                    continue
+                raise self.fault(error.msg, error.pos) from None
+            except (RecursionError, ValueError) as error:  # nested too deeply; an integer of too many digits
+                raise self.fault(str(error).split(";")[0], self.at) from None
+            # a number, or a word, at the end of a piece may go on in the next
+            if end < len(self.text) or not self.more():
+                self.at = end
+                return value
+
+    def close(self) -> None:
+        self.source.close()
+        self.raw.close()
+
+
+_DECODER: Final = json.JSONDecoder()
+
+
+def records(path: Path, advance: Callable[[int], None] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSON array, one at a time, with their positions from 0.
+
+    Args:
+        path: The file, gzipped or not.
+        advance: Told how many bytes of the file were read, for a progress bar.
+
+    Raises:
+        InputError: The file is not there, not UTF-8, not a JSON array of objects, or ends early: where, which record.
+    """
+    stream = _Stream(path, advance)
+    try:
+        stream.take("[")
+        number = 0
+        mark = "," if stream.peek() != "]" else stream.take("]")
+        while mark == ",":
+            stream.record = f"record {number:,}"
+            value = stream.value()
+            if not isinstance(value, dict):
+                raise stream.fault(f"expected an object, found {type(value).__name__}", stream.at)
+            yield number, value
+            number += 1
+            mark = stream.take(",]")
+        _at_end(stream, number)
+    finally:
+        stream.close()
+
+
+def entries(
+    path: Path, advance: Callable[[int], None] | None = None, *, most: int | None = None
+) -> Iterator[tuple[str, Any]]:
+    """The names and values of a JSON object, one at a time; arguments and errors as for `records`.
+
+    Args:
+        path: As for `records`.
+        advance: As for `records`.
+        most: The most characters that such a file can have, where all of it is to be held.
+    """
+    stream = _Stream(path, advance)
+    try:
+        stream.take("{")
+        number = 0
+        mark = "," if stream.peek() != "}" else stream.take("}")
+        while mark == ",":
+            stream.record = f"entry {number:,}"
+            name = stream.value()
+            if not isinstance(name, str):
+                raise stream.fault(f"expected a name, found {type(name).__name__}", stream.at)
+            stream.record = f"entry {number:,}, {name!r}"
+            stream.take(":")
+            yield name, stream.value()
+            if most is not None and stream.passed + stream.at > most:
+                raise InputError(f"{path} has more than {most:,} characters, which no such file has")
+            number += 1
+            mark = stream.take(",}")
+        _at_end(stream, number)
+    finally:
+        stream.close()
+
+
+def _at_end(stream: _Stream, number: int) -> None:
+    stream.record = f"after {number:,} records"
+    if stream.peek():
+        raise stream.fault("expected the end of the file, found more", stream.at)

@@ -1,0 +1,176 @@
+"""The goals of a WebShop catalogue as tasks, and the engines that play them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args, overload
+
+from hgpo_envs.engine import Task
+from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.webshop.bundled import bundled_folder
+from hgpo_envs.webshop.catalogue import Catalogue
+from hgpo_envs.webshop.catalogue.catalogue import MANIFEST
+from hgpo_envs.webshop.engine import WebShopEngine
+from hgpo_envs.webshop.engine.engine import AfterDone, ObservationMode, Quirks, RewardScale
+from hgpo_envs.webshop.engine.goals import checked_seed, split_ranges
+from hgpo_envs.webshop.engine.reward import OptionColours
+from hgpo_envs.webshop.engine.shop import Shop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from hgpo_envs.webshop.engine.goals import GoalKind
+
+KEPT_SHOPS: Final = 4
+"""Catalogues with their goals that a process keeps open for further sources of the same arguments."""
+
+
+class TaskIds(Sequence[str]):
+    """Consecutive goal indices as task ids; no list of them is held."""
+
+    def __init__(self, places: range) -> None:
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        return TaskIds(self._places[index]) if isinstance(index, slice) else str(self._places[index])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as a list
+
+
+class WebShopSource:
+    """The tasks of one catalogue.
+
+    A task's id is its goal's index in the original's shuffled order, as text.
+
+    Args:
+        data: A built catalogue; None is the bundled one.
+        goals: `synthetic` (an instruction with every choice of options) or `human`.
+        observation_mode: `text` or `text_rich`.
+        show_attributes: Whether item pages have the tab `Attributes`.
+        price_seed: Seeds what the original leaves unseeded: ranged prices, then price bounds.
+        shuffle_seed: Seeds the goals' order. verl-agent's worker i has `price_seed = shuffle_seed = seed + i // group`,
+            so that each shops by a list of its own; here all share one unless told otherwise.
+        quirks: `option_colours`, `magic_queries`, `random_query_seed`, `after_done`, `reward_scale`: the original's
+            oddities, see `hgpo_envs.webshop.engine.engine.Quirks`.
+
+    Raises:
+        InputError: No catalogue is there, it has no such goals, or an argument is not known.
+    """
+
+    name: str = "WebShop"
+
+    def __init__(
+        self,
+        data: str | Path | None = None,
+        goals: GoalKind = "synthetic",
+        observation_mode: ObservationMode = "text",
+        show_attributes: bool = False,
+        price_seed: int = 0,
+        shuffle_seed: int = 233,
+        **quirks: str | bool | int,
+    ) -> None:
+        _one_of("observation_mode", observation_mode, get_args(ObservationMode))
+        self._arguments = (data, goals, observation_mode, show_attributes, price_seed, shuffle_seed), quirks
+        self.shop: Final = open_shop(data, goals, price_seed, shuffle_seed)
+        self.observation_mode: Final = observation_mode
+        self.show_attributes: Final = show_attributes
+        self.quirks: Final = checked_quirks(quirks)
+        self.splits: Final = split_ranges(len(self.shop.goals))
+        catalogue = self.shop.catalogue
+        self._versions = {
+            "catalogue": catalogue.id,
+            "nouns": catalogue.nouns,
+            "goals": f"{goals}, prices {price_seed}, order {shuffle_seed}",
+            "pages": observation_mode + (" with attributes" if show_attributes else ""),
+        }
+        if self.quirks != Quirks():
+            changed = asdict(self.quirks).items() - asdict(Quirks()).items()
+            self._versions["oddities"] = ", ".join(f"{name}={value}" for name, value in sorted(changed))
+
+    def __reduce__(self) -> tuple[Callable[..., WebShopSource], tuple[object, ...]]:
+        """Another process opens the catalogue anew."""
+        return _reopen, self._arguments
+
+    def ids(self, split: str) -> Sequence[str]:
+        """The task ids of `train`, `eval`, `test`, or of `all`, in the goals' order.
+
+        Raises:
+            InputError: There is no such split.
+        """
+        if split == "all":
+            return TaskIds(range(len(self.shop.goals)))
+        _one_of("split", split, ("train", "eval", "test", "all"))
+        return TaskIds(self.splits[split])
+
+    def task(self, task_id: str | int) -> Task:
+        """A goal as a task; its type is the category of the goal's product. Raises KeyError where there is none."""
+        goal = self.shop.goal(task_id)
+        split = next(name for name, places in self.splits.items() if goal.index in places)
+        return Task(str(goal.index), split, goal.instruction, goal.product.category, self._versions)
+
+    def engine(self) -> WebShopEngine:
+        """A new engine over this catalogue."""
+        return WebShopEngine(self.shop, self.observation_mode, self.show_attributes, self.quirks)
+
+    def weighted_id(self, seed: int) -> str:
+        """The task that the original draws by weight, after `random.seed(seed)` and a reset without a session."""
+        return str(self.shop.goals.draw(seed))
+
+
+def _reopen(arguments: tuple[Any, ...], quirks: Mapping[str, Any]) -> WebShopSource:
+    return WebShopSource(*arguments, **quirks)
+
+
+def open_shop(
+    data: str | Path | None, goals: GoalKind = "synthetic", price_seed: int = 0, shuffle_seed: int = 233
+) -> Shop:
+    """A catalogue with its goals; the same arguments share one, as long as the catalogue is the same."""
+    price_seed, shuffle_seed = checked_seed("price_seed", price_seed), checked_seed("shuffle_seed", shuffle_seed)
+    if data is None:
+        data = bundled_folder()
+    folder = Path(data)
+    manifest = folder / MANIFEST
+    stamp = manifest.stat().st_mtime_ns if manifest.is_file() else 0
+    return _open_shop(folder, stamp, goals, price_seed, shuffle_seed)
+
+
+@lru_cache(KEPT_SHOPS)  # every shop is mapped files and arrays of at most `MOST_GOALS`, whatever the arguments
+def _open_shop(folder: Path, stamp: int, goals: GoalKind, price_seed: int, shuffle_seed: int) -> Shop:
+    del stamp  # only tells a rebuilt catalogue from the one before
+    return Shop(Catalogue.open(folder), goals, price_seed, shuffle_seed)
+
+
+def checked_quirks(given: Mapping[str, Any]) -> Quirks:
+    """The oddities that were named. Raises InputError for an unknown name or value."""
+    known: dict[str, Collection[object]] = {
+        "option_colours": get_args(OptionColours),
+        "magic_queries": (True, False),
+        "random_query_seed": (),
+        "after_done": get_args(AfterDone),
+        "reward_scale": get_args(RewardScale),
+    }
+    for name, value in given.items():
+        _one_of("WebShop argument", name, known)
+        if known[name]:
+            _one_of(name, value, known[name])
+        elif isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"{name}: expected an integer, got {value!r}")
+    return Quirks(**given)
+
+
+def _one_of(kind: str, value: object, known: Collection[object]) -> None:
+    if value not in known:
+        raise InputError(unknown(kind, value, map(str, known)))

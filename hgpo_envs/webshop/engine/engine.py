@@ -1,0 +1,300 @@
+"""The shop's rules: what a search or a click does, from page to page.
+
+The original's behaviour is kept as it can be observed, oddities included: a search works on every page; the kind of
+page is found by looking for its name in an address that holds the query too; an unknown magic query raises, leaves
+the page as it was and the session half changed. `Quirks` has a switch for each that gets in the way of training.
+
+Source: WebShop's `web_agent_site/envs/web_agent_text_env.py` (`WebAgentTextEnv.step`, `SimServer.receive`).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from hgpo_envs.engine import State
+from hgpo_envs.webshop.engine import pages
+from hgpo_envs.webshop.engine.reward import reward
+
+if TYPE_CHECKING:
+    from hgpo_envs.webshop.catalogue.products import Product
+    from hgpo_envs.webshop.engine.goals import Goal
+    from hgpo_envs.webshop.engine.pages import Node, Page
+    from hgpo_envs.webshop.engine.reward import OptionColours, Reward
+    from hgpo_envs.webshop.engine.shop import Selection, Shop
+
+ObservationMode = Literal["text", "text_rich"]
+AfterDone = Literal["continue", "freeze"]
+RewardScale = Literal["score", "success"]
+
+_ADDRESS: Final = "http://127.0.0.1:3000"
+_PAGE_NAMES: Final = ("search_results", "item_page", "item_sub_page", "done")
+_TABS: Final = {tab.lower(): tab for tab in pages.SUB_PAGES}
+_SUCCESS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Quirks:
+    """The original's oddities that may harm training; the defaults are the original's.
+
+    Attributes:
+        option_colours: `original` compares a chosen value, reduced to its colour, with a synthetic goal's unreduced
+            pair, so that some right choices never count; `both` treats both sides alike.
+        magic_queries: Whether a query that begins with `<r>`, `<a>`, `<c>` or `<q>` is a command (random products,
+            a category's, a query's) or words like any other.
+        random_query_seed: Seeds what `<r>` finds, anew for each task; the original draws it from Python's global
+            generator, in whatever state that is.
+        after_done: Whether a search leads out of the last page (`continue`), or nothing does (`freeze`).
+        reward_scale: The score itself, or verl-agent's 10 for a score of 1 and 0 for any other (`success`).
+    """
+
+    option_colours: OptionColours = "original"
+    magic_queries: bool = True
+    random_query_seed: int = 77
+    after_done: AfterDone = "continue"
+    reward_scale: RewardScale = "score"
+
+
+@dataclass(slots=True)
+class _Session:
+    """What the shop remembers of a shopper."""
+
+    goal: Goal
+    url: str
+    page: Page
+    keywords: list[str] = field(default_factory=list)
+    number: int = 0
+    asin: str | None = None
+    options: dict[str, str] = field(default_factory=dict)
+    visited: set[str] = field(default_factory=set)
+    chance: random.Random | None = None
+    purchase: Reward | None = None
+
+
+class _OriginalError(Exception):
+    """The original raises here; the message is its error's."""
+
+
+class WebShopEngine:
+    """Plays goals of one shop. Cheap to make: products, goals and results are the shop's.
+
+    Args:
+        shop: The catalogue, goals and pages to play with.
+        observation_mode: `text` or `text_rich`, the original's two text observations.
+        show_attributes: Whether item pages have the tab `Attributes`.
+        quirks: Which of the original's oddities to keep.
+    """
+
+    def __init__(
+        self,
+        shop: Shop,
+        observation_mode: ObservationMode = "text",
+        show_attributes: bool = False,
+        quirks: Quirks | None = None,
+    ) -> None:
+        self.shop: Final = shop
+        self.observation_mode: Final = observation_mode
+        self.show_attributes: Final = show_attributes
+        self.quirks: Final = quirks or Quirks()
+        self._session: _Session | None = None
+        self._clickables: dict[str, Node] = {}
+        self._view: State | None = None
+        self._task = ""
+
+    @property
+    def goal(self) -> Goal:
+        """The goal that is being played."""
+        return self._started().goal
+
+    def start(self, task_id: str | int) -> State:
+        """Begins a task at the search page.
+
+        Args:
+            task_id: The goal's index in the shuffled order, as text or number.
+
+        Raises:
+            KeyError: There is no such goal.
+        """
+        goal = self.shop.goal(task_id)
+        page = pages.index_page(goal.instruction)
+        self._session = _Session(goal, f"{_ADDRESS}/{goal.index}", page)
+        self._task = pages.task_part(pages.text_observation(page.nodes))
+        self._look()
+        return self._state(valid=True)
+
+    def act(self, command: str) -> State:
+        """Carries out `search[words]` or `click[what is listed]`; anything else changes nothing."""
+        session = self._started()
+        if session.purchase and self.quirks.after_done == "freeze":
+            return replace(self._state(valid=False), terminated=True)
+        name, argument = pages.parse_action(command)
+        before, error, bought = session.page, None, False
+        try:
+            if name == "search" and argument:
+                self._search(argument.split(" "), 1)
+            elif name == "click" and argument in self._clickables and argument != "search":
+                bought = self._click(argument)
+            else:
+                return self._state(valid=False)
+        except _OriginalError as raised:
+            error = str(raised)
+        if session.page is not before:
+            self._look()
+        return self._state(valid=error is None, bought=bought, error=error)
+
+    # What actions do
+
+    def _search(self, keywords: list[str], number: int) -> None:
+        session = self._started()
+        session.keywords, session.number, session.asin, session.options = keywords, number, None, {}
+        found = self._found(keywords)
+        size = pages.PAGE_SIZE
+        products = [self.shop.product(int(row)) for row in found[(number - 1) * size : number * size]]
+        session.url = f"{_ADDRESS}/search_results/{session.goal.index}/{'+'.join(keywords)}/{number}"
+        session.page = pages.results_page(session.goal.instruction, number, len(found), products)
+
+    def rank(self, product: int, query: str) -> int | None:
+        """Where `search[query]` lists a product, from 0; None if it does not. For experts.
+
+        Only to be asked for queries at which the original does not raise.
+        """
+        places = np.flatnonzero(np.asarray(self._found(query.split(" "))) == product)
+        return int(places[0]) if len(places) else None
+
+    def _found(self, keywords: list[str]) -> Selection:
+        magic = keywords[0] if self.quirks.magic_queries else ""
+        if magic == "<r>":
+            return self._random_products()
+        if magic == "<a>":
+            raise _OriginalError("TypeError: 'NoneType' object is not subscriptable")
+        if magic == "<c>":
+            if len(keywords) == 1:
+                raise _OriginalError("IndexError: list index out of range")
+            return self.shop.products_where("category", keywords[1].strip())
+        if magic == "<q>":
+            return self.shop.products_where("query", " ".join(keywords[1:]).strip())
+        return self.shop.search(" ".join(keywords))
+
+    def _random_products(self) -> Selection:
+        session = self._started()
+        session.chance = session.chance or random.Random(self.quirks.random_query_seed)
+        try:
+            return tuple(session.chance.sample(range(len(self.shop.catalogue)), 50))
+        except ValueError as error:
+            raise _OriginalError(f"ValueError: {error}") from None
+
+    def _click(self, name: str) -> bool:
+        """Follows a click; True if it bought something."""
+        session = self._started()
+        if name == pages.BUY.lower():
+            self._buy()
+            return True
+        if name == pages.BACK.lower():
+            self._back_to_search()
+        elif name == pages.NEXT.lower() and self._place() == "search_results":
+            self._search(session.keywords, session.number + 1)
+        elif name == pages.PREVIOUS.lower() and self._place() == "search_results":
+            self._search(session.keywords, session.number - 1)
+        elif name == pages.PREVIOUS.lower() and self._place() == "item_page":
+            self._search(session.keywords, session.number)
+        elif name in _TABS:
+            self._open_tab(_TABS[name])
+        else:
+            self._open_item(name)
+        return False
+
+    def _place(self) -> str:
+        """The kind of page, as the original tells it: the first name that is found anywhere in the address."""
+        url = self._started().url
+        return next((kind for kind in _PAGE_NAMES if kind in url), "")
+
+    def _back_to_search(self) -> None:
+        session = self._started()
+        session.keywords, session.asin, session.options, session.visited = [], None, {}, set()
+        session.url = f"{_ADDRESS}/{session.goal.index}"
+        session.page = pages.index_page(session.goal.instruction)
+
+    def _open_item(self, name: str) -> None:
+        """A click on a product, on an option's value, or back from a tab: all lead to the item's page."""
+        session = self._started()
+        node = self._clickables[name]
+        if node.kind == "product":
+            session.asin = name.upper()
+            session.visited.add(session.asin)
+        elif node.kind == "option":
+            session.options[node.option.lower()] = name
+        product = self._product()
+        session.url = f"{self._item_address('item_page')}/{json.dumps(session.options)}"
+        body = self.shop.item_nodes(product.index, self.show_attributes)
+        session.page = pages.item_page(session.goal.instruction, body)
+
+    def _open_tab(self, tab: str) -> None:
+        session = self._started()
+        product = self._product()
+        session.url = f"{self._item_address('item_sub_page')}/{tab}/{session.options}"
+        session.page = pages.sub_page(session.goal.instruction, product, tab)
+
+    def _buy(self) -> None:
+        session = self._started()
+        product = self._product()
+        price = self.shop.price(product.index)
+        session.purchase = reward(product, session.goal, price, session.options, self.quirks.option_colours)
+        session.url = f"{_ADDRESS}/done/{session.goal.index}/{product.asin}/{session.options}"
+        session.page = pages.done_page(product.asin, session.options, session.purchase.score)
+
+    def _product(self) -> Product:
+        """The product that the shopper looks at."""
+        asin = self._started().asin
+        try:
+            return self.shop.product(self.shop.catalogue.index_of(asin or ""))
+        except KeyError:
+            raise _OriginalError(f"KeyError: {asin!r}") from None
+
+    def _item_address(self, kind: str) -> str:
+        session = self._started()
+        return f"{_ADDRESS}/{kind}/{session.goal.index}/{session.asin}/{'+'.join(session.keywords)}/{session.number}"
+
+    # What is shown
+
+    def _look(self) -> None:
+        """Reads the page that was just opened: what it shows, and what can be done there."""
+        session = self._started()
+        page = session.page
+        self._clickables = pages.clickables(page)
+        if self.observation_mode == "text":
+            text = pages.text_observation(page.nodes)
+            state = pages.state_text(text, self._task)
+        else:
+            text = pages.text_rich_observation(page.nodes, session.url, session.visited)
+            state = pages.rich_state_text(text, session.goal.instruction)
+        names = list(self._clickables)
+        info = {
+            "page": text,
+            "available_actions": {"has_search_bar": page.search_bar, "clickables": names},
+            "page_type": page.name,
+            "url": session.url,
+        }
+        actions = pages.action_list(page.search_bar, names)
+        self._view = State(state, actions, valid=True, terminated=False, won=False, reward=0.0, score=0.0, info=info)
+
+    def _state(self, *, valid: bool, bought: bool = False, error: str | None = None) -> State:
+        session, view = self._started(), self._view
+        assert view
+        score = session.purchase.score if session.purchase else 0.0
+        info: dict[str, Any] = dict(view.info)
+        if bought and session.purchase:
+            info |= session.purchase.parts()
+        if error:
+            info["error"] = error
+        won = score == 1.0
+        gain = 0.0 if not bought else (_SUCCESS if won else 0.0) if self.quirks.reward_scale == "success" else score
+        return State(view.text, view.actions, valid, bought, won, gain, score, info)
+
+    def _started(self) -> _Session:
+        if self._session is None:
+            raise RuntimeError("no task has been started: call start first")
+        return self._session

@@ -1,0 +1,85 @@
+"""What all engines of a process share: a catalogue, its goals, and the parts of pages and results once made.
+
+Everything that is kept is bounded, so that memory does not grow with the number of environments or episodes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from hgpo_envs.caching import bounded_cache
+from hgpo_envs.errors import InputError, UnknownTask
+from hgpo_envs.webshop.catalogue.catalogue import LONGEST_QUERY
+from hgpo_envs.webshop.engine import pages
+from hgpo_envs.webshop.engine.goals import Goal, GoalKind, GoalSet
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hgpo_envs.webshop.catalogue import Catalogue
+    from hgpo_envs.webshop.catalogue.products import Product
+    from hgpo_envs.webshop.engine.pages import Node
+
+Selection: TypeAlias = "tuple[int, ...] | NDArray[np.int64]"
+"""Products by their places in the catalogue."""
+
+KEPT_ITEMS: Final = 512
+LONGEST_ITEM: Final = 1 << 16
+"""Characters on the longest item page that is kept."""
+KEPT_SELECTIONS: Final = 4
+
+
+class Shop:
+    """One catalogue with one set of goals and prices.
+
+    Args:
+        catalogue: The products.
+        goals: The kind of goals.
+        price_seed: Seeds ranged prices and price bounds.
+        shuffle_seed: Seeds the goals' order.
+    """
+
+    def __init__(
+        self, catalogue: Catalogue, goals: GoalKind = "synthetic", price_seed: int = 0, shuffle_seed: int = 233
+    ) -> None:
+        self.catalogue: Final = catalogue
+        self.goals: Final = GoalSet(catalogue, goals, price_seed, shuffle_seed)
+        self.item_nodes = bounded_cache(
+            self._item_nodes, KEPT_ITEMS, LONGEST_ITEM, lambda nodes, *_: sum(len(node.text) for node in nodes)
+        )
+        self.products_where = bounded_cache(
+            self._products_where, KEPT_SELECTIONS, LONGEST_QUERY, lambda _, __, value: len(value)
+        )
+
+    def goal(self, task_id: str | int) -> Goal:
+        """The goal with this task id. Raises UnknownTask if there is none."""
+        try:
+            index = int(task_id) if not isinstance(task_id, bool) else -1
+            if str(index) == str(task_id):
+                return self.goals.goal(index)
+        except InputError:  # the catalogue is damaged
+            raise
+        except (TypeError, ValueError, IndexError):
+            pass
+        last = len(self.goals) - 1
+        raise UnknownTask(f"no task {task_id!r:.40}: a WebShop task is a goal's index, '0' to '{last}'")
+
+    def product(self, index: int) -> Product:
+        """A product by its place in the catalogue."""
+        return self.catalogue.product(index)
+
+    def price(self, index: int) -> float:
+        """A product's price in this shop; one drawn within the range that its page shows."""
+        return float(self.goals.prices[index])
+
+    def search(self, query: str) -> Selection:
+        """The products that a query finds, best first."""
+        return self.catalogue.search(query)
+
+    def _item_nodes(self, index: int, show_attributes: bool) -> tuple[Node, ...]:
+        return pages.item_nodes(self.product(index), show_attributes=show_attributes)
+
+    def _products_where(self, field: Literal["category", "query"], value: str) -> Selection:
+        text = value.encode("utf-8", "replace").decode()  # a lone surrogate, which is in no product, asks for none
+        return self.catalogue.in_category(text) if field == "category" else self.catalogue.with_query(text)

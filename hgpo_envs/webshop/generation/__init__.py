@@ -1,0 +1,1 @@
+"""Synthetic WebShop products and instructions, in the official raw formats."""

@@ -1,0 +1,409 @@
+"""Synthetic catalogues in the official raw formats, oddities included: the same seed gives the same bytes.
+
+Products are of real kinds with attributes, options and prices that instructions ask for, under invented brands. Each
+product has a random generator of its own, so that the first products of a larger catalogue are those of a smaller one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from hgpo_envs.atomic import new_folder
+from hgpo_envs.errors import InputError
+from hgpo_envs.untrusted_files import parse_json, read_bytes, writing
+from hgpo_envs.webshop.engine.reward import first_colour
+from hgpo_envs.webshop.generation.vocabulary import (
+    DESCRIBING,
+    FIRST_POINT,
+    MOODS,
+    OPTIONS,
+    POINTS,
+    PRODUCT_KINDS,
+    SENTENCES,
+    STYLES,
+    SYLLABLES,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from hgpo_envs.webshop.generation.vocabulary import ProductKind
+
+FILES: Final = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
+
+NOTE: Final = "hgpo-source.json"
+MADE_BY: Final = "hgpo data synth webshop"
+
+HUMAN_INSTRUCTIONS: Final = 12_000
+"""About as many instructions by people as the official file has, where the catalogue is large enough."""
+
+_RARE_WORDS: Final = 300_000
+_IDENTIFIERS: Final = 36**8
+_PLURAL: Final = "s"
+
+
+def write_synthetic(
+    out: Path,
+    products: int,
+    seed: int,
+    *,
+    quirks: bool = True,
+    text: float = 1.0,
+    people: float | None = None,
+    replace: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Writes `items_shuffle.json`, `items_ins_v2.json` and `items_human_ins.json` into a new folder.
+
+    Args:
+        out: The folder; it appears complete or not at all. A note in it says that it was generated (`NOTE`).
+        products: How many records; a few are skipped by the loader when there are oddities.
+        seed: The same seed and arguments give the same bytes.
+        quirks: Whether some records have what the official files have: values that look like colours, no price,
+            ranges, unit prices, a lone text for the features, no options, identifiers `nan`, too long or repeated,
+            markup, other scripts, odd spacing.
+        text: Length of descriptions and features, 1 being about that of the official files.
+        people: Human-style instructions a product, on average; None spreads `HUMAN_INSTRUCTIONS` over the catalogue,
+            at most one for two products.
+        replace: Whether generated files that exist already may be replaced. A folder that holds anything else is not.
+        progress: Told how many products are written, now and then.
+
+    Raises:
+        InputError: A number is out of range, the folder exists already, or the disk is full.
+    """
+    if not 0 < products < _IDENTIFIERS:
+        raise InputError(f"products must be from 1 to {_IDENTIFIERS - 1:,}, not {products}")
+    rate = min(0.5, HUMAN_INSTRUCTIONS / products) if people is None else people
+    report_progress = progress or (lambda _: None)
+    with writing(out), new_folder(out, replace=is_generated if replace else None) as folder:
+        (folder / NOTE).write_bytes(orjson.dumps({"made_by": MADE_BY, "products": products, "seed": seed}))
+        files = [(folder / name).open("wb") for name in FILES]
+        try:
+            items, attributes, human = files
+            items.write(b"[")
+            attributes.write(b"{")
+            human.write(b"{")
+            entries = 0
+            for number in range(products):
+                product = SyntheticProduct(seed, number, quirks=quirks, text=text)
+                items.write((b", " if number else b"") + orjson.dumps(product.record))
+                if product.is_listed:
+                    attributes.write((b", " if entries else b"") + _entry(product.asin, product.attribute_entry()))
+                    told = product.human_entries(rate)
+                    if told:
+                        human.write((b", " if human.tell() > 1 else b"") + _entry(product.asin, told))
+                    entries += 1
+                if not number % 1000:
+                    report_progress(number)
+            items.write(b"]")
+            attributes.write(b"}")
+            human.write(b"}")
+        finally:
+            for file in files:
+                file.close()
+    report_progress(products)
+
+
+def is_generated(folder: Path) -> bool:
+    """Whether a folder holds what `write_synthetic` made and nothing else."""
+    try:
+        note = parse_json(read_bytes(folder / NOTE, 1 << 16))
+    except InputError:
+        return False
+    ours = isinstance(note, dict) and note.get("made_by") == MADE_BY
+    return ours and {path.name for path in folder.iterdir()} <= {NOTE, *FILES}
+
+
+def _entry(asin: str, value: object) -> bytes:
+    return orjson.dumps(asin) + b": " + orjson.dumps(value)
+
+
+def identifier(number: int) -> str:
+    """A product's asin: different for every number.
+
+    >>> len({identifier(number) for number in range(1000)}), len(identifier(7))
+    (1000, 10)
+    """
+    value, digits = number * 1_234_567_890_121 % _IDENTIFIERS, ""
+    for _ in range(8):
+        value, digit = divmod(value, 36)
+        digits += "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"[digit]
+    return "B0" + digits[::-1]
+
+
+def rare_word(rank: int) -> str:
+    """An invented word for a rank in frequency; frequent ones are short."""
+    word, rest = "", rank + len(SYLLABLES)
+    while rest:
+        rest, syllable = divmod(rest, len(SYLLABLES))
+        word = SYLLABLES[syllable] + word
+    return (word if len(word) > 3 else word + word).capitalize()
+
+
+def plain_values(option: str) -> tuple[str, ...]:
+    """An option's values without those in which the original's reward sees a colour.
+
+    A synthetic goal that asks for one of those cannot be met in full
+    (`hgpo_envs.webshop.engine.reward.wanted_options`).
+
+    >>> "Standard" in OPTIONS["style"][1], "Standard" in plain_values("style")
+    (True, False)
+    """
+    return tuple(
+        value for value in OPTIONS[option][1] if option == "color" or first_colour(value.lower()) == value.lower()
+    )
+
+
+def _identifier_quirk(seed: int, number: int) -> str | None:
+    """What is odd about a product's identifier, if anything."""
+    chance = random.Random(seed << 40 | number | 1 << 104).random()
+    if chance < 0.001:
+        return "nan"
+    if chance < 0.002:
+        return "long"
+    return "repeated" if chance < 0.006 and number else None
+
+
+class SyntheticProduct:
+    """One synthetic product and what is asked about it."""
+
+    def __init__(self, seed: int, number: int, *, quirks: bool, text: float) -> None:
+        self.random = random.Random(seed << 40 | number)
+        self.kind: ProductKind = self.pick(PRODUCT_KINDS)
+        self.asin = identifier(number)
+        self.is_listed = True
+        self.brand = self.rare()
+        self.name = self.pick(self.kind.names)
+        self.material = self.pick(self.kind.materials)
+        self.attributes = self.some(self.kind.attributes, 2, 5)
+        self.known = {
+            "brand": self.brand,
+            "name": self.name,
+            "material": self.material,
+            "Material": self.material.capitalize(),
+        }
+        self.choices = self._choices(quirks)
+        self.record = self._record(text)
+        if quirks:
+            self._make_odd(seed, number)
+
+    def pick(self, choices: Sequence[Any]) -> Any:  # noqa: ANN401 - an element of whatever is given
+        """One of the choices."""
+        return choices[int(self.random.random() * len(choices))]
+
+    def some(self, choices: Sequence[str], least: int, most: int) -> list[str]:
+        """From `least` to `most` of the choices, each once."""
+        return self.random.sample(choices, min(len(choices), self.random.randint(least, most)))
+
+    def chance(self, share: float) -> bool:
+        """Whether something of this probability happens."""
+        return self.random.random() < share
+
+    def rare(self) -> str:
+        """An invented word: the n-th in frequency comes about 1/n as often as the first."""
+        return rare_word(int(math.exp(self.random.random() * math.log(_RARE_WORDS))) - 1)
+
+    def model(self) -> str:
+        """An invented model number."""
+        letters = "ABCDEFGHKLMNPRSTVWXZ"
+        number = 100 + int(self.random.random() * 99900)
+        return f"{self.pick(letters)}{self.pick(letters)}-{number}{self.pick(('A', 'B', 'X', ''))}"
+
+    def _choices(self, quirks: bool) -> dict[str, list[str]]:
+        names = [name for name in self.kind.options if self.chance(0.85)]
+        values = {name: OPTIONS[name][1] if quirks else plain_values(name) for name in names}
+        return {OPTIONS[name][0]: self.some(values[name], 2, 8 if name == "color" else 5) for name in names}
+
+    def _title(self) -> str:
+        first, *others = [attribute.title() for attribute in self.attributes]
+        tail = self.pick(
+            (
+                f", {self.pick(others)}",
+                f" with {self.pick(others)}, {self.material.title()}",
+                f" - {self.material.title()}, {self.pick(MOODS).title()} {self.pick(STYLES)} Style",
+                f" ({self.model()})",
+                f" for {self.pick(('Home', 'Travel', 'Daily Use', 'Gifts', 'Men and Women'))}, {self.pick(others)}",
+            )
+        )
+        return f"{self.brand} {first} {self.name}{tail}"
+
+    def _filled(self, form: str) -> str:
+        """A sentence with its gaps filled; only what it asks for is drawn."""
+        attribute, other = self.random.sample(self.attributes, 2)
+        said = {"attribute": attribute, "Attribute": attribute.capitalize(), "other": other, **self.known}
+        return _GAP.sub(lambda gap: said.get(gap[1]) or str(_DRAWN[gap[1]](self)), form)
+
+    def _record(self, text: float) -> dict[str, Any]:
+        kind, number = self.kind, self.random.randint(10**8, 10**9)
+        sentences = self.random.sample(SENTENCES, max(1, min(len(SENTENCES), round(self.random.uniform(5, 13) * text))))
+        features = [FIRST_POINT, *self.random.sample(POINTS, max(1, min(len(POINTS), round(4 * text))))]
+        bullets = [self._filled(form) for form in features]
+        bullets += [f"{attribute.capitalize()} {self.name.lower()}" for attribute in self.attributes]
+        price = max(1.99, kind.price * math.exp(self.random.gauss(0, 0.55)))
+        rating = round(self.random.uniform(1, 5), 1)
+        return {
+            "name": self._title(),
+            "product_information": {"Item Weight": f"{rating} pounds", "ASIN": self.asin, "Manufacturer": self.brand},
+            "brand": f"Visit the {self.brand} Store",
+            "brand_url": f"https://www.amazon.com/stores/{self.brand}",
+            "full_description": " ".join(self._filled(sentence) for sentence in sentences),
+            "pricing": self._pricing(price),
+            "list_price": "",
+            "availability_quantity": None,
+            "availability_status": "In Stock.",
+            "images": [
+                f"https://m.media-amazon.com/images/I/{number + n}.jpg" for n in range(self.random.randint(1, 4))
+            ],
+            "product_category": kind.path,
+            "average_rating": rating,
+            "small_description": bullets,
+            "total_reviews": None,
+            "total_answered_questions": "",
+            "model": "",
+            "customization_options": {
+                label: [self._option(value) for value in values] for label, values in self.choices.items()
+            },
+            "seller_id": None,
+            "seller_name": self.brand,
+            "fulfilled_by_amazon": True,
+            "fast_track_message": "",
+            "aplus_present": False,
+            "small_description_old": bullets[0],
+            "asin": self.asin,
+            "category": kind.category,
+            "query": kind.query,
+            "page": self.random.randint(1, 7),
+        }
+
+    def _option(self, value: str) -> dict[str, Any]:
+        return {
+            "is_selected": False,
+            "url": f"https://www.amazon.com/dp/{self.asin}?psc=1",
+            "value": value,
+            "price_string": "",
+            "price": 0,
+            "image": None,
+        }
+
+    def _pricing(self, price: float) -> str:
+        if self.chance(0.12):
+            return f"${price:.2f} - ${price * self.random.uniform(1.1, 2.2):.2f}"
+        return f"${price:.2f}"
+
+    def _make_odd(self, seed: int, number: int) -> None:
+        """Gives a few records what real ones have."""
+        record, title = self.record, self.record["name"]
+        price = record["pricing"].split(" ")[0]
+        odd: list[tuple[float, str, Any]] = [
+            (0.06, "pricing", ""),
+            (0.01, "pricing", None),
+            (0.02, "pricing", f"{price} ({price} / Ounce)"),
+            (0.01, "pricing", f"{price} - $99.99 - $120.50"),
+            (0.002, "pricing", "$1,234.56"),
+            (0.02, "small_description", record["small_description"][0]),
+            (0.05, "customization_options", None),
+            (0.02, "customization_options", {"Color": None, **record["customization_options"]}),
+            (0.01, "name", f'{title} & <b>Sale</b> "{self.rare()}"'),
+            (0.01, "name", f"{title} ™ {self.pick(('日本製', 'Größe', 'Café', 'Ελληνικά', '½ Cup'))}"),
+            (0.005, "name", f"  {title}\t\n"),
+            (0.003, "name", f"{title}\x07\x1f"),
+            (0.02, "query", f" {record['query'].title()}  "),
+            (0.01, "full_description", ""),
+            (0.02, "full_description", f"<p>{record['full_description']}</p>\n<br/>"),
+            (0.2, "average_rating", None),
+        ]
+        for share, field, value in odd:
+            if self.chance(share):
+                record[field] = value
+        for values in (record["customization_options"] or {}).values():
+            for option in values or ():
+                if self.chance(0.02):
+                    option["value"] = self.pick((" {} ", "{}/Plus", '"{}"', "{}®", "#3 {}")).format(option["value"])
+        self._make_odd_identifier(seed, number)
+
+    def _make_odd_identifier(self, seed: int, number: int) -> None:
+        """Gives a few records an identifier that the loader passes over; the attribute file does not name them."""
+        fate = _identifier_quirk(seed, number)
+        if fate is None:
+            return
+        if fate in {"nan", "long"}:
+            self.record["asin"] = "nan" if fate == "nan" else self.asin + "X"
+        else:
+            earlier = self.random.randrange(number)
+            if _identifier_quirk(seed, earlier) is not None:
+                return
+            self.record["asin"] = identifier(earlier)
+        self.is_listed = False
+
+    def attribute_entry(self) -> dict[str, Any]:
+        """The product's entry in the attribute file, with its synthetic instruction."""
+        asked = self.some(self.attributes, 1, 3)
+        first, *others = asked
+        more = f" with {', and '.join(others)}" if others else ""
+        entry = {"attributes": self.attributes, "instruction": f"Find me {first} {self.kind.query}{more}"}
+        return {**entry, "instruction_attributes": asked}
+
+    def human_entries(self, rate: float) -> list[dict[str, Any]]:
+        """Instructions as people would write them, `rate` of them on average."""
+        count = int(rate) + self.chance(rate % 1)
+        return [self._human_entry() for _ in range(count)]
+
+    def _human_entry(self) -> dict[str, Any]:
+        asked = self.some(self.attributes, 1, 2)
+        choices = {label: self.pick(values) for label, values in self._offered().items() if self.chance(0.8)}
+        name = self.name.lower()
+        noun = name if name.endswith(_PLURAL) else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+        opening = self.pick(
+            ("i am looking for", "i need", "find me", "i would like to buy", "im shopping for", "i want")
+        )
+        is_so = [attribute for attribute in asked if attribute.split()[-1] in DESCRIBING]
+        has = [attribute for attribute in asked if attribute not in is_so]
+        verb = "are" if noun == name else "is"
+        said = [f"that {verb} {' and '.join(is_so)}"] * bool(is_so) + [f"with {' and '.join(has)}"] * bool(has)
+        wishes = [
+            self.pick(("{} {}", "the {} should be {}", "i prefer {} {}", "and {} {}")).format(label, value)
+            for label, value in itertools.islice(choices.items(), 3)
+        ]
+        return {
+            "asin": self.asin,
+            "instruction": ", ".join([" ".join([opening, noun, *said]), *wishes]).lower() + self.pick((".", "", ".")),
+            "attributes": asked,
+            "options": list(choices.values()),
+            "instruction_attributes": [] if self.chance(0.02) else asked,
+            "instruction_options": list(choices.values()),
+            "assignment_id": f"A{self.random.randint(10**11, 10**12)}",
+            "worker_id": f"W{self.random.randint(10**5, 10**6)}",
+        }
+
+    def _offered(self) -> Mapping[str, list[str]]:
+        """The options that are on the record, as pages show them."""
+        offered = self.record["customization_options"] or {}
+        return {
+            label.lower(): [option["value"].strip().replace("/", " | ").lower() for option in options]
+            for label, options in offered.items()
+            if options
+        }
+
+
+_GAP: Final = re.compile(r"\{(\w+)\}")
+_DRAWN: Final[dict[str, Callable[[SyntheticProduct], object]]] = {
+    "series": SyntheticProduct.rare,
+    "other_series": SyntheticProduct.rare,
+    "place": SyntheticProduct.rare,
+    "artist": SyntheticProduct.rare,
+    "mood": lambda product: product.pick(MOODS),
+    "style": lambda product: product.pick(STYLES),
+    "number": lambda product: round(product.random.uniform(1, 90), 1),
+    "count": lambda product: product.random.randint(2, 48),
+    "weight": lambda product: round(product.random.uniform(0.1, 40), 2),
+    "model": SyntheticProduct.model,
+    "earlier": SyntheticProduct.model,
+}
+"""What fills the other gaps of a sentence."""

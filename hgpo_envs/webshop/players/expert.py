@@ -1,0 +1,202 @@
+"""The expert: looks into the shop, finds the purchase with the best score, and goes straight there.
+
+It reaches a score of 1 on every goal that some purchase satisfies and that a search can lead to; for others it makes
+the best purchase it knows and says what stands in the way (`PurchasePlan.shortfall`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.webshop.engine import WebShopEngine, pages
+from hgpo_envs.webshop.engine.reward import first_colour, has_attribute, reward, same, type_match, wanted_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hgpo_envs.engine import Engine, State, Task
+    from hgpo_envs.webshop.catalogue.products import Product
+    from hgpo_envs.webshop.engine.goals import Goal
+
+EXAMINED: Final = 20_000
+"""Catalogues up to this size are looked through whole for another product that satisfies a goal."""
+
+_UNSAFE: Final = re.compile(r"[\[\]<>\s]+")  # what would end an action early, or begin a magic query
+_QUERY_WORDS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class PurchasePlan:
+    """What the expert does about a goal.
+
+    Attributes:
+        actions: From the search page to the purchase.
+        score: The score that it ends with.
+        shortfall: Why the score is below 1, or ''.
+    """
+
+    actions: tuple[str, ...]
+    score: float
+    shortfall: str
+
+
+class ExpertPlayer:
+    """Plays the plan of `plan_purchase`; needs the native engine at reset."""
+
+    def __init__(self) -> None:
+        self.plan = PurchasePlan((), 0.0, "")
+        self._rest: Iterator[str] = iter(())
+
+    def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
+        """Makes the plan for the task that the engine has started."""
+        del task, state
+        if not isinstance(engine, WebShopEngine):
+            raise InputError("WebShop's expert needs the native engine; explorer plays any")
+        self.plan = plan_purchase(engine)
+        self._rest = iter(self.plan.actions)
+
+    def act(self, state: State) -> str:
+        """The next action of the plan."""
+        del state
+        return next(self._rest, f"click[{pages.BACK.lower()}]")
+
+
+def plan_purchase(engine: WebShopEngine) -> PurchasePlan:
+    """The shortest way that the expert knows to the best purchase for the engine's goal."""
+    own = _purchase(engine, engine.goal.product)
+    if own.score == 1.0:
+        return own
+    whys = [own.shortfall]
+    for product in _others(engine):
+        other = _purchase(engine, product)
+        if other.score == 1.0:
+            return other
+    seen = "no other product" if len(engine.shop.catalogue) <= EXAMINED else "no similar product that was looked at"
+    return PurchasePlan(own.actions, own.score, f"{'; '.join(whys)}; {seen} satisfies the goal")
+
+
+def _purchase(engine: WebShopEngine, product: Product) -> PurchasePlan:
+    """The best way to buy a product: how to find it, and which options to choose."""
+    goal, shop = engine.goal, engine.shop
+    choices = best_choices(product, goal, engine)
+    chosen = {name: value for value, name in choices.items()}
+    path = _path(engine, product)
+    if path is None:
+        return PurchasePlan((), 0.0, f"no search leads to {product.asin}")
+    result = reward(product, goal, shop.price(product.index), chosen, engine.quirks.option_colours)
+    clicks = [product.asin.lower(), *choices, pages.BUY.lower()]
+    actions = (*path, *(f"click[{name}]" for name in clicks))
+    return PurchasePlan(actions, result.score, "" if result.score == 1.0 else _why(engine, product, chosen.values()))
+
+
+def best_choices(product: Product, goal: Goal, engine: WebShopEngine) -> dict[str, str]:
+    """The values to click, with their options' names, that satisfy the most of a goal's options; as few as will do."""
+    wanted = wanted_options(goal, engine.quirks.option_colours)
+    found: dict[int, dict[str, str]] = {0: {}}  # which wanted options (bits) -> the clicks that satisfy them
+    for name, values in _clickable_values(engine, product).items():
+        counted = {value: _satisfied(value, wanted) for value in values}
+        for mask, clicks in list(found.items()):
+            for value, bits in counted.items():
+                better = {**clicks, value: name}
+                if mask | bits != mask and len(better) < len(found.get(mask | bits, {**better, "": ""})):
+                    found[mask | bits] = better
+    return found[max(found, key=int.bit_count)]
+
+
+def _satisfied(value: str, wanted: list[str]) -> int:
+    normal = first_colour(value)
+    return sum(1 << place for place, want in enumerate(wanted) if same(normal, want))
+
+
+def _clickable_values(engine: WebShopEngine, product: Product) -> dict[str, list[str]]:
+    """The values of each option that a click really chooses: some are hidden by buttons, others cannot be said."""
+    page = pages.item_page("", engine.shop.item_nodes(product.index, engine.show_attributes))
+    taken = {"search", pages.BUY.lower(), pages.BACK.lower(), pages.PREVIOUS.lower(), *map(str.lower, pages.SUB_PAGES)}
+    values: dict[str, list[str]] = {}
+    for value, node in pages.clickables(page).items():
+        if node.kind == "option" and value not in taken and pages.parse_action(f"click[{value}]") == ("click", value):
+            values.setdefault(node.option.lower(), []).append(value)
+    return values
+
+
+def _others(engine: WebShopEngine) -> Iterable[Product]:
+    """Other products that may satisfy the goal: whatever is cheap to see speaks for them."""
+    shop, goal = engine.shop, engine.goal
+    small = len(shop.catalogue) <= EXAMINED
+    rows = range(len(shop.catalogue)) if small else shop.search(_clean(goal.instruction))
+    for row in rows:
+        if row == goal.product.index or shop.price(int(row)) > goal.price_upper:
+            continue
+        product = shop.product(int(row))
+        if type_match(product, goal.product)[0] == 1.0 and all(has_attribute(product, a) for a in goal.attributes):
+            yield product
+
+
+def _path(engine: WebShopEngine, product: Product) -> tuple[str, ...] | None:
+    """A search, and as many `Next >`, that bring a product into view; None if nothing does."""
+    if (
+        pages.parse_action(f"click[{product.asin}]") != ("click", product.asin.lower())
+        or product.asin.upper() != product.asin
+    ):
+        return None
+    best: tuple[int, str] | None = None
+    for query in _queries(engine, product):
+        rank = engine.rank(product.index, query)
+        if rank is not None and (best is None or rank // pages.PAGE_SIZE < best[0]):
+            best = (rank // pages.PAGE_SIZE, query)
+        if best and best[0] == 0:
+            break
+    if best is None:
+        return None
+    return (f"search[{best[1]}]", *[f"click[{pages.NEXT.lower()}]"] * best[0])
+
+
+def _queries(engine: WebShopEngine, product: Product) -> Iterator[str]:
+    """Queries that may find a product, the most promising first."""
+    options = " ".join(value for values in product.options.values() for value in values)
+    first = product.bullet_points[0] if product.bullet_points else ""
+    texts = (
+        product.title,
+        f"{product.title} {product.query}",
+        f"{product.title} {options}",
+        f"{product.title} {first}",
+        f"{product.title} {product.description}",
+        f"{product.description}",
+        f"{first} {options}",
+    )
+    yield from filter(None, map(_clean, texts))
+    if engine.quirks.magic_queries:
+        yield f"<q> {_clean(product.query)}"
+        yield f"<c> {_clean(product.category)}"
+
+
+def _clean(text: str) -> str:
+    """A text as a query: what actions and magic queries take a meaning from is left out; cut to a sane length."""
+    return " ".join(_UNSAFE.sub(" ", text.lower()).split()[:_QUERY_WORDS])
+
+
+def _why(engine: WebShopEngine, product: Product, chosen: Iterable[str]) -> str:
+    """What keeps the purchase of a product from a full score."""
+    goal = engine.goal
+    normal = [first_colour(value) for value in chosen]
+    wanted = wanted_options(goal, engine.quirks.option_colours)
+    plain = goal.options if isinstance(goal.options, tuple) else goal.options.values()
+    kind, *_, title = type_match(product, goal.product)
+    whys = [f"attribute {a!r} is not on {product.asin}" for a in goal.attributes if not has_attribute(product, a)]
+    whys += [
+        f"no choice counts as option {value!r}"
+        for value, want in zip(plain, wanted, strict=True)
+        if not any(same(have, want) for have in normal)
+    ]
+    if kind < 1:
+        whys.append(
+            f"its title repeats words so that only {title:.0%} of its nouns match"
+            if title
+            else "its title has no nouns in common"
+        )
+    if engine.shop.price(product.index) > goal.price_upper:
+        whys.append("its price is above the bound")
+    return "; ".join(whys)

@@ -1,0 +1,1 @@
+"""The original WebShop, for comparison."""

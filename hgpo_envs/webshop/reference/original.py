@@ -1,0 +1,267 @@
+"""The original WebShop as a task source, for comparison: a checkout that the user names, in a process of its own.
+
+The checkout must have what its setup makes: the product files in `data/`, an index in `search_engine/`, and, in the
+interpreter that is named, the packages of its requirements with Java and the spaCy model. What is missing is said in
+one line.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import weakref
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, cast, get_args
+
+from hgpo_envs.engine import State, Task
+from hgpo_envs.errors import InputError, UnknownTask, unknown
+from hgpo_envs.webshop.data.source import TaskIds
+from hgpo_envs.webshop.engine import pages
+from hgpo_envs.webshop.engine.engine import ObservationMode, Quirks
+from hgpo_envs.webshop.engine.goals import GoalKind, checked_seed, split_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ORIGINAL_SHUFFLE: Final = 233
+INDEXES: Final = {None: "indexes", 100: "indexes_100", 1000: "indexes_1k", 100_000: "indexes_100k"}
+_CODE: Final = "web_agent_site/envs/web_agent_text_env.py"
+_WORKER: Final = Path(__file__).with_name("original_worker.py")
+_FIXES: Final = {
+    "en_core_web_sm": "install the spaCy model (python -m spacy download en_core_web_sm), or name a file with nouns=…",
+    "JVM": "install Java 11 or later and set JAVA_HOME",
+    "java": "install Java 11 or later and set JAVA_HOME",
+    "No module named": "install the packages of its requirements.txt, or name their interpreter with python=…",
+    "indexes": "build the index (search_engine/run_indexing.sh), or name another with num_products=…",
+    "data/": "fetch its data (setup.sh), or put the files there",
+}
+
+
+class OriginalSource:
+    """The tasks of a checkout of the original.
+
+    Args:
+        data: The checkout, as environments name it.
+        goals: `synthetic` or `human`.
+        observation_mode: `text` or `text_rich`.
+        show_attributes: Whether item pages have the tab `Attributes`.
+        price_seed: What the global generator is seeded with before the original loads.
+        shuffle_seed: Must be 233: the original has no other.
+        checkout: The checkout; the same as `data`.
+        python: The interpreter that the original is installed for; None is this one.
+        num_products: 100, 1,000, 100,000 or None: which of its indexes to search, and how many products to load.
+        nouns: A JSON file of titles' nouns that stands in for spaCy and its model.
+
+    Raises:
+        InputError: No checkout is named, or a part of it is missing.
+    """
+
+    name: str = "WebShop"
+
+    def __init__(
+        self,
+        data: str | Path | None = None,
+        goals: GoalKind = "synthetic",
+        observation_mode: ObservationMode = "text",
+        show_attributes: bool = False,
+        price_seed: int = 0,
+        shuffle_seed: int = ORIGINAL_SHUFFLE,
+        *,
+        checkout: str | Path | None = None,
+        python: str | None = None,
+        num_products: int | None = None,
+        nouns: str | Path | None = None,
+    ) -> None:
+        for kind, value, known in (
+            ("kind of goals", goals, get_args(GoalKind)),
+            ("observation_mode", observation_mode, get_args(ObservationMode)),
+            ("num_products", num_products, INDEXES),
+        ):
+            if value not in known:
+                raise InputError(unknown(kind, value, map(str, known)))
+        if shuffle_seed != ORIGINAL_SHUFFLE:
+            raise InputError(f"shuffle_seed: the original always shuffles with 233, not {shuffle_seed!r}; leave it out")
+        price_seed = checked_seed("price_seed", price_seed)
+        folder = checked_checkout(checkout or data, num_products)
+        self.observation_mode: Final = observation_mode
+        settings = {
+            "checkout": str(folder),
+            "observation_mode": observation_mode,
+            "human_goals": goals == "human",
+            "show_attributes": show_attributes,
+            "num_products": num_products,
+            "price_seed": price_seed,
+            "random_query_seed": Quirks().random_query_seed,
+            "nouns": str(nouns) if nouns else None,
+        }
+        self.process: Final = OriginalProcess(python or sys.executable, settings)
+        self._goals = cast("list[list[str]]", self.process.answer["goals"])
+        self.splits: Final = split_ranges(len(self._goals))
+        self._versions = {
+            "backend": f"original at {folder}",
+            "nouns": str(nouns) if nouns else "spacy",
+            "goals": f"{goals}, prices {price_seed}, order {shuffle_seed}",
+        }
+
+    def ids(self, split: str) -> Sequence[str]:
+        """As `hgpo_envs.webshop.data.source.WebShopSource.ids`."""
+        places = {**self.splits, "all": range(len(self._goals))}
+        if split not in places:
+            raise InputError(unknown("split", split, places))
+        return TaskIds(places[split])
+
+    def index(self, task_id: str | int) -> int:
+        """A task's goal. Raises UnknownTask if there is none."""
+        text = str(task_id)
+        if not (text.isascii() and text.isdigit() and int(text) < len(self._goals) and text == str(int(text))):
+            raise UnknownTask(f"no task {task_id!r:.40}: a WebShop task is a goal's index below {len(self._goals)}")
+        return int(text)
+
+    def task(self, task_id: str | int) -> Task:
+        """A goal as a task. Raises UnknownTask if there is none."""
+        index = self.index(task_id)
+        instruction, category = self._goals[index]
+        split = next(name for name, places in self.splits.items() if index in places)
+        return Task(str(index), split, instruction, category, self._versions)
+
+    def engine(self) -> OriginalEngine:
+        """A new environment in the original's process."""
+        return OriginalEngine(self)
+
+
+class OriginalEngine:
+    """Plays tasks in one of the original's environments."""
+
+    def __init__(self, source: OriginalSource) -> None:
+        self._source = source
+        self._number: int | None = None
+        self._instruction = ""
+        self._part = ""
+        self._score = 0.0
+
+    def start(self, task_id: str | int) -> State:
+        """Begins a task. Raises UnknownTask if there is none."""
+        index = self._source.index(task_id)
+        self._instruction = self._source.task(task_id).instruction
+        answer = self._source.process.ask({"environment": self._number, "goal": index})
+        self._number, self._score = answer["environment"], 0.0
+        self._part = pages.task_part(answer["page"])
+        return self._state(answer, valid=True)
+
+    def act(self, command: str) -> State:
+        """Carries out a command; where the original raises, the page stays and `info["error"]` tells."""
+        before = self._clickables
+        answer = self._source.process.ask({"environment": self._number, "command": command})
+        name, argument = pages.parse_action(command)
+        listed = name == "click" and argument in before and argument != "search"
+        return self._state(answer, valid=(listed or (name == "search" and argument != "")) and "error" not in answer)
+
+    def _state(self, answer: dict[str, Any], *, valid: bool) -> State:
+        text, available = answer["page"], answer["available_actions"]
+        self._clickables = frozenset(available["clickables"])
+        if answer["done"]:
+            self._score = answer["reward"]
+        plain = self._source.observation_mode == "text"
+        state = pages.state_text(text, self._part) if plain else pages.rich_state_text(text, self._instruction)
+        info = {"page": text, "available_actions": available, "url": answer["url"], **(answer["parts"] or {})}
+        if "error" in answer:
+            info["error"] = answer["error"]
+        actions = pages.action_list(available["has_search_bar"], available["clickables"])
+        done, reward = answer["done"], answer["reward"]
+        return State(state, actions, valid, done, self._score == 1.0, reward, self._score, info)
+
+
+class OriginalProcess:
+    """The process that the original runs in. It ends with this object.
+
+    Args:
+        python: The interpreter.
+        settings: What the worker is told, see `hgpo_envs.webshop.reference.original_worker.Original`.
+
+    Raises:
+        InputError: The original could not be loaded.
+    """
+
+    def __init__(self, python: str, settings: dict[str, Any]) -> None:
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - the interpreter that the user named
+                [python, str(_WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                text=True,
+                encoding="utf-8",
+            )
+        except OSError as error:
+            self._complaints.close()
+            raise InputError(
+                f"cannot run {python}: {error.strerror}; name the original's interpreter with python=…"
+            ) from None
+        self.pid: Final = self._process.pid
+        self.close = weakref.finalize(self, _end, self._process, self._complaints)
+        self.answer: Final = self._first_answer(settings)
+        if "failed" in self.answer:
+            self.close()
+            raise InputError(_with_fix(str(self.answer["failed"])))
+
+    def _first_answer(self, settings: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self.ask(settings)
+        except RuntimeError as error:
+            return {"failed": str(error)}
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Sends a request and waits for its answer. Raises RuntimeError if the original has died."""
+        sink, source = self._process.stdin, self._process.stdout
+        assert sink
+        assert source
+        try:
+            sink.write(json.dumps(request) + "\n")
+            sink.flush()
+            line = source.readline()
+        except (BrokenPipeError, ValueError):
+            line = ""
+        if not line:
+            raise RuntimeError(f"the original WebShop has stopped: {self._last_words()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _last_words(self) -> str:
+        if self._complaints.closed:
+            return "it was closed"
+        self._complaints.seek(0)
+        lines = self._complaints.read().decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def _end(process: subprocess.Popen[str], complaints: IO[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout, complaints):
+        if stream:
+            stream.close()
+
+
+def checked_checkout(checkout: str | Path | None, num_products: int | None) -> Path:
+    """The checkout's folder. Raises InputError with what is missing there."""
+    if checkout is None:
+        raise InputError("the original WebShop needs a checkout: name its folder (data=… or checkout=…)")
+    folder = Path(checkout).resolve()
+    if not (folder / _CODE).is_file():
+        raise InputError(f"no WebShop checkout in {folder} (it has no {_CODE}); git clone princeton-nlp/WebShop first")
+    if not any((folder / "data").glob("items_shuffle*.json")):
+        raise InputError(f"{folder / 'data'} has no items_shuffle*.json; {_FIXES['data/']}")
+    index = folder / "search_engine" / INDEXES[num_products]
+    if not any(index.glob("segments_*")):
+        raise InputError(f"no search index in {index}; {_FIXES['indexes']}")
+    return folder
+
+
+def _with_fix(failure: str) -> str:
+    """One line of what failed and how to mend it."""
+    line = " ".join(failure.split())[:300]
+    mend = next((mend for sign, mend in _FIXES.items() if sign in line), "see whether the checkout runs by itself")
+    return f"the original WebShop does not start: {line}; {mend}"

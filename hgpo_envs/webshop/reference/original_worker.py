@@ -1,0 +1,124 @@
+"""Runs the original WebShop in a process of its own and answers in JSON, a line a request.
+
+It is started by `hgpo_envs.webshop.reference.original` under the interpreter that the original is installed for (Python
+3.8 and later), so it imports nothing of this package. One server is shared by all environments of the process; each has
+a session of its own.
+
+Source: WebShop's `web_agent_site/envs/web_agent_text_env.py` (`SimServer`, `WebAgentTextEnv`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+BASE_URL = "http://127.0.0.1:3000"
+
+
+def _stand_in_tagger(nouns: dict[str, list[str]]) -> types.ModuleType:
+    """A module in spaCy's place whose pipeline knows the recorded nouns of titles."""
+    module = types.ModuleType("spacy")
+
+    def load(_name: str) -> Any:  # noqa: ANN401 - spaCy's pipeline, as far as the original uses it
+        return lambda title: [types.SimpleNamespace(text=noun, pos_="NOUN") for noun in nouns.get(title, [])]
+
+    module.load = load  # type: ignore[attr-defined]
+    return module
+
+
+class Original:
+    """The original's server and environments.
+
+    Args:
+        settings: checkout, observation_mode, human_goals, show_attributes, num_products, price_seed,
+            random_query_seed, nouns.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        sys.path.insert(0, settings["checkout"])
+        if settings["nouns"]:
+            sys.modules["spacy"] = _stand_in_tagger(json.loads(Path(settings["nouns"]).read_text(encoding="utf-8")))
+        from web_agent_site.envs import web_agent_text_env as site  # type: ignore[import-not-found, unused-ignore]
+
+        self._site = site
+        self._mode = settings["observation_mode"]
+        self._chance = settings["random_query_seed"]
+        random.seed(settings["price_seed"])
+        self.server = site.SimServer(
+            BASE_URL,
+            site.DEFAULT_FILE_PATH,
+            num_products=settings["num_products"],
+            human_goals=settings["human_goals"],
+            show_attrs=settings["show_attributes"],
+        )
+        self._environments: list[Any] = []
+        self._pages: list[str] = []
+
+    def goals(self) -> list[list[str]]:
+        """Instruction and category of each goal, in the shuffled order."""
+        return [[goal["instruction_text"], goal["category"]] for goal in self.server.goals]
+
+    def start(self, number: int | None, goal: int) -> dict[str, Any]:
+        """Begins a goal in an environment, a new one without a number."""
+        if number is None:
+            number = len(self._environments)
+            prefix = f"e{number}-"
+            self._environments.append(self._site.WebAgentTextEnv(self._mode, server=self.server, session_prefix=prefix))
+            self._pages.append("")
+        environment = self._environments[number]
+        self._pages[number], _ = environment.reset(session=goal)
+        random.seed(self._chance)  # only `<r>` draws from here on
+        return self._answer(number, reward=0.0, done=False)
+
+    def act(self, number: int, command: str) -> dict[str, Any]:
+        """Carries out a command; where the original raises, the page stays and the error is told."""
+        environment = self._environments[number]
+        try:
+            self._pages[number], reward, done, _ = environment.step(command)
+        except Exception as error:  # noqa: BLE001 - whatever the original raises is an answer
+            return {**self._answer(number, reward=0.0, done=False), "error": f"{type(error).__name__}: {error}"}
+        return self._answer(number, reward=reward, done=done)
+
+    def _answer(self, number: int, *, reward: float, done: bool) -> dict[str, Any]:
+        environment = self._environments[number]
+        session = self.server.user_sessions[environment.session]
+        return {
+            "environment": number,
+            "page": self._pages[number],
+            "url": environment.state["url"].replace(f"/{environment.session}", "/" + environment.session.split("-")[1]),
+            "available_actions": environment.get_available_actions(),
+            "reward": float(reward),
+            "done": bool(done),
+            "parts": session.get("verbose_info") if done else None,
+        }
+
+
+def main() -> None:
+    """Reads the settings, then requests, from standard input; answers on what was standard output."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # the original prints while it loads
+    try:
+        original = Original(json.loads(sys.stdin.readline()))
+    except BaseException as error:
+        answers.write(json.dumps({"failed": f"{type(error).__name__}: {error}"}) + "\n")
+        answers.flush()
+        raise
+    answers.write(json.dumps({"goals": original.goals()}) + "\n")
+    answers.flush()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "goal" in request:
+            answer = original.start(request.get("environment"), request["goal"])
+        else:
+            answer = original.act(request["environment"], request["command"])
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

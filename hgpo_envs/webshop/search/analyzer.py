@@ -1,0 +1,178 @@
+"""Text to index terms as Lucene 8's English chain makes them: tokenise, strip possessives, stop words, stem.
+
+The chain is Anserini's default: StandardTokenizer (UAX #29 with Unicode 9.0, emoji sequences of emoji 11.0, words of at
+most 255 UTF-16 units), EnglishPossessiveFilter, LowerCaseFilter, StopFilter with Lucene's 33 English words, and
+PorterStemFilter (`hgpo_envs.webshop.search.porter`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache, lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+from hgpo_envs.webshop.search.porter import stem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONGEST_WORD: Final = 255
+"""UTF-16 units; a longer word is cut and goes on as another."""
+
+_STOP_WORDS: Final = """
+    a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to
+    was will with
+"""
+STOP_WORDS: Final = frozenset(_STOP_WORDS.split())
+
+KNOWN_PIECES: Final = 1 << 14
+"""Pieces of text between spaces whose terms are remembered, a process."""
+
+LONGEST_KNOWN: Final = 24
+"""Characters of the longest such piece. Each may be a term by itself, which takes 70 bytes."""
+
+
+@cache
+def _classes() -> dict[str, Any]:
+    """Character classes of Unicode's word-break rules."""
+    classes: dict[str, Any] = json.loads((resources.files("hgpo_envs.webshop.search") / "word_break.json").read_bytes())
+    return classes
+
+
+def _set(*names: str) -> str:
+    """A character class of the regular expressions: the code points of these classes of `word_break.json`."""
+    parts = [part.split("-") for name in names for line in _classes()[name]["ranges"] for part in line.split()]
+    return "[" + "".join("-".join(re.escape(chr(int(end, 16))) for end in part) for part in parts) + "]"
+
+
+def _with_marks(characters: str) -> str:
+    """Rule WB4: a character takes the marks after it along."""
+    return f"(?:{characters}{_set('marks')}*+)"
+
+
+def _words() -> str:
+    """Runs of letters, numbers, katakana, and what may join them (WB5 to WB13b)."""
+    ex = _with_marks
+    letter, hebrew = ex(_set("letters", "hebrew")), ex(_set("hebrew"))
+    number, katakana, joiner = ex(_set("numbers")), ex(_set("katakana")), ex(_set("joiners"))
+    in_word, in_number = ex(_set("mid_letter", "mid_both", "quote")), ex(_set("mid_number", "mid_both", "quote"))
+    quoted, single = hebrew + ex('"') + hebrew, hebrew + ex("'")
+    item = (
+        f"(?:{katakana}(?:{joiner}*{katakana})*"
+        f"|(?:{quoted}|{single}"
+        f"|{number}(?:(?:{joiner}+|{in_number})?{number})*"
+        f"|{letter}(?:{joiner}*(?!{quoted}|{single}){letter}|{in_word}{letter})*)+)"
+    )
+    return f"{joiner}*{item}(?:{joiner}+{item})*{joiner}*"
+
+
+def _pictures() -> tuple[str, str]:
+    """Emoji joined with others, and alone (Unicode Technical Standard 51)."""
+    tones, pictures = "[\U0001f3fb-\U0001f3ff]", _set("pictures")
+    join = f"\u200d(?=\u200d*(?:{tones}|{pictures}))"
+    mark = f"(?![\ufe0e\ufe0f]){_set('marks')}"
+    marks = f"(?:(?!{join}){mark})*"
+    tone = f"{tones}{marks}"
+    picture = f"\u200d*{pictures}{marks}\ufe0f?"
+    one = f"(?:(?:\u200d*{_set('modified')}(?:{mark})*)?{tone}|{picture})"
+    tagged = f"{one}[\U000e0020-\U000e007e]+\U000e007f"
+    keycap = f"[0-9#*](?:{mark})*\ufe0f?\u20e3(?:{mark})*"
+    flag = _with_marks("[\U0001f1e6-\U0001f1ff]") + "{2}"
+    return f"{one}(?:(?:{join})+{one})+", f"{tagged}|{one}|{keycap}|{flag}"
+
+
+@cache
+def _any() -> re.Pattern[str]:
+    """The grammar of words. Compiling it takes a third of a second, and most texts are ASCII."""
+    joined, alone = _pictures()
+    scripts = f"{_with_marks(_set('complex'))}+|{_with_marks(_set('han'))}|{_with_marks(_set('hiragana'))}"
+    return re.compile(f"{joined}|{_words()}|{scripts}|{alone}")
+
+
+@cache
+def _core() -> re.Pattern[str]:
+    """What every word has at least one of."""
+    names = ("letters", "hebrew", "numbers", "katakana", "complex", "han", "hiragana", "pictures", "modified")
+    return re.compile(_set(*names) + "|[0-9#*\U0001f3fb-\U0001f3ff\U0001f1e6-\U0001f1ff]")
+
+
+_ASCII: Final = re.compile(
+    r"_*(?:[0-9]+(?:(?:_+|[.,;'])[0-9]+)*|[A-Za-z]+(?:(?:_+|[.:'])[A-Za-z]+)*)+"
+    r"(?:_+(?:[0-9]+(?:(?:_+|[.,;'])[0-9]+)*|[A-Za-z]+(?:(?:_+|[.:'])[A-Za-z]+)*)+)*_*"
+)
+"""The same grammar for ASCII text, several times faster."""
+
+
+def words(text: str) -> list[str]:
+    """A text's words as Lucene 8's StandardTokenizer finds them.
+
+    >>> words("Women's U.S.A. Wi-Fi 3.5oz, ½ cup 日本 tm™")
+    ["Women's", 'U.S.A', 'Wi', 'Fi', '3.5oz', 'cup', '日', '本', 'tm', '™']
+    """
+    if len(text) > LONGEST_WORD:  # the grammar takes time in proportion to the square of what it sees
+        return list(_cut_words(text))
+    found = (_ASCII if text.isascii() else _any()).findall(text)
+    if any(len(word) > LONGEST_WORD // 2 for word in found):
+        return list(_cut_words(text))
+    return found
+
+
+def _cut_words(text: str) -> Iterator[str]:
+    """Words where some may be too long: the grammar sees 255 UTF-16 units at a time from where a word begins."""
+    at = core = 0
+    while at < len(text):
+        seen = _seen_from(text, at)
+        if core < at or core == 0:
+            found = _core().search(text, at)
+            if found is None:
+                return
+            core = found.start()
+        word = _any().search(text, at, seen) if core < seen else None
+        if word is None:
+            at += LONGEST_WORD // 4  # the rest may have begun something that was not seen whole
+        elif word.start() > at:
+            at = word.start()
+        else:
+            yield word.group()
+            at = word.end()
+
+
+def _seen_from(text: str, at: int) -> int:
+    """Where 255 UTF-16 units end; a character beyond the basic plane takes two."""
+    units = 0
+    for place, letter in enumerate(text[at : at + LONGEST_WORD]):
+        units += 2 if letter > "\uffff" else 1
+        if units > LONGEST_WORD:
+            return at + place
+    return at + LONGEST_WORD
+
+
+def term(word: str) -> str | None:
+    """The index term of a word; None for a stop word.
+
+    >>> [term(word) for word in ("Shoes", "women's", "the", "USB")]
+    ['shoe', 'women', None, 'usb']
+    """
+    if len(word) >= 2 and word[-1] in "sS" and word[-2] in "'\u2019\uff07":
+        word = word[:-2]
+    word = word.lower() if word.isascii() else "".join("i" if letter == "İ" else letter.lower() for letter in word)
+    return None if word in STOP_WORDS else stem(word)
+
+
+def terms(text: str) -> list[str]:
+    """A text's index terms, in order."""
+    return [found for piece in text.split(" ") for found in piece_terms(piece)]
+
+
+def piece_terms(piece: str) -> tuple[str, ...]:
+    """The index terms of a piece of text; no word goes across a space, so texts may be cut there."""
+    return _known_terms(piece) if len(piece) <= LONGEST_KNOWN else _terms(piece)
+
+
+def _terms(piece: str) -> tuple[str, ...]:
+    return tuple(found for word in words(piece) if (found := term(word)) is not None)
+
+
+_known_terms = lru_cache(KNOWN_PIECES)(_terms)

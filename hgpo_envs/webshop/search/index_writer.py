@@ -1,0 +1,188 @@
+"""Writes the search index: an inverted file of mapped arrays, made in bounded memory.
+
+    index/
+      terms.bin, term_ends.npy     the terms' UTF-8, sorted by their bytes and run together; uint32 end of each
+      term_numbers.npy             int32: the number of each sorted term
+      starts.npy                   int64 (terms + 1,): where the postings of term n begin
+      documents.npy                the documents of each term, ascending; a document is its asin's rank
+      codes.npy                    one code a posting: which pair of frequency and length it has
+      code_frequencies.npy         int32: the frequency of each code
+      code_lengths.npy             uint8: the length, in Lucene's one byte, of each code
+      index.json                   documents with terms, terms in all documents
+
+A posting's score rises with its code, whatever the term: codes are sorted by what BM25 makes of the pair. The highest
+code of a list is therefore its highest score, and scoring a list is one look-up a posting.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from hgpo_envs.webshop.search.analyzer import piece_terms
+from hgpo_envs.webshop.search.bm25 import length_byte, saturation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+TOKENS_AT_ONCE: Final = 1 << 23
+"""Tokens that are counted, and postings that are merged, at a time: what memory follows."""
+
+KNOWN_PIECES: Final = 1 << 20
+
+
+class IndexWriter:
+    """Takes documents one by one, counts them in runs on the disk, and merges the runs.
+
+    Args:
+        folder: The index folder to fill; runs are kept in it until they are merged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs = folder / ".runs"
+        self.runs.mkdir(parents=True)
+        self.vocabulary: dict[str, int] = {}
+        self.pieces: dict[str, tuple[int, ...]] = {}
+        self.tokens: list[int] = []
+        self.lengths: list[int] = []
+        self.flushed = 0  # documents
+        self.files = 0
+        self.pairs: set[int] = set()
+
+    def add(self, text: str) -> None:
+        """Takes the next document."""
+        before, known, tokens = len(self.tokens), self.pieces, self.tokens
+        for piece in text.split(" "):
+            found = known.get(piece)
+            tokens += self._learn(piece) if found is None else found
+        self.lengths.append(len(tokens) - before)
+        if len(tokens) >= TOKENS_AT_ONCE:
+            self._flush()
+
+    def _learn(self, piece: str) -> tuple[int, ...]:
+        vocabulary = self.vocabulary
+        found = tuple(vocabulary.setdefault(term, len(vocabulary)) for term in piece_terms(piece))
+        if len(self.pieces) >= KNOWN_PIECES:
+            self.pieces.clear()
+        if len(piece) <= 64:
+            self.pieces[piece] = found
+        return found
+
+    def _flush(self) -> None:
+        """Writes one run: its (term, document) pairs sorted, with their frequencies."""
+        lengths = np.array(self.lengths[self.flushed :], np.int64)
+        documents = np.repeat(np.arange(self.flushed, len(self.lengths), dtype=np.int64), lengths)
+        keys = np.array(self.tokens, np.int64) << 32
+        keys |= documents
+        keys.sort()
+        first = np.flatnonzero(np.diff(keys, prepend=-1))
+        frequencies = np.diff(first, append=len(keys)).astype(np.int32)
+        keys = keys[first]
+        document = (keys & 0xFFFFFFFF).astype(np.int32)
+        short = np.array([length_byte(length) for length in lengths.tolist()], np.uint8)[document - self.flushed]
+        self.pairs.update(np.unique(frequencies.astype(np.int64) << 8 | short).tolist())
+        for name, values in (
+            ("terms", (keys >> 32).astype(np.int32)),
+            ("documents", document),
+            ("counts", frequencies),
+        ):
+            np.save(self.runs / f"{name}-{self.files}.npy", values)
+        self.files += 1
+        self.flushed = len(self.lengths)
+        self.tokens.clear()
+
+    def finish(self, ranks: NDArray[np.int32], progress: Callable[[int, int], None]) -> None:
+        """Merges the runs.
+
+        Args:
+            ranks: int32 of shape (documents,): the rank of each document's asin, which becomes its number.
+            progress: Told how many postings are merged, and of how many.
+        """
+        if len(self.lengths) > self.flushed:
+            self._flush()
+        lengths = np.array(self.lengths, np.int64)
+        documents, total = int(np.count_nonzero(lengths)), int(lengths.sum())
+        (self.folder / "index.json").write_text(json.dumps({"documents": documents, "tokens": total}))
+        codes = self._codes(documents, total)
+        starts = self._starts()
+        np.save(self.folder / "starts.npy", starts)
+        short = np.array([length_byte(length) for length in self.lengths], np.uint8)
+        with (self.folder / "documents.npy").open("wb") as out, (self.folder / "codes.npy").open("wb") as out_codes:
+            document_type = np.uint16 if len(ranks) <= 1 << 16 else np.uint32
+            code_type = np.uint16 if len(codes) <= 1 << 16 else np.uint32
+            _write_header(out, document_type, int(starts[-1]))
+            _write_header(out_codes, code_type, int(starts[-1]))
+            first = 0
+            while first < len(starts) - 1:
+                last = int(np.searchsorted(starts, starts[first] + TOKENS_AT_ONCE, side="right")) - 1
+                last = max(last, first + 1)
+                document, code = self._merged(first, last, ranks, short, codes)
+                out.write(document.astype(document_type).tobytes())
+                out_codes.write(code.astype(code_type).tobytes())
+                first = last
+                progress(int(starts[first]), int(starts[-1]))
+        self._write_terms()
+        shutil.rmtree(self.runs)
+
+    def _run(self, name: str, number: int) -> NDArray[Any]:
+        path = self.runs / f"{name}-{number}.npy"
+        array: NDArray[Any] = np.load(path, mmap_mode="r" if path.stat().st_size > 128 else None)
+        return array
+
+    def _starts(self) -> NDArray[np.int64]:
+        counts = np.zeros(len(self.vocabulary) + 1, np.int64)
+        for number in range(self.files):
+            counts[1:] += np.bincount(self._run("terms", number), minlength=len(self.vocabulary))
+        return np.cumsum(counts)
+
+    def _codes(self, documents: int, total: int) -> NDArray[np.int64]:
+        """Sorts the pairs of frequency and length by what BM25 makes of them, and writes them.
+
+        Returns:
+            int64: the packed pairs (frequency << 8 | length), ascending; with each the code in the lower 32 bits of
+            a second row.
+        """
+        pairs = np.array(sorted(self.pairs), np.int64)
+        frequencies, lengths = (pairs >> 8).astype(np.int32), (pairs & 0xFF).astype(np.uint8)
+        order = np.argsort(saturation(frequencies, lengths, documents, total), kind="stable")
+        np.save(self.folder / "code_frequencies.npy", frequencies[order])
+        np.save(self.folder / "code_lengths.npy", lengths[order])
+        code = np.empty(len(pairs), np.int64)
+        code[order] = np.arange(len(pairs))
+        return np.stack([pairs, code])
+
+    def _merged(
+        self, first: int, last: int, ranks: NDArray[np.int32], short: NDArray[np.uint8], codes: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The postings of terms first … last - 1, by term and then rank: documents and codes."""
+        parts = []
+        for number in range(self.files):
+            terms = self._run("terms", number)
+            begin, end = np.searchsorted(terms, [first, last])
+            document, count = (self._run(name, number)[begin:end] for name in ("documents", "counts"))
+            pair = count.astype(np.int64) << 8 | short[document]
+            code = codes[1][np.searchsorted(codes[0], pair)]
+            # one sortable number: term, rank, code; a list has at most one posting of a document
+            parts.append(((terms[begin:end] - first).astype(np.int64) << 32 | ranks[document], code))
+        keys = np.concatenate([key for key, _ in parts])
+        order = np.argsort(keys)
+        return keys[order] & 0xFFFFFFFF, np.concatenate([code for _, code in parts])[order]
+
+    def _write_terms(self) -> None:
+        encoded = sorted((term.encode("utf-8", "surrogatepass"), number) for term, number in self.vocabulary.items())
+        (self.folder / "terms.bin").write_bytes(b"".join(term for term, _ in encoded))
+        np.save(self.folder / "term_ends.npy", np.cumsum([len(term) for term, _ in encoded], dtype=np.uint32))
+        np.save(self.folder / "term_numbers.npy", np.array([number for _, number in encoded], np.int32))
+
+
+def _write_header(file: Any, kind: type[np.generic], length: int) -> None:  # noqa: ANN401 - any binary file
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": np.lib.format.dtype_to_descr(np.dtype(kind)), "fortran_order": False, "shape": (length,)}
+    )

@@ -1,0 +1,281 @@
+"""What group advantages rest on: how often steps share a context at each depth, and what that is worth.
+
+Of the groups at depth k (n their size, R returns, A_k the advantages within them; see advantages/estimators/hgpo.py):
+
+    eligible        steps that have k states before them, of all steps
+    shared          steps in a group of n > 1, of all steps
+    cross           steps in a group with two or more trajectories, of all steps
+    mean_size       Σ n / number of groups, and step_size, the group size of the average step, Σ n² / Σ n
+    inconsistency   CIR_k = 1 - Σ n_k (n_k - 1) / Σ n_0 (n_0 - 1): of the ordered pairs of steps at the same state,
+                    the share that is not in one group at depth k, for different states before it or for none
+    differing       the same where steps nearer than k to their start, which are in no group at depth k, are compared
+                    by their whole histories: it only grows with k, towards the oracle's
+    variance        the variance of R within a group of n > 1, on average over those groups; and flat, the share of
+                    them with none
+    weight          the level's weight in HGPO's sum after levels without advantage are left out, mean over steps
+    bias            mean |A_k - A_K| over the steps that have both (`compared`), K the deepest level asked for; and
+                    sign_disagreement, the share of those whose signs differ
+
+The level after the deepest is the oracle: steps whose whole histories are the same. Its `shared` is the fraction of
+oracle steps, its `inconsistency` that of k = ∞.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import polars as pl
+
+from hgpo_envs.errors import InputError, unknown
+from hgpo_train.advantages.chunks import ROWS, chunks
+from hgpo_train.advantages.estimators import hgpo
+from hgpo_train.advantages.input_columns import CHAINS, row_keys
+from hgpo_train.advantages.registry import EstimatorSpec, columns_read, prepare
+from hgpo_train.advantages.windows import along, chain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from polars.dataframe.group_by import GroupBy
+
+    from hgpo_train.advantages.parameters import Context
+
+ORACLE: Final = "oracle"
+
+
+class Statistics(NamedTuple):
+    """Tidy frames; the columns named in `by` come first in each.
+
+    Attributes:
+        levels: One row a level: `level` ("0", "1" … "oracle") and the statistics of this module's text.
+        sizes: One row a level and group size: `level`, `size`, `groups`, `steps`.
+        summary: One row: `groups` (of rollouts), `trajectories`, `steps`, `aborted` (trajectories that broke off and
+            are counted nowhere else), `mean_return`, `success` (episodes with a positive return), `flat_groups` (of
+            rollouts that all have the same return: they teach GRPO nothing), `mean_length`, `invalid` (actions).
+    """
+
+    levels: pl.DataFrame
+    sizes: pl.DataFrame
+    summary: pl.DataFrame
+
+
+def statistics(
+    steps: pl.LazyFrame | pl.DataFrame,
+    *,
+    by: Sequence[str] = (),
+    chunk_rows: int = ROWS,
+    progress: Callable[[int], object] = lambda _: None,
+    **parameters: object,
+) -> Statistics:
+    """The statistics of a step table, a chunk of whole groups at a time.
+
+    Args:
+        steps: A step table; what `hgpo_train.advantages.compute` needs, and the columns of `by`.
+        by: Columns that rows are told apart by, each the same on all rows of a group: `task_type`, `iteration` …
+        chunk_rows: About how many rows are in memory at a time.
+        progress: Told the rows of each chunk that is done.
+        **parameters: HGPO's parameters; `history_length` is the deepest level K.
+
+    >>> table = pl.DataFrame({"task": "a", "trajectory": ["x", "x", "y", "y"], "step": [0, 1, 0, 1], "reward": 0.0,
+    ...                       "state": ["hall", "kitchen", "hall", "cellar"], "action_valid": True})
+    >>> statistics(table, history_length=1).levels.select("level", "shared", "inconsistency").rows()
+    [('0', 0.5, 0.0), ('1', 0.0, 1.0), ('oracle', 0.5, 0.0)]
+    """
+    steps = steps.lazy()
+    schema = steps.collect_schema()
+    p = hgpo.HGPO.of(parameters)
+    for name in by:
+        if name not in schema:
+            raise InputError(unknown("column to tell rows apart by", name, schema))
+    job = EstimatorSpec(hgpo.ESTIMATOR, p, "hgpo", details=True)
+    optional = ("state_hash", "state", "action_hash", "action", "aborted", "action_valid")
+    texts = [name for name in optional if name in schema]
+    read = [name for name in schema if name in {*row_keys(schema), *by, *texts, *columns_read(schema, [job])}]
+    parts = []
+    for chunk in chunks(steps, read, chunk_rows):
+        parts.append(_chunk_sums(chunk, list(by), p))
+        progress(chunk.height)
+    if not parts:
+        raise InputError("the step table has no rows")
+    sums = [pl.concat(frames) for frames in zip(*parts, strict=True)]
+    return Statistics(_levels(sums[0], list(by)), _sizes(sums[1], list(by)), _summary(sums[2], list(by)))
+
+
+def _chunk_sums(chunk: pl.DataFrame, by: list[str], p: hgpo.HGPO) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """What can be added up over chunks: of levels, of group sizes, and of the whole."""
+    if "action_valid" not in chunk.columns:
+        chunk = chunk.with_columns(action_valid=pl.lit(value=True))
+    named = chunk.lazy().with_columns(pl.col(name).alias(f"(by) {name}") for name in by)
+    prepared = prepare(named, p).with_columns(whole_history(p.context, named.collect_schema()).alias("(whole)"))
+    contexts = [f"{CHAINS[p.context]}{k}" for k in range(p.history_length + 1)]
+    numbers = ("return", "episode_return", "(whole)", "(aborted)", "action_valid", *contexts, *hgpo.details(p))
+    keys = [pl.col(f"(by) {name}").alias(name) for name in by]
+    rows = hgpo.hgpo_advantages(prepared, p).select(*keys, "task_key", "trajectory_key", *numbers).collect()
+    counted = rows.filter(~pl.col("(aborted)"))
+    levels = {str(k): _level(counted, by, pl.col(context), k, p) for k, context in enumerate(contexts)}
+    if rows["(whole)"].null_count() < rows.height:
+        levels[ORACLE] = _level(counted, by, pl.col("(whole)"), None, p)
+    sums = [frame.with_columns(level=pl.lit(level)) for level, (frame, _) in levels.items()]
+    sizes = [frame.with_columns(level=pl.lit(level)) for level, (_, frame) in levels.items()]
+    return pl.concat(sums, how="diagonal"), pl.concat(sizes), _groups(rows, by)
+
+
+def whole_history(context: Context, columns: Collection[str]) -> pl.Expr:
+    """A key for all states (and actions) of a trajectory so far; null where there are only hashes of limited depth.
+
+    Each is hashed together with its place, so the sum stands for the sequence.
+    """
+    names = ["state", "action"] if context == "states_actions" else ["state"]
+    if not all(name in columns or f"{name}_hash" in columns for name in names):
+        return pl.lit(None, pl.Int64)
+    item = pl.col("state_hash")
+    if context == "states_actions":
+        item = chain(pl.col("action_hash").shift(1).fill_null(0), item)
+    placed = pl.struct(item.alias("item"), pl.int_range(pl.len()).alias("place")).hash().reinterpret(signed=True)
+    return along(placed.cum_sum())
+
+
+def _level(
+    rows: pl.DataFrame, by: list[str], context: pl.Expr, k: int | None, p: hgpo.HGPO
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """One level's sums, a row for each kind of `by`; and its groups by size."""
+    n, shared = pl.col("size"), pl.col("size") > 1
+    trajectory, value = pl.col("trajectory_key"), pl.col("return")
+    found = rows.select(*by, "task_key", "trajectory_key", "return", "(whole)", context.alias("context"))
+    groups = (
+        found.drop_nulls("context")
+        .group_by(*by, "task_key", "context", maintain_order=True)
+        .agg(
+            pl.len().cast(pl.Int64).alias("size"),
+            (trajectory.min() != trajectory.max()).alias("cross"),
+            (value.min() == value.max()).alias("flat"),
+            value.var(ddof=0).alias("variance"),
+        )
+    )
+    whole = found.group_by(*by, "task_key", pl.coalesce("context", "(whole)").alias("context")).len("size")
+    whole = whole.drop_nulls("context").with_columns(n.cast(pl.Int64))
+    of_groups = _by(groups, by).agg(
+        n.sum().alias("eligible"),
+        n.filter(shared).sum().alias("shared"),
+        n.filter("cross").sum().alias("cross"),
+        (n * n).sum().alias("size_sum"),
+        (n * (n - 1)).sum().alias("pairs"),
+        pl.len().cast(pl.Int64).alias("groups"),
+        shared.sum().cast(pl.Int64).alias("shared_groups"),
+        (shared & pl.col("flat")).sum().cast(pl.Int64).alias("flat"),
+        pl.when(shared & ~pl.col("flat")).then("variance").otherwise(0.0).sum().alias("variance"),
+    )
+    parts = [
+        _by(rows, by).agg(pl.len().cast(pl.Int64).alias("rows"), *_compared(k, p)),
+        of_groups,
+        _by(whole, by).agg((n * (n - 1)).sum().alias("whole_pairs")),
+    ]
+    sums = parts[0]
+    for part in parts[1:]:
+        sums = sums.join(part, on=[*by, "(all)"], how="left", nulls_equal=True, maintain_order="left")
+    number = pl.len().cast(pl.Int64).alias("groups")
+    sizes = groups.group_by(*by, "size", maintain_order=True).agg(n.sum().alias("steps"), number)
+    return sums.drop("(all)").fill_null(0), sizes
+
+
+def _by(frame: pl.DataFrame, by: list[str]) -> GroupBy:
+    """Rows by kind, or all together."""
+    return frame.with_columns(pl.lit(0).alias("(all)")).group_by(*by, "(all)", maintain_order=True)
+
+
+def _compared(k: int | None, p: hgpo.HGPO) -> list[pl.Expr]:
+    """A level's weight, and how its advantages differ from the deepest level's."""
+    if k is None:
+        return [pl.lit(0.0).alias(name) for name in ("weight", "bias", "sign_disagreement", "compared")]
+    own, deepest = pl.col(f"k{k}"), pl.col(f"k{p.history_length}")
+    return [
+        pl.col(f"weight_k{k}").sum().alias("weight"),
+        (own - deepest).abs().sum().alias("bias"),
+        (own.sign() != deepest.sign()).sum().cast(pl.Float64).alias("sign_disagreement"),
+        (own - deepest).count().cast(pl.Float64).alias("compared"),
+    ]
+
+
+def _groups(rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """One row a group of rollouts, and one a kind for what was aborted."""
+    episodes = rows.group_by(*by, "task_key", "trajectory_key", maintain_order=True).agg(
+        pl.len().cast(pl.Int64).alias("steps"),
+        pl.col("episode_return").first().alias("reward"),
+        (~pl.col("action_valid").cast(pl.Boolean)).sum().cast(pl.Int64).alias("invalid"),
+        pl.col("(aborted)").any(),
+    )
+    reward, lost = pl.col("reward"), pl.col("(aborted)")
+    groups = (
+        episodes.filter(~lost)
+        .group_by(*by, "task_key", maintain_order=True)
+        .agg(
+            pl.col("steps").sum(),
+            pl.len().cast(pl.Int64).alias("trajectories"),
+            reward.sum().alias("return_sum"),
+            (reward > 0).sum().cast(pl.Int64).alias("successes"),
+            (reward.min() == reward.max()).cast(pl.Int64).alias("flat"),
+            pl.col("invalid").sum(),
+            pl.lit(0, pl.Int64).alias("aborted"),
+            pl.lit(1, pl.Int64).alias("groups"),
+        )
+    )
+    broken = episodes.filter(lost).with_columns(aborted=pl.lit(1, pl.Int64)).select(*by, "aborted")
+    return pl.concat([groups.drop("task_key"), broken], how="diagonal").fill_null(0)
+
+
+def _ratio(above: str | pl.Expr, below: str | pl.Expr) -> pl.Expr:
+    """A quotient of two sums, null where there is nothing to divide by."""
+    below = pl.col(below) if isinstance(below, str) else below
+    return pl.when(below != 0).then((pl.col(above) if isinstance(above, str) else above) / below)
+
+
+def _levels(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """The statistics of each level, from the sums of all chunks."""
+    sums = parts.group_by(*by, "level", maintain_order=True).sum()
+    all_pairs = pl.col("pairs").filter(pl.col("level") == "0").first()
+    pairs = all_pairs.over(by) if by else all_pairs
+    ours = pl.col("level") != ORACLE
+    return sums.sort(
+        *by, pl.col("level").replace_strict(ORACLE, 1 << 30, default=pl.col("level")).cast(pl.Int64)
+    ).select(
+        *by,
+        "level",
+        pl.col("rows").alias("steps"),
+        _ratio("eligible", "rows").alias("eligible"),
+        _ratio("shared", "rows").alias("shared"),
+        _ratio("cross", "rows").alias("cross"),
+        pl.col("groups").cast(pl.Int64),
+        _ratio("eligible", "groups").alias("mean_size"),
+        _ratio("size_sum", "eligible").alias("step_size"),
+        _ratio(pairs - pl.col("pairs"), pairs).alias("inconsistency"),
+        _ratio(pairs - pl.col("whole_pairs"), pairs).alias("differing"),
+        _ratio("variance", "shared_groups").alias("variance"),
+        _ratio("flat", "shared_groups").alias("flat"),
+        pl.when(ours).then(_ratio("weight", "rows")).alias("weight"),
+        _ratio("bias", "compared").alias("bias"),
+        _ratio("sign_disagreement", "compared").alias("sign_disagreement"),
+        pl.when(ours).then(pl.col("compared").cast(pl.Int64)).alias("compared"),
+    )
+
+
+def _sizes(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """How many groups of each size, and how many steps are in them."""
+    sums = parts.group_by(*by, "level", "size", maintain_order=True).sum()
+    order = pl.col("level").replace_strict(ORACLE, 1 << 30, default=pl.col("level")).cast(pl.Int64)
+    return sums.sort(*by, order, "size").select(
+        *by, "level", "size", pl.col("groups").cast(pl.Int64), pl.col("steps").cast(pl.Int64)
+    )
+
+
+def _summary(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """The whole table, or each of its kinds, from one row a group of rollouts."""
+    sums = parts.group_by(by, maintain_order=True).sum() if by else parts.sum()
+    return (sums.sort(by) if by else sums).select(
+        *by,
+        pl.col("groups", "trajectories", "steps", "aborted").cast(pl.Int64),
+        _ratio("return_sum", "trajectories").alias("mean_return"),
+        _ratio("successes", "trajectories").alias("success"),
+        _ratio("flat", "groups").alias("flat_groups"),
+        _ratio("steps", "trajectories").alias("mean_length"),
+        _ratio("invalid", "steps").alias("invalid"),
+    )

@@ -1,0 +1,57 @@
+"""What `hgpo train` and `hgpo sft` have in common: errors that end a run early, and warnings in one line."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def exit_on_training_errors(again: str) -> Iterator[None]:
+    """Turns what ends a run early into a line and an exit status, and shows each warning in one line.
+
+    A run that was interrupted exits with 130; one that too many failures or the disk ended, with 1.
+
+    Args:
+        again: The command that resumes the run.
+    """
+    from hgpo_train.rollout.failures import RolloutError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show
+            yield
+    except KeyboardInterrupt:
+        _print(f"Interrupted. Nothing committed is lost; resume with: {again}")
+        raise typer.Exit(130) from None
+    except RolloutError as error:
+        _print(f"stopped: {error}. Nothing committed is lost; resume with: {again}")
+        raise typer.Exit(1) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _print(f"stopped: {where}{error.strerror or error}. Nothing committed is lost; resume with: {again}")
+        raise typer.Exit(1) from None
+
+
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: str | None = None,
+) -> None:
+    """Takes the place of `warnings.showwarning`, which shows a line of code, too."""
+    del category, filename, lineno, file, line
+    _print(f"warning: {message}")
+
+
+def _print(line: str) -> None:
+    print(" ".join(line.split()), file=sys.stderr)

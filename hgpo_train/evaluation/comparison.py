@@ -1,0 +1,91 @@
+"""Two evaluations compared task by task: the difference, its interval, and a permutation test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from hgpo_envs.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+from hgpo_train.evaluation.report import _RESAMPLES, _SEED, bootstrap_tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two evaluations, task by task.
+
+    Attributes:
+        measure: What is compared.
+        tasks: Tasks that both have played.
+        difference: Mean over tasks of (first - second), each the mean over the seeds.
+        low: Lower end of its 95% interval, tasks resampled.
+        high: Its upper end.
+        better: Tasks on which the first is better.
+        worse: Tasks on which it is worse.
+        p: Two-sided p of the paired permutation test: the share of sign flips whose difference is at least as far from
+            0 (all of them up to 16 tasks that differ, else 10,000 drawn ones with the observed one counted).
+    """
+
+    measure: str
+    tasks: int
+    difference: float
+    low: float
+    high: float
+    better: int
+    worse: int
+    p: float
+
+
+def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success") -> Comparison:
+    """Compares two evaluations by the tasks that both have played.
+
+    Args:
+        first: Episodes, as `episode_table` makes them.
+        second: Likewise.
+        measure: One of `MEASURES`.
+
+    Raises:
+        InputError: They have no task in common.
+
+    >>> table = pl.DataFrame({"task_id": ["a", "b", "c"], "success": [1.0, 1.0, 0.0], "aborted": False})
+    >>> compare(table, table.with_columns(success=pl.lit(0.0))).p  # 2 of 3 differ: 2 of 4 sign flips are as extreme
+    0.5
+    """
+    means = [
+        table.filter(~pl.col("aborted")).group_by("task_id").agg(pl.col(measure).mean().alias(name))
+        for name, table in (("first", first), ("second", second))
+    ]
+    both = means[0].join(means[1], on="task_id").sort("task_id")
+    if not len(both):
+        raise InputError("the two evaluations have no task in common; evaluate the same split with the same data")
+    differences = (both["first"] - both["second"]).to_numpy()
+    low, high = np.quantile(differences[bootstrap_tasks(len(both))].mean(1), [0.025, 0.975])
+    return Comparison(
+        measure=measure,
+        tasks=len(both),
+        difference=float(differences.mean()),
+        low=float(low),
+        high=float(high),
+        better=int((differences > 0).sum()),
+        worse=int((differences < 0).sum()),
+        p=_permutation_p(differences[differences != 0]),
+    )
+
+
+def _permutation_p(differences: NDArray[np.float64]) -> float:
+    """The two-sided p of the sign-flip test of mean 0."""
+    number = len(differences)
+    observed = abs(differences.sum()) - 1e-12 * np.abs(differences).sum()  # sums in another order may round otherwise
+    if number <= 16:
+        flips = (np.arange(2**number)[:, None] >> np.arange(number) & 1) * 2 - 1
+        return float((np.abs(flips @ differences) >= observed).mean())
+    rng = np.random.Generator(np.random.PCG64(_SEED))
+    drawn = rng.integers(0, 2, (_RESAMPLES, number)) * 2 - 1
+    return float((1 + (np.abs(drawn @ differences) >= observed).sum()) / (1 + _RESAMPLES))

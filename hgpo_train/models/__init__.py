@@ -1,0 +1,1 @@
+"""Language models: loaded, made on the spot, and as files of checkpoints."""

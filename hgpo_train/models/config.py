@@ -1,0 +1,44 @@
+"""Which model is loaded, and how: the `model` section of configurations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hgpo_train.settings import (
+    NonNegativeInt,
+    Settings,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig(Settings):
+    """Low-rank adapters (arXiv 2106.09685) by peft; without them all weights are trained."""
+
+    rank: NonNegativeInt = 0
+    """r of the adapters; 0 trains all weights."""
+    alpha: int = 32
+    """The adapters' output is scaled by alpha / rank."""
+    dropout: float = 0.0
+    """Dropout before the adapters. Any but 0 makes rollout and update disagree."""
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Names of the linear layers that get an adapter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(Settings):
+    """The policy."""
+
+    path: str = "Qwen/Qwen2.5-1.5B-Instruct"
+    """A folder or a Hugging Face name of a causal language model with a chat template; the folder of a run of
+    hgpo sft or hgpo train stands for its newest checkpoint."""
+    device: str = "auto"
+    """A torch device; auto takes an accelerator if there is one."""
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """What autocast computes in. Trained weights are always float32: at rates of 1e-6 bfloat16 loses updates."""
+    attention: Literal["sdpa", "flash_attention_2", "flex_attention", "eager"] = "sdpa"
+    """Transformers' attention implementation."""
+    gradient_checkpointing: bool = True
+    """Recompute layers in the backward pass: a third more time for much less memory."""
+    lora: LoraConfig = LoraConfig()
+    """Low-rank adapters."""

@@ -1,0 +1,187 @@
+"""Loads the policy to be trained: weights in float32, adapters by peft, a frozen reference."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hgpo_envs.errors import InputError
+from hgpo_train.models.checkpoint_files import resolve_model
+from hgpo_train.models.hf import no_progress_bars, unwrap_peft
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hgpo_train.models.config import LoraConfig, ModelConfig
+    from hgpo_train.models.hf import Model, Tokenizer
+
+
+def choose_device(name: str) -> torch.device:
+    """The named device; ``auto`` takes an accelerator if there is one."""
+    if name != "auto":
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"the device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")
+
+
+def compute_dtype(config: ModelConfig) -> torch.dtype:
+    """The dtype that autocast computes in."""
+    return torch.bfloat16 if config.compute_dtype == "bfloat16" else torch.float32
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """Loads a tokenizer and makes sure that it can render a chat.
+
+    Raises:
+        InputError: Nothing can be loaded, or there is no chat template.
+    """
+    from transformers import AutoTokenizer
+
+    folder = resolve_model(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # damaged files raise whatever their parsers raise
+        a_folder = path.count("/") > 1  # a Hugging Face name has one slash at most
+        why = "no such folder" if a_folder and not Path(path).exists() else _first_line(error)
+        raise InputError(
+            f"cannot load a tokenizer from {path!r} ({why}): expected a model's folder, a run's, or a Hugging Face "
+            "name; `hgpo train --list` says what makes the models of the tiny configurations"
+        ) from error
+    if not getattr(tokenizer, "chat_template", None):
+        raise InputError(
+            f"the tokenizer of {path!r} has no chat template; take the model's -Instruct form, or put a "
+            "chat_template.jinja into its folder"
+        )
+    if tokenizer.eos_token_id is None:
+        raise InputError(f"the tokenizer of {path!r} names no end-of-turn token (eos_token), so no response would end")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(config: ModelConfig, seed: int = 0) -> Model:
+    """Loads a causal language model for training.
+
+    All weights are float32 masters, computed on under autocast; with adapters the frozen base is held in the compute
+    dtype and the adapters in float32.
+
+    Args:
+        config: What to load and how.
+        seed: Of the adapters' first weights.
+
+    Raises:
+        InputError: Nothing can be loaded from the path.
+    """
+    from transformers import AutoModelForCausalLM
+
+    dtype = compute_dtype(config) if config.lora.rank else torch.float32
+    folder = resolve_model(config.path)
+    try:
+        with no_progress_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation=config.attention,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except Exception as error:  # damaged files raise whatever their parsers raise
+        raise InputError(f"cannot load a causal language model from {config.path!r}: {_first_line(error)}") from error
+    model: Model = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):  # Transformers fills them with random numbers
+        raise InputError(
+            f"cannot load a causal language model from {config.path!r}: its files hold no weights for {missing[0]!r}"
+            + (f" and {len(missing) - 1} more" if missing[1:] else "")
+        )
+    model.to(choose_device(config.device))
+    if config.lora.rank:
+        model = add_adapters(model, config.lora, seed)
+    if config.gradient_checkpointing:
+        checkpoint_layers(model)
+    return model
+
+
+def checkpoint_layers(model: Model) -> None:
+    """Recomputes each layer in the backward pass instead of keeping what it computed."""
+    plain = unwrap_peft(model)
+    # Transformers 5.2x renames it; the old name still works and warns.
+    enable = getattr(plain, "activation_checkpointing_enable", plain.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
+
+
+def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
+    """Wraps a model with trainable low-rank adapters; the base is frozen. Global random state is left as it was.
+
+    Raises:
+        InputError: None of the target layers is in the model.
+    """
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import get_peft_model
+
+    peft_config = PeftLoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=list(config.targets),
+    )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return get_peft_model(model, peft_config)
+    except ValueError as error:
+        raise InputError(
+            f"cannot add adapters to model.lora.targets {list(config.targets)}: {_first_line(error)}"
+        ) from error
+
+
+def check_context(model: Model, longest: int) -> None:
+    """Refuses sequences that are longer than the model's context."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and longest > positions:
+        raise InputError(
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens is {longest}, but the model reads at most "
+            f"{positions} tokens; make one of them smaller"
+        )
+
+
+def vocabulary(model: Model) -> int:
+    """How many token ids a model knows: rows of its input embedding, which may be more than its tokenizer's."""
+    rows: int = unwrap_peft(model).get_input_embeddings().weight.shape[0]
+    return rows
+
+
+class Reference:
+    """The policy before training, for the KL term.
+
+    With adapters it is the same model with the adapters switched off, so it costs no memory; otherwise a frozen copy in
+    the compute dtype.
+    """
+
+    def __init__(self, model: Model, dtype: torch.dtype) -> None:
+        self._adapted = hasattr(model, "disable_adapter")
+        self._model = model if self._adapted else copy.deepcopy(model).to(dtype).requires_grad_(requires_grad=False)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[Model]:
+        """The reference model, for as long as the context lasts."""
+        if not self._adapted:
+            yield self._model
+            return
+        with self._model.disable_adapter():
+            yield self._model
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    first = lines[0] if lines else ""
+    return (
+        first if isinstance(error, OSError | ValueError | ImportError) and first else f"{type(error).__name__}: {first}"
+    )

@@ -1,0 +1,185 @@
+"""Supervised training on the rows of a step table: the warm start, by the batches and learner of the policy update.
+
+The loss is the negative log-likelihood of each row's response (and the end of turn) after its prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import polars as pl
+
+from hgpo_datasets import scan_steps
+from hgpo_envs.atomic import remove_abandoned
+from hgpo_envs.errors import InputError
+from hgpo_train.models.checkpoint_files import TrainingState, checkpoint_to_resume, list_checkpoints
+from hgpo_train.models.loading import load_model, load_tokenizer, vocabulary
+from hgpo_train.policies.generation import encode_prompts
+from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_rows
+from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
+from hgpo_train.training.run_folder import Origin, RunFolder
+from hgpo_train.training.tracking import log_to, make_trackers
+from hgpo_train.training.update.batches import Samples, mini_batches, samples_from_steps
+from hgpo_train.training.update.learner import Learner
+from hgpo_train.training.update.optimiser import learning_rate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hgpo_train.models.hf import Tokenizer
+    from hgpo_train.training.config import SftConfig
+    from hgpo_train.training.display import Display
+
+
+_FREE: Final = frozenset(
+    {
+        "tracking",
+        "update.micro_batch_tokens",
+        "update.logit_chunk",
+        "update.gap_warning",
+        "model.device",
+        "model.gradient_checkpointing",
+    }
+)
+"""What may change between a run and its resumption: it does not decide what is learnt, but for rounding."""
+
+
+_KEPT: Final = 1
+"""How many checkpoints are kept."""
+
+
+def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
+    """The rows to be imitated: `trajectory`, `step`, `prompt`, `response`, sorted by trajectory and step.
+
+    A row without a response (a policy that named its action directly) answers with its action. Of trajectories that
+    solved their task, rows whose action was invalid are left out: nobody should learn those.
+
+    Raises:
+        InputError: The table stores no prompts, or no trajectory is left.
+    """
+    table = scan_steps(source)
+    response = pl.coalesce("response", "action").alias("response")
+    rows = table.select("trajectory", "step", "prompt", response, "action_valid", "won", "aborted").collect()
+    if rows["prompt"].is_null().all():
+        raise InputError(f"{source} stores no prompts; collect it without --without prompt")
+    kept = ~pl.col("aborted").any().over("trajectory")
+    if config.rows == "won":
+        kept &= pl.col("won").any().over("trajectory") & pl.col("action_valid")
+    rows = rows.filter(kept & pl.col("prompt").is_not_null() & pl.col("response").is_not_null())
+    rows = rows.sort("trajectory", "step")
+    if config.max_trajectories is not None:
+        names = rows["trajectory"].unique(maintain_order=True).head(config.max_trajectories)
+        rows = rows.filter(pl.col("trajectory").is_in(names.implode()))
+    if rows["trajectory"].n_unique() < 2:
+        raise InputError(
+            f"{source} has {rows['trajectory'].n_unique()} trajectories to imitate (rows = {config.rows!r}); expected "
+            'at least 2, collect some with --policy explorer, or take rows = "all"'
+        )
+    return rows
+
+
+def tokenise(rows: pl.DataFrame, tokenizer: Tokenizer, max_prompt_tokens: int) -> pl.DataFrame:
+    """Adds `prompt_token_ids` and `response_token_ids`, the response with its end of turn."""
+    prompts = [tokens[-max_prompt_tokens:] for tokens in encode_prompts(tokenizer, rows["prompt"].to_list())]
+    responses = tokenizer(rows["response"].to_list(), add_special_tokens=False)["input_ids"]
+    ended = [[*tokens, tokenizer.eos_token_id] for tokens in responses]
+    ids = pl.List(pl.Int32)
+    return rows.with_columns(
+        pl.Series("prompt_token_ids", prompts, dtype=ids), pl.Series("response_token_ids", ended, dtype=ids)
+    )
+
+
+def with_prompts_as_responses(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows whose prompt is its first token and whose response is everything after it."""
+    prompt, response = pl.col("prompt_token_ids"), pl.col("response_token_ids")
+    rest = prompt.list.slice(1).list.concat(response)
+    return rows.with_columns(prompt.list.head(1), rest.alias("response_token_ids"))
+
+
+def split_held_out(rows: pl.DataFrame, share: float, seed: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Trajectories to train on, and at least one that is held out."""
+    names = rows["trajectory"].unique(maintain_order=True).to_list()
+    order = np.random.default_rng([seed, 1]).permutation(len(names))
+    held = [names[i] for i in order[: max(1, round(share * len(names)))]]
+    is_held = pl.col("trajectory").is_in(held)
+    return rows.filter(~is_held), rows.filter(is_held)
+
+
+def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Display) -> Path:
+    """Trains a model on demonstrations, epoch by epoch; an interrupted run is resumed after its last epoch.
+
+    Args:
+        config: The run's.
+        source: A step table.
+        folder: The run's; no other process may train there meanwhile.
+        display: Shows what happens.
+
+    Returns:
+        The folder of the last checkpoint.
+
+    Raises:
+        InputError: Something cannot be used, another process trains in the folder, or the folder holds a run of
+            another configuration, of other demonstrations or of another model.
+    """
+    # A schedule that falls to 0 over the epochs makes each of them depend on how many there are.
+    free = _FREE | {"update.epochs"} if config.optimiser.schedule == "constant" else _FREE
+    with RunFolder(folder, config, free, purpose="training", resume=True) as run:
+        return _run_sft(run, source, display)
+
+
+def _run_sft(run: RunFolder[SftConfig], source: str | Path, display: Display) -> Path:
+    config, folder = run.config, run.folder
+    tokenizer = load_tokenizer(config.model.path)
+    rows = demonstrations(source, config)
+    run.pin(
+        {
+            "set of demonstrations": Origin(f"the step table {str(source)!r}", fingerprint_rows(rows)),
+            "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
+        }
+    )
+    remove_abandoned(folder / "checkpoints")
+    train_rows, held_out_rows = split_held_out(
+        tokenise(rows, tokenizer, config.max_prompt_tokens), config.held_out, config.seed
+    )
+    model = load_model(config.model, config.seed)
+    known = vocabulary(model)
+    train = samples_from_steps(with_prompts_as_responses(train_rows) if config.prompt_loss else train_rows, known)
+    held_out = samples_from_steps(held_out_rows, known)
+    # Imitation has advantages of 1 and no policy before it: of the update's loss only the log-likelihood is left.
+    update = dataclasses.replace(config.update, entropy_weight=0.0, dual_clip=None)
+    learner = Learner(model, dataclasses.replace(config, update=update), reference=False)
+    state = TrainingState(versions=versions(), run=run.id)
+    if (newest := checkpoint_to_resume(folder / "checkpoints", run.id)) is not None:
+        state = resumed_state(load_checkpoint(newest, learner.model, learner.optimiser), state)
+        remove_superseded(folder / "checkpoints", newest, _KEPT)
+    trackers = make_trackers(config, folder, state.iteration + 1)
+    try:
+        while state.iteration < config.update.epochs:
+            with display.stage("train"):
+                metrics = _epoch(learner, config, train, state.iteration, display)
+            metrics["val/loss"] = -float(learner.logprobs(held_out).mean())
+            state = dataclasses.replace(state, iteration=state.iteration + 1)
+            log_to(trackers, metrics, state.iteration)
+            display.row(state.iteration, metrics)
+            save_checkpoint(folder / "checkpoints", state, learner.model, tokenizer, learner.optimiser, keep=_KEPT)
+    finally:
+        for tracker in trackers:
+            tracker.close()
+    return list_checkpoints(folder / "checkpoints")[-1]
+
+
+def _epoch(learner: Learner, config: SftConfig, samples: Samples, epoch: int, display: Display) -> dict[str, float]:
+    """One pass over the rows; the learning rate follows the optimiser steps of all passes."""
+    generator = np.random.default_rng([config.seed, epoch, 2])
+    batches = mini_batches(np.flatnonzero(samples.response_length > 0), config.update.mini_batch_size, generator)
+    steps = []
+    for done, batch in enumerate(batches):
+        rate = learning_rate(config.optimiser, epoch * len(batches) + done, config.update.epochs * len(batches))
+        learner.set_learning_rate(rate)
+        steps.append(learner.step(samples, batch, None, None))
+        display.progress(done + 1, len(batches))
+    names = {"actor/nll": "train/loss", "actor/grad_norm": "train/grad_norm", "actor/skipped": "train/skipped"}
+    means = {told: float(np.mean([step[name] for step in steps])) for name, told in names.items()}
+    return {**means, "train/lr": rate}

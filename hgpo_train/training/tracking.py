@@ -1,0 +1,204 @@
+"""Where metrics go: a JSON line an iteration, TensorBoard, and trackers by option."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from hgpo_envs.atomic import append, write_file
+from hgpo_envs.errors import InputError
+from hgpo_envs.secrets import redact_json
+from hgpo_envs.untrusted_files import read_bytes
+from hgpo_train.settings import to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from hgpo_train.training.config import Config, SftConfig
+
+
+class Tracker(Protocol):
+    """Is told the metrics of each iteration."""
+
+    def log(self, metrics: Mapping[str, float], iteration: int) -> None:
+        """Takes one iteration's metrics."""
+        ...
+
+    def close(self) -> None:
+        """Ends the run."""
+        ...
+
+
+DAMAGED: Final = ".damaged"
+"""Ends the name of the file that damaged lines are moved to."""
+
+
+_METRICS_BYTES: Final = 4 << 30
+
+
+class TrackingWarning(UserWarning):
+    """Metrics that were stored cannot be read."""
+
+
+class JsonLines:
+    """`metrics.jsonl`: one object an iteration, `iteration` first. A line is on disk when `log` returns.
+
+    Lines that are damaged are moved to `metrics.jsonl.damaged`. A last line without its end was never finished: its
+    iteration is logged again.
+
+    Args:
+        path: The file; lines of iterations from `start` on are dropped, because they will be written again.
+        start: The first iteration to come.
+
+    Raises:
+        InputError: `path` is something else than a file, or cannot be read.
+        OSError: It cannot be written.
+    """
+
+    def __init__(self, path: Path, start: int) -> None:
+        self.path = path
+        data, lines, damaged = _read(path)
+        if damaged:
+            aside = path.with_name(path.name + DAMAGED)
+            before = read_bytes(aside, _METRICS_BYTES) if os.path.lexists(aside) else b""
+            if not before.endswith(joined := b"".join(line + b"\n" for line in damaged)):
+                write_file(aside, before + joined)
+            warnings.warn(
+                f"{path} holds {len(damaged)} damaged lines, which are moved to {aside.name}",
+                TrackingWarning,
+                stacklevel=2,
+            )
+        kept = {line["iteration"]: line for line in lines if line["iteration"] < start}
+        whole = b"".join(_line(kept[iteration]) for iteration in sorted(kept))
+        if data != whole or not path.exists():
+            write_file(path, whole)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
+
+    def log(self, metrics: Mapping[str, float], iteration: int) -> None:
+        """See `Tracker`. A value that is not finite is written as null."""
+        finite = {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}
+        append(self._descriptor, _line({"iteration": iteration, **finite}))
+
+    def close(self) -> None:
+        """See `Tracker`. Closing twice is harmless."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`; damaged ones are left out with a warning, an unfinished last one without.
+
+    Raises:
+        InputError: `path` is something else than a file, or cannot be read.
+    """
+    _, lines, damaged = _read(path)
+    if damaged:
+        warnings.warn(f"{path} holds {len(damaged)} damaged lines, which are left out", TrackingWarning, stacklevel=2)
+    return lines
+
+
+def _read(path: Path) -> tuple[bytes, list[dict[str, Any]], list[bytes]]:
+    """A file's bytes, its lines and its damaged lines."""
+    data = read_bytes(path, _METRICS_BYTES, "metrics.jsonl") if os.path.lexists(path) else b""
+    lines, damaged = [], []
+    for line in data.split(b"\n")[:-1]:
+        values = _values(line)
+        if values is None:
+            damaged.append(line)
+        else:
+            lines.append(values)
+    return data, lines, damaged
+
+
+def _values(line: bytes) -> dict[str, Any] | None:
+    """What a line holds, or None if it is damaged."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or type(values.get("iteration")) is not int:
+        return None
+    numbers = (value for value in values.values() if value is not None)
+    return values if all(isinstance(value, int | float) for value in numbers) else None
+
+
+def _line(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values).encode() + b"\n"
+
+
+class TensorBoard:
+    """TensorBoard events under `tensorboard/`; a resumed run hides what it writes again."""
+
+    def __init__(self, folder: Path, start: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder), purge_step=start)
+
+    def log(self, metrics: Mapping[str, float], iteration: int) -> None:
+        """See `Tracker`."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, iteration)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """See `Tracker`."""
+        self._writer.close()
+
+
+class Hosted:
+    """Weights & Biases, or trackio, which has the same few functions."""
+
+    def __init__(self, module: str, project: str, config: Config | SftConfig, folder: Path) -> None:
+        import importlib
+
+        try:
+            self._module: Any = importlib.import_module(module)
+        except ImportError as error:
+            raise InputError(f"tracking.{module} is set but {module} is not installed; pip install {module}") from error
+        extra = {"dir": str(folder), "id": folder.name, "resume": "allow"} if module == "wandb" else {"resume": "allow"}
+        self._run: Any = self._module.init(
+            project=project, name=config.name, config=redact_json(to_dict(config)), **extra
+        )
+
+    def log(self, metrics: Mapping[str, float], iteration: int) -> None:
+        """See `Tracker`."""
+        self._module.log(dict(metrics), step=iteration)
+
+    def close(self) -> None:
+        """See `Tracker`."""
+        self._module.finish()
+
+
+def make_trackers(config: Config | SftConfig, folder: Path, start: int) -> list[Tracker]:
+    """The trackers that a configuration asks for.
+
+    Args:
+        config: The run's.
+        folder: The run's.
+        start: The first iteration to come; what was logged from there on is logged again.
+    """
+    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl", start)]
+    if config.tracking.tensorboard and _has_tensorboard():
+        trackers.append(TensorBoard(folder / "tensorboard", start))
+    for module, project in (("wandb", config.tracking.wandb), ("trackio", config.tracking.trackio)):
+        if project is not None:
+            trackers.append(Hosted(module, project, config, folder))
+    return trackers
+
+
+def log_to(trackers: Iterable[Tracker], metrics: Mapping[str, float], iteration: int) -> None:
+    """Gives one iteration's metrics to trackers; secrets in names, which environments choose some of, are replaced."""
+    shown = redact_json(metrics)
+    for tracker in trackers:
+        tracker.log(shown, iteration)
+
+
+def _has_tensorboard() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("tensorboard") is not None

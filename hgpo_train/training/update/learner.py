@@ -1,0 +1,245 @@
+"""The learner: a policy, its optimiser and its reference; samples with advantages in, an updated policy out."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from hgpo_envs.errors import InputError
+from hgpo_train.models.loading import Reference, compute_dtype
+from hgpo_train.training.update.batches import micro_batches, mini_batches
+from hgpo_train.training.update.logprobs import ResponseScorer
+from hgpo_train.training.update.losses import LossTerms, policy_loss, token_weights
+from hgpo_train.training.update.optimiser import clip_gradient, make_optimiser
+from hgpo_train.training.update.throughput import model_flops, peak_flops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from hgpo_train.models.hf import Model
+    from hgpo_train.training.config import Config, SftConfig
+    from hgpo_train.training.update.batches import MicroBatch, Samples
+
+
+class Learner:
+    """Trains a policy on step rows.
+
+    Args:
+        model: A causal language model, bare or wrapped by peft; its trainable weights in float32.
+        config: The run's configuration; its sections `update`, `optimiser` and `model` matter here.
+        temperature: Log-probabilities are those of the model at this temperature.
+        reference: Keep a frozen copy of the model as it is now for the KL term. By default if its weight is not zero.
+    """
+
+    def __init__(
+        self, model: Model, config: Config | SftConfig, *, temperature: float = 1.0, reference: bool | None = None
+    ) -> None:
+        self.config = config
+        self.temperature = temperature
+        self.model = model
+        self.scorer = ResponseScorer(model, chunk=config.update.logit_chunk)
+        self.optimiser = make_optimiser(model, config.optimiser)
+        self.device = next(model.parameters()).device
+        dtype = compute_dtype(config.model)
+        keep = config.update.kl_weight > 0 if reference is None else reference
+        self.reference = Reference(model, dtype) if keep else None
+        self._autocast_dtype = dtype
+
+    def update(
+        self,
+        samples: Samples,
+        rng: np.random.Generator,
+        rate: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> dict[str, float]:
+        """Improves the policy on samples: every epoch's mini-batches, one optimiser step each.
+
+        Args:
+            samples: Rows with advantages.
+            rng: Draws the mini-batches.
+            rate: The learning rate; None leaves it as it is.
+            progress: Called with optimiser steps done and to do.
+
+        Returns:
+            Metrics under verl's names (`actor/…`, `perf/…`), averaged over optimiser steps.
+        """
+        begin = time.perf_counter()
+        config = self.config.update
+        rows = np.flatnonzero(samples.response_length > 0)
+        if not len(rows):
+            return {"actor/optimiser_steps": 0.0}
+        old = self._old_logprobs(samples)
+        reference = self.reference_logprobs(samples) if self.reference is not None else None
+        if rate is not None:
+            self.set_learning_rate(rate)
+        batches = [batch for _ in range(config.epochs) for batch in mini_batches(rows, config.mini_batch_size, rng)]
+        steps = []
+        for done, batch in enumerate(batches):
+            steps.append(self.step(samples, batch, old, reference))
+            if progress is not None:
+                progress(done + 1, len(batches))
+        metrics = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
+        metrics |= {"actor/lr": self.optimiser.param_groups[0]["lr"], "actor/optimiser_steps": float(len(steps))}
+        metrics |= self._gap(samples, old) | self._throughput(samples, begin)
+        return metrics
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Sets the learning rate of the steps to come."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+
+    def step(
+        self,
+        samples: Samples,
+        rows: NDArray[np.int64],
+        old: NDArray[np.float32] | None,
+        reference: NDArray[np.float32] | None,
+    ) -> dict[str, float]:
+        """One optimiser step on one mini-batch, accumulated over micro-batches.
+
+        A loss or gradient that is not finite is thrown away and counted (`actor/skipped`).
+        """
+        parts = self.accumulate(samples, rows, old, reference)
+        norm = clip_gradient(self.model, self.config.optimiser.gradient_clip)
+        sound = bool(np.isfinite(norm) and np.isfinite(parts["loss"]))
+        if sound:
+            self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        metrics = {f"actor/{name}": value for name, value in parts.items()}
+        return metrics | {"actor/grad_norm": norm, "actor/skipped": float(not sound)}
+
+    def accumulate(
+        self,
+        samples: Samples,
+        rows: NDArray[np.int64],
+        old: NDArray[np.float32] | None,
+        reference: NDArray[np.float32] | None,
+    ) -> dict[str, float]:
+        """Adds the mini-batch's gradient to the parameters' and returns the loss, its parts and means over tokens.
+
+        Args:
+            samples: All rows.
+            rows: Those of the mini-batch.
+            old: log π_old of every response token; None takes the present policy, whose ratio is 1. With advantages
+                of 1 that is the negative log-likelihood of supervised training.
+            reference: log π_ref of every response token, or None.
+        """
+        config = self.config.update
+        terms = LossTerms(config.clip_low, config.clip_high, config.dual_clip, config.kl_weight, config.entropy_weight)
+        weight = np.zeros(len(samples))
+        weight[rows] = token_weights(samples.response_length[rows], config.aggregation)
+        self.model.train()
+        parts: dict[str, float] = {}
+        totals: dict[str, float] = {}
+        for micro in self._micro_batches(samples, rows):
+            with self._computing():
+                logprob, entropy = self._score(micro, entropy_gradient=config.entropy_weight != 0)
+            made = policy_loss(
+                logprob,
+                entropy,
+                logprob.detach() if old is None else self._tensor(old[micro.token]),
+                None if reference is None else self._tensor(reference[micro.token]),
+                self._tensor(samples.advantage[micro.row]),
+                self._tensor(weight[micro.row]),
+                terms,
+            )
+            with self._memory_advice():
+                made.loss.backward()  # type: ignore[no-untyped-call]
+            for sums, values in ((parts, made.parts), (totals, made.totals)):
+                for name, value in values.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+        tokens = int(samples.response_length[rows].sum())
+        return parts | {name: value / tokens for name, value in totals.items()}
+
+    def logprobs(self, samples: Samples) -> NDArray[np.float32]:
+        """The log π of every response token under the present policy, float32 of shape (response tokens,)."""
+        self.model.eval()
+        return self._all_logprobs(samples)
+
+    def reference_logprobs(self, samples: Samples) -> NDArray[np.float32]:
+        """The log π_ref of every response token, float32 of shape (response tokens,)."""
+        assert self.reference is not None
+        self.model.eval()
+        with self.reference.active() as model:
+            policy, self.scorer.model = self.scorer.model, model
+            try:
+                return self._all_logprobs(samples)
+            finally:
+                self.scorer.model = policy
+
+    def _all_logprobs(self, samples: Samples) -> NDArray[np.float32]:
+        values = np.zeros(samples.response_tokens, np.float32)
+        with torch.no_grad():
+            for micro in self._micro_batches(samples, np.arange(len(samples))):
+                with self._computing():
+                    logprob, _ = self._score(micro, entropy_gradient=False)
+                values[micro.token] = logprob.cpu().numpy()
+        return values
+
+    def _old_logprobs(self, samples: Samples) -> NDArray[np.float32]:
+        if self.config.update.old_logprobs == "recompute":
+            return self.logprobs(samples)
+        if np.isnan(samples.rollout_logprob).any():
+            raise InputError(
+                "expected response_logprobs for every response token, the engine reported none for some; set "
+                'update.old_logprobs = "recompute"'
+            )
+        return samples.rollout_logprob
+
+    def _score(self, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+        inputs = (part.to(self.device) for part in (micro.input_ids, micro.position_ids, micro.source, micro.target))
+        scores: tuple[Tensor, Tensor] = self.scorer(*inputs, self.temperature, entropy_gradient)
+        return scores
+
+    def _micro_batches(self, samples: Samples, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
+        config = self.config.update
+        return micro_batches(samples, rows, max_tokens=config.micro_batch_tokens, layout=config.layout)
+
+    def _tensor(self, values: NDArray[np.floating]) -> Tensor:
+        return torch.from_numpy(values.astype(np.float32)).to(self.device)
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        half = self._autocast_dtype != torch.float32
+        with self._memory_advice(), torch.autocast(self.device.type, self._autocast_dtype, enabled=half):
+            yield
+
+    @contextlib.contextmanager
+    def _memory_advice(self) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            config = self.config
+            raise InputError(
+                f"out of memory with update.micro_batch_tokens = {config.update.micro_batch_tokens}, logit_chunk = "
+                f"{config.update.logit_chunk} and gradient_checkpointing = {config.model.gradient_checkpointing}; "
+                "halve micro_batch_tokens (the result stays the same), set logit_chunk = 128 and "
+                "gradient_checkpointing = true, or train adapters with model.lora.rank = 64"
+            ) from error
+
+    def _gap(self, samples: Samples, old: NDArray[np.float32]) -> dict[str, float]:
+        """How far the engine's log-probabilities are from the trainer's; verl's names."""
+        known = ~np.isnan(samples.rollout_logprob)
+        if self.config.update.old_logprobs == "rollout" or not known.any():
+            return {}
+        gap = np.abs(old[known] - samples.rollout_logprob[known])
+        return {
+            "training/rollout_logprobs_abs_diff_mean": float(gap.mean()),
+            "training/rollout_logprobs_abs_diff_max": float(gap.max()),
+        }
+
+    def _throughput(self, samples: Samples, begin: float) -> dict[str, float]:
+        seconds = time.perf_counter() - begin
+        metrics = {"perf/update_tokens_per_s": float(samples.start[-1]) / seconds}
+        peak = peak_flops(self.device, self._autocast_dtype)
+        if peak is not None:
+            flops = model_flops(self.model, samples.length, samples.response_length) * self.config.update.epochs
+            metrics["perf/mfu/actor"] = flops / seconds / peak
+        return metrics

@@ -1,0 +1,208 @@
+"""The loss of the policy update, one term a function.
+
+Every term is a value per response token; `aggregate` weighs and sums them. The weights of a mini-batch are known before
+its first micro-batch runs (`token_weights`), so a loss is a plain sum over tokens and gradient accumulation over
+micro-batches of any sizes equals the whole mini-batch at once.
+
+Notation: π the policy being trained, π_old the policy that is taken as the one that acted, π_ref the reference policy,
+y the response tokens of one step, A the step's advantage, which every one of its tokens receives.
+
+    r(y)      = π(y) / π_old(y)                                              the ratio
+    L_clip(y) = max(−A r, −A clip(r, 1 − ε_low, 1 + ε_high))                 PPO, asymmetric
+    L(y)      = min(L_clip, −A c)  where A < 0                               dual clip, c > 1
+    KL(y)     = exp(d) − d − 1,  d = log π_ref(y) − log π(y)                 low-variance estimate
+    loss      = Σ_y w(y) (L(y) + β KL(y) − η H(y))                           H the entropy of π at y
+
+Sources: PPO, arXiv 1707.06347 equation 7; asymmetric clip and token mean, DAPO, arXiv 2503.14476 equations 8 to 12;
+dual clip, arXiv 1912.09729 equation 5; the KL estimate, J. Schulman 2020, "Approximating KL Divergence", estimator k3,
+limited as verl limits it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
+
+_LOG_LIMIT = 20.0
+_KL_LIMIT = 10.0
+
+
+class ClippedLoss(NamedTuple):
+    """The clipped policy loss of each token, and which clip was active there.
+
+    Attributes:
+        loss: float of shape (tokens,).
+        ratio: float of shape (tokens,), without gradient.
+        clipped: bool of shape (tokens,): the ratio's clip decided the value.
+        dual_clipped: bool of shape (tokens,): the dual clip decided the value.
+    """
+
+    loss: Tensor
+    ratio: Tensor
+    clipped: Tensor
+    dual_clipped: Tensor
+
+
+def clipped_policy_loss(
+    logprob: Tensor,
+    old_logprob: Tensor,
+    advantage: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = 3.0,
+) -> ClippedLoss:
+    """PPO's clipped surrogate with asymmetric bounds and dual clip, as a loss.
+
+    L_clip = max(−A r, −A clip(r, 1 − ε_low, 1 + ε_high)); where A < 0 the loss is at most −A c.
+
+    Args:
+        logprob: log π(y), float of shape (tokens,).
+        old_logprob: log π_old(y), the same shape, no gradient.
+        advantage: A of the token's step, the same shape.
+        clip_low: ε_low.
+        clip_high: ε_high.
+        dual_clip: c > 1; None leaves it out.
+
+    >>> one = torch.zeros(1)
+    >>> clipped_policy_loss(one + 1.0, one, one + 2.0).loss.item()  # ratio e is clipped to 1.2
+    -2.4...
+    >>> clipped_policy_loss(one + 2.0, one, one - 1.0).loss.item()  # ratio e² is more than c = 3
+    3.0
+    """
+    log_ratio = (logprob - old_logprob).clamp(-_LOG_LIMIT, _LOG_LIMIT)
+    ratio = log_ratio.exp()
+    free = -advantage * ratio
+    bounded = -advantage * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss = torch.maximum(free, bounded)
+    clipped = bounded > free
+    dual_clipped = torch.zeros_like(clipped)
+    if dual_clip is not None:
+        ceiling = -advantage * dual_clip
+        dual_clipped = (advantage < 0) & (loss > ceiling)
+        loss = torch.where(dual_clipped, ceiling, loss)
+    return ClippedLoss(loss, ratio.detach(), clipped, dual_clipped)
+
+
+def low_variance_kl(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
+    """Schulman's k3 estimate of KL(π ‖ π_ref) from the sampled token: exp(d) − d − 1, d = log π_ref − log π.
+
+    It is never negative, and zero where the two agree. d is limited to ±20 and the value to 10, as verl does.
+
+    >>> low_variance_kl(torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, -1.0])).tolist()
+    [0.0, 0.718...]
+    """
+    difference = (reference_logprob - logprob).clamp(-_LOG_LIMIT, _LOG_LIMIT)
+    return (difference.exp() - difference - 1.0).clamp(max=_KL_LIMIT)
+
+
+def token_weights(response_lengths: NDArray[np.int64], aggregation: Aggregation) -> NDArray[np.float64]:
+    """The weight of every token of each response of a mini-batch.
+
+    token_mean      w = 1 / Σ_j |y_j|          every token counts the same (DAPO, verl's default)
+    sequence_mean   w = 1 / (n |y_i|)          every response counts the same (GRPO's paper)
+    sequence_sum    w = 1 / n                  summed over tokens, averaged over responses (Dr. GRPO, up to a constant)
+
+    Args:
+        response_lengths: int of shape (n,), the responses' tokens; responses of no token count for nothing.
+        aggregation: One of the above.
+
+    Returns:
+        float64 of shape (n,): the weight of each of a response's tokens.
+
+    >>> token_weights(np.array([1, 3]), "token_mean").tolist()
+    [0.25, 0.25]
+    >>> token_weights(np.array([1, 4]), "sequence_mean").tolist()
+    [0.5, 0.125]
+    """
+    lengths = np.maximum(response_lengths.astype(np.float64), 1.0)
+    there = (response_lengths > 0).astype(np.float64)
+    count = max(float(there.sum()), 1.0)
+    if aggregation == "token_mean":
+        return there / max(float(response_lengths.sum()), 1.0)
+    return there / (count * lengths) if aggregation == "sequence_mean" else there / count
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """How the terms are clipped and weighed; the names are those of `hgpo_train.training.config.UpdateConfig`."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = 3.0
+    kl_weight: float = 0.0
+    entropy_weight: float = 0.0
+
+
+class PolicyLoss(NamedTuple):
+    """The loss of a micro-batch, and what it is made of; all of it adds up over micro-batches.
+
+    Attributes:
+        loss: A scalar with a gradient.
+        parts: Sums of the loss and its parts over tokens, each token with its weight.
+        totals: Sums over tokens without weights; divided by the number of tokens they are means.
+    """
+
+    loss: Tensor
+    parts: dict[str, Tensor]
+    totals: dict[str, Tensor]
+
+
+def policy_loss(
+    logprob: Tensor,
+    entropy: Tensor,
+    old_logprob: Tensor,
+    reference_logprob: Tensor | None,
+    advantage: Tensor,
+    weight: Tensor,
+    terms: LossTerms,
+) -> PolicyLoss:
+    """The whole loss of one micro-batch, a sum over its tokens: Σ w (L + β KL − η H).
+
+    Args:
+        logprob: log π(y), float32 of shape (tokens,).
+        entropy: H of π at each token, the same shape; carries a gradient only if its weight is not zero.
+        old_logprob: log π_old(y), the same shape.
+        reference_logprob: log π_ref(y), the same shape, or None without a reference.
+        advantage: A of each token's step, the same shape.
+        weight: w of each token, the same shape, from `token_weights` over the whole *mini-batch*.
+        terms: Clips and weights.
+    """
+    clipped = clipped_policy_loss(
+        logprob,
+        old_logprob,
+        advantage,
+        clip_low=terms.clip_low,
+        clip_high=terms.clip_high,
+        dual_clip=terms.dual_clip,
+    )
+    policy = (weight * clipped.loss).sum()
+    mean_entropy = (weight * entropy).sum()
+    loss = policy - terms.entropy_weight * mean_entropy
+    parts = {"pg_loss": policy, "entropy": mean_entropy}
+    totals = {
+        "clip_fraction": clipped.clipped.float().sum(),
+        "dual_clip_fraction": clipped.dual_clipped.float().sum(),
+        "nll": -logprob.sum(),
+        "ratio": clipped.ratio.sum(),
+        "approx_kl": (old_logprob - logprob).sum(),
+    }
+    if reference_logprob is not None:
+        divergence = (weight * low_variance_kl(logprob, reference_logprob)).sum()
+        loss = loss + terms.kl_weight * divergence
+        parts["kl_loss"] = divergence
+    parts["loss"] = loss
+    return PolicyLoss(loss, _detached(parts), _detached(totals))
+
+
+def _detached(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in values.items()}

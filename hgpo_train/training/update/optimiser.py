@@ -1,0 +1,102 @@
+"""AdamW with its schedule and clipping, and its state as plain named tensors for safetensors."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+from hgpo_envs.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
+
+    from hgpo_train.training.config import OptimiserConfig
+
+
+def make_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    first, second = config.betas
+    return torch.optim.AdamW(
+        parameters,
+        lr=config.learning_rate,
+        betas=(first, second),
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+        fused=parameters[0].is_cuda,
+    )
+
+
+def learning_rate(config: OptimiserConfig, iteration: int, iterations: int) -> float:
+    """The learning rate of an iteration (from 0): linear warm-up, then constant, linear or cosine to 0.
+
+    >>> from hgpo_train.training.config import OptimiserConfig
+    >>> config = OptimiserConfig(learning_rate=1.0, schedule="linear", warmup_iterations=2)
+    >>> [round(learning_rate(config, i, 6), 2) for i in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    warmup = config.warmup_iterations
+    if iteration < warmup:
+        return config.learning_rate * (iteration + 1) / warmup
+    progress = (iteration - warmup) / max(iterations - warmup, 1)
+    shape = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
+    return config.learning_rate * shape[config.schedule]
+
+
+def clip_gradient(model: nn.Module, largest: float) -> float:
+    """Scales the gradient to at most this norm (0 leaves it) and returns its norm before."""
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    return float(torch.nn.utils.clip_grad_norm_(parameters, largest if largest > 0 else math.inf))
+
+
+def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state under torch's names, ``state.<parameter>.<moment>``; empty before its first step."""
+    if not optimiser.state:
+        return {}
+    return {name: value for name, value in _flat_state(model, optimiser).items() if name.startswith("state.")}
+
+
+def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Puts back what `optimiser_tensors` returned, also under the names of version 0.1, ``<moment>.<parameter>``.
+
+    Raises:
+        InputError: The tensors belong to another model.
+    """
+    if not tensors:
+        return
+    tensors = {_torch_name(name): value for name, value in tensors.items()}
+    groups = {name: value for name, value in _flat_state(model, optimiser).items() if not name.startswith("state.")}
+    saved, own = _parameters(tensors), _parameters(groups)
+    if saved != own:
+        odd = min(saved ^ own)
+        raise InputError(f"the optimiser's state belongs to another model: {odd!r} is in one of them only")
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    set_optimizer_state_dict(model, optimiser, groups | tensors, options=options)
+
+
+def _flat_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """``state.<parameter>.<moment>`` and ``param_groups.<parameter>.<option>``.
+
+    An optimiser without state gets one of zeros: torch lets it take a step with a learning rate of 0.
+    """
+    options = StateDictOptions(flatten_optimizer_state_dict=True, cpu_offload=True)
+    return get_optimizer_state_dict(model, optimiser, options=options)
+
+
+def _torch_name(name: str) -> str:
+    moment, _, parameter = name.partition(".")
+    return name if moment == "state" else f"state.{parameter}.{moment}"
+
+
+def _parameters(names: Iterable[str]) -> set[str]:
+    """The parameters of ``<kind>.<parameter>.<value>``."""
+    return {name.partition(".")[2].rpartition(".")[0] for name in names}

@@ -1,0 +1,55 @@
+"""How much of the device's arithmetic the update uses: model FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from hgpo_train.models.hf import unwrap_peft
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hgpo_train.models.hf import Model
+
+_DENSE_BF16: Final = {"H200": 989e12, "H100": 989e12, "H20": 148e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12}
+"""Dense bfloat16 peak in FLOP/s by a part of the device's name, from the makers' data sheets."""
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """The device's dense peak in FLOP/s, or None where it is not known (CPUs, float32, other devices)."""
+    if device.type != "cuda" or dtype != torch.bfloat16:
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in _DENSE_BF16.items() if part in name), None)
+
+
+def model_flops(model: Model, length: NDArray[np.int64], response_length: NDArray[np.int64]) -> float:
+    """FLOPs that one forward and backward pass over these sequences needs, recomputation and padding not counted.
+
+    6 · (weights of the layers) a token, 12 · layers · heads · head_dim · length / 2 a token for causal attention, and
+    6 · (weights of the head) a *response* token, because the head runs nowhere else. Frozen weights below adapters need
+    no gradient of their own: 4 in place of 6.
+
+    Args:
+        model: A causal language model, bare or wrapped by peft.
+        length: int64 of shape (rows,), tokens of each sequence.
+        response_length: int64 of the same shape.
+    """
+    plain = unwrap_peft(model)
+    config = plain.config
+    head = plain.get_output_embeddings().weight.numel()
+    embedding = plain.get_input_embeddings().weight.numel()
+    tied = plain.get_output_embeddings().weight is plain.get_input_embeddings().weight
+    total = sum(parameter.numel() for parameter in plain.parameters())
+    layers: int = total - embedding - (0 if tied else head)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    tokens = float(length.sum())
+    squared = float((length.astype("float64") ** 2).sum())
+    attention: float = 6.0 * config.num_hidden_layers * config.num_attention_heads * head_dim * squared
+    trained = sum(parameter.numel() for parameter in plain.parameters() if parameter.requires_grad)
+    per_weight = 6.0 if trained > 0.5 * total else 4.0
+    flops: float = per_weight * (layers * tokens + head * float(response_length.sum())) + attention
+    return flops

@@ -1,0 +1,86 @@
+"""G2PO's nodes in ALFWorld: the vectorised rule beside the rule as one would say it, step by step."""
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages import compute
+from hgpo_train.advantages.alfworld_nodes import with_alfworld_nodes
+
+OBSERVATIONS = ("room", "Nothing happens.", "You heat the egg", "You turn on the lamp", "shelf", "desk")
+ACTIONS = (["look"], ["look", "help"], ["go to desk 1"])
+EPISODES = st.lists(
+    st.lists(st.tuples(st.sampled_from(OBSERVATIONS), st.sampled_from(ACTIONS)), min_size=1, max_size=9),
+    min_size=1,
+    max_size=5,
+)
+
+
+def said(episode: list[tuple[str, list[str]]]) -> list[object]:
+    """Each step's node of one episode, as something that can be compared."""
+    happened: list[tuple[str, list[str]]] = []
+    nodes: list[object] = [episode[0][0]]
+    for observation, actions in episode[1:]:
+        if not observation.startswith("Nothing happens"):
+            happened.append((observation, [action for action in actions if action != "help"]))
+        hidden = len(happened) > 1 and happened[-2][0].startswith(("You heat", "You cool", "You clean", "You turn on"))
+        nodes.append(happened[-2:] if hidden else happened[-1:] or ("the first prompt", episode[0][0]))
+    return nodes
+
+
+@given(EPISODES)
+def test_nodes_are_equal_where_the_rule_says_so(episodes: list[list[tuple[str, list[str]]]]) -> None:
+    rows = [
+        {"trajectory_key": number, "step": step, "state": observation, "admissible_actions": actions}
+        for number, episode in enumerate(episodes)
+        for step, (observation, actions) in enumerate(episode)
+    ]
+    found = with_alfworld_nodes(pl.LazyFrame(rows)).collect()["alfworld_node"].to_list()
+    expected = [repr(node) for episode in episodes for node in said(episode)]
+    pairs = pl.DataFrame({"found": found, "expected": expected}).unique()
+    assert pairs.height == pairs["found"].n_unique() == pairs["expected"].n_unique()
+
+
+def table() -> pl.DataFrame:
+    """Two rollouts of a task; the first wastes a step at the desk."""
+    rows = [
+        ("a", "room", "go to desk 1", False),
+        ("a", "desk", "fly", False),
+        ("a", "Nothing happens.", "take egg 1", False),
+        ("a", "egg", "eat", True),
+        ("b", "room", "go to shelf 1", False),
+        ("b", "shelf", "look", False),
+    ]
+    table = pl.DataFrame(rows, schema=["trajectory", "state", "action", "won"], orient="row")
+    return table.with_columns(
+        task_id=pl.lit("t"),
+        step=pl.int_range(pl.len()).over("trajectory"),
+        admissible_actions=pl.lit(["look"], dtype=pl.List(pl.String)),
+        action_valid=pl.col("action") != "fly",
+    )
+
+
+def test_where_nothing_happens_nothing_is_gained() -> None:
+    options = {"reward": "success", "reward_scale": 10.0, "invalid_action_penalty": 0.0}
+    plain, official = (
+        compute(table(), "g2po", details=True, nodes=nodes, **options).collect() for nodes in ("states", "alfworld")
+    )
+    value = official["advantage_value"]
+    assert value[1] == value[2]  # still at the desk
+    assert value[1] == pytest.approx(10 * (0.95**3 + 0.95**2) / 2)
+    assert plain["advantage_value"][1] == pytest.approx(10 * 0.95**3)
+
+
+def test_the_texts_are_needed() -> None:
+    with pytest.raises(InputError, match="needs the column `admissible_actions`"):
+        compute(table().drop("admissible_actions"), "g2po", reward="success", nodes="alfworld")
+    odd = compute(
+        table().with_columns(admissible_actions=pl.lit(None, dtype=pl.List(pl.String))),
+        "g2po",
+        reward="success",
+        nodes="alfworld",
+    )
+    with pytest.raises(InputError, match="admissible_actions must not be null"):
+        odd.collect()

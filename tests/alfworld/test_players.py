@@ -1,0 +1,224 @@
+"""The two experts: one solves everything, the other on nothing but what it is shown."""
+
+import gzip
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs import players as experts
+from hgpo_envs.alfworld.data.game_folder import SPLITS
+from hgpo_envs.alfworld.data.source import ALFWorldSource
+from hgpo_envs.alfworld.engine import ALFWorldEngine
+from hgpo_envs.alfworld.engine.game import compile_game
+from hgpo_envs.alfworld.generation.draft import draft_game
+from hgpo_envs.alfworld.generation.problem import game_data
+from hgpo_envs.alfworld.players.expert import ExpertPlayer, find_plan
+from hgpo_envs.alfworld.players.explorer import ExplorerPlayer, ParsedInstruction, parse_instruction
+from hgpo_envs.engine import State, Task
+from hgpo_envs.errors import InputError
+
+LIMIT = 50
+drafts = st.builds(draft_game, st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(0, 10**9))
+
+
+def play(name, source, task_id, disturbance=0.0, seed=0):
+    """Plays a task; some steps are random admissible ones. Returns the actions, and whether they won."""
+    engine, player, chance = source.engine(), experts.make_player(name, "ALFWorld"), random.Random(seed)
+    state = engine.start(task_id)
+    player.reset(source.task(task_id), state, engine if name == "expert" else None)
+    actions = []
+    while not state.terminated and len(actions) < LIMIT:
+        action = player.act(state)
+        assert action in state.actions
+        if chance.random() < disturbance:
+            action = chance.choice(state.actions)
+        actions.append(action)
+        state = engine.act(action)
+    return actions, state.won
+
+
+@pytest.mark.parametrize("name", ["expert", "explorer"])
+def test_bundled_games_are_all_solved_the_same_way_each_time(bundled, name):
+    for task_id in bundled.ids("all"):
+        actions, won = play(name, bundled, task_id)
+        assert won, task_id
+        assert play(name, bundled, task_id) == (actions, True)
+
+
+@given(game=drafts)
+def test_expert_solves_any_generated_game(game):
+    compiled, engine, player = compile_game(game_data(game)), ALFWorldEngine(), ExpertPlayer()
+    state = engine.play(compiled)
+    player.reset(Task("", "", "", ""), state, engine)
+    for _ in range(LIMIT):
+        state = engine.act(player.act(state))
+        if state.won:
+            return
+    raise AssertionError(game.id)
+
+
+@given(data=st.data(), seed=st.integers(0, 2**32), wander=st.integers(0, 60))
+def test_expert_takes_over_anywhere(bundled, data, seed, wander):
+    """After a random walk it still wins, and every command of its plan brings it one nearer."""
+    task_id = data.draw(st.sampled_from(bundled.ids("all")))
+    engine, player, chance = bundled.engine(), ExpertPlayer(), random.Random(seed)
+    state = engine.start(task_id)
+    player.reset(bundled.task(task_id), state, engine)
+    for _ in range(wander):
+        if not state.won:
+            state = engine.act(chance.choice(state.actions))
+    while not state.won:
+        left = find_plan(engine.game, engine.game_state)
+        if left is None:  # a dead end of the benchmark's: what is held can be put nowhere
+            kind = engine.game.object_types[engine.game_state.held]
+            assert not any(kind in kinds for kinds in engine.game.accepts)
+            return
+        assert len(left) <= 20
+        state = engine.act(player.act(state))
+        assert state.won or len(find_plan(engine.game, engine.game_state)) == len(left) - 1
+
+
+def test_expert_needs_the_native_engine(bundled):
+    task_id = bundled.ids("all")[0]
+    state = bundled.engine().start(task_id)
+    with pytest.raises(InputError, match="looks into the native engine"):
+        ExpertPlayer().reset(bundled.task(task_id), state, None)
+
+
+class Curtain:
+    """Gives a player the three things that it may know: instruction, text, actions."""
+
+    def __init__(self, task, state):
+        self.task = Task(id="", split="", instruction=task.instruction, task_type="")
+        self.state = self.of(state)
+
+    @staticmethod
+    def of(state):
+        return State(state.text, list(state.actions), True, False, False, 0.0, 0.0, {})
+
+
+def test_explorer_knows_only_what_it_is_shown(bundled):
+    for task_id in bundled.ids("all")[::5]:
+        engine, player = bundled.engine(), ExplorerPlayer()
+        state = engine.start(task_id)
+        hidden = Curtain(bundled.task(task_id), state)
+        player.reset(hidden.task, hidden.state, None)
+        actions = []
+        while not state.terminated and len(actions) < LIMIT:
+            actions.append(player.act(Curtain.of(state)))
+            state = engine.act(actions[-1])
+        assert (actions, state.won) == play("explorer", bundled, task_id)
+
+
+def test_explorer_searches_before_it_finds(bundled):
+    """It goes to more places than the expert, who knows: an explorer as quick as the expert would be peeping."""
+    ids = bundled.ids("all")
+    steps = {name: sum(len(play(name, bundled, i)[0]) for i in ids) for name in ("expert", "explorer")}
+    assert steps["explorer"] > 1.2 * steps["expert"]
+
+
+def test_explorer_plays_both_wordings(bundled):
+    old = ALFWorldSource(grammar="put")
+    for task_id in old.ids("all")[::4]:
+        actions, won = play("explorer", old, task_id)
+        assert won
+        assert len(actions) == len(play("explorer", bundled, task_id)[0])
+        assert not any(action.startswith("move ") for action in actions)
+
+
+@given(data=st.data(), seed=st.integers(0, 2**32), share=st.floats(0, 1))
+def test_explorer_copes_with_whatever_happens(bundled, data, seed, share):
+    """Random steps in between never break it: each of its own actions is admissible (checked in play)."""
+    play("explorer", bundled, data.draw(st.sampled_from(bundled.ids("all"))), share, seed)
+
+
+def test_explorer_recovers_from_random_steps(bundled):
+    ids = bundled.ids("all")
+    won = sum(play("explorer", bundled, task_id, 0.2, seed)[1] for seed, task_id in enumerate(ids))
+    assert won >= 0.9 * len(ids)
+
+
+@given(text=st.text(), actions=st.lists(st.text(), max_size=5))
+def test_explorer_survives_any_text(text, actions):
+    player = ExplorerPlayer()
+    state = State(text, ["look", *actions], True, False, False, 0.0, 0.0, {})
+    player.reset(Task("", "", "put a mug in shelf.", ""), state)
+    assert player.act(state) in state.actions
+
+
+@pytest.mark.parametrize(
+    ("sentence", "wish"),
+    [
+        ("put a creditcard in sofa.", ("creditcard", "sofa", "", 1)),
+        ("put some book on bed.", ("book", "bed", "", 1)),
+        ("look at bowl under the desklamp.", ("bowl", "desklamp", "use", 1)),
+        ("examine the pen with the floorlamp.", ("pen", "floorlamp", "use", 1)),
+        ("put a clean plate in cabinet.", ("plate", "cabinet", "clean", 1)),
+        ("clean some ladle and put it in drawer.", ("ladle", "drawer", "clean", 1)),
+        ("put a hot egg in fridge.", ("egg", "fridge", "heat", 1)),
+        ("heat some mug and put it in coffeemachine.", ("mug", "coffeemachine", "heat", 1)),
+        ("put a cool pan in stoveburner.", ("pan", "stoveburner", "cool", 1)),
+        ("cool some apple and put it in microwave.", ("apple", "microwave", "cool", 1)),
+        ("put two vase in sidetable.", ("vase", "sidetable", "", 2)),
+        ("find two cellphone and put them in desk.", ("cellphone", "desk", "", 2)),
+    ],
+)
+def test_sentences(sentence, wish):
+    assert parse_instruction(sentence) == ParsedInstruction(*wish)
+
+
+@pytest.mark.parametrize("sentence", ["", "tidy up.", "put the lotion on the skin."])
+def test_other_sentences(sentence):
+    with pytest.raises(InputError, match="twelve task sentences"):
+        parse_instruction(sentence)
+
+
+def test_sentences_agree_with_the_goals(golden_games):
+    source = ALFWorldSource(golden_games)
+    for task_id in source.ids("all"):
+        goal, wish = source.game(task_id).goal, parse_instruction(source.task(task_id).instruction)
+        assert (goal.object_type, goal.receptacle_type or goal.lamp_type, goal.count) == (
+            wish.thing,
+            wish.place,
+            wish.count,
+        )
+
+
+def test_recorded_episodes_of_the_original_are_understood(shared, golden_games):
+    """Fed with the original's own recorded texts, whoever acted, it knows what it holds (what it may examine)."""
+    held, carrying = {}, 0
+    source = ALFWorldSource(golden_games)
+    with gzip.open(shared / "golden/alfworld/generated-games.transcripts.jsonl.gz", "rt") as lines:
+        for row in map(json.loads, lines):
+            key = row["game"], row["episode"]
+            state = State(row["observation"], row["admissible_commands"], True, False, False, 0.0, 0.0, {})
+            if key not in held:
+                task_id = next(i for i in source.ids("all") if i in row["game"] or row["game"] in i)
+                held[key] = ExplorerPlayer()
+                held[key].reset(source.task(task_id), state)
+            action = held[key].act(state)
+            assert action in state.actions
+            own = held[key]._memory
+            examined = {c.removeprefix("examine ") for c in state.actions if c.startswith("examine ")}
+            assert {own.held} - {None} == examined - own.contents.keys()
+            carrying += own.held is not None
+    assert carrying > 500
+
+
+@pytest.mark.parametrize("name", ["expert", "explorer"])
+@pytest.mark.slow
+def test_every_official_game_is_solved_within_the_limit(official, name):
+    source = ALFWorldSource(official, keep=1)
+    failed = [task_id for task_id in source.ids("all") if not play(name, source, task_id)[1]]
+    assert len(source.ids("all")) == 3827
+    assert failed == []
+
+
+def test_names():
+    with pytest.raises(InputError, match="unknown ALFWorld expert 'exprt'; did you mean 'expert'"):
+        experts.make_player("exprt", "ALFWorld")
+    with pytest.raises(InputError, match="unknown benchmark 'AlfWorld'; did you mean 'ALFWorld'"):
+        experts.make_player("expert", "AlfWorld")

@@ -1,0 +1,137 @@
+"""Statistics against their definitions, counted in plain Python over pairs of steps."""
+
+from collections import Counter, defaultdict
+
+import polars as pl
+import polars.testing
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages import compute
+from hgpo_train.analysis.describe import describe
+from hgpo_train.analysis.statistics import statistics
+
+DEPTH = 3
+
+
+@st.composite
+def tables(draw):
+    rows = []
+    for task in range(draw(st.integers(1, 3))):
+        for rollout in range(draw(st.integers(1, 4))):
+            for step in range(draw(st.integers(1, 6))):
+                rows.append(
+                    {
+                        "task": str(task),
+                        "task_type": "even" if task % 2 == 0 else "odd",
+                        "trajectory": f"{task}/{rollout}",
+                        "step": step,
+                        "state": draw(st.sampled_from(["a", "b"])),
+                        "reward": draw(st.sampled_from([0.0, 0.0, 10.0])),
+                        "action_valid": draw(st.booleans()),
+                    }
+                )
+    return rows
+
+
+def histories(rows):
+    """Each row's states from the start of its trajectory to itself."""
+    so_far, found = defaultdict(list), []
+    for row in rows:
+        so_far[row["trajectory"]].append(row["state"])
+        found.append(tuple(so_far[row["trajectory"]]))
+    return found
+
+
+@settings(max_examples=40)
+@given(tables())
+def test_levels(rows):
+    found = statistics(pl.DataFrame(rows), history_length=DEPTH)
+    past = histories(rows)
+    detailed = compute(pl.DataFrame(rows), "hgpo", history_length=DEPTH, details=True).collect()
+    pairs = [
+        (i, j)
+        for i in range(len(rows))
+        for j in range(len(rows))
+        if i != j and rows[i]["task"] == rows[j]["task"] and past[i][-1] == past[j][-1]
+    ]
+    for level in found.levels.iter_rows(named=True):
+        oracle = level["level"] == "oracle"
+        k = 99 if oracle else int(level["level"])
+        context = [p if oracle else p[-k - 1 :] if len(p) > k else None for p in past]
+        keys = [(row["task"], c) for row, c in zip(rows, context, strict=True) if c is not None]
+        size = Counter(keys)
+        tracks = defaultdict(set)
+        for row, c in zip(rows, context, strict=True):
+            tracks[row["task"], c].add(row["trajectory"])
+        n = len(rows)
+        assert level["eligible"] == pytest.approx(len(keys) / n)
+        assert level["shared"] == pytest.approx(sum(size[key] > 1 for key in keys) / n)
+        assert level["cross"] == pytest.approx(sum(len(tracks[key]) > 1 for key in keys) / n)
+        assert level["groups"] == len(size)
+        if size:
+            assert level["mean_size"] == pytest.approx(len(keys) / len(size))
+            assert level["step_size"] == pytest.approx(sum(size[key] for key in keys) / len(keys))
+        if pairs:
+            grouped = [context[i] is not None and context[i] == context[j] for i, j in pairs]
+            assert level["inconsistency"] == pytest.approx(1 - sum(grouped) / len(pairs))
+            apart = [past[i][-k - 1 :] != past[j][-k - 1 :] for i, j in pairs]
+            assert level["differing"] == pytest.approx(sum(apart) / len(pairs))
+        histogram = dict(found.sizes.filter(level=level["level"]).select("size", "groups").iter_rows())
+        assert histogram == Counter(size.values())
+        if not oracle:
+            own, deepest = detailed[f"advantage_k{k}"], detailed[f"advantage_k{DEPTH}"]
+            both = [(a, b) for a, b in zip(own, deepest, strict=True) if a is not None and b is not None]
+            assert level["compared"] == len(both)
+            if both:
+                assert level["bias"] == pytest.approx(sum(abs(a - b) for a, b in both) / len(both))
+            assert level["weight"] == pytest.approx(detailed[f"advantage_weight_k{k}"].mean())
+
+
+@settings(max_examples=20)
+@given(tables(), st.integers(1, 12))
+def test_chunks_and_kinds(rows, chunk_rows):
+    table = pl.DataFrame(rows)
+    whole = statistics(table, by=["task_type"], history_length=2)
+    chunked = statistics(table, by=["task_type"], history_length=2, chunk_rows=chunk_rows)
+    even = statistics(table.filter(task_type="even"), history_length=2)
+    for one, other, part in zip(whole, chunked, even, strict=True):
+        pl.testing.assert_frame_equal(one, other, rel_tol=1e-12)
+        pl.testing.assert_frame_equal(one.filter(task_type="even").drop("task_type"), part, rel_tol=1e-12)
+
+
+@settings(max_examples=20)
+@given(tables())
+def test_every_table_can_be_told(rows):
+    told = describe(statistics(pl.DataFrame(rows), history_length=2))
+    assert len(told) >= 3
+    assert not any("None" in line or "nan" in line for line in told)
+
+
+def test_context_of_what_the_prompt_showed() -> None:
+    table = pl.DataFrame(
+        {
+            "task": "a",
+            "trajectory": ["x", "x", "y", "y"],
+            "step": [0, 1, 0, 1],
+            "state": ["hall", "attic", "hall", "attic"],
+            "action": ["up", "look", "climb", "look"],
+            "reward": [0.0, 10.0, 0.0, 0.0],
+            "action_valid": True,
+        }
+    )
+    shared = {
+        c: statistics(table, history_length=1, context=c).levels["shared"].to_list()
+        for c in ("states", "states_actions")
+    }
+    assert shared == {"states": [1.0, 0.5, 1.0], "states_actions": [1.0, 0.0, 0.5]}
+
+
+def test_bad_input() -> None:
+    row = {"task": "a", "trajectory": "x", "step": 0, "state": "s", "reward": 0.0, "action_valid": True}
+    with pytest.raises(InputError, match="did you mean 'trajectory'"):
+        statistics(pl.DataFrame([row]), by=["trajectori"])
+    with pytest.raises(InputError, match="no rows"):
+        statistics(pl.DataFrame([row]).clear())

@@ -1,0 +1,86 @@
+"""The quick start: the same bytes each time, its numbers against the tables, and what a user sees."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from hgpo_datasets import scan_steps
+from hgpo_envs.errors import InputError
+from hgpo_train.cli import app
+from hgpo_train.cli.quickstart_run import DEPTHS, quickstart
+
+
+def test_the_same_seed_gives_the_same_steps_and_advantages(tmp_path: Path) -> None:
+    first, second = (quickstart(tmp_path / name, seed=3, tasks=3, group_size=4) for name in ("a", "b"))
+    drop = ["run"]
+    assert scan_steps(first.run).drop(drop).collect().equals(scan_steps(second.run).drop(drop).collect())
+    assert first.depths.equals(second.depths)
+    other = quickstart(tmp_path / "c", seed=4, tasks=3, group_size=4)
+    assert not scan_steps(first.run).select("action").collect().equals(scan_steps(other.run).select("action").collect())
+
+
+def test_its_numbers_are_those_of_plain_counting(tmp_path: Path) -> None:
+    found = quickstart(tmp_path, tasks=4, group_size=4)
+    steps = scan_steps(found.run).select("task_id", "group", "trajectory", "step", "state").collect().rows()
+    texts = {(trajectory, step): state for *_, trajectory, step, state in steps}
+    for row in found.depths.iter_rows(named=True):
+        k = row["K"]
+        windows = [
+            (task, group, state, tuple(texts.get((trajectory, t)) for t in range(max(0, step - k), step)))
+            for task, group, trajectory, step, state in steps
+        ]
+        pairs = differing = 0
+        for i, (task, group, state, past) in enumerate(windows):
+            for j, (other_task, other_group, other_state, other_past) in enumerate(windows):
+                if i != j and (task, group, state) == (other_task, other_group, other_state):
+                    pairs += 1
+                    differing += past != other_past
+        assert pairs > 50
+        assert row["inconsistent"] == pytest.approx(differing / pairs)
+    assert found.depths["K"].to_list() == list(DEPTHS)
+
+
+def test_what_is_there_is_used_and_the_page_says_what_to_do_next(tmp_path: Path) -> None:
+    arguments = ["quickstart", "--out", str(tmp_path / "q"), "--tasks", "2", "--group-size", "3"]
+    first, second = (CliRunner().invoke(app, arguments) for _ in range(2))
+    assert first.exit_code == second.exit_code == 0, first.output
+    assert "steps at" in first.output
+    assert "there already" in second.output
+    assert "hgpo stats" in first.output
+    table = pl.read_parquet(tmp_path / "q/run.advantages/hgpo_by_depth.parquet")
+    assert {f"advantage_k{k}" for k in DEPTHS} <= set(table.columns)
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="name a folder with --out"):
+        quickstart(tmp_path / "file")
+
+
+def test_stats_of_its_run_by_type_and_in_words(tmp_path: Path) -> None:
+    found = quickstart(tmp_path, tasks=6, group_size=3)
+    kinds = scan_steps(found.run).select(pl.col("task_type").unique()).collect()["task_type"].to_list()
+    by_type = CliRunner().invoke(app, ["stats", str(found.run), "--by", "task_type"])
+    assert by_type.exit_code == 0, by_type.output
+    assert all(f"task_type {kind}" in by_type.output for kind in kinds)
+    words = CliRunner().invoke(app, ["stats", str(found.run), "--out", str(tmp_path / "tables")])
+    assert "• Context inconsistency" in words.output
+    assert pl.read_csv(tmp_path / "tables/levels.csv")["level"].cast(pl.String).to_list() == [*"01234", "oracle"]
+
+
+def test_an_existing_folder_is_extended_or_refused(tmp_path: Path) -> None:
+    """More groups give the same as a new folder would; fewer, or another seed, are refused."""
+    quickstart(tmp_path / "a", tasks=2, group_size=2)
+    more = quickstart(tmp_path / "a", tasks=3, group_size=2)
+    new = quickstart(tmp_path / "b", tasks=3, group_size=2)
+    drop = ["run", "policy_seconds", "environment_seconds"]
+    tables = [scan_steps(one.run).drop(drop, strict=False).collect().sort("trajectory", "step") for one in (more, new)]
+    assert tables[0].equals(tables[1])
+    before = sorted(path.name for path in (tmp_path / "a" / "run").iterdir())
+    with pytest.raises(InputError, match="holds 3 groups, more than the 1 that are asked for"):
+        quickstart(tmp_path / "a", tasks=1, group_size=2)
+    with pytest.raises(InputError, match="seed = 0, not 1"):
+        quickstart(tmp_path / "a", seed=1, tasks=3, group_size=2)
+    assert sorted(path.name for path in (tmp_path / "a" / "run").iterdir()) == before

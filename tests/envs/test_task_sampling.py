@@ -1,0 +1,121 @@
+"""Orders of tasks: once each, seeded, and verl-agent's against textworld's own generator."""
+
+import copy
+import json
+import pickle
+import subprocess
+from itertools import islice
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.task_sampling import TASK_SAMPLINGS, TaskSampler, shuffled, task_stream, verl_agent
+
+IDS = [f"train/task-{i}/trial_{i:03d}" for i in range(37)]
+id_lists = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=40, unique=True)
+
+
+@given(ids=id_lists, seed=st.integers(-(2**70), 2**70), name=st.sampled_from(["sweep", "shuffled"]))
+def test_every_pass_has_every_task_once(ids, seed, name):
+    drawn = list(islice(task_stream(name, ids, seed), 3 * len(ids)))
+    for i in range(3):
+        assert sorted(drawn[i * len(ids) : (i + 1) * len(ids)]) == sorted(ids)
+
+
+@given(ids=id_lists, seed=st.integers(0, 2**32 - 1))
+def test_verl_agent_passes_have_every_task_once(ids, seed):
+    drawn = list(islice(verl_agent(ids, seed), 2 * len(ids)))
+    assert sorted(drawn[: len(ids)]) == sorted(drawn[len(ids) :]) == sorted(ids)
+
+
+@given(ids=id_lists, seed=st.integers(), data=st.data())
+def test_shuffle_depends_on_nothing_but_seed_and_ids(ids, seed, data):
+    assert shuffled(data.draw(st.permutations(ids)), seed) == shuffled(ids, seed)
+    fewer = ids[1:]  # the other tasks keep their relative order
+    assert shuffled(fewer, seed) == [task for task in shuffled(ids, seed) if task != ids[0]]
+
+
+def test_sweep_is_the_given_order():
+    assert list(islice(task_stream("sweep", IDS, 99), len(IDS))) == IDS
+
+
+def test_seeds_and_passes_differ():
+    orders = {tuple(shuffled(IDS, seed, epoch)) for seed in range(20) for epoch in range(5)}
+    assert len(orders) == 100
+
+
+def test_first_tasks_are_spread_evenly():
+    counts = np.bincount([IDS.index(shuffled(IDS, seed)[0]) for seed in range(3700)], minlength=len(IDS))
+    assert counts.min() > 60
+    assert counts.max() < 150  # mean 100, standard deviation 10
+
+
+def test_fixed_order_for_all_versions_and_platforms():
+    """The documented rule by another road: the digest's bytes, read as a big-endian int64."""
+
+    def digest(task):
+        return int.from_bytes(xxhash.xxh3_64(b"3/1/" + task.encode()).digest(), "big", signed=True)
+
+    assert shuffled(IDS, 3, 1) == sorted(IDS, key=digest)
+
+
+def test_verl_agent_groups_share_their_tasks():
+    seeds = [100 + worker // 8 for worker in range(32)]  # as verl-agent gives them to its workers
+    first = [next(verl_agent(IDS, seed)) for seed in seeds]
+    assert all(len(set(first[i : i + 8])) == 1 for i in range(0, 32, 8))
+
+
+@pytest.mark.parametrize("name", TASK_SAMPLINGS)
+def test_no_tasks(name):
+    with pytest.raises(InputError, match="empty"):
+        next(task_stream(name, []))
+
+
+def test_unknown_name():
+    with pytest.raises(InputError, match="unknown sampling 'verlagent'; did you mean 'verl-agent'"):
+        task_stream("verlagent", IDS)
+
+
+@pytest.mark.original
+def test_verl_agent_order_is_textworlds(original_python):
+    """The stream that textworld's own batch environment would play, for several seeds, over two passes and a half."""
+    script = (
+        "import sys, json\n"
+        "from textworld.gym.envs.textworld_batch import TextworldBatchGymEnv\n"
+        "ids = json.loads(sys.argv[1])\n"
+        "env = TextworldBatchGymEnv(ids)\n"
+        "out = []\n"
+        "for seed in (0, 1, 1234, 2**32 - 1):\n"
+        "    env.seed(seed)\n"
+        "    out.append([next(env._gamefiles_iterator) for _ in range(92)])\n"
+        "print(json.dumps(out))\n"
+    )
+    done = subprocess.run([original_python, "-c", script, json.dumps(IDS)], capture_output=True, text=True, check=True)
+    expected = json.loads(done.stdout.splitlines()[-1])
+    for seed, order in zip((0, 1, 1234, 2**32 - 1), expected, strict=True):
+        assert list(islice(verl_agent(IDS, seed), 92)) == order
+
+
+def test_random_takes_every_task_about_as_often_and_is_defined_by_its_bytes():
+    ids = [f"task {n}" for n in range(7)]
+    drawn = list(islice(task_stream("random", ids, seed=3), 7000))
+    assert all(900 < drawn.count(task) < 1100 for task in ids)
+    assert drawn[:50] == list(islice(task_stream("random", ids, seed=3), 50))
+    assert drawn[:50] != list(islice(task_stream("random", ids, seed=4), 50))
+    hashed = xxhash.xxh3_64_intdigest(b"3/5")  # draw 5 of seed 3
+    assert drawn[5] == ids[hashed * 7 // 2**64]
+
+
+@pytest.mark.parametrize("name", TASK_SAMPLINGS)
+def test_draws_go_on_where_they_stood(name):
+    ids = [f"task {n}" for n in range(7)]
+    draws = TaskSampler(name, ids, seed=11)
+    first = [draws.draw() for _ in range(10)]
+    twins = [copy.deepcopy(draws), pickle.loads(pickle.dumps(draws))]
+    following = [draws.draw() for _ in range(10)]
+    assert first + following == list(islice(task_stream(name, ids, 11), 20))
+    assert all([twin.draw() for _ in range(10)] == following for twin in twins)

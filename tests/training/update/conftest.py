@@ -1,0 +1,49 @@
+"""A small model, and step rows of random tokens for it."""
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
+
+VOCABULARY = 300
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return train_tokenizer(
+        ["You are in the middle of a room. go to cabinet 1", "take plate 1 from shelf 2"] * 5, VOCABULARY
+    )
+
+
+@pytest.fixture
+def model(tokenizer):
+    shape = TinyShape(vocabulary=VOCABULARY, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+    model = make_model(tokenizer, shape, seed=3)
+    with torch.no_grad():  # random logits of size 1, so that ratios and entropies differ between tokens
+        for parameter in model.parameters():
+            parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
+    return model
+
+
+@pytest.fixture
+def steps():
+    """Nine rows of differing lengths, one without a response, with log-probabilities of another policy."""
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(0, VOCABULARY, n).tolist() for n in (5, 17, 3, 30, 9, 1, 12, 8, 21)]
+    responses = [rng.integers(0, VOCABULARY, n).tolist() for n in (4, 1, 9, 2, 6, 3, 0, 5, 7)]
+    return pl.DataFrame(
+        {
+            "prompt_token_ids": prompts,
+            "response_token_ids": responses,
+            "response_logprobs": [[-5.5] * len(response) for response in responses],
+            "advantage": rng.normal(size=len(prompts)),
+        },
+        schema_overrides={"response_token_ids": pl.List(pl.Int32), "response_logprobs": pl.List(pl.Float32)},
+    )

@@ -1,0 +1,270 @@
+"""The update's gradient, for every option, against a slow reference: one row at a time, float64, plain equations."""
+
+import copy
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from hgpo_envs.errors import InputError
+from hgpo_train.models.loading import add_adapters, checkpoint_layers
+from hgpo_train.training.config import Config, replace
+from hgpo_train.training.update.batches import samples_from_steps
+from hgpo_train.training.update.learner import Learner
+
+BASE = replace(
+    Config(),
+    model={"compute_dtype": "float32", "gradient_checkpointing": False},
+    update={
+        "kl_weight": 0.05,
+        "entropy_weight": 0.02,
+        "clip_high": 0.28,
+        "logit_chunk": 0,
+        "micro_batch_tokens": 10**6,
+        "mini_batch_size": 4,
+    },
+    rollout={"temperature": 0.8},
+)
+
+OPTIONS = {
+    "padded": {},
+    "packed": {"layout": "packed"},
+    "chunked": {"logit_chunk": 3},
+    "chunk larger than the batch": {"logit_chunk": 1000},
+    "accumulated": {"micro_batch_tokens": 40},
+    "packed and accumulated": {"layout": "packed", "micro_batch_tokens": 45},
+    "one row at a time": {"micro_batch_tokens": 1},
+    "sequence mean": {"aggregation": "sequence_mean"},
+    "sequence sum, accumulated": {"aggregation": "sequence_sum", "micro_batch_tokens": 40},
+    "no dual clip": {"dual_clip": None},
+    "no reference": {"kl_weight": 0.0},
+    "no entropy": {"entropy_weight": 0.0},
+    "all at once": {"layout": "packed", "logit_chunk": 2, "micro_batch_tokens": 50, "aggregation": "sequence_mean"},
+}
+
+
+def slow_gradient(model, reference_model, samples, rows, old, config):
+    """The gradient in float64: each row alone, its logits whole, the loss written out token by token."""
+    model = copy.deepcopy(model).double()
+    reference_model = copy.deepcopy(reference_model).double()
+    update = config.update
+    lengths = samples.response_length[rows]
+    loss = 0.0
+    for row in rows:
+        tokens = torch.tensor(samples.tokens[samples.start[row] : samples.start[row + 1]], dtype=torch.long)[None]
+        n = int(samples.response_length[row])
+        if n == 0:
+            continue
+        table = torch.log_softmax(model(tokens).logits[0, :-1].double() / config.rollout.temperature, -1)
+        with torch.no_grad():
+            logits = reference_model(tokens).logits[0, :-1].double()
+            reference_table = torch.log_softmax(logits / config.rollout.temperature, -1)
+        for i in range(n):
+            place, token = tokens.shape[1] - 1 - n + i, tokens[0, tokens.shape[1] - n + i]
+            logprob = table[place, token]
+            ratio = (logprob - float(old[samples.response_start[row] + i])).exp()
+            advantage = float(samples.advantage[row])
+            term = -torch.minimum(ratio * advantage, ratio.clamp(1 - update.clip_low, 1 + update.clip_high) * advantage)
+            if advantage < 0 and update.dual_clip is not None:
+                term = term.clamp(max=-advantage * update.dual_clip)
+            if update.kl_weight:
+                d = reference_table[place, token] - logprob
+                term = term + update.kl_weight * (d.exp() - d - 1).clamp(max=10.0)
+            term = term + update.entropy_weight * (table[place].exp() * table[place]).sum()
+            weight = {
+                "token_mean": 1 / lengths.sum(),
+                "sequence_mean": 1 / (n * (lengths > 0).sum()),
+                "sequence_sum": 1 / (lengths > 0).sum(),
+            }[update.aggregation]
+            loss = loss + weight * term
+    loss.backward()
+    return loss.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def make_learner(model, config, **options):
+    return Learner(model, config, temperature=config.rollout.temperature, **options)
+
+
+def rng(iteration=0):
+    return np.random.default_rng([0, iteration, 2])
+
+
+def perturbed(model, seed, size=0.05):
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * size)
+    return model
+
+
+def compare(learner, samples, rows, old, reference, expected_loss, expected):
+    parts = learner.accumulate(samples, rows, old, reference)
+    assert parts["loss"] == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
+    got = {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}
+    assert got.keys() == expected.keys()
+    for name, gradient in got.items():
+        scale = expected[name].abs().max()
+        assert (gradient.double() - expected[name]).abs().max() <= 1e-5 * scale + 1e-9, name
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_gradient_is_the_slow_reference(model, steps, option, checkpointing):
+    config = replace(BASE, update=OPTIONS[option])
+    samples = samples_from_steps(steps)
+    start, behaviour = perturbed(model, 1), perturbed(model, 2)
+    old = make_learner(behaviour, config, reference=False).logprobs(samples)
+    rows = np.array([7, 0, 3, 6, 8, 2, 1, 4])
+    learner = make_learner(start, config)
+    reference = learner.reference_logprobs(samples) if learner.reference else None
+    learner.model.load_state_dict(model.state_dict())
+    if checkpointing:
+        checkpoint_layers(learner.model)
+    loss, expected = slow_gradient(model, perturbed(model, 1), samples, rows, old, config)
+    assert expected.keys() == dict(model.named_parameters()).keys()
+    compare(learner, samples, rows, old, reference, loss, expected)
+
+
+LOSS = {
+    "token mean": {"aggregation": "token_mean"},
+    "sequence mean": {"aggregation": "sequence_mean"},
+    "sequence sum": {"aggregation": "sequence_sum"},
+    "no dual clip": {"dual_clip": None},
+    "another clip below": {"clip_low": 0.9},
+    "another clip above": {"clip_high": 3.0},
+    "no reference": {"kl_weight": 0.0},
+    "no entropy": {"entropy_weight": 0.0},
+}
+
+
+def test_every_option_of_the_loss_changes_the_reference(model, steps):
+    """Else the comparison above could not tell whether an option is obeyed."""
+    samples, rows = samples_from_steps(steps), np.array([7, 0, 3, 6, 8, 2, 1, 4])
+    old = make_learner(perturbed(model, 2), BASE, reference=False).logprobs(samples)
+    found = {}
+    for name, changes in LOSS.items():
+        config = replace(BASE, update={"aggregation": "token_mean", **changes})
+        _, gradients = slow_gradient(model, perturbed(model, 1), samples, rows, old, config)
+        found[name] = torch.cat([gradient.flatten() for gradient in gradients.values()])
+    hotter = replace(BASE, rollout={"temperature": 1.0})
+    _, gradients = slow_gradient(model, perturbed(model, 1), samples, rows, old, hotter)
+    found["temperature"] = torch.cat([gradient.flatten() for gradient in gradients.values()])
+    for first, second in itertools.combinations(found, 2):
+        gap = (found[first] - found[second]).norm() / found[first].norm()
+        assert gap > 1e-3, (first, second)
+
+
+def test_checkpointed_layers_are_computed_twice(model, steps):
+    """Once forward, once for the gradient: else the option would save no memory."""
+    samples = samples_from_steps(steps)
+    calls = []
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    learner = make_learner(model, replace(BASE, update={"kl_weight": 0.0}), reference=False)
+    old = learner.logprobs(samples)
+    counts = []
+    for prepare in (lambda _: None, checkpoint_layers):
+        prepare(model)
+        calls.clear()
+        learner.accumulate(samples, np.arange(4), old, None)
+        counts.append(len(calls))
+    assert counts == [1, 2]
+
+
+@pytest.mark.parametrize("option", ["padded", "packed", "all at once"])
+def test_adapters_have_the_gradient_of_the_slow_reference(model, steps, option):
+    config = replace(BASE, update=OPTIONS[option], model={"lora": {"rank": 4}})
+    samples = samples_from_steps(steps)
+    adapted = add_adapters(copy.deepcopy(model), config.model.lora)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:  # zero at the start, which would hide half of the gradient
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    learner = make_learner(adapted, config)
+    rows = np.arange(len(samples))
+    old = make_learner(perturbed(model, 2), config, reference=False).logprobs(samples)
+    loss, expected = slow_gradient(adapted, model, samples, rows, old, config)
+    assert expected.keys() == {name for name, _ in adapted.named_parameters() if "lora" in name}
+    assert all(gradient.abs().max() > 0 for gradient in expected.values())
+    compare(learner, samples, rows, old, learner.reference_logprobs(samples), loss, expected)
+
+
+def test_clip_branches_run_with_several_mini_batches(model, steps):
+    config = replace(BASE, update={"mini_batch_size": 2, "epochs": 3}, optimiser={"learning_rate": 0.01})
+    metrics = make_learner(model, config).update(samples_from_steps(steps), rng(0))
+    assert metrics["actor/optimiser_steps"] == 12
+    assert metrics["actor/clip_fraction"] > 0
+    assert metrics["actor/dual_clip_fraction"] > 0
+
+
+def test_the_update_raises_good_actions_and_lowers_bad_ones(model, steps):
+    config = replace(BASE, update={"kl_weight": 0.0, "entropy_weight": 0.0}, optimiser={"learning_rate": 1e-3})
+    samples = samples_from_steps(steps)
+    learner = make_learner(model, config)
+    before = learner.logprobs(samples)
+    learner.update(samples, rng(0))
+    change = learner.logprobs(samples) - before
+    row = np.repeat(np.arange(len(samples)), samples.response_length)
+    assert (change * samples.advantage[row]).sum() > 0
+
+
+def test_half_precision_stays_near_and_weights_stay_float32(model, steps):
+    config = replace(BASE, model={"compute_dtype": "bfloat16"})
+    samples = samples_from_steps(steps)
+    exact = make_learner(copy.deepcopy(model), BASE, reference=False).logprobs(samples)
+    learner = make_learner(model, config)
+    assert 0 < np.abs(learner.logprobs(samples) - exact).max() < 0.2
+    assert learner.update(samples, rng(0))["actor/skipped"] == 0
+    assert {parameter.dtype for parameter in learner.model.parameters()} == {torch.float32}
+
+
+def test_the_same_update_gives_the_same_bytes(model, steps):
+    samples = samples_from_steps(steps)
+    twins = [copy.deepcopy(model) for _ in range(2)]
+    for twin in twins:
+        make_learner(twin, replace(BASE, update={"epochs": 2})).update(samples, rng(3))
+    for first, second, before in zip(*(twin.parameters() for twin in (*twins, model)), strict=True):
+        assert torch.equal(first, second)
+        assert not torch.equal(first, before)
+
+
+def test_the_gap_between_engine_and_trainer_is_told(model, steps):
+    samples = samples_from_steps(steps)
+    own = make_learner(model, BASE).logprobs(samples)
+    same = dataclasses.replace(samples, rollout_logprob=own)
+    other = dataclasses.replace(samples, rollout_logprob=own + np.float32(0.5))
+    name = "training/rollout_logprobs_abs_diff_mean"
+    assert make_learner(copy.deepcopy(model), BASE).update(same, rng())[name] == 0
+    assert make_learner(copy.deepcopy(model), BASE).update(other, rng())[name] == pytest.approx(0.5, abs=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_is_thrown_away(model, steps):
+    samples = samples_from_steps(steps)
+    learner = make_learner(model, replace(BASE, update={"kl_weight": 0.0}))
+    before = copy.deepcopy(model.state_dict())
+    old = np.full(samples.response_tokens, np.nan, np.float32)
+    assert learner.step(samples, np.arange(4), old, None)["actor/skipped"] == 1
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert learner.step(samples, np.arange(4), learner.logprobs(samples), None)["actor/skipped"] == 0
+    assert not any(torch.equal(before[name], value) for name, value in model.named_parameters())
+
+
+def test_rollout_logprobs_must_be_there(model, steps):
+    config = replace(BASE, update={"old_logprobs": "rollout"})
+    with pytest.raises(InputError, match="recompute"):
+        make_learner(model, config).update(samples_from_steps(steps.drop("response_logprobs")), rng(0))
+
+
+def test_out_of_memory_gives_advice(model, steps, monkeypatch):
+    learner = make_learner(model, BASE)
+
+    def full(*_args, **_kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(learner.scorer, "forward", full)
+    with pytest.raises(InputError, match=r"micro_batch_tokens.*halve") as caught:
+        learner.update(samples_from_steps(steps), rng(0))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,125 @@
+"""Schedules by hand, FLOPs by hand, and state that is stored and restored."""
+
+import copy
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from hgpo_envs.errors import InputError
+from hgpo_train.models.config import LoraConfig
+from hgpo_train.models.loading import add_adapters
+from hgpo_train.training.config import OptimiserConfig
+from hgpo_train.training.update.optimiser import (
+    clip_gradient,
+    learning_rate,
+    make_optimiser,
+    optimiser_tensors,
+    restore_optimiser,
+)
+from hgpo_train.training.update.throughput import model_flops
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "expected"),
+    [
+        ("constant", 0, [1.0, 1.0, 1.0, 1.0]),
+        ("linear", 0, [1.0, 0.75, 0.5, 0.25]),
+        ("cosine", 0, [1.0, 0.5 + math.cos(math.pi / 4) / 2, 0.5, 0.5 - math.cos(math.pi / 4) / 2]),
+        ("constant", 2, [0.5, 1.0, 1.0, 1.0]),
+        ("linear", 2, [0.5, 1.0, 1.0, 0.5]),
+    ],
+)
+def test_schedules(schedule, warmup, expected):
+    config = OptimiserConfig(learning_rate=1.0, schedule=schedule, warmup_iterations=warmup)
+    assert [learning_rate(config, iteration, 4) for iteration in range(4)] == pytest.approx(expected)
+
+
+def test_the_gradient_is_clipped_to_its_norm(model):
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach().clone()
+    norm = math.sqrt(sum(float((parameter.detach() ** 2).sum()) for parameter in model.parameters()))
+    assert clip_gradient(model, 0) == pytest.approx(norm, rel=1e-5)
+    assert clip_gradient(model, 2.0) == pytest.approx(norm, rel=1e-5)
+    assert clip_gradient(model, 0) == pytest.approx(2.0, rel=1e-5)
+
+
+def test_flops_by_hand():
+    """One layer of width 8: q and o 8·8, k and v 8·4, gate, up and down 8·16; head 10·8; two sequences."""
+    config = Qwen2Config(
+        vocab_size=10, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    layer = 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16 + (8 + 4 + 4) + 2 * 8 + 8  # biases and norms too
+    length, response = np.array([5, 7]), np.array([2, 3])
+    attention = 6 * 1 * 2 * 4 * (25 + 49)
+    assert model_flops(model, length, response) == 6 * layer * 12 + attention + 6 * 80 * 5
+    adapted = add_adapters(model, LoraConfig(rank=1))
+    adapters = (8 + 8) + 2 * (8 + 4) + (8 + 8) + 3 * (8 + 16)
+    assert model_flops(adapted, length, response) == 4 * ((layer + adapters) * 12 + 80 * 5) + attention
+
+
+def stepped(model, seed, steps):
+    """The model's optimiser after some steps with random gradients."""
+    optimiser = make_optimiser(model, OptimiserConfig(learning_rate=0.01))
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator) if parameter.requires_grad else None
+        optimiser.step()
+    optimiser.zero_grad()
+    return optimiser
+
+
+def step_with_ones(model, optimiser):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+    optimiser.step()
+
+
+def named_as_in_0_1(tensors):
+    parts = (name.removeprefix("state.").rpartition(".") for name in tensors)
+    return {f"{moment}.{parameter}": tensors[f"state.{parameter}.{moment}"] for parameter, _, moment in parts}
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("naming", [dict, named_as_in_0_1])
+def test_a_restored_optimiser_takes_the_same_step(model, tmp_path, naming, adapters):
+    first = add_adapters(model, LoraConfig(rank=2)) if adapters else model
+    optimiser = stepped(first, seed=1, steps=3)
+    save_file(naming(optimiser_tensors(first, optimiser)), tmp_path / "optimiser.safetensors")
+    second = copy.deepcopy(first)
+    other = stepped(second, seed=2, steps=1)
+    second.load_state_dict(first.state_dict())
+    for group in other.param_groups:
+        group["lr"] = 0.25  # the learning rate is not restored: the schedule sets it
+    restore_optimiser(second, other, load_file(tmp_path / "optimiser.safetensors"))
+    assert {group["lr"] for group in other.param_groups} == {0.25}
+    for group in other.param_groups:
+        group["lr"] = 0.01
+    step_with_ones(first, optimiser)
+    step_with_ones(second, other)
+    for one, two in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_an_optimiser_without_a_step_has_no_state_and_gets_none(model):
+    """Else a run would depend on whether a checkpoint was written before its first step."""
+    optimiser = stepped(model, seed=1, steps=0)
+    assert optimiser_tensors(model, optimiser) == {}
+    restore_optimiser(model, optimiser, {})
+    assert not optimiser.state
+
+
+def test_the_state_of_another_model_is_refused(model):
+    tensors = optimiser_tensors(model, stepped(model, seed=1, steps=1))
+    name = next(name for name in tensors if name.endswith("exp_avg"))
+    parameter = name.removeprefix("state.").removesuffix(".exp_avg")
+    lost = {key: value for key, value in tensors.items() if parameter not in key}
+    with pytest.raises(InputError, match=re.escape(f"another model: {parameter!r} is in one of them only")):
+        restore_optimiser(model, stepped(model, seed=1, steps=1), lost)

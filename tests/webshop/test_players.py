@@ -1,0 +1,109 @@
+"""The expert's plans are carried out and weighed against every possible purchase; the explorer sees what is shown."""
+
+import itertools
+
+import pytest
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.players import make_player
+from hgpo_envs.webshop.data.source import WebShopSource
+from hgpo_envs.webshop.engine import pages
+from hgpo_envs.webshop.engine.reward import reward
+
+
+def play(source, name, task_id, limit=40):
+    engine, player = source.engine(), make_player(name, "WebShop")
+    state = engine.start(task_id)
+    player.reset(source.task(task_id), state, engine if name == "expert" else None)
+    for _ in range(limit):
+        if state.terminated:
+            break
+        state = engine.act(player.act(state))
+    return state, player
+
+
+def scores(source, name, task_ids):
+    return [play(source, name, task_id)[0].score for task_id in task_ids]
+
+
+@pytest.mark.parametrize("goals", ["human", "synthetic"])
+@pytest.mark.parametrize("observation_mode", ["text", "text_rich"])
+def test_the_expert_keeps_its_word(goals, observation_mode):
+    source = WebShopSource(goals=goals, observation_mode=observation_mode)
+    full = 0
+    for task_id in source.ids("test")[:120]:
+        state, expert = play(source, "expert", task_id)
+        assert state.terminated
+        assert state.score == expert.plan.score
+        assert bool(expert.plan.shortfall) == (state.score < 1.0)
+        full += state.won
+    assert full >= 110
+
+
+def best_possible(source, task_id):
+    """The best score of any product with any options that clicks can choose: all of them, one by one."""
+    engine = source.engine()
+    best = 0.0
+    for product in source.shop.catalogue:
+        engine.start(task_id)
+        page = pages.item_page("", pages.item_nodes(product, show_attributes=False))
+        nodes = pages.clickables(page)
+        groups = {}
+        for value, node in nodes.items():
+            lands = value not in {"search", "buy now", "back to search", "< prev", "description", "features", "reviews"}
+            if node.kind == "option" and lands and value != "attributes" and value:
+                groups.setdefault(node.option, [None]).append(value)
+        if product.asin != product.asin.upper():
+            continue
+        for values in itertools.product(*groups.values()):
+            chosen = {name: value for name, value in zip(groups, values, strict=True) if value is not None}
+            score = reward(product, engine.goal, source.shop.price(product.index), chosen).score
+            best = max(best, score)
+    return best
+
+
+@pytest.mark.parametrize("goals", ["human", "synthetic"])
+def test_no_purchase_beats_a_shortfall(awkward, goals):
+    """On a shop of awkward products: where the expert says that nothing reaches 1, nothing does."""
+    source = WebShopSource(awkward, goals=goals)
+    fell_short = 0
+    for task_id in source.ids("all")[:60]:
+        state, expert = play(source, "expert", task_id)
+        best = best_possible(source, task_id)
+        assert (state.score == 1.0) == (best == 1.0), (task_id, expert.plan, best)
+        fell_short += best < 1.0
+    assert 0 < fell_short < 60
+
+
+def test_the_expert_on_the_recorded_catalogue(recorded):
+    """Every human goal but those whose options are named like buttons; of the others it says why."""
+    source = WebShopSource(recorded, goals="human")
+    whys = [
+        expert.plan.shortfall
+        for state, expert in (play(source, "expert", i) for i in source.ids("all"))
+        if not state.won
+    ]
+    assert len(whys) <= 3
+    assert all("no choice counts as option" in why for why in whys)
+
+
+def test_the_expert_needs_the_native_engine():
+    source = WebShopSource()
+    state = source.engine().start("0")
+    with pytest.raises(InputError, match="needs the native engine"):
+        make_player("expert", "WebShop").reset(source.task("0"), state, None)
+
+
+@pytest.mark.parametrize("goals", ["human", "synthetic"])
+def test_the_explorer_does_well_on_what_it_is_shown(goals):
+    source = WebShopSource(goals=goals)
+    ids = source.ids("test")[:60]
+    found = scores(source, "explorer", ids)
+    assert sum(found) / len(found) > 0.6
+    assert found == scores(source, "explorer", ids)
+
+
+def test_the_explorer_ends_on_any_page(awkward):
+    source = WebShopSource(awkward, observation_mode="text_rich", show_attributes=True)
+    for task_id in source.ids("all")[:60]:
+        assert play(source, "explorer", task_id)[0].terminated

@@ -1,0 +1,84 @@
+"""Getting the official files: from a folder, and over HTTP from sources that misbehave."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.webshop.data import release
+
+CONTENT = {file.name: json.dumps([1] if file.begins == b"[" else {}).encode() for file in release.FILES["small"]}
+BY_DRIVE = {file.drive: file.name for file in release.FILES["small"]}
+
+
+@pytest.fixture
+def server():
+    """`/ok/` has the files, `/page/` answers with a web page, `/none/` has nothing; `?id=` goes by Drive identifier."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            url = urlsplit(self.path)
+            asked.append(self.path)
+            identifier = parse_qs(url.query).get("id", [""])[0]
+            name = BY_DRIVE.get(identifier) or url.path.rsplit("/", 1)[-1]
+            kind = url.path.split("/")[1]
+            body = b"<!DOCTYPE html> Too many users have viewed this file" if kind == "page" else CONTENT.get(name, b"")
+            self.send_response(404 if kind == "none" else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{running.server_address[1]}", asked
+    running.shutdown()
+    running.server_close()
+
+
+def test_from_a_folder(tmp_path):
+    (tmp_path / "have").mkdir()
+    for name, data in CONTENT.items():
+        (tmp_path / "have" / name).write_bytes(data)
+    paths = release.fetch_release("small", tmp_path / "out", local=tmp_path / "have")
+    assert [path.name for path in paths] == list(CONTENT)
+    assert [path.read_bytes() for path in paths] == list(CONTENT.values())
+    (tmp_path / "have/items_human_ins.json").unlink()
+    with pytest.raises(InputError, match=r"no items_human_ins\.json in"):
+        release.fetch_release("small", tmp_path / "other", local=tmp_path / "have")
+    with pytest.raises(InputError, match="size must be small or full, not 'huge'"):
+        release.fetch_release("huge", tmp_path / "other")
+
+
+def test_drive_is_asked_by_identifier(tmp_path, server):
+    root, asked = server
+    paths = release.fetch_release("small", tmp_path, sources=(f"{root}/ok/download?export=download&id=",))
+    assert [path.read_bytes() for path in paths] == list(CONTENT.values())
+    assert len(asked) == 3
+    release.fetch_release("small", tmp_path, sources=(f"{root}/ok/",))
+    assert len(asked) == 3, "what is there is not asked for again"
+
+
+@pytest.mark.parametrize("first", ["page", "none"])
+def test_the_mirror_is_asked_where_drive_refuses(tmp_path, server, first):
+    root, _ = server
+    sources = (f"{root}/{first}/download?id=", f"{root}/ok/")
+    paths = release.fetch_release("small", tmp_path, sources=sources, tries=1)
+    assert [path.read_bytes() for path in paths] == list(CONTENT.values())
+
+
+def test_no_source_has_it(tmp_path, server):
+    root, _ = server
+    with pytest.raises(InputError) as error:
+        release.fetch_release("small", tmp_path, sources=(f"{root}/page/?id=", f"{root}/none/"), tries=1)
+    line = str(error.value)
+    assert "no source has items_shuffle_1000.json just now" in line
+    assert "--from FOLDER" in line
+    assert "\n" not in line
+    assert not (tmp_path / "items_shuffle_1000.json").exists()
