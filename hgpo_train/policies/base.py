@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hgpo_envs.engine import Engine, State, Task
+    from hgpo_train.models.hf import Model
+    from hgpo_train.policies.generation import GenerationOptions
 
 T = TypeVar("T")
 
@@ -157,6 +159,25 @@ class Policy(Protocol):
 
     def close(self) -> None:
         """Frees what the policy holds."""
+        ...
+
+
+class TrainablePolicy(Policy, Protocol):
+    """A policy whose weights can be replaced.
+
+    Attributes:
+        options: How prompts are read and responses drawn; may be replaced between calls.
+    """
+
+    options: GenerationOptions
+
+    def publish(self, model: Model, version: int) -> None:
+        """Takes the weights as they are now; whatever was cached under the old ones is forgotten.
+
+        Args:
+            model: The model that is trained.
+            version: Written into the rows from here on.
+        """
         ...
 
 

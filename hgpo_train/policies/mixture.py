@@ -9,9 +9,12 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_train.assignments import read_value, split
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
+from hgpo_train.policies.registry import PolicySpec, make_policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from hgpo_train.policies.registry import PolicyContext
 
 
 class MixturePolicy(BatchPolicy):
@@ -57,3 +60,19 @@ def parse_weights(text: str) -> Mapping[str, float]:
     if not all(type(weight) in (int, float) and 0 < weight < math.inf for weight in given.values()):
         raise InputError(f"policy mixture: expected {form}, got {text!r}")
     return {name: float(weight) for name, weight in given.items()}
+
+
+def make(argument: str, context: PolicyContext) -> MixturePolicy:
+    """`mixture:NAME=WEIGHT,NAME=WEIGHT`.
+
+    Raises:
+        InputError: The argument has another form, a name is unknown, or a policy does not answer in this process.
+    """
+    parts = [(make_policy(name, context), weight) for name, weight in parse_weights(argument).items()]
+    batch = [(policy, weight) for policy, weight in parts if isinstance(policy, BatchPolicy)]
+    if len(batch) != len(parts):
+        raise InputError(f"mixture: only policies that answer in this process can be mixed, got {argument!r}")
+    return MixturePolicy(batch)
+
+
+MIXTURE = PolicySpec(make)

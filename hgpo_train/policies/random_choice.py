@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
+from hgpo_train.policies.registry import PolicySpec, refuse_settings
 from hgpo_train.policies.scripted import format_action
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from hgpo_train.policies.registry import PolicyContext
 
 _QUERY = "<your query>"
 _WORD = re.compile(r"[^\W_]+")
@@ -58,3 +61,16 @@ def _query(request: Request) -> str:
 def seeded_choice(seed: int, what: str, choices: int) -> int:
     """An integer in [0, choices) from a seed and a name: the text hash of ``"<seed>/<name>"``, scaled."""
     return ((text_hash(f"{seed}/{what}") % (1 << 64)) * choices) >> 64
+
+
+def make(argument: str, context: PolicyContext) -> RandomPolicy:
+    """`random`.
+
+    Raises:
+        InputError: Something follows the name.
+    """
+    refuse_settings("random", argument, context)
+    return RandomPolicy(context.action_format)
+
+
+RANDOM = PolicySpec(make)

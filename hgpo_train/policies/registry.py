@@ -1,7 +1,9 @@
 """Policies by name: ``random``, ``expert``, ``explorer``, ``mixture:expert=0.7,random=0.3``, and what others add.
 
-A policy is named ``<name>`` or ``<name>:<argument>``. Other packages add theirs by the entry-point group
-``hgpo.policies``: a callable of an argument (text) and a `PolicyContext` that returns a `Policy`.
+A policy is named ``<name>`` or ``<name>:<argument>``. Each is one module with a `PolicySpec`, which says how the policy
+is made and, if it can be trained, how it is made over the model that is trained. Other packages add theirs by the
+entry-point group ``hgpo.policies``: a `PolicySpec`, or a function of an argument (text) and a `PolicyContext` that
+returns a `Policy`.
 """
 
 from __future__ import annotations
@@ -11,16 +13,19 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs import players
 from hgpo_envs.errors import InputError, unknown
 from hgpo_train.settings import types_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hgpo_train.policies.base import BatchPolicy, Policy
+    from hgpo_train.models.config import ModelConfig
+    from hgpo_train.models.hf import Model, Tokenizer
+    from hgpo_train.policies.base import Policy, TrainablePolicy
+    from hgpo_train.policies.generation import GenerationOptions
 
     Factory = Callable[[str, "PolicyContext"], Policy]
+    TrainableFactory = Callable[[Model, Tokenizer, "TrainableContext"], TrainablePolicy]
 
 
 @dataclass(frozen=True)
@@ -38,24 +43,53 @@ class PolicyContext:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-_FACTORIES: Final = {
-    "random": "hgpo_train.policies.registry:_random",
-    "expert": "hgpo_train.policies.registry:_expert",
-    "explorer": "hgpo_train.policies.registry:_explorer",
-    "stale": "hgpo_train.policies.registry:_outdated",
-    "mixture": "hgpo_train.policies.registry:_mixture",
-    "openai": "hgpo_train.policies.server:make",
-    "vllm": "hgpo_train.policies.vllm:make",
-    "transformers": "hgpo_train.policies.transformers:make",
-}
-"""Name → ``module:factory``, imported when asked for; a factory takes the argument after the colon and the context."""
+@dataclass(frozen=True)
+class TrainableContext:
+    """What a policy that is trained must know of the run.
 
-_OPTIONS: Final = {
-    "openai": "hgpo_train.policies.server:ServerOptions",
-    "vllm": "hgpo_train.policies.vllm:VLLMOptions",
-    "transformers": "hgpo_train.policies.transformers:TransformersOptions",
+    Attributes:
+        model: Which model is trained, and what it computes in.
+        generation: How prompts are read and responses drawn.
+        engine_options: Further settings, by name (`rollout.engine_options` of the configuration).
+    """
+
+    model: ModelConfig
+    generation: GenerationOptions
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """How a policy is made.
+
+    Attributes:
+        make: Makes the policy from the argument after the colon.
+        make_trainable: Makes the policy over the model that is trained; None if it cannot be trained.
+        options: The dataclass of the policy's options; None if it has none, or checks them itself.
+    """
+
+    make: Factory
+    make_trainable: TrainableFactory | None = None
+    options: type | None = None
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the policy's weights can be replaced, so that it can generate during training."""
+        return self.make_trainable is not None
+
+
+_SPECS: Final = {
+    "random": "hgpo_train.policies.random_choice:RANDOM",
+    "expert": "hgpo_train.policies.scripted:EXPERT",
+    "explorer": "hgpo_train.policies.scripted:EXPLORER",
+    "outdated": "hgpo_train.policies.outdated:OUTDATED",
+    "stale": "hgpo_train.policies.outdated:OUTDATED",  # its name in version 0.1
+    "mixture": "hgpo_train.policies.mixture:MIXTURE",
+    "openai": "hgpo_train.policies.server:OPENAI",
+    "vllm": "hgpo_train.policies.vllm:VLLM",
+    "transformers": "hgpo_train.policies.transformers:TRANSFORMERS",
 }
-"""Name → ``module:dataclass`` of the options that a policy takes."""
+"""Name → ``module:PolicySpec``, imported when asked for."""
 
 
 def make_policy(spec: str, context: PolicyContext) -> Policy:
@@ -69,81 +103,71 @@ def make_policy(spec: str, context: PolicyContext) -> Policy:
         InputError: The name is unknown, or the argument cannot be used.
     """
     name, _, argument = spec.partition(":")
-    return _factory(name)(argument, context)
+    return policy_spec(name).make(argument, context)
+
+
+def make_trainable(name: str, model: Model, tokenizer: Tokenizer, context: TrainableContext) -> TrainablePolicy:
+    """A policy that generates with the weights that are trained, by its name.
+
+    Raises:
+        InputError: As `check_trainable`, or a setting cannot be used.
+    """
+    return _trainable_factory(name)(model, tokenizer, context)
+
+
+def check_trainable(name: str) -> None:
+    """Checks that a policy can be trained.
+
+    Raises:
+        InputError: The name is unknown, or that of a policy that cannot be trained.
+    """
+    _trainable_factory(name)
 
 
 def option_annotations(spec: str) -> dict[str, Any]:
-    """The annotations of a policy's options by name; empty for a policy that takes none, or of another package."""
-    name = spec.partition(":")[0]
-    return types_of(_load(_OPTIONS[name])) if name in _OPTIONS else {}
+    """The annotations of a policy's options by name; empty where they are not known.
+
+    Raises:
+        InputError: The policy's name is unknown.
+    """
+    options = policy_spec(spec.partition(":")[0]).options
+    return types_of(options) if options else {}
 
 
 def policy_names() -> list[str]:
     """Every name that `make_policy` knows."""
-    return [*_FACTORIES, *(point.name for point in entry_points(group="hgpo.policies"))]
+    return [*_SPECS, *(point.name for point in entry_points(group="hgpo.policies"))]
 
 
-def _factory(name: str) -> Factory:
-    if name in _FACTORIES:
-        own: Factory = _load(_FACTORIES[name])
+def policy_spec(name: str) -> PolicySpec:
+    """How the policy of a name is made.
+
+    Raises:
+        InputError: The name is unknown.
+    """
+    if name in _SPECS:
+        module, _, attribute = _SPECS[name].partition(":")
+        own: PolicySpec = getattr(import_module(module), attribute)
         return own
     for point in entry_points(group="hgpo.policies"):
         if point.name == name:
-            added: Factory = point.load()
-            return added
+            added = point.load()
+            return added if isinstance(added, PolicySpec) else PolicySpec(added)
     raise InputError(unknown("policy", name, policy_names()))
 
 
-def _load(place: str) -> Any:  # noqa: ANN401 (a factory or a class)
-    """What ``module:attribute`` names."""
-    module, _, attribute = place.partition(":")
-    return getattr(import_module(module), attribute)
-
-
-def _refuse_settings(name: str, argument: str, context: PolicyContext) -> None:
+def refuse_settings(name: str, argument: str, context: PolicyContext) -> None:
+    """Raises an InputError if a policy that takes neither an argument nor options is given some."""
     if argument:
         raise InputError(f"policy {name}: expected nothing after its name, got {argument!r}; write {name}")
     if context.options:
         raise InputError(f"policy {name} has no options, got {', '.join(context.options)}; leave --policy-option out")
 
 
-def _random(argument: str, context: PolicyContext) -> BatchPolicy:
-    from hgpo_train.policies.random_choice import RandomPolicy
-
-    _refuse_settings("random", argument, context)
-    return RandomPolicy(context.action_format)
-
-
-def _outdated(argument: str, context: PolicyContext) -> BatchPolicy:
-    from hgpo_train.policies.outdated import OutdatedActionPolicy
-
-    _refuse_settings("stale", argument, context)
-    return OutdatedActionPolicy(context.action_format)
-
-
-def _expert(argument: str, context: PolicyContext) -> BatchPolicy:
-    _refuse_settings("expert", argument, context)
-    return _scripted("expert", context)
-
-
-def _explorer(argument: str, context: PolicyContext) -> BatchPolicy:
-    _refuse_settings("explorer", argument, context)
-    return _scripted("explorer", context)
-
-
-def _scripted(name: str, context: PolicyContext) -> BatchPolicy:
-    from hgpo_train.policies.scripted import ScriptedPolicy
-
-    players.make_player(name, context.benchmark)  # an unknown one is refused now, not in the middle of a run
-    return ScriptedPolicy(name, lambda: players.make_player(name, context.benchmark), context.action_format)
-
-
-def _mixture(argument: str, context: PolicyContext) -> BatchPolicy:
-    from hgpo_train.policies.base import BatchPolicy
-    from hgpo_train.policies.mixture import MixturePolicy, parse_weights
-
-    parts = [(make_policy(name, context), weight) for name, weight in parse_weights(argument).items()]
-    batch = [(policy, weight) for policy, weight in parts if isinstance(policy, BatchPolicy)]
-    if len(batch) != len(parts):
-        raise InputError(f"mixture: only policies that answer in this process can be mixed, got {argument!r}")
-    return MixturePolicy(batch)
+def _trainable_factory(name: str) -> TrainableFactory:
+    names = policy_names()
+    factory = policy_spec(name).make_trainable if name in names else None
+    if factory is None:
+        known = [other for other in names if policy_spec(other).trainable]
+        raise InputError(unknown("rollout.engine", name, known))
+    return factory

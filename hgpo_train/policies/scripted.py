@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hgpo_envs import players
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
+from hgpo_train.policies.registry import PolicySpec, refuse_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hgpo_envs import players
+    from hgpo_train.policies.registry import PolicyContext
 
 
 class ScriptedPolicy(BatchPolicy):
@@ -61,3 +63,30 @@ def format_action(action: str, action_format: str, admissible: Sequence[str]) ->
     if action_format == "number" and action in admissible:
         return str(admissible.index(action) + 1)
     return action
+
+
+def make_expert(argument: str, context: PolicyContext) -> ScriptedPolicy:
+    """`expert`.
+
+    Raises:
+        InputError: Something follows the name, or the benchmark has no such player.
+    """
+    return _make("expert", argument, context)
+
+
+def make_explorer(argument: str, context: PolicyContext) -> ScriptedPolicy:
+    """`explorer`.
+
+    Raises:
+        InputError: Something follows the name, or the benchmark has no such player.
+    """
+    return _make("explorer", argument, context)
+
+
+def _make(name: str, argument: str, context: PolicyContext) -> ScriptedPolicy:
+    refuse_settings(name, argument, context)
+    players.make_player(name, context.benchmark)  # an unknown one is refused now, not in the middle of a run
+    return ScriptedPolicy(name, lambda: players.make_player(name, context.benchmark), context.action_format)
+
+
+EXPERT, EXPLORER = PolicySpec(make_expert), PolicySpec(make_explorer)

@@ -23,6 +23,7 @@ from msgspec import Meta
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.secrets import Secret, redact, redact_logging, register, register_url
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
+from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.policies.validation import preview
 from hgpo_train.settings import LARGEST_FLOAT, NonNegativeFloat, NonNegativeInt, PositiveInt, Temperature, build, check
 
@@ -373,3 +374,6 @@ def _client(given: Mapping[str, Any], largest: Callable[[int], int] = lambda _: 
 def _is_too_long(error: Exception) -> bool:
     line = str(error).lower()
     return any(mark in line for mark in _TOO_LONG)
+
+
+OPENAI = PolicySpec(make, options=ServerOptions)

@@ -11,14 +11,15 @@ import torch
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts
+from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions, sample_responses
-from hgpo_train.settings import build
+from hgpo_train.settings import build, merge, to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hgpo_train.models.hf import Model, Tokenizer
-    from hgpo_train.policies.registry import PolicyContext
+    from hgpo_train.policies.registry import PolicyContext, TrainableContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,3 +133,19 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
         path=argument, device=options.device, compute_dtype=options.compute_dtype, gradient_checkpointing=False
     )
     return TransformersPolicy(load_model(config), load_tokenizer(argument), options, compute_dtype(config))
+
+
+def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> TransformersPolicy:
+    """Samples from the very model that is trained: publishing costs nothing.
+
+    Raises:
+        InputError: An engine option is unknown or has a wrong value.
+    """
+    from hgpo_train.models.loading import compute_dtype
+
+    given = merge(to_dict(context.generation), context.engine_options)
+    options = build(GenerationOptions, given, "setting", "rollout.engine_options.")
+    return TransformersPolicy(model, tokenizer, options, compute_dtype(context.model))
+
+
+TRANSFORMERS = PolicySpec(make, make_trainable, TransformersOptions)

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hgpo_envs.errors import InputError
+from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.policies.base import Failure, Reply, attempt
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts
+from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.settings import build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hgpo_train.models.hf import Model
+    from hgpo_train.models.hf import Model, Tokenizer
     from hgpo_train.policies.base import Request
-    from hgpo_train.policies.registry import PolicyContext
+    from hgpo_train.policies.registry import PolicyContext, TrainableContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +182,21 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
     Raises:
         InputError: No model is named, an option is unknown, or vLLM is not installed.
     """
-    from hgpo_train.models.checkpoint_files import resolve_model
-
     if not argument:
         raise InputError("policy vllm: expected a model, as in vllm:Qwen/Qwen2.5-1.5B-Instruct")
     options = build(VLLMOptions, context.options, "policy option")
     return VLLMPolicy(resolve_model(argument), options, options.engine)
+
+
+def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> VLLMPolicy:
+    """Serves a copy of the weights that are trained; the engine options are arguments of `vllm.LLM`.
+
+    Raises:
+        InputError: vLLM is not installed.
+    """
+    del tokenizer
+    path = resolve_model(getattr(model, "name_or_path", "") or context.model.path)
+    return VLLMPolicy(path, context.generation, {"trust_remote_code": False, **context.engine_options})
+
+
+VLLM = PolicySpec(make, make_trainable, VLLMOptions)

@@ -29,6 +29,8 @@ from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
 from hgpo_train.models.checkpoint_files import TrainingState, checkpoint_to_resume, list_checkpoints
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
+from hgpo_train.policies.generation import GenerationOptions
+from hgpo_train.policies.registry import TrainableContext, check_trainable, make_trainable
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_many
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_tasks, fingerprint_texts
@@ -36,7 +38,6 @@ from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
 from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
 from hgpo_train.training.config import template_path
-from hgpo_train.training.engines import check_engine, make_engine
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
 from hgpo_train.training.run_folder import Origin, RunFolder, fixed_values
 from hgpo_train.training.tracking import log_to, make_trackers
@@ -112,7 +113,7 @@ class Trainer:
         config, folder = run.config, run.folder
         self.config, self.folder, self._run, self._display = config, folder, run, display
         get(config.advantage.estimator).parameters.of(config.advantage.parameters)
-        check_engine(config.rollout.engine)
+        check_trainable(config.rollout.engine)
         self._world = open_training_env(config, config.environment.split)
         remove_abandoned(folder / "checkpoints")
         self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
@@ -124,7 +125,7 @@ class Trainer:
         if (newest := checkpoint_to_resume(folder / "checkpoints", run.id)) is not None:
             self.state = resumed_state(load_checkpoint(newest, self.model, self.learner.optimiser), self.state)
             remove_superseded(folder / "checkpoints", newest, config.checkpoint.keep)
-        self.policy = make_engine(config, self.model, self.tokenizer)
+        self.policy = make_trainable(config.rollout.engine, self.model, self.tokenizer, _trainable_context(config))
         self.policy.publish(self.model, self.state.iteration)
         done = self.state.iteration  # line 0 is the evaluation before training, which is then made again
         self._trackers = make_trackers(config, folder, done + 1 if done else 0)
@@ -308,6 +309,17 @@ class Trainer:
                 TrainingWarning,
                 stacklevel=2,
             )
+
+
+def _trainable_context(config: Config) -> TrainableContext:
+    rollout = config.rollout
+    options = GenerationOptions(
+        temperature=rollout.temperature,
+        max_prompt_tokens=rollout.max_prompt_tokens,
+        max_response_tokens=rollout.max_response_tokens,
+        overflow=rollout.overflow,
+    )
+    return TrainableContext(config.model, options, rollout.engine_options)
 
 
 def _origins(config: Config, handle: EnvHandle) -> dict[str, Origin]:
