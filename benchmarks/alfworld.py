@@ -103,7 +103,7 @@ def throughput(source: ALFWorldSource, ids: Sequence[str]) -> dict[str, float]:
     games = [source.game(task) for task in ids]
     walks = [walk(game, 50, number) for number, game in enumerate(games)]
     for game in games:
-        vars(game).pop("commands", None)  # what the engines share about a game is made anew
+        game.cache.clear()  # what the engines share about a game is made anew
     steps = sum(map(len, walks))
     engine = ALFWorldEngine()
 

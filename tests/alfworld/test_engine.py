@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
+from hgpo_envs.alfworld.engine.commands import commands_of
 from hgpo_envs.engine import State
 from tools.alfworld_coverage import CountingEngine
 
@@ -96,7 +97,7 @@ def test_kept_scenes_say_what_a_fresh_look_says(task: str, seed: int) -> None:
     state = engine.start(task)
     rng = random.Random(seed)
     for _ in range(30):
-        commands = engine.game.commands
+        commands = commands_of(engine.game)
         commands._scenes.clear()
         assert commands.offered(engine.game_state) == state.actions == commands.offered(engine.game_state)
         if state.terminated:

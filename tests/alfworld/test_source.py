@@ -9,6 +9,7 @@ import pytest
 
 from hgpo_envs.alfworld.data.game_folder import write_folder
 from hgpo_envs.alfworld.data.source import ALFWorldSource
+from hgpo_envs.alfworld.engine.commands import commands_of
 from hgpo_envs.errors import InputError, UnknownTask
 
 BUNDLED = ALFWorldSource()
@@ -119,7 +120,7 @@ def test_games_are_shared_while_they_are_played(folder: Path) -> None:
     for engine, task in zip(engines, [*IDS, IDS[0]], strict=True):
         engine.start(task)
     assert engines[0].game is engines[3].game
-    assert engines[0].game.commands is engines[3].game.commands
+    assert commands_of(engines[0].game) is commands_of(engines[3].game)
 
 
 def test_pickles_and_copies_are_opened_again(folder: Path) -> None:

@@ -141,5 +141,13 @@ class Commands:
         return text
 
 
+def commands_of(game: Game) -> Commands:
+    """The game's commands, made once and shared by all engines that play it."""
+    found = game.cache.get("commands")
+    if not isinstance(found, Commands):
+        found = game.cache["commands"] = Commands(game)
+    return found
+
+
 def _unique(commands: list[str]) -> tuple[str, ...]:
     return tuple(sorted(set(commands)) if len(commands) > 1 else commands)

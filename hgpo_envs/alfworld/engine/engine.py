@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hgpo_envs.alfworld.engine import observations, rules
+from hgpo_envs.alfworld.engine.commands import commands_of
 from hgpo_envs.engine import State
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ALFWorldEngine:
     def play(self, game: Game) -> State:
         """Begins a game that need not come from a source."""
         self.game, self.game_state = game, game.start.copy()
-        self._commands, self._deciding = game.commands, rules.deciding(game)
+        self._commands, self._deciding = commands_of(game), rules.deciding(game)
         won = rules.won(game, self.game_state)
         return self._show(
             observations.welcome(game), self._commands.offered(self.game_state), valid=True, won=won, ended=False

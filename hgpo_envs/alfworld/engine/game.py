@@ -11,8 +11,7 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.alfworld.engine.goals import TASK_TYPES, Goal, parse_goal
@@ -24,8 +23,6 @@ from hgpo_envs.untrusted_files import parse_json, read_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
-
-    from hgpo_envs.alfworld.engine.commands import Commands
 
     Facts = Mapping[str, list[tuple[str, ...]]]
     """The arguments of the initial facts, by predicate."""
@@ -103,13 +100,8 @@ class Game:
     task: str
     grammar: Grammar
     walkthrough: tuple[str, ...] | None = None
-
-    @cached_property
-    def commands(self) -> Commands:
-        """The game's commands, shared by all engines that play it."""
-        from hgpo_envs.alfworld.engine.commands import Commands
-
-        return Commands(self)
+    cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What engines derive from the game and share."""
 
 
 def read_game(path: Path) -> Game:
