@@ -32,8 +32,9 @@ ROOMS = {
         {"search"},
         {"catalogue"},
         {"engine"},
+        {"bundled"},
+        {"data", "players"},
         {"generation"},
-        {"data", "players", "bundled"},
         {"reference"},
     ],
 }
@@ -45,19 +46,14 @@ def imported(source: str) -> set[str]:
     return {name.split(".")[0] for name in imported_modules(source)}
 
 
-def imported_modules(source: str, *, for_types: bool = True) -> set[str]:
-    """What a module imports, by dotted name; without imports for types alone if asked."""
+def imported_modules(source: str) -> set[str]:
+    """What a module imports, by dotted name: at its top, in functions and for types alone."""
     names: set[str] = set()
-    todo: list[ast.AST] = [ast.parse(source)]
-    while todo:
-        node = todo.pop()
-        if not for_types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        todo += ast.iter_child_nodes(node)
     return names
 
 
@@ -100,7 +96,7 @@ def test_rooms_import_only_from_layers_below(package: str) -> None:
         room = module.relative_to(ROOT / package).parts[0].removesuffix(".py")
         if room == "__init__":
             continue
-        for name in imported_modules(module.read_text("utf-8"), for_types=False):
+        for name in imported_modules(module.read_text("utf-8")):
             if not name.startswith(f"{dotted}."):
                 continue
             other = name.removeprefix(f"{dotted}.").split(".")[0]

@@ -128,7 +128,7 @@ def test_expert_and_explorer_are_deterministic_players_by_name():
     [
         ("randon", "unknown policy 'randon'; did you mean 'random'?"),
         ("expert", "unknown benchmark 'Doors'"),
-        ("stale:often", "policy stale: expected nothing after its name, got 'often'"),
+        ("outdated:often", "policy outdated: expected nothing after its name, got 'often'"),
         ("mixture:", "mixture: expected name=weight,name=weight with positive weights, got ''"),
         ("mixture:random", "mixture: expected name=weight"),
         ("mixture:random=-1", "mixture: expected name=weight"),
