@@ -9,7 +9,7 @@ A model of about a million parameters is made and warm-started on demonstrations
 does, with other actions mixed in (`WORLDS`), in games or shops generated for this with other seeds than the bundled
 ones. Then each run trains on the bundled training tasks and is evaluated on the bundled held-out ones, the policy
 before training included. Those are few; so the policies before and after training also play fresh tasks, generated for
-this alone, once for each run's seed (`hgpo eval`). Runs go on where they were broken off, so the whole may be stopped
+this alone, once for each run's seed (`hgpo eval`). Interrupted runs are resumed, so the whole may be stopped
 (Ctrl-C) and started again at any time. Everything a run leaves is in --folder; figures are kept in
 benchmarks/results/learning_<world>.json and curves drawn beside it.
 """

@@ -1,4 +1,4 @@
-"""What came of `learning.py`'s runs: curves over environment steps, success on fresh tasks, a table and a picture."""
+"""The results of `learning.py`'s runs: curves over environment steps, success on fresh tasks, a table and a picture."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ class Keeping(Nowhere):
         self._kept = kept
 
     def add_group(self, rows: Iterable[Row]) -> None:
-        """Keeps what tells a step's seed."""
+        """Keeps what determines a step's seed."""
         self._kept += [{name: row[name] for name in ("trajectory", "step")} for row in rows]
 
 

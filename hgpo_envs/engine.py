@@ -50,7 +50,7 @@ class State:
         won: The task was solved.
         reward: The benchmark's own reward of this step: ALFWorld 1 when won, WebShop the score in [0, 1].
         score: The benchmark's score so far, in [0, 1].
-        info: What else the benchmark tells, merged into Gymnasium's info (for WebShop: page, reward parts, …).
+        info: Further fields of the benchmark, merged into Gymnasium's info (for WebShop: page, reward parts, …).
     """
 
     text: str

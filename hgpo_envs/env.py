@@ -92,11 +92,11 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
     An observation is a dictionary of ``state`` (the state text), ``prompt`` (what a policy reads: state, task and the
     last `history_length` pairs, by the prompt template) and ``history_hash`` (int64 of shape (history_depth + 1,),
     `hgpo_envs.hashing.UNDEFINED` where k > t). An action is text: the bare command or a model's whole response. Any
-    text may be given; what is not admissible changes nothing and is told in ``info["action_valid"]``.
+    text may be given; an inadmissible action changes nothing and is reported in ``info["action_valid"]``.
 
     The reward is the benchmark's own. ``terminated`` means that the task ended, ``truncated`` that the step limit came
     first. ``info`` holds task (the instruction), task_id, task_type, split, versions, step, action (the command that
-    was carried out), action_valid, action_admissible, admissible_actions, won, score, and what else the benchmark
+    was executed), action_valid, action_admissible, admissible_actions, won, score, and what else the benchmark
     tells (`hgpo_envs.engine.State.info`).
 
     Without ``options={"task": id}``, each reset draws a task of the split in the order that `sampling` and the last

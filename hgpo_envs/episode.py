@@ -24,7 +24,7 @@ ACTION_FORMATS: Final = ("command", "response", "number")
 """What an action is: the bare command, a model's whole response, or the number of an admissible action, from 1."""
 
 LONGEST_COMMAND: Final = 1 << 14
-"""Characters of a command that are carried out; a longer one is cut there, so that no policy can fill the memory with
+"""Characters of a command that are executed; a longer one is cut there, so that no policy can fill the memory with
 its history, its prompts and its info."""
 
 _RESERVED: Final = frozenset({"task", "task_id", "task_type", "split", "versions", "step", "action"})
@@ -168,7 +168,7 @@ class Episode:
         return (numbered(text, self.state.actions) if self.settings.action_format == "number" else text), None
 
     def observe(self, command: str, well_formed: bool | None, state: State) -> None:
-        """Takes note of a command that was carried out and of the state that it led to."""
+        """Records a command that was executed and the state that it led to."""
         self._journal.append((command, well_formed))
         self._memory.store(self.state.text, command)
         self.state = state

@@ -36,14 +36,14 @@ _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
 class Progress(Protocol):
-    """Is told how far a download is."""
+    """Receives the progress of a download."""
 
     def __call__(self, done: int, total: int | None) -> None:
         """Called after every chunk.
 
         Args:
             done: Bytes on disk.
-            total: Bytes in all, where the server tells.
+            total: Bytes in all, where the server says.
         """
         ...
 
@@ -82,7 +82,7 @@ class _Known:
     Attributes:
         url: Where it comes from, redacted.
         validator: The server's entity tag or date of it; "" if it gave none.
-        total: Its length in bytes, where the server tells.
+        total: Its length in bytes, where the server says.
         sha256: Of all bytes, once they are complete and checked.
     """
 

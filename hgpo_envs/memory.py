@@ -1,4 +1,4 @@
-"""What a policy is told of the past: the last K pairs of observation and action."""
+"""What a policy sees of the past: the last K pairs of observation and action."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _FACTORIES: Final = {
 
 
 def register_environments() -> None:
-    """Tells Gymnasium the ids; a second call changes nothing."""
+    """Registers the environments with Gymnasium; a second call changes nothing."""
     for benchmark in ("ALFWorld", "WebShop"):
         env_id, maker = f"HGPO/{benchmark}-v0", f"hgpo_envs.registration:make_{benchmark.lower()}"
         if env_id not in gymnasium.registry:

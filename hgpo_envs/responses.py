@@ -3,7 +3,7 @@
 The response is lowercased, and what stands between the first ``<action>`` and the first ``</action>`` is the action.
 A response without both tags is invalid, and its last characters are the action (30 for ALFWorld, 20 for WebShop). A
 response without both of ``<think>`` and ``</think>``, or with a character of the CJK Unified Ideographs block, is
-invalid too, but its action is carried out all the same. Whether the action is admissible is not looked at here.
+invalid too, but its action is still executed. Whether the action is admissible is not looked at here.
 
 The parser is total: any string has an action and a validity, in time linear in its length.
 

@@ -79,7 +79,7 @@ def _reopen(factory: str, arguments: tuple[tuple[str, Any], ...]) -> SharedSourc
 
 
 def _stamp(value: object) -> tuple[int, int] | None:
-    """What tells a changed file: modification time and size."""
+    """What identifies a version of a file: modification time and size."""
     if not isinstance(value, str | Path) or not str(value):
         return None
     try:

@@ -128,19 +128,20 @@ def inconsistency(alt, found):
 
 
 @app.cell(hide_code=True)
-def about_company(mo):
+def about_shared_contexts(mo):
     mo.md("""
-    ## The price: company gets rare
+    ## The price: shared contexts get rare
 
-    The deeper the context, the fewer steps share it with another step, and a step without company has no advantage at
-    that level. *Eligible* steps have k states before them at all, *shared* ones have company, *cross* ones from another
-    rollout. HGPO takes each step as deep as it has company: the oracle alone would leave most steps with nothing.
+    The deeper the context, the fewer steps share it with another step, and a step alone in its context has no
+    advantage at that level. *Eligible* steps have k states before them at all, *shared* ones share it with another
+    step, *cross* ones with a step of another rollout. HGPO takes each step as deep as its contexts are shared: the
+    oracle alone would leave most steps with nothing.
     """)
     return
 
 
 @app.cell
-def company(alt, axis, levels, share):
+def shared_contexts(alt, axis, levels, share):
     kinds = ["eligible", "shared", "cross"]
     alt.Chart(
         levels.filter(levels["level"] != "oracle").unpivot(
@@ -182,7 +183,7 @@ def about_bias(mo):
     mo.md("""
     ## What grouping by state alone gets wrong
 
-    Each dot is a step that has company both at its state and deeper: its advantage among the steps at the same state
+    Each dot is a step that shares both its state and a deeper context: its advantage among the steps at the same state
     (across), and among those with the same last k states (up). On the diagonal both agree; in the grey quarters the
     sign differs, and a step would be rewarded where it should be blamed.
     """)

@@ -18,7 +18,7 @@ FORBIDDEN = {
 }
 ROOMS = {
     "hgpo_train": [
-        {"settings"},  # what truly everything shares
+        {"settings", "assignments"},  # what truly everything shares
         {"advantages", "models"},
         {"analysis", "policies"},
         {"rollout"},

@@ -33,7 +33,7 @@ class TaskTypeSummary:
         mean_return: Mean undiscounted sum of rewards.
         mean_length: Mean number of steps.
         valid: Share of steps whose action was valid.
-        aborted: Trajectories that broke off.
+        aborted: Trajectories that were aborted.
     """
 
     task_type: str | None

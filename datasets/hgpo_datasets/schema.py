@@ -172,10 +172,10 @@ _FLAGS: Final = (
         "aborted",
         "flags",
         pl.Boolean(),
-        "The rollout broke off here for a reason outside the task; last rows only.",
+        "The rollout was aborted here for a reason outside the task; last rows only.",
         default=False,
     ),
-    Column("error", "flags", TEXT, "Why the rollout broke off.", "it did not"),
+    Column("error", "flags", TEXT, "Why the rollout was aborted.", "it did not"),
 )
 
 _NUMBERS: Final = (

@@ -276,7 +276,7 @@ def get(name: str) -> Estimator[Any]:
     """An estimator by its registered name or as ``module:function``.
 
     Raises:
-        InputError: There is none of that name; the line tells the nearest one.
+        InputError: There is none of that name; the message suggests the nearest one.
     """
     if ":" in name:
         return _imported(name)

@@ -30,7 +30,7 @@ def describe(found: Statistics) -> list[str]:
 
 
 def _about_the_run(whole: dict[str, Any]) -> str:
-    broken = f" {whole['aborted']} more broke off and are left out." if whole["aborted"] else ""
+    broken = f" {whole['aborted']} more were aborted and are left out." if whole["aborted"] else ""
     return (
         f"{whole['steps']:,} {_plural('step', whole['steps'])} of {whole['trajectories']:,} rollouts in "
         f"{whole['groups']:,} {_plural('group', whole['groups'])} ({whole['mean_length']:.1f} steps a rollout); "
@@ -88,7 +88,7 @@ def _about_bias(rows: list[dict[str, Any]]) -> list[str]:
     if len(rows) < 2 or not last["compared"]:
         return []
     line = (
-        f"{last['compared']:,} steps have company both at their state and in their last {last['level']} states: "
+        f"{last['compared']:,} steps share both their state and their last {last['level']} states: "
         f"their advantage among the one differs from that among the other by {first['bias']:.2f} on average, "
         f"and in {_share(first['sign_disagreement'])} by its sign. Grouping by state alone would credit them so."
     )

@@ -49,7 +49,7 @@ class Statistics(NamedTuple):
     Attributes:
         levels: One row a level: `level` ("0", "1" … "oracle") and the statistics of this module's text.
         sizes: One row a level and group size: `level`, `size`, `groups`, `steps`.
-        summary: One row: `groups` (of rollouts), `trajectories`, `steps`, `aborted` (trajectories that broke off and
+        summary: One row: `groups` (of rollouts), `trajectories`, `steps`, `aborted` (trajectories that were aborted and
             are counted nowhere else), `mean_return`, `success` (episodes with a positive return), `flat_groups` (of
             rollouts that all have the same return: they teach GRPO nothing), `mean_length`, `invalid` (actions).
     """
@@ -71,7 +71,7 @@ def statistics(
 
     Args:
         steps: A step table; what `hgpo_train.advantages.compute` needs, and the columns of `by`.
-        by: Columns that rows are told apart by, each the same on all rows of a group: `task_type`, `iteration` …
+        by: Columns to group by, each the same on all rows of a group: `task_type`, `iteration` …
         chunk_rows: About how many rows are in memory at a time.
         progress: Told the rows of each chunk that is done.
         **parameters: HGPO's parameters; `history_length` is the deepest level K.

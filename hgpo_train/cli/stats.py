@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ROWS = {
     "eligible": "steps with k states before them",
-    "shared": "steps in company",
+    "shared": "steps that share a context",
     "cross": "… of another rollout",
     "mean_size": "mean group size",
     "step_size": "group size of the mean step",

@@ -58,7 +58,7 @@ def fingerprint_path(path: Path) -> str:
 
 
 def fingerprint_model(path: str) -> str | None:
-    """What tells a model from others: a folder's files, or a Hugging Face name's commit; None if neither is known.
+    """What identifies a model: a folder's files, or a Hugging Face name's commit; None if neither is known.
 
     A run's folder stands for its newest checkpoint. A checkpoint, and a copy of it elsewhere, are the same model.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SlotResult(NamedTuple):
-    """What came back from a slot.
+    """The result of a reset or step in a slot.
 
     Attributes:
         slot: Which.

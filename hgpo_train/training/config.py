@@ -182,7 +182,7 @@ class CheckpointConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackingConfig(Settings):
-    """Who else is told the metrics; metrics.jsonl is always written."""
+    """Further trackers that receive the metrics; metrics.jsonl is always written."""
 
     tensorboard: bool = True
     """Write TensorBoard events, if tensorboard is installed."""
@@ -221,7 +221,7 @@ class Config(Settings):
     checkpoint: CheckpointConfig = CheckpointConfig()
     """What is kept to resume from."""
     tracking: TrackingConfig = TrackingConfig()
-    """Who is told the metrics."""
+    """Trackers that receive the metrics."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -257,7 +257,7 @@ class SftConfig(Settings):
     optimiser: OptimiserConfig = OptimiserConfig(learning_rate=1e-5, schedule="cosine")
     """AdamW; its schedule runs over optimiser steps here."""
     tracking: TrackingConfig = TrackingConfig()
-    """Who is told the metrics."""
+    """Trackers that receive the metrics."""
 
 
 def shipped() -> dict[str, Path]:

@@ -46,7 +46,7 @@ class Origin:
 
     Attributes:
         setting: Where the configuration names it, for example ``model.path = 'tiny'``.
-        fingerprint: Tells it from others; None if nothing does.
+        fingerprint: Identifies its content; None if nothing does.
         text: It, if it is short enough to be stored.
     """
 

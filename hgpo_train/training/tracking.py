@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Tracker(Protocol):
-    """Is told the metrics of each iteration."""
+    """Receives the metrics of each iteration."""
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
         """Takes one iteration's metrics."""

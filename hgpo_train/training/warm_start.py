@@ -74,7 +74,7 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
         folder: Where everything goes.
         config: The run that is to follow; its environment's prompts and action format are what is taught.
         start: How much is learnt.
-        display: Is told what happens.
+        display: Shows the progress.
         model: Teaches this one instead of a new one.
 
     Returns:

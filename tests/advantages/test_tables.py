@@ -260,7 +260,7 @@ def test_aborted_rollouts_are_left_out(name: str) -> None:
     last = (pl.col("trajectory") == broken) & (pl.col("step") == pl.col("step").max().over("trajectory"))
     flagged = table.with_columns(
         aborted=last, reward=pl.when(last).then(float("nan")).otherwise("reward")
-    )  # what broke off may hold anything
+    )  # aborted rows may hold anything
     result = compute(flagged, name).collect()
     assert result.filter(trajectory=broken)["advantage"].null_count() == table.filter(trajectory=broken).height
     others = compute(table.filter(pl.col("trajectory") != broken), name).collect()

@@ -20,7 +20,7 @@ from hgpo_train.cli import app
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two shards: task a won once in two, task b played twice with one broken off, an unknown kind."""
+    """Two shards: task a won once in two, task b played twice with one aborted, an unknown kind."""
     folder = tmp_path / "first"
     with StepWriter(folder, config={"seed": 3}, defaults={"env_id": "HGPO/ALFWorld-v0", "split": "train"}) as writer:
         won = [step("a", "a0", 0), step("a", "a0", 1, won=True, terminated=True, reward=1.0, score=1.0)]

@@ -108,7 +108,7 @@ def test_validity_of_responses_is_about_their_form():
     )
     without_thought = env.step("<action>open door</action>")[4]
     assert (without_thought["action"], without_thought["action_valid"]) == ("open door", False)
-    assert without_thought["action_admissible"]  # carried out all the same
+    assert without_thought["action_admissible"]  # still executed
     bare = env.step("I shall now, after all of this, go on")[4]
     assert (bare["action"], bare["action_valid"]) == ("shall now, after all of this, go on"[-30:], False)
 

@@ -14,7 +14,7 @@ from hgpo_envs.gymnasium_source import SEEDS, GymnasiumEngine, GymnasiumSource
 
 
 class Odd(gymnasium.Env):
-    """Gives whatever it is told to."""
+    """Returns given values."""
 
     observation_space = action_space = spaces.Text(100)
 

@@ -196,7 +196,7 @@ def test_any_state_and_any_task(sound, garbage, tasks):
 
 
 class Odd(BatchPolicy):
-    """Gives whatever it is told to as what it has collected."""
+    """Returns a given value as what it has collected."""
 
     name, reproducible = "odd", True
 

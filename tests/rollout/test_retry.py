@@ -180,7 +180,7 @@ def test_what_a_table_and_a_tally_tell(runs):
     now = failures_of_tally(tally)
     assert (now.rollouts, now.failed, now.times) == (40, tally.aborted, tally.aborted)
     again = runs.collect("run", Flaky(lambda _: True), spec=WHAT, execution=MACHINE, retry_failed=True)
-    assert failures_of_tally(again).rollouts == 0  # played for the second time: the table tells about them
+    assert failures_of_tally(again).rollouts == 0  # played for the second time: they are in the table
     assert failures_of_run(runs.folder / "run").failed == again.aborted
 
 

@@ -26,7 +26,7 @@ from hgpo_train.training.tracking import JsonLines, make_trackers, read_metrics
 
 @pytest.fixture
 def steps():
-    """Three trajectories of two kinds: won in two steps, lost in one, broken off."""
+    """Three trajectories of two kinds: won in two steps, lost in one, aborted."""
     return pl.DataFrame(
         {
             "task_id": ["a", "a", "b", "b"],

@@ -133,7 +133,7 @@ def test_broken_off_at_every_stage_ends_in_the_same_bytes(config, runs):
             runs.trainer(config, name, display=Breaking(console, at)).run()
         except Broken:
             resumed = runs.train(config, name, resume=True)
-            assert runs.weights(name) == runs.weights("whole"), f"broken off at {at}"
+            assert runs.weights(name) == runs.weights("whole"), f"interrupted at {at}"
             assert resumed.state == whole.state
             iterations = [line["iteration"] for line in read_metrics(runs.folder / name / "metrics.jsonl")]
             assert iterations == [0, 1, 2]

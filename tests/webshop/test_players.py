@@ -1,4 +1,4 @@
-"""The expert's plans are carried out and weighed against every possible purchase; the explorer sees what is shown."""
+"""The expert's plans are executed and compared with every possible purchase; the explorer sees what is shown."""
 
 import itertools
 

@@ -74,8 +74,8 @@ def fetch_release(
         out: A new or empty folder. The archives wait beside it (`hgpo_envs.partial_download`) until the games are
             complete; the next call resumes what was interrupted.
         assets: What to download.
-        downloading: Makes, for the name of an archive, what is told how far its download is.
-        unpacking: Is told the number of files unpacked so far.
+        downloading: Makes the progress callback of an archive, by its name.
+        unpacking: Called with the number of files unpacked so far.
         **settings: For `hgpo_envs.fetch.complete_download`.
 
     Returns:

@@ -75,7 +75,7 @@ def fetch_release(
         local: A folder that has them: they are copied from there, and nothing is downloaded.
         sources: URLs to which a Google Drive identifier (where they end in `id=`) or a file's name is added, in order.
         tries: Tries of each source without a byte gained.
-        progress: Gives what is told of a file's progress, by its name.
+        progress: Makes the progress callback of a file, by its name.
 
     Returns:
         Their paths: items, attributes, human instructions.

@@ -149,7 +149,7 @@ def open_shop(
 
 @lru_cache(KEPT_SHOPS)  # every shop is mapped files and arrays of at most `MOST_GOALS`, whatever the arguments
 def _open_shop(folder: Path, stamp: int, goals: GoalKind, price_seed: int, shuffle_seed: int) -> Shop:
-    del stamp  # only tells a rebuilt catalogue from the one before
+    del stamp  # only distinguishes a rebuilt catalogue from the one before
     return Shop(Catalogue.open(folder), goals, price_seed, shuffle_seed)
 
 

@@ -208,7 +208,7 @@ class WebShopEngine:
         return False
 
     def _place(self) -> str:
-        """The kind of page, as the original tells it: the first name that is found anywhere in the address."""
+        """The kind of page, as the original determines it: the first name that is found anywhere in the address."""
         url = self._started().url
         return next((kind for kind in _PAGE_NAMES if kind in url), "")
 

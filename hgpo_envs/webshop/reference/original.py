@@ -151,7 +151,7 @@ class OriginalEngine:
         return self._state(answer, valid=True)
 
     def act(self, command: str) -> State:
-        """Carries out a command; where the original raises, the page stays and `info["error"]` tells."""
+        """Executes a command; where the original raises, the page stays and `info["error"]` has the error."""
         before = self._clickables
         answer = self._source.process.ask({"environment": self._number, "command": command})
         name, argument = pages.parse_action(command)
@@ -178,7 +178,7 @@ class OriginalProcess:
 
     Args:
         python: The interpreter.
-        settings: What the worker is told, see `hgpo_envs.webshop.reference.original_worker.Original`.
+        settings: The settings of the worker, see `hgpo_envs.webshop.reference.original_worker.Original`.
 
     Raises:
         InputError: The original could not be loaded.

@@ -76,7 +76,7 @@ class Original:
         return self._answer(number, reward=0.0, done=False)
 
     def act(self, number: int, command: str) -> dict[str, Any]:
-        """Carries out a command; where the original raises, the page stays and the error is told."""
+        """Executes a command; where the original raises, the page stays and the error is returned."""
         environment = self._environments[number]
         try:
             self._pages[number], reward, done, _ = environment.step(command)
