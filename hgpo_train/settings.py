@@ -184,6 +184,8 @@ def _converted(hint: Any, value: Any, kind: str, name: str) -> Any:  # noqa: ANN
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
         raise InputError(_line(hint, value, kind, name, str(error))) from None
+    except UnicodeEncodeError:  # bytes of the command line that are not UTF-8
+        raise InputError(f"{kind} {name}: expected text in UTF-8, got {one_line(repr(value))}") from None
     except TypeError:  # msgspec does not know this annotation, so nothing can be said about the value
         return value
 

@@ -97,8 +97,8 @@ def count(context, depth, statistics, steps):
 
 
 @app.cell(hide_code=True)
-def in_words(found, mo, sentences):
-    mo.md("## In words\n\n" + "\n".join(f"- {sentence}" for sentence in sentences(found)))
+def in_words(describe, found, mo):
+    mo.md("## In words\n\n" + "\n".join(f"- {sentence}" for sentence in describe(found)))
     return
 
 

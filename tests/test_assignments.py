@@ -92,9 +92,14 @@ def test_annotations_of_the_configuration_decide():
     assert load_config(None, ["tracking.wandb=none"]).tracking.wandb is None
 
 
-@pytest.mark.parametrize("policy", ["openai:tiny", "transformers:tiny", "vllm:tiny", "random", "mine:x"])
+@pytest.mark.parametrize("policy", ["openai:tiny", "transformers:tiny", "vllm:tiny", "random"])
 def test_annotations_of_a_policys_options_decide(policy):
     given = read_assignments("--policy-option", ["api_key_env=1", "device=0", "top_p=1"], option_annotations(policy))
     texts = {"openai:tiny": {"api_key_env"}, "transformers:tiny": {"device"}}.get(policy, set())
     assert {name for name, value in given.items() if isinstance(value, str)} == texts
     assert given["top_p"] == 1
+
+
+def test_options_of_an_unknown_policy_are_refused_by_its_name():
+    with pytest.raises(InputError, match="unknown policy 'mine'"):
+        option_annotations("mine:x")

@@ -70,7 +70,7 @@ def play(table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, 
     """One run of the command: rollouts end in the order that `choose` says, or are cut off after some turns."""
     done, failed = table.earlier()
     groups = GroupScheduler(
-        map(group, count()), wanted, table.commit, most=most, together=2, done=done, failed=failed, lookahead=6
+        map(group, count()), wanted, table.commit, max_groups=most, together=2, done=done, failed=failed, lookahead=6
     )
     members: list[tuple[PlannedGroup, int]] = []
     going: list[tuple[PlannedGroup, int]] = []

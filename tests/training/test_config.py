@@ -87,6 +87,7 @@ def test_what_is_written_is_read_back(name, rate, dual_clip, options):
         ("updaet.clip_high=0.3", "unknown setting 'updaet'; did you mean 'update'? Known: name, seed, "),
         ("update.clip_high=wide", "setting update.clip_high: expected float, got 'wide'"),
         ("update.epochs=1.5", "setting update.epochs: expected int, got 1.5"),
+        ("update.epochs=2\udcff", r"setting update.epochs: expected text in UTF-8, got '2\udcff'"),
         ("update.epochs=true", "setting update.epochs: expected int, got True"),
         ("update=3", "setting update: expected a table, got 3"),
         ("update.layout=paded", "unknown setting update.layout 'paded'; did you mean 'padded'? Known: padded, packed"),
