@@ -1,6 +1,6 @@
 """Estimators by name, and how one is applied to a lazy step table.
 
-An estimator is a function from LazyFrame to LazyFrame over the columns that `columns.py` documents, to add `advantage`.
+An estimator is a function from LazyFrame to LazyFrame over the columns of `input_columns.py`, to add `advantage`.
 Row order, aborted trajectories, missing columns, hashes from text, bad rows, chunks and the command line are taken care
 of here for all of them alike. docs/estimators.md shows how to write one.
 """

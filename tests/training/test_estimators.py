@@ -27,6 +27,7 @@ def mine(tmp_path, monkeypatch):
     """A module in the working directory, as a user has it."""
     (tmp_path / "my_estimators.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_estimators", raising=False)  # that of another test
     yield
     monkeypatch.delitem(sys.modules, "my_estimators", raising=False)
 

@@ -1,9 +1,9 @@
 """Which rules and which wording a game file carries: read once per distinct text, refused by name when unknown.
 
 A game file holds its planning domain and its text grammar in full. All published ones (alfworld 0.2 to 0.5) are the
-same but for a handful of parts. So both are taken apart (`parts.py`), each part is compared with that of the bundled
-files, which the engine plays, and the handful that may differ is the game's wording: how an object is put down, what
-one arrives at, whether there is `help`.
+same but for a handful of parts. So both are taken apart (`grammar_parts.py`), each part is compared with that of the
+bundled files, which the engine plays, and the handful that may differ is the game's wording: how an object is put down,
+what one arrives at, whether there is `help`.
 """
 
 from __future__ import annotations

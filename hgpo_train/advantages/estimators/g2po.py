@@ -11,7 +11,7 @@ the episode's reward (t from 0), and a node what its visits are worth on average
 
 Normalised is (x - mean) / (std + ε) with std by n - 1, or x - mean for `mean_norm`. A_episode is GRPO's (`grpo.py`).
 
-A node is a state of the step table; in ALFWorld, G2PO's environment names nodes in a way of its own (`nodes.py`).
+A node is a state of the step table; in ALFWorld, G2PO's environment names nodes in its own way (`alfworld_nodes.py`).
 
 Special cases, as in the official code: a node with one visit has A_node 0; an episode that earned part of the reward
 ends in 0 like a failure. A task with one step, where the official code gives NaN, has A_edge 0.
