@@ -90,9 +90,10 @@ def named(node):
     """What an action calls a node; None where it is plain text."""
     if node.kind == "text":
         return None
+    if node.kind == "option":  # by its input's value, not by its element's text
+        return node.text
     blank = "\n" if "\n" in node.text else " "
-    text = node.text if node.text.strip(" \t\n\f\r") or not node.text else blank
-    return text if node.kind == "option" else text.lower()
+    return node.text.lower() if node.text.strip(" \t\n\f\r") or not node.text else blank
 
 
 def test_done_page():
