@@ -54,7 +54,7 @@ def report(world: str, folder: Path, console: Console) -> None:
         console.print(fresh_table(world, fresh))
     means = ends.group_by("estimator").agg(pl.col("start", "end", "environment_steps").mean()).sort("estimator")
     configs = {
-        path.stem: re.sub(r'(?m)^path = ".*/', 'path = "', path.read_text())  # where the warm start lay says nothing
+        path.stem: re.sub(r'(?m)^path = ".*/', 'path = "', path.read_text())  # the path of the warm start is irrelevant
         for path in sorted(folder.glob("*-*.toml"))
     }
     kept = {

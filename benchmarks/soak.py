@@ -284,7 +284,7 @@ def findings(folder: Path, watch: Watch) -> tuple[dict[str, Any], list[str]]:
     report = verify(folder)
     steps = scan_steps(folder)
     reasons = steps.filter("aborted").group_by(pl.col("error").str.replace_all(r"\d+", "0").str.head(90)).len()
-    told = dict(reasons.sort("len", descending=True).collect().iter_rows())
+    by_reason = dict(reasons.sort("len", descending=True).collect().iter_rows())
     sizes = steps.group_by("task_id", "group").agg(pl.col("trajectory").n_unique()).collect()["trajectory"]
     totals = steps.select(pl.len(), pl.col("trajectory").n_unique(), pl.col("aborted").sum()).collect().row(0)
     wrong = [problem.message for problem in report.problems]
@@ -313,7 +313,7 @@ def findings(folder: Path, watch: Watch) -> tuple[dict[str, Any], list[str]]:
         "rows": totals[0],
         "rollouts": totals[1],
         "failed": totals[2],
-        "reasons": told,
+        "reasons": by_reason,
         "growth": growth,
         "samples": [asdict(sample) for sample in samples],
     }

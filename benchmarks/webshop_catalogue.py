@@ -43,7 +43,7 @@ KINDS = ("words of titles", "words of instructions", "whole instructions")
 def queries(catalogue: Catalogue, count: int, seed: int) -> dict[str, list[str]]:
     """Seeded queries: 2 to 6 neighbouring words of titles and of instructions, and whole instructions."""
     chosen = random.Random(seed)
-    told = [human.instruction for human in catalogue.human_instructions()]
+    instructions = [human.instruction for human in catalogue.human_instructions()]
 
     def some(text: str) -> str:
         words, length = text.lower().split(), chosen.randint(2, 6)
@@ -51,7 +51,7 @@ def queries(catalogue: Catalogue, count: int, seed: int) -> dict[str, list[str]]
         return " ".join(words[first : first + length])
 
     titles = [catalogue.product(chosen.randrange(len(catalogue))).title for _ in range(count)]
-    whole = [chosen.choice(told) for _ in range(count)]
+    whole = [chosen.choice(instructions) for _ in range(count)]
     return dict(zip(KINDS, ([some(t) for t in titles], [some(t) for t in whole], whole), strict=True))
 
 

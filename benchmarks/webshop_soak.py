@@ -85,8 +85,8 @@ class Player:
         return self.digest.hexdigest() if terminated or truncated else None
 
     def _take(self, observation: dict[str, Any], reward: float) -> None:
-        told = (observation["prompt"], self.info["page"], self.info["available_actions"], reward)
-        self.digest.update(repr(told).encode("utf-8", "surrogatepass"))
+        observed = (observation["prompt"], self.info["page"], self.info["available_actions"], reward)
+        self.digest.update(repr(observed).encode("utf-8", "surrogatepass"))
 
 
 def reference(data: str | None) -> list[str]:

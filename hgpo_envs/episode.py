@@ -195,9 +195,9 @@ class Episode:
 
     def info(self) -> dict[str, Any]:
         """Gymnasium's info: new objects at every call, safe to keep and to change."""
-        told = {key: copy_plain_data(value) for key, value in self.state.info.items() if key not in _RESERVED}
+        benchmark_info = {key: copy_plain_data(value) for key, value in self.state.info.items() if key not in _RESERVED}
         return {
-            **told,
+            **benchmark_info,
             "task": self.task.instruction,
             "task_id": self.task.id,
             "task_type": self.task.task_type,

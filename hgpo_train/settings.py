@@ -186,7 +186,7 @@ def _converted(hint: Any, value: Any, kind: str, name: str) -> Any:  # noqa: ANN
         raise InputError(_line(hint, value, kind, name, str(error))) from None
     except UnicodeEncodeError:  # bytes of the command line that are not UTF-8
         raise InputError(f"{kind} {name}: expected text in UTF-8, got {one_line(repr(value))}") from None
-    except TypeError:  # msgspec does not know this annotation, so nothing can be said about the value
+    except TypeError:  # msgspec does not know this annotation, so the value is not checked
         return value
 
 

@@ -146,7 +146,7 @@ def file_name(number: int) -> str:
 
 
 def read(folder: Path) -> Manifest:
-    """Reads a run's manifest as far as it is right; what is wrong is said in `problem`.
+    """Reads a run's manifest as far as it is right; what is wrong is in `problem`.
 
     Raises:
         InputError: It is missing, not a regular file, too large, or written by a newer version.
@@ -170,7 +170,7 @@ def current(folder: Path) -> Manifest:
 
 
 def decode(data: bytes) -> Manifest:
-    """Decodes a manifest as far as it is right; what is wrong is said in `problem`.
+    """Decodes a manifest as far as it is right; what is wrong is in `problem`.
 
     Raises:
         InputError: It is another file's content, or was written by a newer version.

@@ -24,9 +24,11 @@ def describe(found: Statistics) -> list[str]:
     by_level = {row["level"]: row for row in found.levels.iter_rows(named=True)}
     oracle = by_level.pop(ORACLE, None)
     rows = list(by_level.values())
-    told = [_about_the_run(whole), *_about_equal_returns(whole)]
-    told += _about_shared_contexts(rows) + _about_inconsistency(rows, oracle) + _about_bias(rows) + _about_weights(rows)
-    return told
+    sentences = [_about_the_run(whole), *_about_equal_returns(whole)]
+    sentences += (
+        _about_shared_contexts(rows) + _about_inconsistency(rows, oracle) + _about_bias(rows) + _about_weights(rows)
+    )
+    return sentences
 
 
 def _about_the_run(whole: dict[str, Any]) -> str:
@@ -79,7 +81,7 @@ def _about_inconsistency(rows: list[dict[str, Any]], oracle: dict[str, Any] | No
 
 
 def _share(value: float) -> str:
-    """A share in whole percent; a last step to 100% that is not taken is said."""
+    """A share in whole percent; 99.5% and more is not rounded to 100%."""
     return "more than 99%" if 0.995 <= value < 1 else f"{value:.0%}"
 
 
@@ -99,12 +101,12 @@ def _about_weights(rows: list[dict[str, Any]]) -> list[str]:
     shares = " : ".join(f"{row['weight']:.2f}" for row in rows)
     without = 1 - sum(row["weight"] for row in rows)
     flat = next((row for row in rows if row["flat"]), None)
-    told = [
+    sentences = [
         f"HGPO's sum rests on levels 0 … {rows[-1]['level']} as {shares}; {without:.0%} of the steps have no advantage."
     ]
     if flat is not None:
-        told.append(
+        sentences.append(
             f"In {rows[0]['flat'] or 0:.0%} of the groups at equal states all returns are equal; "
             f"in {rows[-1]['flat'] or 0:.0%} at the deepest level."
         )
-    return told
+    return sentences

@@ -162,10 +162,10 @@ def _print_results(
     measures = ["success", *(["score"] if _scored(reports) else [])]
     comparisons = [] if other is None else [compare(own, other, measure) for measure in measures]
     if as_json:
-        told = {"run": str(out), "reports": [one.as_dict() for one in reports]}
+        result = {"run": str(out), "reports": [one.as_dict() for one in reports]}
         if against is not None:
-            told |= {"against": str(against), "comparisons": [asdict(one) for one in comparisons]}
-        print(json.dumps(told, indent=1))
+            result |= {"against": str(against), "comparisons": [asdict(one) for one in comparisons]}
+        print(json.dumps(result, indent=1))
         return
     plain = Console()
     plain.print(_table(reports))

@@ -48,7 +48,7 @@ def _table(first: str, others: Iterable[str]) -> Table:
 def _kinds(seen: RunSummary) -> Table:
     hidden = set() if seen.total.aborted else {"aborted"}
     if seen.total.score is None or all(kind.score == kind.success for kind in seen.kinds):
-        hidden.add("score")  # it says nothing that success does not
+        hidden.add("score")  # the same as success
     shown = {name: value for name, value in _VALUES.items() if name not in hidden}
     table = _table("task type", shown)
     for kind in seen.kinds:

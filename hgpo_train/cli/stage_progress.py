@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Gives a function to be told a stage's name, how much of it is done and how much there is."""
+    """Makes a callback that takes a stage's name, how much of it is done, and how much there is."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

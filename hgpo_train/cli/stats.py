@@ -124,8 +124,8 @@ def _print_levels(console: Console, levels: pl.DataFrame, kinds: list[str]) -> N
 
     parts = levels.partition_by(kinds, maintain_order=True, include_key=True) if kinds else [levels]
     for part in parts:
-        told = ", ".join(f"{kind} {part[kind][0]}" for kind in kinds)
-        title = f"\nLevels of context{': ' if told else ''}{told}"
+        listed = ", ".join(f"{kind} {part[kind][0]}" for kind in kinds)
+        title = f"\nLevels of context{': ' if listed else ''}{listed}"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("k", no_wrap=True)
         for level in part["level"]:

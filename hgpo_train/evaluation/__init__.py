@@ -1,4 +1,4 @@
-"""Evaluation: every task of a split exactly once a seed, and what may be said about the result."""
+"""Evaluation: every task of a split exactly once a seed, and intervals of the result."""
 
 from hgpo_train.evaluation.comparison import Comparison, compare
 from hgpo_train.evaluation.play import evaluate

@@ -36,7 +36,7 @@ def evaluate(
     progress: Callable[[Tally], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Plays every task of the world's split once for each seed; what the run has is not played again.
+    """Plays every task of the split once for each seed; episodes that the run has are not played again.
 
     Args:
         handle: What is played.

@@ -1,4 +1,4 @@
-"""Evaluation: every task of a split exactly once a seed, and what may be said about the result.
+"""Evaluation: every task of a split exactly once a seed, and intervals of the result.
 
 An evaluation is a step table whose `iteration` is the seed. Intervals and tests take tasks, not episodes, for the
 independent units: episodes of one task under several seeds are alike, and counting them apart makes intervals too

@@ -146,11 +146,11 @@ def preview(value: object) -> str:
     ('list [1, 2]', 'None')
     """
     try:
-        told = repr(value)
+        written = repr(value)
     except Exception:  # noqa: BLE001 - a repr may do anything
-        told = ""
+        written = ""
     kind = "" if value is None else f"{type(value).__name__} "
-    return f"{kind}{redact(told)[:_SHOWN]}".strip()
+    return f"{kind}{redact(written)[:_SHOWN]}".strip()
 
 
 def _check_lengths(tokens: list[int] | None, logprobs: list[float] | None) -> None:

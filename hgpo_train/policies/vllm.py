@@ -146,15 +146,15 @@ class VLLMPolicy:
 
 
 def _reply(output: Any, fitted: FittedPrompt) -> Reply:  # noqa: ANN401 - vLLM has no types to be followed
-    (told,) = output.outputs
-    tokens = list(told.token_ids)
+    (completion,) = output.outputs
+    tokens = list(completion.token_ids)
     return Reply(
-        response=told.text,
+        response=completion.text,
         prompt=fitted.prompt,
         prompt_token_ids=fitted.tokens,
         response_token_ids=tokens,
-        response_logprobs=[at[token].logprob for at, token in zip(told.logprobs or [], tokens, strict=True)],
-        finish_reason=told.finish_reason or "stop",
+        response_logprobs=[at[token].logprob for at, token in zip(completion.logprobs or [], tokens, strict=True)],
+        finish_reason=completion.finish_reason or "stop",
         cut_pairs=fitted.cut_pairs,
         cut_tokens=fitted.cut_tokens,
     )

@@ -40,7 +40,7 @@ class FailureReasons:
         self._shown: dict[str, str] = {}
 
     def add(self, reason: Failure | str, times: int = 1) -> None:
-        """Counts a reason; beyond a thousand different ones, new ones are not told apart."""
+        """Counts a reason; beyond a thousand different ones, new ones are counted together."""
         line = str(reason)
         kind = _NUMBER.sub("0", line)
         if kind not in self._shown and len(self._shown) >= _DISTINCT:

@@ -45,14 +45,14 @@ class GroupScheduler:
     Args:
         plan: The groups, endlessly.
         wanted: How many groups are to be collected.
-        max_groups: With dynamic sampling, `wanted` counts only groups that say something, whose trajectories' outcomes
-            are not all the same, and at most so many are played; None turns it off. A group begins only while those
-            that said something and those under way are fewer than wanted: so which groups are played does not depend on
-            the order in which they finish.
+        max_groups: With dynamic sampling, `wanted` counts only informative groups, those whose trajectories' outcomes
+            are not all the same, and at most so many are played; None turns it off. A group begins only while the
+            informative groups and those under way are fewer than wanted, so that which groups are played does not
+            depend on the order in which they finish.
         outcome: The outcome that is looked at, a name of `hgpo_train.rollout.outcomes.OUTCOMES`.
         commit: Takes whole groups.
         together: How many groups are committed at once; those that wait further from their turn are packed.
-        done: Groups that were committed before, and whether each said something: they are not played again.
+        done: Groups that were committed before, and whether each was informative: they are not played again.
         failed: Groups of which only the failed rollouts are to be played again, also when nothing more is wanted; none
             of them is in `done`.
         lookahead: How far beyond the first unfinished group others may begin. It bounds how many finished groups a
@@ -157,8 +157,8 @@ class GroupScheduler:
     def _must_retry(self) -> bool:
         """Whether the plan is followed although no further group is wanted, because failed rollouts are still to come.
 
-        An earlier run went further than this one, where failures hid that groups said something. While groups are under
-        way, it is not known whether the next one is wanted.
+        An earlier run went further than this one, where failures hid that groups were informative. While groups are
+        under way, it is not known whether the next one is wanted.
         """
         max_groups = self._wanted if self._max_groups is None else self._max_groups
         return not self._open and self._to_retry[self._iteration] > 0 and self.begun < max_groups

@@ -1,4 +1,4 @@
-"""Groups that say something: their trajectories came to different ends, so that advantages are not all zero.
+"""Informative groups: their trajectories have different outcomes, so that advantages are not all zero.
 
 What an end is goes by what the estimator reads rewards from (`hgpo_train.advantages.Parameters.reward`).
 

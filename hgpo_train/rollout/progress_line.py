@@ -33,12 +33,12 @@ def live_progress(console: Console, expected: int) -> Iterator[Callable[[Tally],
         TextColumn("rollouts"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[summary]}"),
         TimeRemainingColumn(),
     )
     last = 0.0
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("rollouts", total=expected, told="")
+        task = bar.add_task("rollouts", total=expected, summary="")
 
         def show(tally: Tally) -> None:
             nonlocal last
@@ -46,7 +46,7 @@ def live_progress(console: Console, expected: int) -> Iterator[Callable[[Tally],
                 return
             last = perf_counter()
             bar.update(
-                task, completed=tally.trajectories, total=max(expected, tally.trajectories), told=format_tally(tally)
+                task, completed=tally.trajectories, total=max(expected, tally.trajectories), summary=format_tally(tally)
             )
 
         yield show

@@ -45,9 +45,9 @@ class RolloutSpec:
         order: How tasks are ordered: a name of `hgpo_envs.task_sampling`.
         iteration: Training iteration, written into every row.
         skip: Tasks of the order to pass over.
-        max_groups: With dynamic sampling, the most groups to play until `tasks` of them say something; None turns it
+        max_groups: With dynamic sampling, the most groups to play until `tasks` of them are informative; None turns it
             off.
-        outcome: What must differ within a group for it to say something (`hgpo_train.rollout.outcomes`).
+        outcome: What must differ within a group for it to be informative (`hgpo_train.rollout.outcomes`).
     """
 
     tasks: int
@@ -182,19 +182,19 @@ def already_collected(
 
     Args:
         writer: The run.
-        outcome: By which groups say something; None takes every group for one that does.
+        outcome: The outcome that makes a group informative; None counts every group as informative.
         retry_failed: Whether failed rollouts are to be played again.
 
     Returns:
-        The groups that are not played again, and whether each said something; the groups with failed rollouts that are.
+        The groups that are not played again, and whether each was informative; the failed groups that are.
     """
     done: dict[Key, bool] = dict.fromkeys(writer.committed, True)
     if not done:
         return done, {}
     steps = scan_steps(writer.folder)
     if outcome is not None:
-        said = groups_with_mixed_outcomes(steps, outcome).collect()
-        done = {**dict.fromkeys(done, False), **dict.fromkeys(said.rows(), True)}
+        mixed = groups_with_mixed_outcomes(steps, outcome).collect()
+        done = {**dict.fromkeys(done, False), **dict.fromkeys(mixed.rows(), True)}
     failed = failed_groups(steps, outcome) if retry_failed else {}
     return {key: says for key, says in done.items() if key not in failed}, failed
 

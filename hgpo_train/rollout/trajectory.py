@@ -95,13 +95,13 @@ class Trajectory:
 
     def abort(self, failure: Failure) -> None:
         """Ends the rollout for a reason outside the task: what is known is kept, marked as aborted."""
-        told = {"aborted": True, "error": str(failure)}
+        failed = {"aborted": True, "error": str(failure)}
         if not self._open and self.rows:  # between two steps
-            self.rows[-1] |= {**told, "next_state": self.episode.state.text}
+            self.rows[-1] |= {**failed, "next_state": self.episode.state.text}
             return
         if not self._open:  # it never began: there is no state to be kept
             self._open = {**self._common, "step": 0, "state": ""}
-        self._open |= {**told, "reward": 0.0}
+        self._open |= {**failed, "reward": 0.0}
         self._close()
 
     def _close(self) -> None:

@@ -181,5 +181,5 @@ def _epoch(learner: Learner, config: SftConfig, samples: Samples, epoch: int, di
         steps.append(learner.step(samples, batch, None, None))
         display.progress(done + 1, len(batches))
     names = {"actor/nll": "train/loss", "actor/grad_norm": "train/grad_norm", "actor/skipped": "train/skipped"}
-    means = {told: float(np.mean([step[name] for step in steps])) for name, told in names.items()}
+    means = {label: float(np.mean([step[name] for step in steps])) for name, label in names.items()}
     return {**means, "train/lr": rate}

@@ -237,8 +237,8 @@ class Trainer:
         config = self.config.advantage
         rows = compute(steps, config.estimator, details=True, **config.parameters).collect()
         if self.config.rollout.filter_groups:
-            said = groups_with_mixed_outcomes(steps.lazy(), self._outcome()).collect()
-            rows = rows.join(said, on=said.columns, how="semi", maintain_order="left")
+            mixed = groups_with_mixed_outcomes(steps.lazy(), self._outcome()).collect()
+            rows = rows.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
         return rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
 
     def _usable(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
@@ -256,7 +256,7 @@ class Trainer:
         return rows.filter(faults.is_null()), left_out
 
     def _outcome(self) -> str:
-        """What the estimator reads rewards from, by which a group says something or nothing."""
+        """The outcome that the estimator reads rewards from; groups in which it differs are informative."""
         return str(self.config.advantage.parameters.get("reward", "reward"))
 
     def _played(self, table: str, handle: EnvHandle, spec: RolloutSpec) -> pl.DataFrame:

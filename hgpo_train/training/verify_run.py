@@ -53,10 +53,10 @@ def _verify_files(folder: Path) -> VerifyReport:
         if not os.path.lexists(path):
             continue
         try:
-            with warnings.catch_warnings(record=True) as told:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 read(path)
-            problems = [str(one.message) for one in told]
+            problems = [str(one.message) for one in caught]
             report.files += 1
             report.bytes += path.stat().st_size
         except (InputError, OSError) as error:

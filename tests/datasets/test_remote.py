@@ -15,7 +15,7 @@ STORE = {"allow_http": "true"}
 
 
 class Endless(http.server.BaseHTTPRequestHandler):
-    """Sends a manifest without an end, as one line or as many; says nothing of its size unless asked for a part."""
+    """Sends an endless manifest, as one line or as many; reports a size only for a range request."""
 
     sent = 0
     line = b"x"

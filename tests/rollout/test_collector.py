@@ -222,7 +222,7 @@ def test_the_run_stops_when_nothing_works_any_more(runs):
         )
     steps = runs.steps("run")
     assert steps["task_id"].n_unique() > 5  # what was whole is there
-    runs.collect("run", "random", spec=RolloutSpec(tasks=40, group_size=4, seed=3))  # and is gone on from
+    runs.collect("run", "random", spec=RolloutSpec(tasks=40, group_size=4, seed=3))  # and is resumed
     assert runs.steps("run").select("task_id", "group").n_unique() == 40
 
 
@@ -318,7 +318,7 @@ def test_scripted_policies_play_the_same_in_every_action_format(runs, env_id):
     ],
 )
 def test_what_says_something_goes_by_the_outcome_that_is_asked_for(runs, outcome, end):
-    """In WebShop a rollout that did not win may still have scored: by success alone such groups say nothing."""
+    """In WebShop a rollout that did not win may still have scored: by success alone such groups are not informative."""
     handle = open_env("HGPO/WebShop-v0", split="train", action_format="command", max_steps=12, goals="human")
     policy = make_policy("mixture:explorer=0.6,random=0.4", PolicyContext(handle.shared.source.name, "command"))
     spec = RolloutSpec(tasks=6, group_size=3, seed=2, max_groups=200, outcome=outcome)

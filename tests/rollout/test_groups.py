@@ -99,7 +99,7 @@ def play(table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, 
     data=st.data(),
 )
 def test_a_retried_run_holds_what_an_undisturbed_one_does(ends, wanted, spare, failing, cut, data):
-    """And with dynamic sampling what was played because others seemed to say nothing; never more than the most."""
+    """With dynamic sampling, a resumed run may keep surplus groups, but never more than `max_groups`."""
 
     def choose(number: int) -> int:
         return data.draw(st.integers(0, number - 1))

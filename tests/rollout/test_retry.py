@@ -115,7 +115,7 @@ def test_more_tasks_and_a_retry_at_once(runs):
 
 @pytest.mark.parametrize("share", [2, 4, 9])
 def test_with_dynamic_sampling_a_retried_group_says_what_all_its_members_say(runs, share):
-    """No failed rollout is left, also of groups that were played because others seemed to say nothing."""
+    """No failed rollout is left, nor in groups that were played because others seemed uninformative."""
     spec = RolloutSpec(tasks=6, group_size=3, seed=2, max_groups=100)
     runs.collect("sound", Flaky(), spec=spec)
     runs.collect("run", Flaky(lambda request: request.step == 0 and request.seed % share == 0), spec=spec)

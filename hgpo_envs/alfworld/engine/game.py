@@ -140,7 +140,7 @@ def compile_game(data: Mapping[str, Any], where: str = "the game") -> Game:
         where: What to call it in errors.
 
     Raises:
-        InputError: The game says something that the rules engine does not know.
+        InputError: The game contains something that the rules engine does not support.
     """
     try:
         wording, task = split_task(data["grammar"])

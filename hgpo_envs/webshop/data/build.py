@@ -81,8 +81,8 @@ def build(
     _refuse_input_in(out, items, attributes, human, *([] if nouns is None else [Path(nouns)]))
     with writing(out), new_folder(out, replace=is_catalogue if replace else None) as folder:
         known = _packed_attributes(attributes, report_progress)
-        told = entries(human, _share(report_progress, "human instructions", human), most=LONGEST_HUMAN)
-        instructions = dict(told)
+        human_entries = entries(human, _share(report_progress, "human instructions", human), most=LONGEST_HUMAN)
+        instructions = dict(human_entries)
         maker = _Maker(folder, known, instructions, noun_finder(nouns), compress=compress)
         share = _share(report_progress, "products", items)
         for number, record in records(items, share):
@@ -94,7 +94,7 @@ def build(
                 asin = record.get("asin")
                 line = f"{items}, record {number:,} ({asin if isinstance(asin, str) else 'without asin'}): {error}"
                 if not skip_unusable:
-                    raise InputError(f"{line}; mend it, or skip such records (--skip-unusable)") from None
+                    raise InputError(f"{line}; correct it, or skip such records (--skip-unusable)") from None
                 maker.unusable(line)
         manifest = maker.finish(report_progress)
         keep_goals(Catalogue(folder, manifest))
@@ -199,7 +199,7 @@ class _Maker:
 
     def _row(self, asin: str, record: Mapping[str, Any]) -> dict[str, Any]:
         packed = self.known.get(asin)
-        found, said, own = orjson.loads(packed) if packed else (products.NO_ATTRIBUTES, None, None)
+        found, instruction_text, own = orjson.loads(packed) if packed else (products.NO_ATTRIBUTES, None, None)
         return {
             "asin": asin,
             "title": products.text(record, "name"),
@@ -211,16 +211,16 @@ class _Maker:
             "category": products.text(record, "category"),
             "query": products.text(record, "query").lower().strip(),
             "product_category": products.text(record, "product_category"),
-            "instruction": said,
+            "instruction": instruction_text,
             "instruction_attributes": own,
             "listed": packed is not None,
         }
 
     def _people(self, asin: str) -> Iterator[dict[str, Any]]:
-        told = self.human.get(asin, [])
-        if not isinstance(told, list):
-            raise InputError(f"its human instructions are no list but {told!r:.40}")
-        for entry in told:
+        listed = self.human.get(asin, [])
+        if not isinstance(listed, list):
+            raise InputError(f"its human instructions are no list but {listed!r:.40}")
+        for entry in listed:
             try:
                 yield {
                     "instruction": products.text(entry, "instruction"),

@@ -62,7 +62,7 @@ class WebShopSource:
         show_attributes: Whether item pages have the tab `Attributes`.
         price_seed: Seeds what the original leaves unseeded: ranged prices, then price bounds.
         shuffle_seed: Seeds the goals' order. verl-agent's worker i has `price_seed = shuffle_seed = seed + i // group`,
-            so that each shops by a list of its own; here all share one unless told otherwise.
+            so that each shops by a list of its own; here all share one by default.
         quirks: `option_colours`, `magic_queries`, `random_query_seed`, `after_done`, `reward_scale`: the original's
             oddities, see `hgpo_envs.webshop.engine.engine.Quirks`.
 

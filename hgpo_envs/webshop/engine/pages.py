@@ -172,7 +172,7 @@ def text_observation(nodes: Iterable[Node]) -> str:
 
 
 def text_rich_observation(nodes: Iterable[Node], url: str, visited: Collection[str]) -> str:
-    """The `text_rich` observation: one text a line, what can be clicked marked, what was clicked told first.
+    """The `text_rich` observation: one text a line, what can be clicked marked, what was clicked first.
 
     An option's value counts as clicked when it stands in double quotes anywhere in the URL: a value that JSON escapes
     never does, and a quoted word of the query may.

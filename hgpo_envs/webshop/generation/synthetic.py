@@ -96,9 +96,9 @@ def write_synthetic(
                 items.write((b", " if number else b"") + orjson.dumps(product.record))
                 if product.is_listed:
                     attributes.write((b", " if entries else b"") + _entry(product.asin, product.attribute_entry()))
-                    told = product.human_entries(rate)
-                    if told:
-                        human.write((b", " if human.tell() > 1 else b"") + _entry(product.asin, told))
+                    instructions = product.human_entries(rate)
+                    if instructions:
+                        human.write((b", " if human.tell() > 1 else b"") + _entry(product.asin, instructions))
                     entries += 1
                 if not number % 1000:
                     report_progress(number)
@@ -237,8 +237,8 @@ class SyntheticProduct:
     def _filled(self, form: str) -> str:
         """A sentence with its gaps filled; only what it asks for is drawn."""
         attribute, other = self.random.sample(self.attributes, 2)
-        said = {"attribute": attribute, "Attribute": attribute.capitalize(), "other": other, **self.known}
-        return _GAP.sub(lambda gap: said.get(gap[1]) or str(_DRAWN[gap[1]](self)), form)
+        values = {"attribute": attribute, "Attribute": attribute.capitalize(), "other": other, **self.known}
+        return _GAP.sub(lambda gap: values.get(gap[1]) or str(_DRAWN[gap[1]](self)), form)
 
     def _record(self, text: float) -> dict[str, Any]:
         kind, number = self.kind, self.random.randint(10**8, 10**9)
@@ -330,11 +330,11 @@ class SyntheticProduct:
 
     def _make_odd_identifier(self, seed: int, number: int) -> None:
         """Gives a few records an identifier that the loader passes over; the attribute file does not name them."""
-        fate = _identifier_quirk(seed, number)
-        if fate is None:
+        quirk = _identifier_quirk(seed, number)
+        if quirk is None:
             return
-        if fate in {"nan", "long"}:
-            self.record["asin"] = "nan" if fate == "nan" else self.asin + "X"
+        if quirk in {"nan", "long"}:
+            self.record["asin"] = "nan" if quirk == "nan" else self.asin + "X"
         else:
             earlier = self.random.randrange(number)
             if _identifier_quirk(seed, earlier) is not None:
@@ -366,14 +366,15 @@ class SyntheticProduct:
         is_so = [attribute for attribute in asked if attribute.split()[-1] in DESCRIBING]
         has = [attribute for attribute in asked if attribute not in is_so]
         verb = "are" if noun == name else "is"
-        said = [f"that {verb} {' and '.join(is_so)}"] * bool(is_so) + [f"with {' and '.join(has)}"] * bool(has)
+        clauses = [f"that {verb} {' and '.join(is_so)}"] * bool(is_so) + [f"with {' and '.join(has)}"] * bool(has)
         wishes = [
             self.pick(("{} {}", "the {} should be {}", "i prefer {} {}", "and {} {}")).format(label, value)
             for label, value in itertools.islice(choices.items(), 3)
         ]
         return {
             "asin": self.asin,
-            "instruction": ", ".join([" ".join([opening, noun, *said]), *wishes]).lower() + self.pick((".", "", ".")),
+            "instruction": ", ".join([" ".join([opening, noun, *clauses]), *wishes]).lower()
+            + self.pick((".", "", ".")),
             "attributes": asked,
             "options": list(choices.values()),
             "instruction_attributes": [] if self.chance(0.02) else asked,

@@ -102,8 +102,8 @@ class ExplorerPlayer:
 
     def _choice(self, name: str, values: Sequence[str]) -> str | None:
         """The value that the instruction names, with its option's name or without; None if it names none."""
-        for said in (f"{name}: ", ""):
-            named = [value for value in values if value and _says(self._instruction, f"{said}{value}")]
+        for prefix in (f"{name}: ", ""):
+            named = [value for value in values if value and _says(self._instruction, f"{prefix}{value}")]
             if named:
                 return max(named, key=len)
         overlap = {value: len(set(_words(value)) & self._wanted.keys()) for value in values}

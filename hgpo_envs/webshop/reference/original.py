@@ -261,7 +261,7 @@ def checked_checkout(checkout: str | Path | None, num_products: int | None) -> P
 
 
 def _with_fix(failure: str) -> str:
-    """One line of what failed and how to mend it."""
+    """One line of what failed and how to fix it."""
     line = " ".join(failure.split())[:300]
-    mend = next((mend for sign, mend in _FIXES.items() if sign in line), "see whether the checkout runs by itself")
-    return f"the original WebShop does not start: {line}; {mend}"
+    fix = next((fix for sign, fix in _FIXES.items() if sign in line), "see whether the checkout runs by itself")
+    return f"the original WebShop does not start: {line}; {fix}"
