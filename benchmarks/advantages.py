@@ -1,14 +1,14 @@
-"""How fast advantages are: against decoding the Parquet columns they read, and against the official implementations.
+"""Measure advantages, compared with decoding of their Parquet columns and with the official implementations.
 
     python benchmarks/advantages.py                                   4.7k, 75k and 603k rows
-    python benchmarks/advantages.py --large                           12M rows too, in chunks, with peak memory
-    python benchmarks/advantages.py --huge                            100M rows too: those ten times, as ten runs
-    python benchmarks/advantages.py --before DIR                      beside another checkout, taking turns
+    python benchmarks/advantages.py --large                           also 12M rows, in chunks, with peak memory
+    python benchmarks/advantages.py --huge                            also 100M rows: these rows ten times, as ten runs
+    python benchmarks/advantages.py --before DIR                      compare with another checkout, alternately
     python benchmarks/advantages.py --official DIR --official-g2po DIR  checkouts of verl-agent (gigpo/, recipe/hgpo/)
                                                                       and of G2PO (g2po/); needs torch
 
-Rollouts are simulated: walks of up to 50 steps along each task's way, with side steps, as ALFWorld's are. Times are CPU
-seconds of this process on one thread, the least of several runs; figures go to benchmarks/results/advantages.json.
+Rollouts are simulated walks of up to 50 steps along each task's path with deviations, similar to ALFWorld's. Times are
+CPU seconds of this process on one thread, the minimum of several runs. Results: benchmarks/results/advantages.json.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import polars as pl
-from record import keep
+from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
 
@@ -57,7 +57,7 @@ SHARD_TASKS = 256
 
 
 def simulate(tasks: int, rollouts: int, seed: int) -> pl.DataFrame:
-    """Rollouts of up to 50 steps: at each, a policy goes on along its task's way or steps aside."""
+    """Simulate rollouts of up to 50 steps, in which a policy follows its task's path or deviates from it."""
     rng = np.random.default_rng(seed)
     walkers = tasks * rollouts
     way = np.repeat(rng.integers(8, 24, tasks), rollouts)
@@ -106,7 +106,7 @@ def simulate(tasks: int, rollouts: int, seed: int) -> pl.DataFrame:
 
 
 def write(folder: Path, tasks: int, rollouts: int) -> tuple[str, int]:
-    """Simulated shards in the step table's file format; a pattern that names them, and their rows."""
+    """Write simulated shards as step table files; return their glob pattern and number of rows."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = 0
     for number, start in enumerate(range(0, tasks, SHARD_TASKS)):
@@ -117,7 +117,7 @@ def write(folder: Path, tasks: int, rollouts: int) -> tuple[str, int]:
 
 
 def cpu(work: Callable[[], object], times: int = 5) -> float:
-    """The least CPU seconds of several runs, after one that warms up."""
+    """Return the minimum CPU seconds of several runs after a warm-up."""
     work()
     least = float("inf")
     for _ in range(times):
@@ -128,7 +128,7 @@ def cpu(work: Callable[[], object], times: int = 5) -> float:
 
 
 def compare(pattern: str, rows: int) -> dict[str, Any]:
-    """CPU seconds of decoding and of computing, for each estimator and engine."""
+    """Return CPU seconds of decoding and of computing for each estimator and engine."""
     steps = pl.scan_parquet(pattern)
     schema = steps.collect_schema()
     figures: dict[str, Any] = {"rows": rows}
@@ -172,7 +172,7 @@ print(json.dumps({
 
 
 def beside(pattern: str, before: Path, times: int = 3) -> dict[str, dict[str, float]]:
-    """CPU seconds of another checkout and of this one, in processes that take turns."""
+    """Return CPU seconds of another checkout and of this one, in alternating processes."""
     least: dict[str, dict[str, float]] = {}
     here = Path(__file__).parent.parent
     for _ in range(times):
@@ -189,10 +189,10 @@ def beside(pattern: str, before: Path, times: int = 3) -> dict[str, dict[str, fl
 
 
 def stages(pattern: str) -> dict[str, float]:
-    """Where HGPO's time goes, K = 2: CPU seconds until each stage, the stages before it included."""
+    """Return cumulative CPU seconds of the stages of HGPO with K = 2."""
     from hgpo_train.advantages.estimators.hgpo import HGPO
     from hgpo_train.advantages.registry import prepare
-    from hgpo_train.advantages.windows import mean, normalise
+    from hgpo_train.advantages.windows import Level, mean, normalise
 
     parameters = HGPO(reward_scale=10.0)
     scan = pl.scan_parquet(pattern)
@@ -204,7 +204,7 @@ def stages(pattern: str) -> dict[str, float]:
         "keys": prepared.select("trajectory_key"),
         "keys, returns": prepared.select("task_key", "return"),
         "keys, returns, means of one level": mean(prepared, "return", {"m": level}).select("m"),
-        "keys, returns, one level": normalise(prepared, "return", {"a": level}).select("a"),
+        "keys, returns, one level": normalise(prepared, {"a": Level("return", level)}).select("a"),
         "the whole": compute(scan, "hgpo", reward_scale=10.0).select("advantage"),
     }
     return {name: cpu(lambda plan=plan: plan.collect()) for name, plan in plans.items()}
@@ -232,17 +232,17 @@ print(json.dumps({"rows": rows, "cpu_s": taken, "peak_mb": peak_mb(), "start_mb"
 
 
 def in_chunks(pattern: str, folder: Path, copies: int = 1) -> dict[str, Any]:
-    """`hgpo advantages` on so many copies of a run, in a process of its own: CPU seconds and peak memory."""
+    """Run `hgpo advantages` on several copies of a run in a new process; return CPU seconds and peak memory."""
     command = [sys.executable, "-c", MEMORY, pattern, str(folder / "advantages.parquet"), str(copies)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
     return dict(json.loads(done.stdout))
 
 
 def official(frame: pl.DataFrame, verl_agent: Path | None, g2po: Path | None) -> dict[str, float]:
-    """CPU seconds of the official functions for the same rows.
+    """Return CPU seconds of the official functions for the same rows.
 
-    Their step returns, which take a pass over all rows for each row, are one entry; HGPO and GiGPO need them and are
-    given them ready, ours are computed within.
+    Their step returns, which require a pass over all rows for each row, are a separate entry, and are passed to the
+    official HGPO and GiGPO. Ours are part of each estimator's time.
     """
     import torch
 
@@ -287,7 +287,7 @@ def official(frame: pl.DataFrame, verl_agent: Path | None, g2po: Path | None) ->
 
 
 def official_g2po(core: Any, frame: pl.DataFrame, rewards: Any, states: Any, common: dict[str, Any]) -> None:  # noqa: ANN401
-    """Node values and advantages, as its trainer calls them."""
+    """Compute node values and advantages like the official trainer."""
     batch = types.SimpleNamespace(
         batch={"responses": common["response_mask"]},
         non_tensor_batch={
@@ -310,7 +310,7 @@ def official_g2po(core: Any, frame: pl.DataFrame, rewards: Any, states: Any, com
 
 
 def load(path: Path) -> Any:  # noqa: ANN401
-    """A module from its file."""
+    """Import a module from its file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise SystemExit(f"{path} is no Python file")
@@ -320,7 +320,7 @@ def load(path: Path) -> Any:  # noqa: ANN401
 
 
 def once(work: Callable[[], object]) -> float:
-    """CPU seconds of one run, its prints swallowed."""
+    """Return CPU seconds of one call without its output."""
     import contextlib
     import io
 
@@ -331,7 +331,7 @@ def once(work: Callable[[], object]) -> float:
 
 
 def show(console: Console, figures: dict[str, Any]) -> None:
-    """Tables of everything that was measured."""
+    """Print tables of all measurements."""
     table = Table(
         "rows", "estimator", "decode ms", "with advantages ms", "in memory ms", "before ms", "of before",
         "ratio", "ns/row", "official ms", "times",
@@ -372,13 +372,14 @@ def show(console: Console, figures: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--official", type=Path)
     parser.add_argument("--official-g2po", type=Path)
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--huge", action="store_true")
     parser.add_argument("--before", type=Path, help="another checkout to compare with")
+    add_keep(parser)
     given = parser.parse_args()
     console = Console()
     figures: dict[str, Any] = {"sizes": {}, "before": {}, "official": {}, "chunks": []}
@@ -404,7 +405,7 @@ def main() -> None:
             status.update("ten times as many")
             figures["chunks"].append(in_chunks(pattern, folder, copies=10))
     show(console, figures)
-    console.print(f"kept in {keep('advantages_before' if given.before else 'advantages', figures)}")
+    console.print(store("advantages_before" if given.before else "advantages", figures, keep=given.keep))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The native ALFWorld engine against the original, in one run: start, step, memory, opening the data.
+"""Compare the native ALFWorld engine with the original in one run: start, step, memory, opening of data.
 
     hgpo data build alfworld FOLDER --out PACK
     python benchmarks/alfworld.py [PACK] [--folder FOLDER] [--games 4] [--steps 15]
 
-The bundled games are played if there is no PACK. The original (extra `alfworld`, Python 3.11 or 3.12) plays the same
-walks of the same games, unpatched; without it only the native figures are taken. Times are CPU times of this process,
-memory is what a process of its own holds. Kept in benchmarks/results/alfworld.json.
+Without PACK, the bundled games are played. The original (extra `alfworld`, Python 3.11 or 3.12), unpatched, plays the
+same walks of the same games; if it is not installed, only the native engine is measured. Times are CPU times of this
+process; memory is measured in a new process. Results: benchmarks/results/alfworld.json.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from record import keep
+from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 sys.path = [
     folder for folder in sys.path if Path(folder or ".").resolve() != HERE
-]  # this file is no `alfworld` package
+]  # this file would shadow the package `alfworld`
 LIVE = 1000
-"""Environments that are alive at once when memory is measured."""
+"""Number of environments for the measurement of memory."""
 
 
 def cpu(work: Callable[[], object]) -> float:
-    """CPU seconds of this process that the work takes."""
+    """Return the CPU seconds of a call in this process."""
     gc.collect()
     began = time.process_time()
     work()
@@ -52,7 +52,7 @@ def cpu(work: Callable[[], object]) -> float:
 
 
 def walk(game: Game, steps: int, seed: int) -> list[str]:
-    """Admissible commands drawn one after the other."""
+    """Draw a sequence of admissible commands."""
     engine, rng = ALFWorldEngine(), random.Random(seed)
     state, commands = engine.play(game), []
     while len(commands) < steps and not state.terminated:
@@ -62,13 +62,13 @@ def walk(game: Game, steps: int, seed: int) -> list[str]:
 
 
 def act_all(engine: Engine, commands: Sequence[str]) -> None:
-    """Plays the commands in a game that was started."""
+    """Play the commands in a started game."""
     for command in commands:
         engine.act(command)
 
 
 def against(source: ALFWorldSource, ids: Sequence[str], steps: int) -> dict[str, Any]:
-    """Start and step of both engines on the same walks of the same games."""
+    """Measure start and step of both engines with the same walks of the same games."""
     from hgpo_envs.alfworld.reference.original import OriginalEngine
 
     original, native, rows, repeats = OriginalEngine(), ALFWorldEngine(), [], 200
@@ -92,18 +92,18 @@ def against(source: ALFWorldSource, ids: Sequence[str], steps: int) -> dict[str,
 
 
 def again(engine: ALFWorldEngine, game: Game, commands: Sequence[str], repeats: int) -> None:
-    """Plays the same walk many times."""
+    """Play the same walk many times."""
     for _ in range(repeats):
         engine.play(game)
         act_all(engine, commands)
 
 
 def throughput(source: ALFWorldSource, ids: Sequence[str]) -> dict[str, float]:
-    """Steps a second on one core with the admissible commands: games met for the first time, and met again."""
+    """Measure steps per second on one core with admissible commands, for new games and for cached games."""
     games = [source.game(task) for task in ids]
     walks = [walk(game, 50, number) for number, game in enumerate(games)]
     for game in games:
-        game.cache.clear()  # what the engines share about a game is made anew
+        game.cache.clear()  # drop the data that engines of a game share
     steps = sum(map(len, walks))
     engine = ALFWorldEngine()
 
@@ -117,7 +117,7 @@ def throughput(source: ALFWorldSource, ids: Sequence[str]) -> dict[str, float]:
 
 
 def opening(pack: Path | None, folder: Path | None) -> dict[str, float]:
-    """How long it takes to open the data, until the task ids are known; and to compile a game."""
+    """Measure opening of the data, until the task ids are available, and compilation of a game."""
     source = ALFWorldSource(pack, keep=1)
     ids = source.ids("all")
     some = random.Random(0).sample(ids, min(200, len(ids)))
@@ -132,7 +132,7 @@ def opening(pack: Path | None, folder: Path | None) -> dict[str, float]:
 
 
 def memory(pack: Path | None) -> dict[str, float]:
-    """Resident megabytes of a process with 1,000 live engines, and of one with the original playing one game."""
+    """Measure resident MB of a process with 1,000 engines, and of one in which the original plays one game."""
     figures = {}
     for who in ("imports", "native", "original"):
         command = [sys.executable, __file__, *([str(pack)] if pack else []), "--resident", who]
@@ -143,7 +143,7 @@ def memory(pack: Path | None) -> dict[str, float]:
 
 
 def resident(pack: Path | None, who: str) -> float:
-    """Megabytes that this process holds once it has played."""
+    """Return the resident MB of this process after a game."""
     source = ALFWorldSource(pack)
     ids = source.ids("train")
     live: list[Engine] = []
@@ -163,7 +163,7 @@ def resident(pack: Path | None, who: str) -> float:
 
 
 def report(figures: dict[str, Any]) -> Table:
-    """The figures as people read them."""
+    """Print the results."""
     table = Table(title="ALFWorld: native and original")
     for column in ("", "native", "original", "ratio"):
         table.add_column(column, justify="left" if not column else "right")
@@ -191,13 +191,14 @@ def report(figures: dict[str, Any]) -> Table:
 
 
 def main() -> None:
-    """Measures and reports."""
+    """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pack", nargs="?", type=Path)
     parser.add_argument("--folder", type=Path, help="the same games as official files")
-    parser.add_argument("--games", type=int, default=4, help="how many the original plays")
-    parser.add_argument("--steps", type=int, default=15, help="steps in each")
+    parser.add_argument("--games", type=int, default=4, help="number of games played by the original")
+    parser.add_argument("--steps", type=int, default=15, help="steps per game")
     parser.add_argument("--resident", help=argparse.SUPPRESS)
+    add_keep(parser)
     arguments = parser.parse_args()
     if arguments.resident:
         sys.stdout.write(f"{resident(arguments.pack, arguments.resident)}\n")
@@ -215,7 +216,7 @@ def main() -> None:
         Console(stderr=True).print(f"without the original: {error}", markup=False)
     console = Console()
     console.print(report(figures))
-    console.print(f"kept in {keep('alfworld', figures)}")
+    console.print(store("alfworld", figures, keep=arguments.keep))
 
 
 if __name__ == "__main__":

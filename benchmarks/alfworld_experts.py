@@ -1,22 +1,19 @@
-"""How the two scripted players fare on ALFWorld: success within the step limit and steps to success, by task type.
+"""Measure the two built-in players on ALFWorld: success within the step limit and steps to success, by task type.
 
-    python benchmarks/alfworld_experts.py [DATA …] --generated 1200 --out benchmarks/results/alfworld_experts.json
+    python benchmarks/alfworld_experts.py [DATA …] --generated 1200 --keep
 
-DATA is a folder of official games or a pack. The bundled games are always played, and as many generated ones as asked.
+DATA is a folder of official games or a pack. The bundled games are always played.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import subprocess
 import time
 from collections import defaultdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import record
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -37,7 +34,7 @@ LIMIT = 50
 
 
 def play(name: str, store: GameStore) -> Iterator[tuple[str, bool, int]]:
-    """Task type, success and number of steps of each game."""
+    """Return task type, success and number of steps of each game."""
     engine, player = ALFWorldEngine(), players.make_player(name, "ALFWorld")
     for task_id in track(store.ids(), name, console=Console(stderr=True)):
         game = compile_game(store.read(task_id), task_id)
@@ -51,7 +48,7 @@ def play(name: str, store: GameStore) -> Iterator[tuple[str, bool, int]]:
 
 
 def summary(name: str, store: GameStore) -> dict[str, dict[str, float]]:
-    """Per task type and for all: games, games won, mean and greatest number of steps of those."""
+    """Return, by task type and in total: games, games won, and mean and maximum number of steps of the won games."""
     rows: dict[str, list[tuple[bool, int]]] = defaultdict(list)
     for task_type, won, steps in play(name, store):
         rows[task_type].append((won, steps))
@@ -70,7 +67,7 @@ def summary(name: str, store: GameStore) -> dict[str, dict[str, float]]:
 
 
 def show(data: str, name: str, rows: dict[str, dict[str, float]]) -> None:
-    """One table."""
+    """Return one table."""
     table = Table(title=f"{name} on {data}: won within {LIMIT} steps")
     for column in ("task type", "games", "won", "% won", "mean steps", "most"):
         table.add_column(column, justify="left" if column == "task type" else "right")
@@ -81,12 +78,12 @@ def show(data: str, name: str, rows: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> None:
-    """Plays everything with both, prints the tables, keeps the numbers."""
+    """Play all games with both players, print the tables and store the numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="*", type=Path)
-    parser.add_argument("--generated", type=int, default=0, help="play this many newly generated games as well")
-    parser.add_argument("--seed", type=int, default=1, help="of the generated games")
-    parser.add_argument("--out", type=Path, help="write the report here (.json)")
+    parser.add_argument("--generated", type=int, default=0, help="number of additional generated games")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the generated games")
+    record.add_keep(parser)
     arguments = parser.parse_args()
     began = time.process_time()
     stores: dict[str, GameStore] = {"bundled": ALFWorldSource().store}
@@ -100,25 +97,8 @@ def main() -> None:
         for name in ("expert", "explorer"):
             results[data][name] = summary(name, store)
             show(data, name, results[data][name])
-    if arguments.out:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        report = {
-            "limit": LIMIT,
-            "results": results,
-            "cpu_s": round(time.process_time() - began, 1),
-            "python": platform.python_version(),
-            "machine": platform.platform(),
-            "hgpo": _version(),
-            "commit": commit,
-        }
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-
-
-def _version() -> str:
-    try:
-        return version("hgpo")
-    except ImportError:
-        return "a checkout"
+    report = {"limit": LIMIT, "results": results, "cpu_s": round(time.process_time() - began, 1)}
+    print(record.store("alfworld_experts", report, keep=arguments.keep))
 
 
 if __name__ == "__main__":

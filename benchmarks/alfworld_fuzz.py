@@ -1,11 +1,12 @@
-"""Differential fuzzing: the native ALFWorld engine and the original play the same seeded walks and must agree.
+"""Differential fuzzing: compare the native ALFWorld engine with the original on the same seeded walks.
 
     python benchmarks/alfworld_fuzz.py [DATA …] --games 200 --steps 60 --seed 1
 
-DATA is a folder of official games or a pack; the bundled games if there is none. Walks are drawn to reach rare rules,
-and hold commands that are not admissible. Needs the extra `alfworld` (Python 3.11 or 3.12). Prints how often each rule
-fired, and every difference. With `--record` the original's answers are kept: all, or with `--keep N` the N walks that
-together reach the most (the recordings in tests/alfworld are made so).
+DATA is a folder of official games or a pack; the bundled games by default. Walks favour rare rules and include commands
+that are not admissible. Requires the extra `alfworld` (Python 3.11 or 3.12). Prints the count of each rule, and every
+difference. `--record` stores the original's answers: all of them, or with `--walks N` those of the N walks that
+together reach the most cases (the recordings in tests/alfworld are made this way). `--keep --name NAME` replaces the
+kept report of DATA.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from record import RESULTS, add_keep, store
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from hgpo_envs.engine import State
 
 HERE = Path(__file__).parent
-sys.path = [folder for folder in sys.path if Path(folder or ".").resolve() != HERE]  # alfworld.py is no package
+sys.path = [folder for folder in sys.path if Path(folder or ".").resolve() != HERE]  # alfworld.py is not the package
 sys.path.append(str(HERE.parent))
 
 from tools.alfworld_coverage import CountingEngine  # noqa: E402
@@ -46,11 +48,11 @@ from tools.memoise_textworld import memoise_textworld  # noqa: E402
 
 WEIGHTS = {"slice": 9, "use": 6, "clean": 7, "heat": 7, "cool": 7, "examine": 3, "move": 2, "put": 2, "take": 5,
            "open": 4, "look": 2, "go": 6, "close": 1, "inventory": 1, "help": 0.3}  # fmt: skip
-"""How likely each verb is, before the number of its commands counts."""
+"""Weight of each verb, independent of the number of its commands."""
 
 
 def walk(engine: ALFWorldEngine, state: State, steps: int, rng: random.Random) -> Iterator[tuple[str, State]]:
-    """A seeded walk of the native engine: mostly admissible, drawn to rare rules."""
+    """Yield a seeded walk of the native engine: mostly admissible commands that favour rare rules."""
     before = state.actions
     for _ in range(steps):
         command = _invalid(state, before, rng) if rng.random() < 0.12 else _likely(engine, state, rng)
@@ -77,7 +79,7 @@ def _likely(engine: ALFWorldEngine, state: State, rng: random.Random) -> str:
 
 
 def _urgent(engine: ALFWorldEngine) -> Iterator[str]:
-    """The one step that is left to a rare case: beside where it lay, a look at what lies beside, a sliced thing."""
+    """Return commands that reach a rare case in one step, for example examining a sliced object."""
     game, game_state, held = engine.game, engine.game_state, engine.game_state.held
     here = game.receptacles_at[game_state.location]
     if any(r in here and game_state.location in game_state.spots[o] for o, r in game_state.emptied):
@@ -98,7 +100,7 @@ def _urgent(engine: ALFWorldEngine) -> Iterator[str]:
 
 
 def _wanted(engine: ALFWorldEngine, verb: str) -> set[str]:
-    """Commands that lead towards rare rules: stations, knives, lamps, things to slice, containers, burners."""
+    """Return commands that lead towards rare rules: stations, knives, lamps, objects to slice, containers, burners."""
     game, game_state = engine.game, engine.game_state
     held = game_state.held
     if verb == "take":
@@ -119,7 +121,7 @@ def _wanted(engine: ALFWorldEngine, verb: str) -> set[str]:
 
 
 def _leads(engine: ALFWorldEngine, r: int) -> bool:
-    """Whether something rare, or the goal, waits at a receptacle."""
+    """Return whether a rare case or the goal can be reached at a receptacle."""
     game, game_state, goal = engine.game, engine.game_state, engine.game.goal
     held, inside, kind = game_state.held, game_state.contents[r], game.receptacle_types[r]
     if held == NOTHING:
@@ -144,7 +146,7 @@ def _rare(engine: ALFWorldEngine, o: int) -> bool:
 
 
 def _invalid(state: State, before: list[str], rng: random.Random) -> str:
-    """A command that is probably not admissible."""
+    """Return a command that is probably not admissible."""
     some = rng.choice(list(state.actions))
     gone = [command for command in before if command not in state.actions]
     return rng.choice(
@@ -169,7 +171,7 @@ def _invalid(state: State, before: list[str], rng: random.Random) -> str:
 def compare(
     file: Mapping[str, Any], native: ALFWorldEngine, original: OriginalEngine, steps: int, rng: random.Random
 ) -> Iterator[dict[str, Any]]:
-    """Plays one walk in both; yields each step as the original showed it, with `agrees`."""
+    """Play one walk in both engines; yield each step of the original, with `agrees`."""
     state = native.play(compile_game(file))
     shown = original.play(file)
     yield _row(None, shown, state)
@@ -190,7 +192,7 @@ def _row(action: str | None, shown: State, state: State) -> dict[str, Any]:
 
 
 def most_telling(walks: list[tuple[set[str], list[str]]], keep: int) -> list[list[str]]:
-    """The walks that together reach the most cases, one after the other: each adds the most to those before it."""
+    """Return the walks that together reach the most cases, chosen greedily."""
     chosen: list[list[str]] = []
     reached: set[str] = set()
     left = sorted(walks, key=lambda walk: len(walk[1]))
@@ -203,7 +205,7 @@ def most_telling(walks: list[tuple[set[str], list[str]]], keep: int) -> list[lis
 
 
 def fuzz(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[tuple[set[str], list[str]]]]:
-    """Plays the walks; returns the report, and each walk as the cases that it reached and its lines."""
+    """Play the walks; return the report, and the cases and lines of each walk."""
     tally: Counter[str] = Counter()
     fired: Counter[str] = Counter()
     differences: list[dict[str, Any]] = []
@@ -239,7 +241,7 @@ def _line(head: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Fuzzes and reports."""
+    """Run the comparison and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="*", type=Path, help="default: the bundled games")
     parser.add_argument("--games", type=int, default=200, help="games drawn from each DATA")
@@ -247,18 +249,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--put", type=float, default=0.2, help="fraction of games played in the older put wording")
     parser.add_argument("--record", type=Path, help="write the original's answers here (.jsonl.gz)")
-    parser.add_argument("--keep", type=int, help="record only so many walks, the most telling ones")
-    parser.add_argument("--out", type=Path, help="write the report here (.json)")
+    parser.add_argument("--walks", type=int, help="number of recorded walks, chosen for the most cases")
+    parser.add_argument("--name", default="bundled", help="the name of DATA in the stored report")
+    parser.add_argument("--out", type=Path, help="write the report to this JSON file instead")
+    add_keep(parser)
     arguments = parser.parse_args()
     memoise_textworld()
     report, walks = fuzz(arguments)
     if arguments.record:
-        kept = most_telling(walks, arguments.keep) if arguments.keep else [lines for _, lines in walks]
+        kept = most_telling(walks, arguments.walks) if arguments.walks else [lines for _, lines in walks]
         content = "".join(line for lines in kept for line in lines).encode()
         arguments.record.write_bytes(gzip.compress(content, 9, mtime=0))
     _print(report)
     if arguments.out:
         arguments.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    else:
+        path = RESULTS / "alfworld_fuzz.json"  # one report for each DATA
+        others = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        reports = {**others.get("figures", others), arguments.name: report}
+        print(store("alfworld_fuzz", reports, keep=arguments.keep))
     sys.exit(1 if report["differences"] else 0)
 
 

@@ -1,17 +1,17 @@
-"""A step through `gymnasium.make`, as users call it, beside a step of the bare engine, and where the difference goes.
+"""Measure a step through `gymnasium.make` compared with a step of the bare engine, and the parts of the difference.
 
     python benchmarks/environments.py                     the bundled games and catalogue
-    python benchmarks/environments.py --rounds 3          quicker, and less exact
+    python benchmarks/environments.py --rounds 3          faster, less precise
 
-A random policy's walks are recorded once and then played again in every way, walk by walk in turn, in one process; of a
-walk's times the least counts. `first` is the first meeting in a process of its own, where nothing is cached: new
-queries, products and scenes. Resets are not counted. All figures are CPU microseconds a step.
+A random policy's walks are recorded once and then replayed in every way, alternately by walk, in one process; the
+result is the minimum time of each walk. `first` is measured in a new process with empty caches: new queries, products
+and scenes. Resets are not included. All figures are CPU microseconds per step.
 
 engine            the bare engine: state text and admissible actions
-gym.make          the environment in Gymnasium's wrappers: prompt, info and history hashes too
+gym.make          the environment in Gymnasium's wrappers, with prompt, info and history hashes
 vector            `gymnasium.make_vec` with many environments, a step of one of them
 wrappers          Gymnasium's wrappers around an environment that does nothing
-prompt            the package's own template; `user's prompt` is the same wording in the sandbox for users' templates
+prompt            the package's template; `user's prompt` is the same template in the sandbox for custom templates
 info, hashes      the other parts of a step
 """
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
-from record import keep
+from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
 
@@ -51,7 +51,7 @@ REPEATS = 3
 
 
 class Idle(gymnasium.Env[int, str]):
-    """Does nothing, so that what remains is Gymnasium's. Its wrappers look at spaces in the first two steps alone."""
+    """An environment that does nothing, to measure Gymnasium. Its wrappers check spaces only in the first two steps."""
 
     observation_space = gymnasium.spaces.Discrete(1)
     action_space = UnicodeText(100)
@@ -60,12 +60,12 @@ class Idle(gymnasium.Env[int, str]):
         super().reset(seed=seed, options=options)
         return 0, {}
 
-    def step(self, action: str) -> tuple[int, float, bool, bool, dict[str, Any]]:  # noqa: ARG002 - its signature
+    def step(self, action: str) -> tuple[int, float, bool, bool, dict[str, Any]]:  # noqa: ARG002 - Gymnasium's signature
         return 0, 0.0, False, False, {}
 
 
 def random_walks(env_id: str) -> list[Walk]:
-    """What a random policy does: any admissible action, and searches for words of its task."""
+    """Choose a random admissible action; searches contain words of the task."""
     env, found = gymnasium.make(env_id), list[Any]()
     for number in range(EPISODES[env_id]):
         rng, commands, done = random.Random(number), list[str](), False
@@ -80,8 +80,8 @@ def random_walks(env_id: str) -> list[Walk]:
     return found
 
 
-def in_engine(engine: Any) -> Play:  # noqa: ANN401 - a benchmark's
-    """Plays walks by the bare engine."""
+def in_engine(engine: Any) -> Play:  # noqa: ANN401 - the engine of any benchmark
+    """Return a function that plays walks with the bare engine."""
 
     def play(walk: Walk) -> float:
         engine.start(walk[0])
@@ -94,7 +94,7 @@ def in_engine(engine: Any) -> Play:  # noqa: ANN401 - a benchmark's
 
 
 def in_environment(env: gymnasium.Env[Any, Any]) -> Play:
-    """Plays walks by a Gymnasium environment."""
+    """Return a function that plays walks with a Gymnasium environment."""
 
     def play(walk: Walk) -> float:
         env.reset(options={"task": walk[0]})
@@ -107,7 +107,7 @@ def in_environment(env: gymnasium.Env[Any, Any]) -> Play:
 
 
 def part(episode: Episode, work: Callable[[Episode], object]) -> Play:
-    """Plays walks and times one part of a step, several times over."""
+    """Return a function that plays walks and measures one part of a step with repetitions."""
 
     def play(walk: Walk) -> float:
         episode.start(walk[0])
@@ -124,7 +124,7 @@ def part(episode: Episode, work: Callable[[Episode], object]) -> Play:
 
 
 def ways(env_id: str, template: Path) -> dict[str, Play]:
-    """All ways to play a walk."""
+    """Return all ways to play a walk."""
     made = gymnasium.make(env_id)
     env: TextEnv = made.unwrapped  # type: ignore[assignment]
     source, settings, chain = env.shared, env.episode.settings, Chain()
@@ -144,7 +144,7 @@ def ways(env_id: str, template: Path) -> dict[str, Play]:
 
 
 def again(env_id: str, walks: list[Walk], rounds: int) -> dict[str, float]:
-    """Every way in turn, walk by walk; the least of the rounds."""
+    """Measure all ways alternately, walk by walk; return the minimum of the rounds."""
     steps = sum(len(commands) for _, commands in walks)
     with tempfile.TemporaryDirectory() as folder:
         plays = ways(env_id, Path(folder) / "mine.j2")
@@ -161,7 +161,7 @@ def again(env_id: str, walks: list[Walk], rounds: int) -> dict[str, float]:
 
 
 def vector(env_id: str, walks: list[Walk], rounds: int) -> float:
-    """A step of one of many environments; the least of the rounds, while all are in play."""
+    """Measure a step of one of many open environments; return the minimum of the rounds."""
     walks = [walk for walk in walks if len(walk[1]) > 5] * VECTOR
     envs, least = gymnasium.make_vec(env_id, num_envs=VECTOR), [float("inf")] * 5
     for _ in range(rounds):
@@ -175,7 +175,7 @@ def vector(env_id: str, walks: list[Walk], rounds: int) -> float:
 
 
 def first(env_id: str, walks: list[Walk], rounds: int) -> dict[str, float]:
-    """Engine and environment where nothing is cached: every round is a new process; the least of the rounds."""
+    """Measure engine and environment with empty caches, each round in a new process; return the minimum."""
     steps = sum(len(commands) for _, commands in walks)
     figures = {}
     for name in ("engine", "gym.make"):
@@ -185,24 +185,26 @@ def first(env_id: str, walks: list[Walk], rounds: int) -> dict[str, float]:
 
 
 def met_first(env_id: str, walks: list[Walk], name: str) -> list[float]:
-    """What each walk takes in a process that has played nothing yet."""
+    """Measure each walk in a new process."""
     made = gymnasium.make(env_id)
     source = made.unwrapped.shared.source  # type: ignore[attr-defined]
     play = in_engine(source.engine()) if name == "engine" else in_environment(made)
     return list(map(play, walks))
 
 
-def apart(work: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the work gives
-    """Does some work in a new process."""
+def apart(work: Callable[[], Any]) -> Any:  # noqa: ANN401 - the result of the work
+    """Call a function in a new process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work).result()
 
 
 def main() -> None:
-    """Measures and reports."""
+    """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
+    add_keep(parser)
+    given = parser.parse_args()
+    rounds = given.rounds
     figures: dict[str, dict[str, float]] = {}
     for env_id in EPISODES:
         walks = apart(partial(random_walks, env_id))
@@ -214,7 +216,7 @@ def main() -> None:
         table.add_row(name, *(f"{found[name]:.1f}" for found in figures.values()))
     console = Console()
     console.print(table)
-    console.print(f"kept in {keep('environments', figures)}")
+    console.print(store("environments", figures, keep=given.keep))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""Does it learn? Success on held-out tasks against environment steps, an estimator and a seed a run.
+"""Learning curves: success on held-out tasks over environment steps, one run per estimator and seed.
 
     python benchmarks/learning.py --world alfworld                      GRPO, GiGPO, HGPO (K = 2), G2PO; 3 seeds each
     python benchmarks/learning.py --world webshop                       GRPO, HGPO; 2 seeds each
     python benchmarks/learning.py --world alfworld --estimators hgpo --seeds 0     one run
-    python benchmarks/learning.py --world alfworld --draw               only the table and the picture of what is there
+    python benchmarks/learning.py --world alfworld --draw               table and picture of existing results
 
-A model of about a million parameters is made and warm-started on demonstrations, once for all runs: what the explorer
-does, with other actions mixed in (`WORLDS`), in games or shops generated for this with other seeds than the bundled
-ones. Then each run trains on the bundled training tasks and is evaluated on the bundled held-out ones, the policy
-before training included. Those are few; so the policies before and after training also play fresh tasks, generated for
-this alone, once for each run's seed (`hgpo eval`). Interrupted runs are resumed, so the whole may be stopped
-(Ctrl-C) and started again at any time. Everything a run leaves is in --folder; figures are kept in
-benchmarks/results/learning_<world>.json and curves drawn beside it.
+A model of about a million parameters is warm-started once for all runs. Its demonstrations are actions of the explorer
+mixed with others (`WORLDS`), in games or shops generated with other seeds than the bundled ones. Each run then trains
+on the bundled training tasks and is evaluated on the bundled held-out tasks, also before training. Because these are
+few, the policies before and after training also play fresh tasks, generated for this purpose, once per seed (`hgpo
+eval`). The script can be interrupted (Ctrl-C) at any time; the same command resumes. All files of the runs are in
+--folder. Results: benchmarks/results/learning_<world>.json, and the curves next to it.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from learning_figures import START, fresh_folder, report
+from record import add_keep
 from rich.console import Console
 
 from hgpo_envs.atomic import write_file
@@ -50,13 +50,13 @@ from hgpo_train.training.warm_start import WarmStart, warm_start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with what they have of their own
+WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with their own parameters
     "alfworld": {
         "estimators": {"grpo": {}, "gigpo": {}, "hgpo": {"history_length": 2}, "g2po": {"nodes": "alfworld"}},
         "seeds": (0, 1, 2),
         "warm_start": (
             WarmStart(
-                policy="mixture:explorer=0.6,random=0.35,stale=0.05",  # knows the commands, not yet what they are for
+                policy="mixture:explorer=0.6,random=0.35,stale=0.05",  # valid commands without a goal
                 demonstrations=3_000,
                 epochs=2,
             ),
@@ -73,7 +73,7 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with what they have o
                 learning_rate=4e-3,
                 shape=TinyShape(initial=0.07),
             ),
-            WarmStart(  # then everything of a player a third of whose actions are random, failures too
+            WarmStart(  # then all steps, failures included, of a player with a third of random actions
                 policy="mixture:explorer=0.65,random=0.3,stale=0.05",
                 demonstrations=1_600,
                 rows="all",
@@ -88,7 +88,7 @@ HGPO: Final = (sys.executable, "-c", "from hgpo_train.cli import main; main()")
 
 
 def main() -> None:
-    """Runs what is missing and draws what is there."""
+    """Run the missing parts and draw the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--world", choices=list(WORLDS), default="alfworld")
     parser.add_argument("--estimators", type=named, help="comma-separated; all of the world's without")
@@ -97,14 +97,15 @@ def main() -> None:
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="section.field=value")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; each has its share of the cores")
     parser.add_argument("--draw", action="store_true", help="run nothing")
+    add_keep(parser)
     given = parser.parse_args()
-    handle = WORLDS[given.handle]
+    handle = WORLDS[given.world]
     estimators, seeds = given.estimators or handle["estimators"], given.seeds or handle["seeds"]
-    folder, console = given.folder / given.handle, Console()
-    base = load_config(f"tiny-{given.handle}", given.overrides)
+    folder, console = given.folder / given.world, Console()
+    base = load_config(f"tiny-{given.world}", given.overrides)
     if not given.draw:
         folder.mkdir(parents=True, exist_ok=True)
-        warm = taught(given.handle, folder, base, console)
+        warm = taught(given.world, folder, base, console)
         own = handle["estimators"]
         runs = {
             f"{name}-{seed}": configuration(base, warm, name, own.get(name, {}), seed)
@@ -113,29 +114,29 @@ def main() -> None:
         }
         work = Work(console, given.jobs)
         trained = [partial(train, folder / name, run, work) for name, run in runs.items()]
-        if not work.all_done(trained) or not work.all_done(fresh_evaluations(given.handle, folder, warm, runs, work)):
+        if not work.all_done(trained) or not work.all_done(fresh_evaluations(given.world, folder, warm, runs, work)):
             sys.exit(1)
-    report(given.handle, folder, console)
+    report(given.world, folder, console, keep=given.keep)
 
 
 class Work:
-    """Commands, some at a time; after one that fails, or Ctrl-C, which ends those under way, no other is begun.
+    """A runner of parallel commands. After a failure or Ctrl-C, which ends running commands, no further one is started.
 
     Args:
-        console: Told what begins and ends.
-        jobs: How many at a time; each has its share of the cores.
+        console: Console for progress lines.
+        jobs: Number of parallel commands; each gets an equal share of the cores.
     """
 
     def __init__(self, console: Console, jobs: int) -> None:
         self._console, self._jobs, self._failed = console, jobs, threading.Event()
 
     def all_done(self, tasks: list[Callable[[], bool]]) -> bool:
-        """Whether all tasks went well."""
+        """Return whether all tasks succeeded."""
         with ThreadPoolExecutor(self._jobs) as pool:
             return all(task.result() for task in [pool.submit(task) for task in tasks])
 
     def done(self, name: str, command: list[str], log: Path) -> bool:
-        """Whether a command of `hgpo` went well; one of several prints to its log."""
+        """Return whether a command of `hgpo` succeeded. With parallel commands, each prints to its own log."""
         if self._failed.is_set():
             return False
         self._console.print(f"{name} begins")
@@ -154,7 +155,7 @@ class Work:
 
 
 def named(text: str) -> list[str]:
-    """Registered estimators, by name."""
+    """Return the registered estimators by name."""
     try:
         return [get(name).name for name in text.split(",")]
     except InputError as error:
@@ -162,12 +163,12 @@ def named(text: str) -> list[str]:
 
 
 def integers(text: str) -> list[int]:
-    """Seeds."""
+    """Parse seeds."""
     return [int(seed) for seed in text.split(",")]
 
 
 def taught(handle: str, folder: Path, config: Config, console: Console) -> Path:
-    """The model that all runs start from: taught stage by stage, the last one in the folder itself."""
+    """Train the initial model of all runs in stages; the last stage is in the folder itself."""
     stages, data = WORLDS[handle]["warm_start"], DEMONSTRATED[handle](folder)
     model = None
     for number, stage in enumerate(stages, 1):
@@ -178,7 +179,7 @@ def taught(handle: str, folder: Path, config: Config, console: Console) -> Path:
 
 
 def configuration(base: Config, warm: Path, estimator: str, own: dict[str, Any], seed: int) -> Config:
-    """One run's configuration; the estimator has some parameters of its own."""
+    """Return a run's configuration, with the estimator's own parameters."""
     values = to_dict(base)
     common = {name: value for name, value in base.advantage.parameters.items() if name != "history_length"}
     values["advantage"] = {"estimator": estimator, "parameters": common | own}
@@ -188,7 +189,7 @@ def configuration(base: Config, warm: Path, estimator: str, own: dict[str, Any],
 
 
 def games(path: Path, number: int, seed: int) -> str:
-    """A pack of generated games, made where it is not there yet; two thirds are for training, a sixth each held out."""
+    """Return a pack of generated games, created if missing: two thirds to train, a sixth per held-out split."""
     if not path.exists():
         sizes = ("--games", str(number), "--seed", str(seed))
         subprocess.run([*HGPO, "data", "synth", "alfworld", *sizes, "--out", str(path)], check=True)
@@ -196,7 +197,7 @@ def games(path: Path, number: int, seed: int) -> str:
 
 
 def shop(path: Path, seed: int) -> str:
-    """A catalogue of the bundled one's kind, with other products and instructions, made where it is not there yet."""
+    """Return a catalogue like the bundled one with other products and instructions, created if missing."""
     if not path.exists():
         make_bundled_catalogue(path, seed=seed)
     return str(path)
@@ -206,19 +207,19 @@ DEMONSTRATED: Final[dict[str, Callable[[Path], tuple[str, ...]]]] = {
     "alfworld": lambda folder: (games(folder / "games.pack", 4_500, seed=7),),
     "webshop": lambda folder: tuple(shop(folder / "catalogues" / str(seed), seed) for seed in range(1, CATALOGUES + 1)),
 }
-"""What is demonstrated in a world, made in the folder."""
+"""Functions that create the data of a world's demonstrations in a folder."""
 FRESH: Final[dict[str, Callable[[Path], str]]] = {
     "alfworld": lambda folder: games(folder / "fresh.pack", 864, seed=11),
     "webshop": lambda folder: shop(folder / "catalogues" / "fresh", seed=101),
 }
-"""Where the fresh tasks are: those of its held-out split."""
+"""Functions that create the data of a world's fresh tasks, in its held-out split."""
 
 
 def train(folder: Path, config: Config, work: Work) -> bool:
-    """One run in a process of its own, resumed if it is there.
+    """Run or resume one training in its own process.
 
     Raises:
-        InputError: A run that has ended is of another configuration or began with another model.
+        InputError: A finished run has another configuration or another initial model.
     """
     lines = read_metrics(folder / "metrics.jsonl")
     if lines and is_finished(config, lines[-1]["iteration"], lines[-1]["training/environment_steps"]):
@@ -233,9 +234,9 @@ def train(folder: Path, config: Config, work: Work) -> bool:
 def fresh_evaluations(
     handle: str, folder: Path, warm: Path, runs: dict[str, Config], work: Work
 ) -> list[Callable[[], bool]]:
-    """Evaluations on fresh tasks: of the policy before training by all seeds, of each run's by its own.
+    """Evaluate on fresh tasks: the initial policy with all seeds, each run with its own seed.
 
-    `hgpo eval` plays only what is missing, and refuses a folder that holds an evaluation of something else.
+    `hgpo eval` plays only missing episodes, and rejects a folder with another evaluation.
     """
     data = FRESH[handle](folder)
     everyone = sorted({run.seed for run in runs.values()})
@@ -252,7 +253,7 @@ def fresh_evaluations(
 
 
 def evaluation(config: Config, model: Path, data: str, seeds: list[int], out: Path) -> list[str]:
-    """The command that plays a split as a run's own evaluation does, with other data."""
+    """Return the command that plays a split with other data, like a run's own evaluation."""
     environment, rollout = config.environment, config.rollout
     options = dict(environment.options) | {"prompt_template": template_path(environment)}
     policy = {"device": config.model.device, "compute_dtype": config.model.compute_dtype} | rollout.engine_options

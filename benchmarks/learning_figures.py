@@ -1,4 +1,4 @@
-"""The results of `learning.py`'s runs: curves over environment steps, success on fresh tasks, a table and a picture."""
+"""Results of `learning.py`: curves over environment steps, success on fresh tasks, a table and a picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 import polars as pl
 from readme import ESTIMATORS
-from record import RESULTS, keep
+from record import results_folder, store
 from rich.table import Table
 
 from hgpo_datasets import scan_steps
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 START: Final = "warm-start"
-"""The name of the policy before training."""
+"""Name of the policy before training."""
 
 
-def report(world: str, folder: Path, console: Console) -> None:
-    """The table, the JSON and the picture."""
+def report(world: str, folder: Path, console: Console, *, keep: bool) -> None:
+    """Write the table, the JSON and the picture; with `keep`, these replace the kept results."""
     found = curves(folder)
     if found.is_empty():
         console.print(f"no run in {folder} has been evaluated yet")
@@ -63,18 +63,17 @@ def report(world: str, folder: Path, console: Console) -> None:
         "fresh": fresh,
         "configurations": configs,
     }
-    path = keep(f"learning_{world}", kept)
-    picture = draw(found, world)
-    console.print(f"kept in {path} and {picture}")
+    console.print(store(f"learning_{world}", kept, keep=keep))
+    console.print(f"the curves are in {draw(found, world, results_folder(keep=keep))}")
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """The metrics of every run that is there."""
+    """Return the metrics of all existing runs."""
     return sorted(folder.glob("*-*/metrics.jsonl"))
 
 
 def curves(folder: Path) -> pl.DataFrame:
-    """Every evaluation of every run: estimator, seed, iteration, environment steps, success, score."""
+    """Return all evaluations of all runs: estimator, seed, iteration, environment steps, success, score."""
     rows = []
     for path in runs_of(folder):
         estimator, _, seed = path.parent.name.rpartition("-")
@@ -95,15 +94,15 @@ def curves(folder: Path) -> pl.DataFrame:
 
 
 def fresh_folder(folder: Path, name: str) -> Path:
-    """The step table of fresh tasks, of a run's newest checkpoint or the policy before training."""
+    """Return the step table of fresh tasks for a run's newest checkpoint or for the policy before training."""
     found = list_checkpoints(folder / name / "checkpoints")
     return folder / "fresh" / (f"{name}-{found[-1].name}" if found else name)
 
 
 def fresh_figures(folder: Path) -> dict[str, Any]:
-    """Success on fresh tasks of the policy before training and of each estimator's runs together, and what was gained.
+    """Return success on fresh tasks before training and for each estimator's runs together, and the gain.
 
-    Intervals are of 95%, by tasks (`hgpo_train.evaluation`); empty without evaluations.
+    Intervals are 95% intervals by resampled tasks (`hgpo_train.evaluation`). The result is empty without evaluations.
     """
     places = {path.parent.name: fresh_folder(folder, path.parent.name) for path in runs_of(folder)}
     if not all(place.exists() for place in (*places.values(), fresh_folder(folder, START))):
@@ -118,12 +117,12 @@ def fresh_figures(folder: Path) -> dict[str, Any]:
 
 
 def success(table: pl.DataFrame) -> dict[str, float | None]:
-    """Success of all episodes: mean, std of the seeds, interval."""
+    """Return success of all episodes: mean, standard deviation of the seeds, interval."""
     return dataclasses.asdict(summary(table)[0].measures["success"])
 
 
 def fresh_table(world: str, fresh: dict[str, Any]) -> Table:
-    """The same to look at."""
+    """Print the results as a table."""
     table = Table(title=f"{world}: success on {fresh['tasks']} fresh tasks, with 95% intervals")
     for name in ("", "success", "lift"):
         table.add_column(name, justify="right")
@@ -139,9 +138,10 @@ def fresh_table(world: str, fresh: dict[str, Any]) -> Table:
 
 
 def at_equal_steps(found: pl.DataFrame) -> pl.DataFrame:
-    """Each run's success at the same environment steps: on a line between the evaluations before and after.
+    """Interpolate each run's success linearly at common environment steps.
 
-    As many points as the run with the fewest evaluations has, evenly spaced up to the shortest run's end.
+    The number of points is the smallest number of evaluations of a run; they are evenly spaced up to the shortest run's
+    end.
     """
     runs = found.sort("environment_steps").partition_by("estimator", "seed", as_dict=True)
     end = min(run["environment_steps"].max() for run in runs.values())
@@ -153,13 +153,25 @@ def at_equal_steps(found: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(points)
 
 
-def draw(found: pl.DataFrame, world: str) -> Path:
-    """Mean over seeds with the seeds' range, as a PNG."""
+def draw(found: pl.DataFrame, world: str, folder: Path) -> Path:
+    """Draw the curves as a PNG."""
+    path = folder / f"learning_{world}.png"
+    curves_chart(found, world).save(path, scale_factor=2)
+    return path
+
+
+def curves_chart(found: pl.DataFrame, world: str) -> alt.LayerChart:
+    """Return a picture of the mean over seeds with their range.
+
+    Args:
+        found: The evaluations, from `curves` or from the kept results.
+        world: The name for the title.
+    """
     spread = at_equal_steps(found).group_by("estimator", "environment_steps").agg(
         pl.col("success").mean(), pl.col("success").min().alias("low"), pl.col("success").max().alias("high"),
     )  # fmt: skip
     shown = [title for name, title in ESTIMATORS.items() if name in found["estimator"]]
-    colours = alt.Scale(domain=list(ESTIMATORS.values()))  # an estimator's is the same in every picture
+    colours = alt.Scale(domain=list(ESTIMATORS.values()))  # the same colour per estimator in every picture
     legend = alt.Legend(values=shown, symbolOpacity=1)
     spread = spread.with_columns(pl.col("estimator").replace(ESTIMATORS)).sort("estimator", "environment_steps")
     base = alt.Chart(alt.Data(values=spread.to_dicts())).encode(
@@ -169,7 +181,5 @@ def draw(found: pl.DataFrame, world: str) -> Path:
     success = alt.Y("success:Q", title="success on held-out tasks", axis=alt.Axis(format="%"))
     line = base.mark_line(point=True).encode(y=success)
     ranges = base.mark_area(opacity=0.15).encode(y="low:Q", y2="high:Q")
-    path = RESULTS / f"learning_{world}.png"
     title = f"{world}: mean of {found['seed'].n_unique()} seeds, and their range"
-    (ranges + line).properties(width=520, height=320, title=title).save(path, scale_factor=2)
-    return path
+    return (ranges + line).properties(width=520, height=320, title=title)

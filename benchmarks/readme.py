@@ -1,6 +1,6 @@
-"""Writes the tables of measured facts from the kept results, so that no number in them is typed by hand.
+"""Write the tables of measurements from the stored results, so that no number is typed by hand.
 
-python benchmarks/readme.py     the README's, and those of docs/training.md
+python benchmarks/readme.py     update README.md and docs/training.md
 """
 
 from __future__ import annotations
@@ -17,17 +17,25 @@ ROOT: Final = Path(__file__).parent.parent
 RESULTS: Final = Path(__file__).parent / "results"
 ESTIMATORS: Final = {"hgpo": "HGPO (K = 2)", "gigpo": "GiGPO", "grpo": "GRPO", "g2po": "G2PO"}
 
+COMMANDS: Final = {
+    "alfworld_fuzz": (
+        "python benchmarks/alfworld_fuzz.py official.pack --games 300 --steps 70 --seed 11 --name official"
+    ),
+    "alfworld_experts": "python benchmarks/alfworld_experts.py json_2.1.1 --generated 1200",
+}
+"""The commands of results that were stored before commands were."""
+
 MICRO, MILLI = 1e6, 1e3
 
 
-def figures(name: str) -> Any:  # noqa: ANN401 - each benchmark keeps what it measures
-    """What a benchmark has kept."""
+def figures(name: str) -> Any:  # noqa: ANN401 - the type depends on the benchmark
+    """Return the stored results of a benchmark."""
     kept = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
     return kept.get("figures", kept)
 
 
 def rows() -> list[tuple[str, str, str, str]]:
-    """The table: what, here, elsewhere, the script that measured it."""
+    """Return the rows of the table: subject, result, comparison, name of the kept result."""
     return [*_alfworld(), *_webshop(), *_rollouts(), *_step_tables(), *_advantages(), *_learning()]
 
 
@@ -39,29 +47,29 @@ def _alfworld() -> list[tuple[str, str, str, str]]:
     differences = sum(part["differences"] for part in fuzz.values())
     return [
         (
-            "ALFWorld, a step of the bare engine, with its admissible commands",
+            "ALFWorld: step of the bare engine with admissible commands",
             f"{against['native_step_s'] * MICRO:.1f} µs",
             f"original {against['original_step_s'] * MILLI:.0f} ms ({against['step_ratio']:,.0f} ×)",
-            "alfworld.py",
+            "alfworld",
         ),
         _through_gymnasium("ALFWorld"),
         (
-            "ALFWorld, 1,000 live environments",
+            "ALFWorld: memory of 1,000 environments",
             f"{memory['native_mb']:.0f} MB",
             f"original {memory['original_mb']:.0f} MB for one",
-            "alfworld.py",
+            "alfworld",
         ),
         (
-            "ALFWorld, random walks beside the original",
+            "ALFWorld: random walks compared with the original",
             f"{lines:,} lines",
             f"{differences} differences",
-            "alfworld_fuzz.py",
+            "alfworld_fuzz",
         ),
         (
-            "ALFWorld, the expert on the official games, in at most 50 steps",
+            "ALFWorld: official games won by the expert within 50 steps",
             f"{experts['won']:,} of {experts['games']:,}",
             "",
-            "alfworld_experts.py",
+            "alfworld_experts",
         ),
     ]
 
@@ -73,41 +81,41 @@ def _webshop() -> list[tuple[str, str, str, str]]:
     slowest = max(kind["p95"] for kind in full["query_ms"].values())
     return [
         (
-            "WebShop, a step of the bare engine, with its available actions, nothing cached",
+            "WebShop: step of the bare engine with available actions, empty caches",
             f"{found['native, cold']['ms']['step']:.2f} ms",
             f"original {found['original']['ms']['step']:.0f} ms ({found['ratio']['cold']:.0f} ×)",
-            "webshop.py",
+            "webshop_original",
         ),
         (
-            "WebShop, the same with products and searches cached",
+            "WebShop: the same with cached products and searches",
             f"{found['native']['ms']['step']:.3f} ms",
             f"({found['ratio']['warm']:.0f} ×)",
-            "webshop.py",
+            "webshop_original",
         ),
         _through_gymnasium("WebShop"),
         (
-            f"WebShop, {full['products']:,} products: 95% of searches take at most",
+            f"WebShop, {full['products']:,} products: 95th percentile of search times",
             f"{slowest:.0f} ms",
-            f"opens in {full['open_s'] * MILLI:.0f} ms, {full['private_mb']:.0f} MB a further process",
-            "webshop_catalogue.py",
+            f"opens in {full['open_s'] * MILLI:.0f} ms, {full['private_mb']:.0f} MB per additional process",
+            "webshop_catalogue",
         ),
         (
-            "WebShop, ten minutes in eight processes",
+            "WebShop: ten minutes in eight processes",
             f"{sum(row['episodes'] for row in soak):,} episodes",
-            f"{sum(row['different'] for row in soak)} different from one process",
-            "webshop_soak.py",
+            f"{sum(row['different'] for row in soak)} differ from a single process",
+            "webshop_soak",
         ),
     ]
 
 
 def _through_gymnasium(benchmark: str) -> tuple[str, str, str, str]:
-    """What users call, beside the bare engine in the same run."""
+    """Return the row for a step through Gymnasium, compared with the bare engine in the same run."""
     found = figures("environments")[f"HGPO/{benchmark}-v0"]
     return (
-        f"{benchmark}, a step through `gymnasium.make`, with prompt, info and history hashes",
-        f"{found['gym.make']:.0f} µs; nothing cached {found['gym.make, first']:.0f} µs",
-        f"bare engine in the same run {found['engine']:.0f} µs; nothing cached {found['engine, first']:.0f} µs",
-        "environments.py",
+        f"{benchmark}: step through `gymnasium.make` with prompt, info and history hashes",
+        f"{found['gym.make']:.0f} µs; empty caches {found['gym.make, first']:.0f} µs",
+        f"bare engine in the same run {found['engine']:.0f} µs; empty caches {found['engine, first']:.0f} µs",
+        "environments",
     )
 
 
@@ -115,12 +123,12 @@ def _rollouts() -> list[tuple[str, str, str, str]]:
     tail, overhead = figures("rollouts_tail")["0.6"], figures("rollouts_overhead")["HGPO/ALFWorld-v0"]
     return [
         (
-            "Rollouts, 128 environments, long-tailed response times",
+            "Rollouts: 128 environments, long-tailed response times",
             f"{tail['collector_s']:.0f} s",
-            f"in lockstep {tail['lockstep_s']:,.0f} s ({tail['ratio']:.1f} ×)",
-            "rollouts.py",
+            f"lockstep loop {tail['lockstep_s']:,.0f} s ({tail['ratio']:.1f} ×)",
+            "rollouts_tail",
         ),
-        ("Rollouts, the collector's share of a step", f"{overhead['else']:.0f} µs", "", "rollouts.py"),
+        ("Rollouts: overhead of the collector per step", f"{overhead['else']:.0f} µs", "", "rollouts_overhead"),
     ]
 
 
@@ -129,10 +137,10 @@ def _step_tables() -> list[tuple[str, str, str, str]]:
     table, lines = (formats[f"numbers, texts, tokens: {name}"] for name in ("step table", "JSON lines"))
     return [
         (
-            "Step table, a row with texts and tokens",
+            "Step table: row with texts and tokens",
             f"{table['bytes_per_row']:.0f} bytes",
             f"JSON lines {lines['bytes_per_row']:,.0f} ({lines['bytes_per_row'] / table['bytes_per_row']:.0f} ×)",
-            "step_tables.py",
+            "step_tables",
         ),
     ]
 
@@ -146,16 +154,16 @@ def _advantages() -> list[tuple[str, str, str, str]]:
     largest = found["chunks"][-1]
     return [
         (
-            f"HGPO advantages (K = 2), {own['rows']:,} steps from the file",
+            f"HGPO advantages (K = 2): {own['rows']:,} steps, including reading",
             f"{mine * MILLI:.0f} ms",
-            f"official {official:.0f} s ({official / mine:,.0f} ×)",
-            "advantages.py",
+            f"official code {official:.0f} s ({official / mine:,.0f} ×)",
+            "advantages",
         ),
         (
-            f"HGPO advantages, {largest['rows']:,} steps",
+            f"HGPO advantages (K = 2): {largest['rows']:,} steps",
             f"{largest['cpu_s']:.0f} s",
             f"{largest['peak_mb']:.0f} MB of memory",
-            "advantages.py",
+            "advantages",
         ),
     ]
 
@@ -169,26 +177,44 @@ def _learning() -> list[tuple[str, str, str, str]]:
         fresh, (*_, steps) = found["fresh"], found["ends"]["hgpo"]
         start, end = fresh.pop("warm-start")["mean"], fresh.pop("hgpo")["mean"]
         tasks = f"{fresh.pop('tasks')} fresh tasks"
-        what = f"{name}, success on {tasks} after {steps:,.0f} training steps, 1.1M parameters, HGPO (K = 2)"
+        what = f"{name}: success on {tasks} before and after {steps:,.0f} training steps, 1.1M parameters, HGPO (K = 2)"
         others = ", ".join(f"{ESTIMATORS[estimator]} → {after['mean']:.0%}" for estimator, after in fresh.items())
-        lines.append((what, f"{start:.0%} → {end:.0%}", others, "learning.py"))
+        lines.append((what, f"{start:.0%} → {end:.0%}", others, f"learning_{world}"))
     return lines
 
 
 def table() -> str:
-    """The table as Markdown."""
-    head = ["| | here | elsewhere | measured by `benchmarks/…` |", "|---|---|---|---|"]
+    """Return the README's table as Markdown."""
+    head = ["| measurement | HGPO | comparison | command |", "|---|---|---|---|"]
     return "\n".join(
-        [*head, *(f"| {what} | {here} | {elsewhere} | `{script}` |" for what, here, elsewhere, script in rows())]
+        [*head, *(f"| {what} | {here} | {elsewhere} | {number(name)} |" for what, here, elsewhere, name in rows())]
     )
 
 
+def command_of(name: str) -> str:
+    """Return the command that refreshes a kept result, as it was typed."""
+    kept = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    command: str = COMMANDS.get(name) or kept["made"]["command"]
+    return f"{command} --keep"
+
+
+def number(name: str) -> int:
+    """Return the number of a result's command in the list below the table, from 1."""
+    return list(dict.fromkeys(row[-1] for row in rows())).index(name) + 1
+
+
+def commands() -> str:
+    """Return the list of commands as Markdown."""
+    names = dict.fromkeys(row[-1] for row in rows())
+    return "\n".join(f"{place}. `{command_of(name)}`" for place, name in enumerate(names, 1))
+
+
 def learning(world: str) -> str:
-    """What training lifted in a world, as Markdown."""
+    """Return the table of success before and after training in one environment as Markdown."""
     found = figures(f"learning_{world}")
     fresh, ends = found["fresh"], found["ends"]
     head = (
-        f"| | held out, before → after | fresh: {percent(fresh['warm-start'])} before, after | fresh, gained |",
+        f"| estimator | held out: change | fresh: after (before {percent(fresh['warm-start'])}) | fresh, gain |",
         "|---|---|---|---|",
     )
     lines = []
@@ -201,19 +227,19 @@ def learning(world: str) -> str:
 
 
 def percent(measured: dict[str, float]) -> str:
-    """A share with its interval."""
+    """Format a fraction with its interval."""
     return f"{measured['mean']:.1%} ({measured['low']:.1%} to {measured['high']:.1%})"
 
 
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
-    "README.md": {"figures": table},
+    "README.md": {"figures": table, "commands": commands},
     "docs/training.md": {"alfworld": partial(learning, "alfworld"), "webshop": partial(learning, "webshop")},
 }
-"""Which tables are in which page, between the comments of their name."""
+"""The tables of each page, each between two comments with its name."""
 
 
 def rewrite(name: str) -> str:
-    """A page with its tables made anew."""
+    """Return a page with updated tables."""
     page = (ROOT / name).read_text("utf-8")
     for title, make in PAGES[name].items():
         begin, end = f"<!-- {title}: written by python benchmarks/readme.py -->", f"<!-- end of {title} -->"

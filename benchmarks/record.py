@@ -1,4 +1,4 @@
-"""Keeps a benchmark's figures with what they depend on: machine, versions, commit, command."""
+"""Store a benchmark's results with machine, versions, commit and command."""
 
 from __future__ import annotations
 
@@ -10,27 +10,49 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-RESULTS = Path(__file__).parent / "results"
+if TYPE_CHECKING:
+    import argparse
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+"""The kept results, which the repository contains."""
+SCRATCH = ROOT / "runs" / "benchmarks"
+"""The results of other runs, which git ignores."""
 PACKAGES = ("gymnasium", "numpy", "polars", "pyarrow", "jinja2", "xxhash", "torch", "transformers", "vllm")
 
 
-def keep(name: str, figures: dict[str, Any]) -> Path:
-    """Writes ``benchmarks/results/<name>.json`` and returns its path.
+def add_keep(parser: argparse.ArgumentParser) -> None:
+    """Add the flag `--keep`, without which the kept results are not replaced."""
+    parser.add_argument("--keep", action="store_true", help="replace the kept results in benchmarks/results")
+
+
+def results_folder(*, keep: bool) -> Path:
+    """Return the folder for results: that of the kept results, or one that git ignores."""
+    folder = RESULTS if keep else SCRATCH
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def store(name: str, figures: dict[str, Any], *, keep: bool) -> str:
+    """Write results as ``<name>.json`` and return a line that says where.
 
     Args:
-        name: The benchmark.
-        figures: Values of JSON.
+        name: Name of the benchmark.
+        figures: Results as JSON values.
+        keep: Whether to replace the kept results, from which the tables of the documentation are written.
     """
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path = results_folder(keep=keep) / f"{name}.json"
     path.write_text(json.dumps({"figures": figures, "made": made()}, indent=2, ensure_ascii=False) + "\n")
-    return path
+    shown = path.relative_to(ROOT)
+    if keep:
+        return f"stored in {shown}; `python benchmarks/readme.py` updates the documentation"
+    return f"stored in {shown}; the kept results in {(RESULTS / path.name).relative_to(ROOT)} are unchanged (--keep)"
 
 
 def made() -> dict[str, Any]:
-    """What figures depend on."""
+    """Return the conditions of a measurement."""
     return {
         "at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *map(_without_folder, sys.argv)]),
@@ -45,7 +67,7 @@ def made() -> dict[str, Any]:
 
 
 def _without_folder(argument: str) -> str:
-    """An absolute path's last name alone: results are published, and folders are this machine's."""
+    """Return only the last part of an absolute path, because results are published."""
     return f".../{Path(argument).name}" if Path(argument).is_absolute() else argument
 
 

@@ -1,11 +1,11 @@
-"""What the collector costs, and what it saves against a lockstep loop.
+"""Measure the collector's overhead, and its speedup over a lockstep loop.
 
-    python benchmarks/rollouts.py                # everything, some minutes
+    python benchmarks/rollouts.py                # all parts, some minutes
     python benchmarks/rollouts.py --only tail    # one part: identity, overhead, tail, memory
 
-identity   the same table from 1 environment and from 1,024, byte for byte
-overhead   CPU a step that is neither policy nor environment, with and without writing
-tail       a policy whose response times are log-normal: collector against lockstep over the same work
+identity   the tables of 1 and of 1,024 environments are identical, byte for byte
+overhead   CPU time per step outside policy and environment, with and without writing
+tail       collector and lockstep loop with the same log-normal response times
 memory     resident memory after 1,000 and after 10,000 episodes
 """
 
@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from record import keep
+from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
 
@@ -33,7 +33,7 @@ from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout import collector, slots
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.rollout.group_plan import plan_groups
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,9 +63,11 @@ def identity() -> dict[str, Any]:
                 began = time.process_time()
                 with StepWriter(folder, run="benchmark", config={}) as writer:
                     what = RolloutSpec(tasks=160, group_size=8, seed=1)
-                    tally = collect(here, policy_for(here, "random"), writer, what, ExecutionOptions(slots=count))
+                    tally = collect_groups(
+                        here, policy_for(here, "random"), writer, what, ExecutionOptions(slots=count)
+                    )
                 seconds[env_id, count] = time.process_time() - began
-                files = sorted(Path(folder).iterdir())
+                files = sorted(Path(folder).rglob("*.*"))
                 digests[env_id, count] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
         CONSOLE.print(f"{env_id}: {tally.steps:,} steps, the same bytes: {same(digests, env_id)}")
     return {
@@ -79,19 +81,19 @@ def same(digests: dict[tuple[str, int], str], env_id: str) -> bool:
 
 
 class Nowhere:
-    """A writer that writes nothing."""
+    """A writer that discards all rows."""
 
     committed: frozenset[Any] = frozenset()
 
     def add_group(self, rows: Iterable[Row]) -> None:
-        """Takes rows and drops them."""
+        """Discard rows."""
 
     def commit(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 def overhead() -> dict[str, Any]:
-    """CPU time: this thread's clock is put in place of the wall clock, so that a busy machine does not count."""
+    """Measure CPU time: the thread's clock replaces the wall clock, so that other programs do not affect the result."""
     before = collector.perf_counter, slots.perf_counter
     collector.perf_counter = slots.perf_counter = time.thread_time
     figures: dict[str, Any] = {}
@@ -100,13 +102,13 @@ def overhead() -> dict[str, Any]:
         for env_id in (ALFWORLD, WEBSHOP):
             here = handle(env_id)
             what = RolloutSpec(tasks=60, group_size=8, seed=1)
-            collect(here, policy_for(here, "random"), Nowhere(), what)  # warm
+            collect_groups(here, policy_for(here, "random"), Nowhere(), what)  # warm
             began = time.process_time()
-            bare = collect(here, policy_for(here, "random"), Nowhere(), what)
+            bare = collect_groups(here, policy_for(here, "random"), Nowhere(), what)
             bare_s = time.process_time() - began
             with tempfile.TemporaryDirectory() as folder, StepWriter(folder) as writer:
                 began = time.process_time()
-                full = collect(here, policy_for(here, "random"), writer, what)
+                full = collect_groups(here, policy_for(here, "random"), writer, what)
                 full_s = time.process_time() - began
             row = {
                 "policy": per_step(bare, bare.policy_s),
@@ -127,7 +129,7 @@ def per_step(tally: collector.Tally, seconds: float) -> float:
 
 
 class Thinking(AsyncPolicy):
-    """A scripted policy with log-normal response times, drawn from each request's seed: a server of `concurrency`."""
+    """A scripted policy that simulates a server of `concurrency` with log-normal response times by request seed."""
 
     name, reproducible = "thinking", True
 
@@ -145,25 +147,24 @@ class Thinking(AsyncPolicy):
         return answer
 
     def seconds(self, seed: int) -> float:
-        """Log-normal with the given mean: Box and Muller's normal number from two hashes of the seed."""
+        """Draw a log-normal time with the given mean, by the Box-Muller transform of two hashes of the seed."""
         u, v = (((text_hash(f"{seed}/{name}") % (1 << 64)) + 0.5) / (1 << 64) for name in ("u", "v"))
         normal = math.sqrt(-2 * math.log(u)) * math.cos(2 * math.pi * v)
         return self._mean_s * math.exp(self._sigma * normal - self._sigma**2 / 2)
 
 
 def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
-    """The same rollouts with the same response times, by the collector and by a lockstep loop.
+    """Compare the collector with a lockstep loop for the same rollouts and response times.
 
-    The lockstep loop is the usual one: a batch of `count` rollouts is reset together, each step waits for the last
-    response, the batch is done when its last rollout is. Nothing else is counted for it than the waiting, which is
-    added up, not waited through.
+    In the lockstep loop, a batch of `count` rollouts is reset together, each step waits for the last response, and the
+    batch ends with its last rollout. Its time includes only the waiting, which is calculated.
     """
     here = handle(max_steps=20)
     figures: dict[str, Any] = {}
     table = Table(
         "sigma", "steps", "collector s", "lockstep s", "ratio", "idle", "idle until the last begin", title="Tail"
     )
-    tasks = 1_440  # minutes, as an iteration of training takes: the wait for the last rollouts is a small part then
+    tasks = 1_440  # some minutes, like an iteration of training, so that the wait for the last rollouts is a small part
     for sigma in (0.6, 1.0):
         what = RolloutSpec(tasks=tasks, group_size=8, seed=1)
         thinking = Thinking(policy_for(here, "mixture:expert=0.8,random=0.2"), count, mean_s, sigma)
@@ -180,7 +181,7 @@ def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
             if rollouts - tally.trajectories >= count:
                 last_begin[:] = [tally.seconds, thinking.busy_s]
 
-        tally = collect(here, thinking, Keeping(kept), what, ExecutionOptions(slots=count), progress=note)
+        tally = collect_groups(here, thinking, Keeping(kept), what, ExecutionOptions(slots=count), progress=note)
         seconds = time.perf_counter() - began
         thinking.close()
         waited = lockstep_s(kept, thinking, count, what)
@@ -201,18 +202,18 @@ def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
 
 
 class Keeping(Nowhere):
-    """A writer that keeps rows in memory."""
+    """A writer that stores rows in memory."""
 
     def __init__(self, kept: list[Row]) -> None:
         self._kept = kept
 
     def add_group(self, rows: Iterable[Row]) -> None:
-        """Keeps what determines a step's seed."""
+        """Store the columns that determine a step's seed."""
         self._kept += [{name: row[name] for name in ("trajectory", "step")} for row in rows]
 
 
 def lockstep_s(rows: list[Row], thinking: Thinking, count: int, what: RolloutSpec) -> float:
-    """What a lockstep loop over the same rollouts waits for: at every step of a batch, its slowest response."""
+    """Return the time of a lockstep loop over the same rollouts: at every step of a batch, the slowest response."""
     lengths: dict[str, int] = {}
     for row in rows:
         lengths[row["trajectory"]] = max(lengths.get(row["trajectory"], 0), row["step"] + 1)
@@ -232,7 +233,7 @@ def lockstep_s(rows: list[Row], thinking: Thinking, count: int, what: RolloutSpe
 
 
 def memory() -> dict[str, Any]:
-    """Resident memory as episodes go by, rows written to disk."""
+    """Measure resident memory over the number of episodes, with rows written to disk."""
     import resource
 
     here = handle(max_steps=15)
@@ -246,7 +247,7 @@ def memory() -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder, StepWriter(folder) as writer:
         what = RolloutSpec(tasks=1250, group_size=8, seed=1)
-        collect(here, policy_for(here, "random"), writer, what, ExecutionOptions(slots=256), progress=note)
+        collect_groups(here, policy_for(here, "random"), writer, what, ExecutionOptions(slots=256), progress=note)
         gc.collect()
         resident[10_000] = resident_mb()
     growth = resident[10_000] / resident[2500] - 1
@@ -273,10 +274,10 @@ PARTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS, action="append")
-    chosen_parts = parser.parse_args().only or list(PARTS)
-    for part in chosen_parts:
-        path = keep(f"rollouts_{part}", PARTS[part]())
-        CONSOLE.print(f"kept in {path}\n")
+    add_keep(parser)
+    given = parser.parse_args()
+    for part in given.only or PARTS:
+        CONSOLE.print(store(f"rollouts_{part}", PARTS[part](), keep=given.keep) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Rollouts for a long time against a server with every fault, in worker processes that are killed.
+"""Soak test of rollouts: a server with random faults, and worker processes that are killed.
 
     python benchmarks/soak.py                        # 64 environments, 30 minutes
     python benchmarks/soak.py --minutes 10 --slots 64 --kill-every 3
 
-A server on loopback (a process of its own) answers most requests and does each of `FAULTS` to some. Each environment is
-in a process of its own; every few seconds one of them is killed, or stopped for good. Throughput, memory, threads and
-open files are noted throughout; at the end the run is verified, and searched for the key, which the server repeats.
+A local server in its own process answers most requests, and sends one of `FAULTS` to the others. Each environment has
+its own process; every few seconds one of them is killed or stopped permanently. Throughput, memory, threads and open
+files are recorded. At the end the run is verified and searched for the key, which the server repeats.
 
-Exits with 1 if the run is not sound, a rollout is lost, the key is found, nothing happens for a minute, or memory or
+Exits with 1 if the run is damaged, a rollout is lost, the key is found, there is no progress for a minute, or memory or
 open files grow after the first third of the time: memory by more than 10% and 30 MB, open files by more than 10%.
 """
 
@@ -33,14 +33,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from record import keep
+from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
 
 from hgpo_datasets import StepWriter, scan_steps, verify
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -69,18 +69,18 @@ FAULTS = {
     "key in an error": 0.004,
     "nothing": 0.004,
 }
-"""What the server does, and to which share of the requests; the rest is answered."""
+"""The server's faults and the fraction of requests that get each; other requests get an answer."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers, or commits a fault drawn for the request."""
+    """A request handler that sends an answer or a randomly drawn fault."""
 
     protocol_version = "HTTP/1.1"
     timeout = 30
     draw = random.Random(1)
 
     def log_message(self, *_: object) -> None:
-        """Prints nothing."""
+        """Suppress log output."""
 
     def do_GET(self) -> None:
         self._send(200, {"object": "list", "data": [{"id": "tiny"}]})
@@ -124,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.end_headers()
         until = time.monotonic() + 10
-        while time.monotonic() < until:  # the client hangs up before
+        while time.monotonic() < until:  # the client closes the connection earlier
             self.wfile.write(b" " if fault == "drip" else b" " * 65536)
             self.wfile.flush()
             if fault == "drip":
@@ -137,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         return {"choices": [{**choice, "token_ids": [1, 2, 3, 4], "logprobs": logprobs}], "prompt_token_ids": [1, 2]}
 
-    def _send(self, status: int, body: Any) -> None:  # noqa: ANN401 - JSON, or bytes that are none
+    def _send(self, status: int, body: Any) -> None:  # noqa: ANN401 - JSON, or invalid bytes
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -153,17 +153,17 @@ def _with(completion: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]
 
 
 class Server(ThreadingHTTPServer):
-    """Many clients that hang up at any moment."""
+    """A server for clients that may close their connection at any time."""
 
     request_queue_size = 512
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hung up is no news."""
+        """Ignore errors of closed connections."""
 
 
 def serve(port: Connection) -> None:
-    """The server's process."""
+    """Run the server in its own process."""
     server = Server(("127.0.0.1", 0), Handler)
     port.send(server.server_port)
     server.serve_forever()
@@ -171,7 +171,7 @@ def serve(port: Connection) -> None:
 
 @dataclass(frozen=True)
 class Sample:
-    """The state of the process at a time."""
+    """The state of the process at one time."""
 
     seconds: float
     steps: int
@@ -184,7 +184,7 @@ class Sample:
 
 
 class Watch(threading.Thread):
-    """Notes the state of the process now and then."""
+    """A thread that records the state of the process periodically."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -214,7 +214,7 @@ class Watch(threading.Thread):
 
 
 class Killer(threading.Thread):
-    """Kills a worker every few seconds; every fourth one is stopped instead, and never continues."""
+    """A thread that kills a worker every few seconds; every fourth one is stopped (SIGSTOP) instead."""
 
     def __init__(self, every_s: float) -> None:
         super().__init__(daemon=True)
@@ -242,7 +242,7 @@ def resident_mb(pid: int) -> float:
 
 
 def play(folder: Path, port: int, minutes: float, slots: int, kill_every: float) -> tuple[Watch, Killer, float]:
-    """Collects until the time is over."""
+    """Collect rollouts until the time is over."""
     os.environ["OPENAI_API_KEY"] = KEY
     options = {"base_url": f"http://127.0.0.1:{port}/v1", "timeout_s": 2.0, "retries": 2}
     options |= {"logprobs": True, "token_ids": True}
@@ -263,7 +263,7 @@ def play(folder: Path, port: int, minutes: float, slots: int, kill_every: float)
     watch.start()
     killer.start()
     with StepWriter(folder, run="soak", config={}) as writer:
-        collect(
+        collect_groups(
             handle,
             policy,
             writer,
@@ -280,7 +280,7 @@ def play(folder: Path, port: int, minutes: float, slots: int, kill_every: float)
 
 
 def findings(folder: Path, watch: Watch) -> tuple[dict[str, Any], list[str]]:
-    """What the run holds, and what is wrong."""
+    """Return the figures of the run, and the list of problems."""
     report = verify(folder)
     steps = scan_steps(folder)
     reasons = steps.filter("aborted").group_by(pl.col("error").str.replace_all(r"\d+", "0").str.head(90)).len()
@@ -290,9 +290,9 @@ def findings(folder: Path, watch: Watch) -> tuple[dict[str, Any], list[str]]:
     wrong = [problem.message for problem in report.problems]
     if set(sizes) != {4}:
         wrong.append(f"groups of other sizes than 4: {sorted(set(sizes))}")
-    data = b"".join(path.read_bytes() for path in folder.iterdir())
+    data = b"".join(path.read_bytes() for path in folder.rglob("*.*"))
     texts = json.dumps(
-        [path for file in folder.glob("*.parquet") for path in pl.read_parquet(file).to_dicts()], default=str
+        [path for file in folder.glob("steps/*.parquet") for path in pl.read_parquet(file).to_dicts()], default=str
     )
     if KEY.encode() in data or KEY in texts.lower():
         wrong.append("the key is in the run")
@@ -325,6 +325,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--kill-every", type=float, default=3.0, metavar="SECONDS")
+    add_keep(parser)
     given = parser.parse_args()
     ours, theirs = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
@@ -351,7 +352,7 @@ def main() -> None:
     for reason, times in figures["reasons"].items():
         table.add_row(reason, f"{times:,}")
     CONSOLE.print(table, {name: value for name, value in figures.items() if name not in ("reasons", "samples")})
-    CONSOLE.print(f"kept in {keep('soak', figures)}")
+    CONSOLE.print(store("soak", figures, keep=given.keep))
     sys.exit(1 if wrong else 0)
 
 

@@ -1,11 +1,11 @@
-"""The policy update: peak memory at a vocabulary of 151,936, tokens a second, and on a GPU its utilisation.
+"""Measure the policy update: peak memory with a vocabulary of 151,936, tokens per second, and utilisation on a GPU.
 
     python benchmarks/update.py                memory and speed on this CPU, a few minutes
     python benchmarks/update.py --gpu          Qwen2.5-1.5B's and 7B's shapes with random weights on a CUDA device
 
-Memory is the highest resident size of a process of its own, less what it held before the pass. Speed on the CPU is a
-ratio of CPU times in one run. On a GPU the plain loop beside ours pads rows in the order they come and takes the
-log-softmax of all positions at once; where it runs out of memory, its micro-batch is halved until it fits. Kept in
+Memory is the peak resident size of a new process minus its size before the pass. Speed on the CPU is a ratio of CPU
+times in one run. On a GPU, the simple loop for comparison pads rows in input order and computes the log-softmax of all
+positions together; if it runs out of memory, its micro-batch is halved until it fits. Results:
 benchmarks/results/update.json and update_gpu.json.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from record import keep
+from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -45,11 +45,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "1.5B": dict(zip(_SIZES, (1536, 8960, 28, 12, 2), strict=True)),
     "7B": {**dict(zip(_SIZES, (3584, 18944, 28, 28, 4), strict=True)), "tie_word_embeddings": False},
 }
-"""Qwen2.5's shapes, from their config.json; the first one layer only, because the head is what is measured."""
+"""Shapes of Qwen2.5 from its config.json; the first has one layer, because only the output layer is measured."""
 
 
 def make(shape: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Qwen2ForCausalLM:
-    """A model of that shape with random weights."""
+    """Create a model of the given shape with random weights."""
     config = Qwen2Config(
         vocab_size=VOCABULARY, max_position_embeddings=32_768, **{"tie_word_embeddings": True, **SHAPES[shape]}
     )
@@ -59,7 +59,7 @@ def make(shape: str, dtype: torch.dtype = torch.float32, device: str = "cpu") ->
 
 
 def samples(rows: int, prompt: tuple[int, int], response: tuple[int, int], seed: int = 0) -> Samples:
-    """Random rows with lengths in these ranges."""
+    """Create random rows with lengths in the given ranges."""
     rng = np.random.default_rng(seed)
     prompts, responses = rng.integers(prompt[0], prompt[1] + 1, rows), rng.integers(response[0], response[1] + 1, rows)
 
@@ -78,13 +78,13 @@ def samples(rows: int, prompt: tuple[int, int], response: tuple[int, int], seed:
 
 
 def settings(**update: object) -> Config:
-    """The update's settings: one mini-batch, no reference."""
+    """Return the update's settings: one mini-batch, no reference model."""
     fixed = {"kl_weight": 0.0, "entropy_weight": 0.0, "mini_batch_size": 10**6, "micro_batch_tokens": 10**6}
     return replace(Config(), model={"compute_dtype": "float32", "gradient_checkpointing": False}, update=fixed | update)
 
 
 def peak_of(chunk: int, positions: str, tokens: int) -> dict[str, Any]:
-    """The memory of one forward and backward pass, measured in this process; run in a process of its own."""
+    """Measure the memory of one forward and backward pass; call this in a new process."""
     import resource
 
     model = make("0.5B, 1 layer")
@@ -95,7 +95,7 @@ def peak_of(chunk: int, positions: str, tokens: int) -> dict[str, Any]:
         parameter.grad = torch.zeros_like(parameter)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()
-    if positions == "all":  # as a plain loop does: logits of every position
+    if positions == "all":  # like a simple loop: logits of every position
         ids = torch.from_numpy(batch.tokens.astype(np.int64)).reshape(2, -1)
         logprob = torch.log_softmax(model(ids).logits[:, :-1].float(), -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
         (-logprob[:, 511:]).mean().backward()
@@ -107,7 +107,7 @@ def peak_of(chunk: int, positions: str, tokens: int) -> dict[str, Any]:
 
 
 def memory(tokens: int) -> list[dict[str, Any]]:
-    """Peak memory without chunks, and with chunks of several sizes."""
+    """Measure peak memory without chunks, and with chunks of several sizes."""
     found = []
     for chunk, positions in ((0, "all"), (0, "response"), (512, "response"), (128, "response"), (32, "response")):
         command = [sys.executable, __file__, "--peak", str(chunk), "--positions", positions, "--tokens", str(tokens)]
@@ -117,7 +117,7 @@ def memory(tokens: int) -> list[dict[str, Any]]:
 
 
 def cpu_speed() -> list[dict[str, Any]]:
-    """Rows padded in the order they come, sorted, and packed, on a small model: CPU seconds of one accumulation."""
+    """Compare rows padded in input order, sorted, and packed, on a small model: CPU seconds of one accumulation."""
     config = Qwen2Config(vocab_size=4096, **dict(zip(_SIZES, (256, 768, 4, 8, 2), strict=True)))
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(config)
@@ -139,7 +139,7 @@ def cpu_speed() -> list[dict[str, Any]]:
 
 
 def gpu_speed(shape: str, rows: int, *, adapters: int, micro_batch_tokens: int) -> dict[str, Any]:
-    """Tokens a second and utilisation of the update on a CUDA device, beside a plain loop."""
+    """Measure tokens per second and utilisation of the update on a CUDA device, compared with a simple loop."""
     model: Model = make(shape, torch.bfloat16 if adapters else torch.float32, "cuda")
     batch = samples(rows, (1000, 4000), (64, 512))
     changes = {"model": {"compute_dtype": "bfloat16", "lora": {"rank": adapters}}}
@@ -173,7 +173,7 @@ def gpu_speed(shape: str, rows: int, *, adapters: int, micro_batch_tokens: int) 
 
 
 def plain_loop(learner: Learner, batch: Samples) -> dict[str, Any]:
-    """The same loss by the plain way: rows as they come, padded, logits of all positions at once."""
+    """Compute the same loss with a simple loop: padded rows in input order, logits of all positions."""
     size = 8
     while size:
         try:
@@ -211,7 +211,7 @@ def _plain_batch(model: Model, batch: Samples, rows: NDArray[np.int64]) -> None:
 
 
 def show(console: Console, title: str, found: list[dict[str, Any]]) -> None:
-    """A table of plain values."""
+    """Print a table of values."""
     table = Table(title=title)
     for name in found[0]:
         table.add_column(name, justify="right")
@@ -221,13 +221,14 @@ def show(console: Console, title: str, found: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Runs what was asked for."""
+    """Run the selected parts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--gpu", action="store_true", help="measure on a CUDA device")
     parser.add_argument("--rows", type=int, default=64, help="rows of a GPU step")
     parser.add_argument("--tokens", type=int, default=1024, help="response tokens of the memory measurement")
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--positions", default="response", help=argparse.SUPPRESS)
+    add_keep(parser)
     given = parser.parse_args()
     if given.peak is not None:
         print(json.dumps(peak_of(given.peak, given.positions, given.tokens)))
@@ -245,17 +246,15 @@ def main() -> None:
             "the update on a GPU",
             [{**row, **{f"plain {k}": v for k, v in row.pop("plain").items()}} for row in found],
         )
-        keep(
-            "update_gpu",
-            {"device": torch.cuda.get_device_name(), "shapes": found},
-            packages=("torch", "transformers", "peft"),
-        )
+        figures = {"device": torch.cuda.get_device_name(), "shapes": found}
+        console.print(store("update_gpu", figures, keep=given.keep))
         return
     torch.set_num_threads(1)
     peaks, layouts = memory(given.tokens), cpu_speed()
     show(console, f"memory of {given.tokens} response tokens at a vocabulary of {VOCABULARY:,}", peaks)
     show(console, "layouts", layouts)
-    keep("update", {"tokens": given.tokens, "memory": peaks, "layouts": layouts})
+    found = {"tokens": given.tokens, "memory": peaks, "layouts": layouts}
+    console.print(store("update", found, keep=given.keep))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Steps and resets of WebShop: CPU time by page, steps a second, against the original in the same run.
+"""Measure steps and resets of WebShop: CPU time by page and steps per second, compared with the original.
 
     python benchmarks/webshop.py                                   the bundled catalogue
     python benchmarks/webshop.py --data DIR --data DIR             built catalogues
     python benchmarks/webshop.py --checkout WEBSHOP --python PYTHON [--nouns FILE]
                                                                    the original too, both on its data
 
-Both sides play the same seeded commands and give page, state text and available actions at every step. CPU time is
-the process's own (all its threads), so that other work on the machine counts little. First the commands are played
-once unmeasured: the figures are those of a warm process, for the native engine (which keeps products and results) and
-for the original (which keeps none) alike. `cold` is the native engine's first pass, where nothing is kept yet.
+Both engines play the same seeded commands and return page, state text and available actions at every step. CPU time is
+that of the process (all threads), so that other programs have little effect. The commands are first played once without
+measurement: the figures are those of a warm process, for the native engine, which caches products and results, and for
+the original, which does not. `cold` is the native engine's first pass, with empty caches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from record import keep
+from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
 
@@ -44,7 +44,7 @@ PAGES = ("index", "results", "item", "sub page", "done")
 
 
 def walks(source: WebShopSource, episodes: int, seed: int) -> Walks:
-    """Seeded episodes as lists of commands: search, page, open, look, choose, buy."""
+    """Return seeded episodes as lists of commands: search, page, open, look, choose, buy."""
     choose, found = random.Random(seed), []
     engine, ids = source.engine(), source.ids("all")
     for _ in range(episodes):
@@ -64,12 +64,12 @@ def walks(source: WebShopSource, episodes: int, seed: int) -> Walks:
 
 
 def kind_of(page: str) -> str:
-    """A page's name in the table."""
+    """Return a page's name in the table."""
     return page if page in PAGES else "sub page"
 
 
 def play(engine: Engine, episodes: Walks, clock: Callable[[], float], kinds: list[str] | None = None) -> dict[str, Any]:
-    """Plays all commands; CPU milliseconds of a reset, a step, and a step to each kind of page."""
+    """Play all commands; return CPU milliseconds of a reset, a step, and a step to each page type."""
     resets, steps = list[float](), list[float]()
     names = []
     for task, commands in episodes:
@@ -90,7 +90,7 @@ def play(engine: Engine, episodes: Walks, clock: Callable[[], float], kinds: lis
 
 
 def process_clock(process: int) -> Callable[[], float]:
-    """CPU seconds of another process, all threads (Linux)."""
+    """Return CPU seconds of another process, all threads (Linux)."""
     path, tick = Path(f"/proc/{process}/stat"), os.sysconf("SC_CLK_TCK")
 
     def clock() -> float:
@@ -101,7 +101,7 @@ def process_clock(process: int) -> Callable[[], float]:
 
 
 def measure_native(folder: Path, goals: str, episodes: int, seed: int) -> tuple[dict[str, Any], Walks]:
-    """Opens a catalogue, plays cold and warm."""
+    """Open a catalogue, and play with empty and with filled caches."""
     begun = time.process_time()
     source = WebShopSource(folder, goals=goals)  # type: ignore[arg-type]
     opened = time.process_time() - begun
@@ -113,7 +113,7 @@ def measure_native(folder: Path, goals: str, episodes: int, seed: int) -> tuple[
 
 
 def measure_original(given: argparse.Namespace, listed: Walks, kinds: list[str]) -> dict[str, Any]:
-    """The original over the same commands; its clock ticks in 10 ms, so only means of many steps are meant."""
+    """Measure the original with the same commands. Its clock has a resolution of 10 ms, so only means are useful."""
     begun = time.monotonic()
     original = OriginalSource(given.checkout, goals=given.goals, python=given.python, nouns=given.nouns)
     opened = time.monotonic() - begun
@@ -126,7 +126,7 @@ def measure_original(given: argparse.Namespace, listed: Walks, kinds: list[str])
 
 
 def data_of(checkout: Path, folder: Path, nouns: str | None) -> Path:
-    """A catalogue of the checkout's data."""
+    """Build a catalogue of the checkout's data."""
     data = checkout / "data"
     items, attributes = next(data.glob("items_shuffle*.json")), next(data.glob("items_ins_v2*.json"))
     build(items, attributes, data / "items_human_ins.json", folder / "catalogue", nouns=nouns or "stand-in")
@@ -134,15 +134,16 @@ def data_of(checkout: Path, folder: Path, nouns: str | None) -> Path:
 
 
 def main() -> None:
-    """Measures and reports."""
+    """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", action="append", type=Path, help="a built catalogue; may be given several times")
+    parser.add_argument("--data", action="append", type=Path, help="a built catalogue; may be repeated")
     parser.add_argument("--checkout", type=Path, help="the original's checkout, with data and index")
-    parser.add_argument("--python", help="the interpreter that the original is installed for")
-    parser.add_argument("--nouns", help="a file of nouns in place of spaCy")
+    parser.add_argument("--python", help="interpreter with the original installed")
+    parser.add_argument("--nouns", help="file of nouns that replaces spaCy")
     parser.add_argument("--goals", choices=("human", "synthetic"), default="human")
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    add_keep(parser)
     given = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 140)
     figures: dict[str, Any] = {}
@@ -174,7 +175,7 @@ def main() -> None:
             "a step of the original takes {:,.0f} times the CPU of a native one, {:,.0f} times that of its first pass"
         )
         console.print(line.format(*ratios))
-    console.print(f"kept in {keep('webshop' + ('_original' if given.checkout else ''), figures)}")
+    console.print(store("webshop_original" if given.checkout else "webshop", figures, keep=given.keep))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""WebShop's catalogue at scale: build, open, memory of a further process, and time of a query.
+"""Measure WebShop's catalogue at scale: build, open, memory per additional process, and query time.
 
     python benchmarks/webshop_catalogue.py --work DIR --products 20000 --products 100000 --products 1180000
     python benchmarks/webshop_catalogue.py --data CATALOGUE
 
-Without `--data` synthetic raw files of each size are written into the working folder and built there (1.18 million
-products take 4 GB of raw files and 3 GB of catalogue; what is there from an earlier run is used again). Build and
-queries are given in CPU seconds of one core, next to wall time. The floor that queries are compared with sums up every
-posting of every query term, on the same queries. The memory of a further process is what smaps calls private while
-another process has the same catalogue open and has answered the same queries.
+Without `--data`, synthetic raw files of each size are written to the working folder and built there (1.18 million
+products take 4 GB of raw files and 3 GB of catalogue; files of an earlier run are reused). Build and queries are
+measured in CPU seconds of one core and wall time. Queries are compared with a lower bound: the sum over every posting
+of every query term. The memory of an additional process is its private memory (smaps) while another process has the
+same catalogue open and has answered the same queries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from record import keep
+from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
 
@@ -41,7 +41,7 @@ KINDS = ("words of titles", "words of instructions", "whole instructions")
 
 
 def queries(catalogue: Catalogue, count: int, seed: int) -> dict[str, list[str]]:
-    """Seeded queries: 2 to 6 neighbouring words of titles and of instructions, and whole instructions."""
+    """Return seeded queries: 2 to 6 adjacent words of titles and of instructions, and complete instructions."""
     chosen = random.Random(seed)
     instructions = [human.instruction for human in catalogue.human_instructions()]
 
@@ -56,7 +56,7 @@ def queries(catalogue: Catalogue, count: int, seed: int) -> dict[str, list[str]]
 
 
 def exhaustive(index: Index, query: str, size: int) -> tuple[list[int], NDArray[np.float32]]:
-    """The floor: every posting of every term."""
+    """Measure the lower bound: reading every posting of every term."""
     totals = np.zeros(size)
     for postings in index.lists(query):
         totals[postings.documents] += postings.table[postings.codes]
@@ -67,12 +67,12 @@ def exhaustive(index: Index, query: str, size: int) -> tuple[list[int], NDArray[
 
 
 def milliseconds(times: list[float]) -> dict[str, float]:
-    """p50, p95 and the longest."""
+    """Return p50, p95 and maximum."""
     return {"p50": np.percentile(times, 50) * 1e3, "p95": np.percentile(times, 95) * 1e3, "max": max(times) * 1e3}
 
 
 def measure(folder: Path, count: int, seed: int) -> dict[str, Any]:
-    """What a fresh process sees: opening and queries."""
+    """Measure opening and queries in a new process."""
     begun = time.perf_counter()
     catalogue = Catalogue.open(folder)
     opened = time.perf_counter() - begun
@@ -96,7 +96,7 @@ def measure(folder: Path, count: int, seed: int) -> dict[str, Any]:
 
 
 def used(folder: Path, count: int, seed: int) -> Catalogue:
-    """A catalogue after opening, queries and products."""
+    """Open a catalogue and read queries and products."""
     catalogue = Catalogue.open(folder)
     for texts in queries(catalogue, count, seed).values():
         for text in texts:
@@ -106,13 +106,13 @@ def used(folder: Path, count: int, seed: int) -> Catalogue:
 
 
 def own_memory() -> float:
-    """Private memory of this process in MB (Linux)."""
+    """Return the private memory of this process in MB (Linux)."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
 def make(raw: Path, folder: Path) -> dict[str, float]:
-    """Builds, in a process of its own."""
+    """Build a catalogue in a new process."""
     begun, wall = time.process_time(), time.perf_counter()
     build(*(raw / name for name in synthetic.FILES), folder, nouns="stand-in", replace=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -120,13 +120,13 @@ def make(raw: Path, folder: Path) -> dict[str, float]:
 
 
 def child(task: str, *arguments: object) -> Any:  # noqa: ANN401 - JSON
-    """Runs a task of this script in a process of its own."""
+    """Run a task of this script in a new process."""
     command = [sys.executable, __file__, "--child", task, *map(str, arguments)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def further_process(folder: Path, count: int, seed: int) -> dict[str, float]:
-    """Private memory of a second process while the first has done the same."""
+    """Return the private memory of a second process after the first did the same work."""
     command = [sys.executable, __file__, "--child", "hold", str(folder), str(count), str(seed)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout
@@ -137,7 +137,7 @@ def further_process(folder: Path, count: int, seed: int) -> dict[str, float]:
 
 
 def run_child(task: str, arguments: list[str]) -> None:
-    """What the processes of this script do."""
+    """Run a task in a child process of this script."""
     if task == "imports":
         print(json.dumps(own_memory()))
         return
@@ -157,13 +157,13 @@ def run_child(task: str, arguments: list[str]) -> None:
 
 
 def figures_of(folder: Path, count: int, seed: int) -> dict[str, Any]:
-    """All figures of one catalogue."""
+    """Return all figures of one catalogue."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return {**child("measure", folder, count, seed), **further_process(folder, count, seed), "size_mb": size / 1e6}
 
 
 def report(figures: list[dict[str, Any]]) -> None:
-    """Prints the table."""
+    """Print the table."""
     console = Console(width=None if sys.stdout.isatty() else 160)
     table = Table(title="WebShop's catalogue: CPU time, one core")
     titles = ["products", "build s", "peak MB", "size MB", "open ms", "private MB"]
@@ -186,14 +186,15 @@ def report(figures: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measures and reports."""
+    """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--products", action="append", type=int, help="a size; may be given several times")
-    parser.add_argument("--data", action="append", type=Path, default=[], help="a built catalogue, not built again")
+    parser.add_argument("--products", action="append", type=int, help="number of products; may be repeated")
+    parser.add_argument("--data", action="append", type=Path, default=[], help="an existing catalogue")
     parser.add_argument("--work", type=Path, help="folder for raw files and catalogues, kept for the next run")
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    add_keep(parser)
     given = parser.parse_args()
     if given.child:
         run_child(given.child[0], given.child[1:])
@@ -208,7 +209,7 @@ def main() -> None:
             built = child("make", raw, folder)
             figures.append({**figures_of(folder, given.queries, given.seed), "build": built})
     report(figures)
-    print(f"kept in {keep('webshop_catalogue', {'catalogues': figures})}")
+    print(store("webshop_catalogue", {"catalogues": figures}, keep=given.keep))
 
 
 if __name__ == "__main__":

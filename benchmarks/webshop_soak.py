@@ -1,12 +1,12 @@
-"""Many WebShop environments in many processes for a long time: memory flat, no file left open, results the same.
+"""Soak test of WebShop in many processes: constant memory, no open files left, and the same results.
 
     python benchmarks/webshop_soak.py --minutes 10 --processes 8 --environments 64
 
-A list of seeded episodes is played once in one process. Then each process plays the list once (so that what it keeps is
-full) and then draws from it, its share of the environments interleaved; every episode's texts, actions and rewards are
-compared with what one process found.
+A list of seeded episodes is played once in one process. Each process then plays the list once, which fills its caches,
+and draws from it afterwards with several interleaved environments. Texts, actions and rewards of every episode are
+compared with those of the single process.
 Exits with 1 if an episode differs, memory grows by more than 2% (and 2 MB) after the first fifth of the time, or file
-handles are left.
+handles remain open.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import xxhash
-from record import keep
+from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 EPISODES = 400
 STEPS = 12
 MARK = 0.2
-"""The share of the time after which memory should have settled."""
+"""Fraction of the time after which memory should be constant."""
 
 gymnasium.register_envs(hgpo_envs)
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a process reports now and then."""
+    """A periodic report of a process."""
 
     seconds: float
     private_mb: float
@@ -52,7 +52,7 @@ class Load:
 
 
 def command(choose: random.Random, info: dict[str, Any], step: int) -> str:
-    """A seeded action: searches with the instruction's words at first, then mostly what is offered."""
+    """Return a seeded action: first a search with words of the instruction, then mostly admissible actions."""
     words = info["task"].split()
     if step == 0 or choose.random() < 0.08:
         return f"search[{' '.join(choose.sample(words, min(4, len(words))))}]"
@@ -61,7 +61,7 @@ def command(choose: random.Random, info: dict[str, Any], step: int) -> str:
 
 
 class Player:
-    """One environment that plays the listed episodes one step at a time."""
+    """An environment that plays the listed episodes step by step."""
 
     def __init__(self, data: str | None) -> None:
         self.env = gymnasium.make("HGPO/WebShop-v0", data=data, split="all", max_steps=STEPS)
@@ -69,14 +69,14 @@ class Player:
         self.episode = -1
 
     def begin(self, episode: int) -> None:
-        """Starts an episode of the list."""
+        """Start an episode of the list."""
         self.choose, self.episode, self.step = random.Random(episode), episode, 0
         self.digest = xxhash.xxh3_64()
         observation, self.info = self.env.reset(options={"task": self.choose.randrange(self.tasks)})
         self._take(observation, 0.0)
 
     def advance(self) -> str | None:
-        """Makes a step; the episode's digest when it ends."""
+        """Make a step; return the episode's digest at its end."""
         observation, reward, terminated, truncated, self.info = self.env.step(
             command(self.choose, self.info, self.step)
         )
@@ -90,7 +90,7 @@ class Player:
 
 
 def reference(data: str | None) -> list[str]:
-    """The digests of all listed episodes, played one after another."""
+    """Return the digests of all listed episodes, played sequentially."""
     player, digests = Player(data), []
     for episode in range(EPISODES):
         player.begin(episode)
@@ -102,18 +102,18 @@ def reference(data: str | None) -> list[str]:
 
 
 def private_mb() -> float:
-    """This process's memory that no other shares, in MB."""
+    """Return the private memory of this process in MB."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private")) / 1024
 
 
 def open_files() -> int:
-    """How many file handles this process holds."""
+    """Return the number of open file handles of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def work(number: int, environments: int, seconds: float, data: str | None, digests: list[str], out: Connection) -> None:
-    """Plays with a share of the environments until the time is over; reports about once a second."""
+    """Play a part of the environments until the time is over; report about once per second."""
     different = sum(found != known for found, known in zip(reference(data), digests, strict=True))
     begun = reported = time.monotonic()
     players = [Player(data) for _ in range(environments)]
@@ -139,7 +139,7 @@ def work(number: int, environments: int, seconds: float, data: str | None, diges
 def soak(
     seconds: float, processes: int, environments: int, data: str | None, console: Console
 ) -> tuple[list[list[Load]], int]:
-    """Runs the processes; their reports, process by process, and how many file handles are left here afterwards."""
+    """Run the processes; return their reports by process, and the number of file handles left in this process."""
     with console.status("one process plays the list"):
         digests = reference(data)
     context = multiprocessing.get_context("spawn")
@@ -174,7 +174,7 @@ def soak(
 
 
 def summary(reports: list[list[Load]], seconds: float) -> tuple[list[dict[str, Any]], bool]:
-    """A row a process, and whether all is well."""
+    """Return one row per process, and whether all checks passed."""
     rows, well = [], True
     for number, loads in enumerate(reports):
         settled = [load for load in loads if load.seconds >= MARK * seconds]
@@ -200,13 +200,13 @@ def summary(reports: list[list[Load]], seconds: float) -> tuple[list[dict[str, A
 
 
 def main() -> None:
-    """Runs and reports."""
+    """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--environments", type=int, default=64)
-    parser.add_argument("--data", help="a built catalogue; the bundled one otherwise")
-    parser.add_argument("--forget", action="store_true", help="do not keep the figures")
+    parser.add_argument("--data", help="a built catalogue; the bundled one by default")
+    add_keep(parser)
     given = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 140)
     seconds = given.minutes * 60
@@ -218,9 +218,9 @@ def main() -> None:
     for row in rows:
         table.add_row(*map(str, row.values()))
     console.print(table)
-    console.print(f"file handles left in the parent: {left}; {'all is well' if well and left <= 0 else 'NOT well'}")
-    if not given.forget:
-        console.print(f"kept in {keep('webshop_soak', {'minutes': given.minutes, 'rows': rows, 'files_left': left})}")
+    console.print(f"file handles left in the parent: {left}; {'all checks passed' if well and left <= 0 else 'FAILED'}")
+    figures = {"minutes": given.minutes, "rows": rows, "files_left": left}
+    console.print(store("webshop_soak", figures, keep=given.keep))
     sys.exit(0 if well and left <= 0 else 1)
 
 

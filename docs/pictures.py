@@ -1,28 +1,53 @@
-"""Draws the README's picture: what `hgpo quickstart` prints, as it printed it.
+"""Draw the pictures of README.md.
 
-python docs/pictures.py
+python docs/pictures.py     quickstart.svg, the output of `hgpo quickstart`; learning.svg, from the kept learning curves
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
+from typing import Final
 
+import altair as alt
+import polars as pl
 from rich.console import Console
 
 from hgpo_train.cli.quickstart import show
 from hgpo_train.cli.quickstart_run import quickstart
 
-TARGET = Path(__file__).parent / "quickstart.svg"
+DOCS: Final = Path(__file__).parent
+sys.path.append(str(DOCS.parent / "benchmarks"))
+
+from learning_figures import curves_chart  # noqa: E402 - needs the path
+from readme import figures  # noqa: E402
+
+WORLDS: Final = {"alfworld": "ALFWorld", "webshop": "WebShop"}
 
 
 def main() -> None:
-    """Runs the quick start in a folder of its own and keeps its page as an SVG."""
+    """Draw both pictures."""
+    draw_quickstart(DOCS / "quickstart.svg")
+    draw_learning(DOCS / "learning.svg")
+
+
+def draw_quickstart(target: Path) -> None:
+    """Run the quick start in a temporary folder and store its output as an SVG."""
     with tempfile.TemporaryDirectory() as folder, Path("/dev/null").open("w") as nowhere:
         console = Console(record=True, width=96, file=nowhere)
         found = quickstart(Path(folder) / "quickstart")
         show(console, found, Path("runs/quickstart"))
-        console.save_svg(str(TARGET), title="hgpo quickstart")
+        console.save_svg(str(target), title="hgpo quickstart")
+
+
+def draw_learning(target: Path) -> None:
+    """Draw success over environment steps, mean and range of the seeds, from the kept results."""
+    charts = [
+        curves_chart(pl.DataFrame(figures(f"learning_{name}")["curves"]), title).properties(width=330, height=240)
+        for name, title in WORLDS.items()
+    ]
+    alt.hconcat(*charts).configure(background="white").save(str(target))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Short programs that use the packages, to copy from."""
+"""Short example programs that use the packages."""

@@ -1,4 +1,4 @@
-"""Text environments for LLM agents: ALFWorld and WebShop, native, instant, the same to the byte as the originals.
+"""Text environments for LLM agents: ALFWorld and WebShop as native engines that match the originals byte for byte.
 
 Importing this package registers the ids ``HGPO/ALFWorld-v0`` and ``HGPO/WebShop-v0`` with Gymnasium.
 """

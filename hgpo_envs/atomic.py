@@ -1,23 +1,23 @@
-"""Files and folders that appear complete or not at all, and locks that end with the process that holds them.
+"""Atomic writes of files and folders, and locks that end with their process.
 
-    write_file(path, data)              a file, complete or absent
+    write_file(path, data)              write a file atomically
     with new_file(path) as file: …      the same, written piece by piece
-    with new_folder(path) as folder: …  a folder with everything in it, complete or absent
-    remove_folder(path)                 the end of such a folder, at once
+    with new_folder(path) as folder: …  write a folder and its content atomically
+    remove_folder(path)                 remove a folder atomically
     with scratch_folder(path) as …      a folder for intermediate files beside a path
     with FolderLock(folder, "…"): …     at most one writer per folder
     make_folder(path)                   a folder that survives a power failure
     with making_folder(path): …         the same, removed again if the block fails
-    sweep(folder)                       removes what killed processes left
+    remove_abandoned(folder)            remove the scratch folders of killed processes
 
-New content is written in a *scratch folder* beside its target, flushed to disk (`fsync`), and renamed. A process may be
-killed and a disk may fill at any moment: the target is then absent, or complete, old or new. A folder is replaced by
-exchanging the two names at once where the system can (Linux); elsewhere it takes two renames, and if the process dies
-between them, the next `remove_abandoned` finishes the replacement.
+New content is written to a *scratch folder* beside its target, flushed to disk (`fsync`), and renamed. If the process
+is killed or the disk is full, the target is either absent or complete, in its old or new version. On Linux, a folder is
+replaced by exchanging two names in one system call. Other systems need two renames; if the process dies between them,
+the next `remove_abandoned` finishes the replacement.
 
 A scratch folder has an unguessable name, `.hgpo-<16 hexadecimal digits>.tmp`, and a lock file that names its owner. It
-is removed by its owner, or by the next writer once the owner is dead. Nothing else is ever deleted. A scratch folder
-of another machine is left alone for a week: not every network file system shows a lock to other machines.
+is removed by its owner or, if the owner has died, by the next writer. Nothing else is deleted. A scratch folder of
+another machine is kept for a week, because some network file systems do not share locks between machines.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 LOCK: Final = ".lock"
-"""The lock file in a locked folder. It stays when the lock is released: removing it would let two processes lock."""
+"""The lock file in a locked folder. It is never removed, because then two processes could hold the lock at a time."""
 
 _CONTENT: Final = "content"
 _PREVIOUS: Final = "previous"
@@ -55,7 +55,7 @@ _SCRATCH: Final = re.compile(r"\.hgpo-[0-9a-f]{16}\.tmp")
 _MADE_BY: Final = "hgpo"
 _TRIES: Final = 20
 _HERE: Final = -100
-"""Linux's AT_FDCWD: relative paths begin at the working folder."""
+"""Linux's AT_FDCWD: paths are relative to the working folder."""
 _EXCHANGE: Final = 2
 """Linux's RENAME_EXCHANGE."""
 _ABANDONED_S: Final = 7 * 24 * 3600
@@ -63,19 +63,19 @@ _held: Final[weakref.WeakSet[FolderLock]] = weakref.WeakSet()
 
 
 class FolderLock:
-    """Exclusive use of a folder, held until `release` or until the process ends, however it ends.
+    """An exclusive lock on a folder, held until `release` or until the process ends or is killed.
 
-    The lock is advisory: only processes that ask for it respect it. It works between processes of one machine, and on
-    network file systems (NFS) that support locks between the machines that mount them.
+    The lock is advisory: it affects only processes that also take it. It works between processes of one machine, and on
+    network file systems (NFS) with lock support also between machines.
 
     Args:
         folder: An existing folder.
-        purpose: What the holder does there, for the error message of others, for example `"training"`.
+        purpose: What the process does there, for the error message of other processes, for example `"training"`.
         **details: Further JSON values to store in the lock file.
 
     Raises:
-        InputError: Another process holds the lock, or the file system has no locks.
-        OSError: The folder cannot be written.
+        InputError: If another process holds the lock, or if the file system does not support locks.
+        OSError: If the folder cannot be written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, FolderLock(Path(folder), "training"):
@@ -99,15 +99,20 @@ class FolderLock:
             self._close()
             raise
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the lock is held by this object."""
+        return self._descriptor >= 0
+
     def sync(self) -> None:
-        """Returns when the disk has the lock file's content."""
+        """Flush the lock file to disk."""
         os.fsync(self._descriptor)
 
     def release(self) -> None:
-        """Releases the lock. Releasing twice is harmless."""
+        """Release the lock. Further calls have no effect."""
         if self._descriptor >= 0:
             with suppress(OSError):
-                # No process and no host: a finished folder holds the same bytes wherever it was written.
+                # No process id or host, so that the bytes of a finished folder do not depend on the machine.
                 _write_note(self._descriptor, {"made_by": _MADE_BY, "released": True, **self._details})
         self._close()
 
@@ -126,9 +131,9 @@ class FolderLock:
 
 
 def _close_inherited() -> None:
-    """A forked child must not hold its parent's locks: they would outlive the parent."""
+    """Close the parent's locks in a forked child, which could outlive the parent."""
     for lock in list(_held):
-        lock._close()  # noqa: SLF001 (releasing would tell others that the parent is done)
+        lock._close()  # noqa: SLF001 (`release` would mark the parent's lock as released)
 
 
 if hasattr(os, "register_at_fork"):
@@ -136,10 +141,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def seems_locked(folder: Path) -> bool:
-    """Whether a process of this machine that locked the folder is alive and has not released it.
+    """Return whether a living process of this machine holds the folder's lock.
 
-    For readers that want to know whether a writer is at work, and must not disturb it by locking themselves. Windows
-    and locks of other machines are not recognised: then it is False.
+    For readers that must not take the lock themselves. Returns False on Windows and for locks of other machines.
     """
     try:
         note = _note_of(folder)
@@ -158,11 +162,11 @@ def seems_locked(folder: Path) -> bool:
 
 
 def make_folder(path: Path) -> None:
-    """Creates a folder and its missing parents, and returns when the disk has their names.
+    """Create a folder and its missing parents, and flush their names to disk.
 
     Raises:
-        FileExistsError: Something else is at `path`.
-        OSError: A parent cannot be written. The parents that were created are removed.
+        FileExistsError: If `path` exists and is not a folder.
+        OSError: If a parent cannot be written. Parents that were created are removed.
     """
     with making_folder(path):
         pass
@@ -170,11 +174,11 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def making_folder(path: Path) -> Iterator[None]:
-    """Creates a folder and its missing parents; if the block fails, those that it created and are empty are removed.
+    """Create a folder and its missing parents. If the block fails, those that are new and empty are removed.
 
     Raises:
-        FileExistsError: Something else is at `path`.
-        OSError: A parent cannot be written.
+        FileExistsError: If `path` exists and is not a folder.
+        OSError: If a parent cannot be written.
     """
     made: list[Path] = []
     try:
@@ -182,7 +186,7 @@ def making_folder(path: Path) -> Iterator[None]:
         yield
     except BaseException:
         for folder in reversed(made):
-            with suppress(OSError):  # another process has put something there
+            with suppress(OSError):  # another process may have written into it
                 folder.rmdir()
         raise
 
@@ -200,44 +204,50 @@ def _make_folders(path: Path, made: list[Path]) -> None:
         sync_folder(path.parent)
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Writes a file that is complete or absent under its name; an existing file is replaced at once.
+def write_file(path: Path, data: bytes, *, scratch_in: Path | None = None) -> None:
+    """Write a file atomically. An existing file is replaced.
 
     Args:
         path: The file. Its folder must exist.
         data: The content.
+        scratch_in: A folder of the same file system for the scratch folder; the file's folder by default. Use it if the
+            file's folder must never contain other files.
 
     Raises:
-        OSError: The disk is full, or the folder cannot be written. What was at `path` is unchanged.
+        OSError: If the disk is full or the folder cannot be written. An existing file at `path` is unchanged.
     """
-    with new_file(path) as file:
+    with new_file(path, scratch_in=scratch_in) as file:
         file.write(data)
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Gives a binary file to write; it becomes `path` when the block ends without an error.
+def new_file(path: Path, *, scratch_in: Path | None = None) -> Iterator[IO[bytes]]:
+    """Yield a binary file to write, which becomes `path` if the block ends without an error.
+
+    Args:
+        path: The file. Its folder must exist.
+        scratch_in: See `write_file`.
 
     Raises:
-        OSError: The disk is full, or the folder cannot be written. What was at `path` is unchanged.
+        OSError: If the disk is full or the folder cannot be written. An existing file at `path` is unchanged.
     """
-    with new_path(path) as content, content.open("wb") as file:
+    with new_path(path, scratch_in=scratch_in) as content, content.open("wb") as file:
         yield file
         file.flush()
 
 
 @contextmanager
 def new_folder(path: Path, *, replace: Callable[[Path], bool] | None = None) -> Iterator[Path]:
-    """Gives an empty folder to fill; it becomes `path` when the block ends without an error.
+    """Yield an empty folder to fill, which becomes `path` if the block ends without an error.
 
     Args:
-        path: The folder to make. Missing parents are created. It must not exist, or be an empty folder.
-        replace: Whether an existing folder may be replaced. It is called with the folder and should recognise what
-            this program made; without it nothing is replaced.
+        path: The folder to create. It must not exist or must be empty. Missing parents are created.
+        replace: A function that receives an existing folder and returns whether it may be replaced. It should return
+            True only for folders that this program created. If None, no folder is replaced.
 
     Raises:
-        InputError: Something else is at `path`.
-        OSError: The disk is full, or the parent cannot be written. What was at `path` is unchanged.
+        InputError: If `path` exists and may not be replaced.
+        OSError: If the disk is full or the parent cannot be written. An existing folder at `path` is unchanged.
     """
     path = path.absolute()
     _check_replaceable(path, replace)
@@ -246,19 +256,24 @@ def new_folder(path: Path, *, replace: Callable[[Path], bool] | None = None) -> 
         yield content
         _check_replaceable(path, replace)
         if replace is None and path.exists():
-            path.rmdir()  # it is empty; had it just been filled, this would fail and its content stay
+            path.rmdir()  # fails, and so keeps the content, if another process has just written into it
 
 
 @contextmanager
-def new_path(path: Path) -> Iterator[Path]:
-    """Gives a path at which to create a file or folder; it becomes `path` when the block ends without an error.
+def new_path(path: Path, *, scratch_in: Path | None = None) -> Iterator[Path]:
+    """Yield a path at which to create a file or folder, which becomes `path` if the block ends without an error.
 
-    The caller decides whether what is at `path` may be replaced: `new_file` and `new_folder` are safer.
+    An existing `path` is replaced without a check. `new_file` and `new_folder` are safer.
+
+    Args:
+        path: The file or folder.
+        scratch_in: See `write_file`. Only for files: an interrupted replacement of a folder could not be finished.
     """
     path = path.absolute()
+    place = path.parent if scratch_in is None else scratch_in.absolute()
     with _naming(path):
-        remove_abandoned(path.parent)
-        scratch, lock = _make_scratch(path)
+        remove_abandoned(place)
+        scratch, lock = _make_scratch(path, place)
         try:
             content = scratch / _CONTENT
             yield content
@@ -271,9 +286,9 @@ def new_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch_folder(beside: Path) -> Iterator[Path]:
-    """Gives an empty folder for intermediate files, in the folder of `beside`; it is removed when the block ends.
+    """Yield an empty folder for intermediate files in the parent folder of `beside`, and remove it after the block.
 
-    If the process dies, the next writer in that folder removes it.
+    If the process dies, the next writer in the parent folder removes it.
     """
     path = beside.absolute()
     with _naming(path):
@@ -287,19 +302,19 @@ def scratch_folder(beside: Path) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Removes a folder with everything in it: under its name it is complete or absent, never half of it.
+    """Remove a folder and its content atomically: it is renamed to a scratch folder and then deleted.
 
-    The caller decides that it may be removed.
+    There is no check whether the folder may be removed.
 
     Raises:
-        OSError: The parent cannot be written. The folder is unchanged.
+        OSError: If the parent cannot be written. The folder is unchanged.
     """
     path = path.absolute()
     with _naming(path):
         remove_abandoned(path.parent)
         scratch, lock = _make_scratch(path)
         try:
-            sync_folder(scratch)  # what holds a folder must be known as scratch after a power cut, too
+            sync_folder(scratch)  # after a power failure, the scratch folder must still have its lock file
             path.rename(scratch / _CONTENT)
             sync_folder(path.parent)
         finally:
@@ -307,10 +322,10 @@ def remove_folder(path: Path) -> None:
 
 
 def append(descriptor: int, data: bytes) -> None:
-    """Appends to an open file and returns when the disk has it.
+    """Append to an open file and flush it to disk.
 
     Raises:
-        OSError: The disk refused; the file is as long as before.
+        OSError: If the write fails. The file is truncated to its previous length.
     """
     size = os.fstat(descriptor).st_size
     try:
@@ -324,34 +339,34 @@ def append(descriptor: int, data: bytes) -> None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Removes the scratch folders of dead processes in a folder, and finishes replacements that they had begun."""
+    """Remove the scratch folders of dead processes in a folder, and finish their interrupted replacements."""
     try:
         found = scratch_folders(folder)
     except FileNotFoundError:
         return
     for scratch in found:
-        with suppress(OSError, InputError):  # its owner lives, or the disk is read-only
+        with suppress(OSError, InputError):  # its owner is alive, or the disk is read-only
             _remove_one_abandoned(scratch)
 
 
 def is_scratch(name: str) -> bool:
-    """Whether a folder's name is that of a scratch folder; readers that walk a tree skip these."""
+    """Return whether a folder's name is that of a scratch folder, which readers must skip when they walk a tree."""
     return _SCRATCH.fullmatch(name) is not None
 
 
 def scratch_folders(folder: Path) -> list[Path]:
-    """The scratch folders in a folder, of dead and living processes."""
+    """Return the scratch folders in a folder, of dead and living processes."""
     return sorted(path for path in folder.iterdir() if _SCRATCH.fullmatch(path.name))
 
 
 def sync_tree(path: Path) -> None:
-    """Returns when the disk has a file, or a folder with everything in it."""
+    """Flush a file, or a folder and its content, to disk."""
     if path.is_dir() and not path.is_symlink():
         for inside in path.iterdir():
             sync_tree(inside)
         sync_folder(path)
     elif not path.is_symlink():
-        # Windows flushes only what is open for writing.
+        # Windows flushes only files that are open for writing.
         descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -360,7 +375,7 @@ def sync_tree(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Returns when the disk has a folder's list of names. Windows cannot open folders; there it does nothing."""
+    """Flush a folder's list of names to disk. Has no effect on Windows, which cannot open folders."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -377,37 +392,38 @@ def _check_replaceable(path: Path, replace: Callable[[Path], bool] | None) -> No
         return
     if replace is None:
         raise InputError(f"{path} already exists; choose another name, or remove it first")
-    raise InputError(f"{path} was not made by this command and is not replaced; choose another name")
+    raise InputError(f"{path} was not created by this command and cannot be replaced; choose another name")
 
 
-def _make_scratch(path: Path) -> tuple[Path, FolderLock]:
-    """A new, locked scratch folder beside `path`."""
+def _make_scratch(path: Path, place: Path | None = None) -> tuple[Path, FolderLock]:
+    """Create and lock a scratch folder for `path` in a folder, which is its parent by default."""
+    place = path.parent if place is None else place
     for _ in range(_TRIES):
-        scratch = path.parent / f".hgpo-{secrets.token_hex(8)}.tmp"
+        scratch = place / f".hgpo-{secrets.token_hex(8)}.tmp"
         scratch.mkdir(mode=0o700)
-        # Another process may sweep the folder away before it is locked: then a new one is made.
+        # Another process may remove the folder before it is locked. Then try again with a new one.
         try:
             lock = FolderLock(scratch, f"writing {path.name}", target=path.name)
         except (FileNotFoundError, InputError):
             with suppress(OSError):
                 scratch.rmdir()
             continue
-        except OSError:  # the disk is too full even for the lock's note
+        except OSError:  # for example, no disk space for the lock's note
             with suppress(OSError):
                 (scratch / LOCK).unlink()
                 scratch.rmdir()
             raise
         try:
-            lock.sync()  # without its note a scratch folder is nobody's, and would stay after a power cut
+            lock.sync()  # `remove_abandoned` needs the note to remove the folder after a power failure
         except BaseException:
             _remove_scratch(scratch, lock, path)
             raise
         return scratch, lock
-    raise InputError(f"cannot lock a new folder in {path.parent}: does its file system support locks?")
+    raise InputError(f"cannot lock a new folder in {place}: does its file system support locks?")
 
 
 def _move_into_place(scratch: Path, path: Path) -> None:
-    """Renames the content to its target. A folder that is there is exchanged for it, or moved away first."""
+    """Rename the content to its target. An existing folder is exchanged with it, or renamed first."""
     content, previous = scratch / _CONTENT, scratch / _PREVIOUS
     if content.is_dir() and path.is_dir():
         if _exchange(content, path):
@@ -425,7 +441,11 @@ def _move_into_place(scratch: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchanges two folders in one step, so that neither name is ever absent. False where the system cannot."""
+    """Exchange two folders in one step, so that both names always exist.
+
+    Returns:
+        Whether the system and file system support this.
+    """
     if sys.platform != "linux":
         return False
     try:
@@ -435,7 +455,7 @@ def _exchange(one: Path, other: Path) -> bool:
     if renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0:
         return True
     code = ctypes.get_errno()
-    if code in {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}:  # the file system cannot
+    if code in {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}:  # not supported by the file system
         return False
     raise OSError(code, os.strerror(code), str(other))
 
@@ -445,7 +465,7 @@ def _remove_one_abandoned(scratch: Path) -> None:
         return
     names = {path.name for path in scratch.iterdir()}
     if not names:
-        scratch.rmdir()  # killed before it was locked; if its owner lives, it makes another one
+        scratch.rmdir()  # its owner was killed before it locked the folder, or will create another one
     elif LOCK in names and names <= {LOCK, _CONTENT, _PREVIOUS}:
         note = _note_of(scratch)
         if names == {LOCK} or (note.get("made_by") == _MADE_BY and _may_be_dead(scratch, note)):
@@ -467,18 +487,18 @@ def _note_of(scratch: Path) -> dict[str, Any]:
 
 
 def _may_be_dead(scratch: Path, note: dict[str, Any]) -> bool:
-    """Whether the lock can tell if the owner lives: it can on the owner's machine."""
+    """Return whether taking the lock proves that the owner is dead: on the owner's machine, or after a week."""
     here = note.get("released") or note.get("host") == socket.gethostname()
     return bool(here) or time.time() - (scratch / LOCK).stat().st_mtime > _ABANDONED_S
 
 
 def _remove_scratch(scratch: Path, lock: FolderLock, target: Path) -> None:
-    """Removes content first and the lock last, so that a scratch folder is recognised until it is gone."""
+    """Remove the content first and the lock last, so that an interrupted removal can be continued."""
     unfinished = (scratch / _PREVIOUS).exists() and not target.exists()
-    if not unfinished:  # else the only copy of what was replaced is in there: the next sweep finishes
+    if not unfinished:  # otherwise keep the only copy of the target; the next `remove_abandoned` finishes
         for name in (_CONTENT, _PREVIOUS):
             _remove(scratch / name)
-    lock.release()  # Windows removes no open file
+    lock.release()  # Windows cannot remove an open file
     with suppress(OSError):
         if {path.name for path in scratch.iterdir()} <= {LOCK}:
             (scratch / LOCK).unlink()
@@ -505,15 +525,15 @@ def _lock(descriptor: int, folder: Path) -> None:
         ) from error
     if not locked:
         raise InputError(f"{folder} is in use: {_holder(descriptor)}; wait for it, or use another folder")
-    if os.fstat(descriptor).st_nlink == 0:  # the folder was removed before we had the lock
+    if os.fstat(descriptor).st_nlink == 0:  # the folder was removed before it was locked
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / LOCK))
 
 
-# Windows locks the first byte of a file against readers, too: the note begins behind it.
+# Windows' lock on the first byte also blocks readers, so the note starts at the second byte.
 def _write_note(descriptor: int, note: dict[str, object]) -> None:
     line = b" " + json.dumps(note).encode() + b"\n"
     os.lseek(descriptor, 0, os.SEEK_SET)
-    os.write(descriptor, line)  # in one piece, so that whoever is killed here leaves the old note or the new one
+    os.write(descriptor, line)  # in one call, so that a killed process leaves the old note or the new one
     os.ftruncate(descriptor, len(line))
 
 
@@ -535,7 +555,7 @@ def _holder(descriptor: int) -> str:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Adds the file's name to errors of the operating system that name none (`os.write`, `os.fsync`)."""
+    """Add the file's name to OSErrors without one (from `os.write` and `os.fsync`)."""
     try:
         yield
     except OSError as error:

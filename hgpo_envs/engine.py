@@ -1,8 +1,8 @@
-"""What the two benchmarks have in common: an engine plays one task at a time, a task source names the tasks.
+"""The interface of a benchmark: an engine plays one task at a time, and a task source lists the tasks.
 
-Environments, vector environments, memory, experts and rollouts know benchmarks only through these few methods.
-There is no Gymnasium, no prompt and no randomness in an engine: the same task and the same commands give the same
-states, to the byte.
+Environments, vector environments, memory, experts and rollouts use benchmarks through this interface only. An engine
+does not depend on Gymnasium or prompts and is deterministic: the same task and commands give the same states, byte for
+byte.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Task:
     """One initial state and goal.
 
     Attributes:
-        id: The identifier; see the benchmark for its form.
-        split: The split that holds the task.
-        instruction: What is to be done, in the benchmark's own words.
+        id: The identifier. Its format depends on the benchmark.
+        split: The split that contains the task.
+        instruction: The task description in the benchmark's words.
         task_type: The benchmark's name for this kind of task.
-        versions: What a result depends on and a row must record (grammar, catalogue, nouns …), by name.
+        versions: The versions that a result depends on, by name (grammar, catalogue, nouns …). Step tables record them.
     """
 
     id: str
@@ -33,34 +33,34 @@ class Task:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[type[Task], tuple[Any, ...]]:
-        """Pickles a mapping of any type, `MappingProxyType` too, as a dictionary: workers send tasks and states."""
+        """Pickle `versions` as a dictionary, since workers send tasks and `MappingProxyType` cannot be pickled."""
         return Task, (self.id, self.split, self.instruction, self.task_type, dict(self.versions))
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What an engine shows after a start or a command.
+    """The result of starting a task or executing a command.
 
     Attributes:
-        text: The state text: what the environment shows, without instruction and history.
+        text: The state text: the environment's observation without instruction and history.
         actions: The admissible actions in the benchmark's order (ALFWorld: sorted; WebShop: `search[<your query>]`
             and every `click[…]`).
-        valid: Whether the command that led here did something the benchmark offers; True after a start.
-        terminated: The task has ended.
-        won: The task was solved.
-        reward: The benchmark's own reward of this step: ALFWorld 1 when won, WebShop the score in [0, 1].
+        valid: Whether the last command was admissible and executed. True after a start.
+        terminated: Whether the task has ended.
+        won: Whether the task was solved.
+        reward: The benchmark's reward for this step: in ALFWorld 1 when won, in WebShop the score in [0, 1].
         score: The benchmark's score so far, in [0, 1].
         info: Further fields of the benchmark, merged into Gymnasium's info (for WebShop: page, reward parts, …).
     """
 
     text: str
     actions: Sequence[str]
-    valid: bool
-    terminated: bool
-    won: bool
-    reward: float
-    score: float
-    info: Mapping[str, Any]
+    valid: bool = True
+    terminated: bool = False
+    won: bool = False
+    reward: float = 0.0
+    score: float = 0.0
+    info: Mapping[str, Any] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[type[State], tuple[Any, ...]]:
         """See `Task.__reduce__`."""
@@ -69,31 +69,38 @@ class State:
 
 
 class Engine(Protocol):
-    """Plays tasks, one at a time. Cheap to make: what is large is shared and read-only in the task source."""
+    """Plays tasks, one at a time.
+
+    Creating an engine is cheap, because large data is read-only and shared in the task source.
+    """
 
     def start(self, task_id: str) -> State:
-        """Begins a task. Raises KeyError with a clear line for an unknown id."""
+        """Start a task.
+
+        Raises:
+            KeyError: If the id is unknown. The message is one clear line.
+        """
         ...
 
     def act(self, command: str) -> State:
-        """Carries out a command; anything not admissible changes nothing. Never raises for any text."""
+        """Execute a command. An inadmissible command changes nothing, and no text raises an error."""
         ...
 
 
 class TaskSource(Protocol):
-    """The tasks of one benchmark's data, and the engines that play them."""
+    """The tasks of a benchmark's data set and the engines that play them."""
 
     name: str
     """The benchmark's name in environment ids, for example ``ALFWorld``."""
 
     def ids(self, split: str) -> Sequence[str]:
-        """The split's task ids in their documented order; ``all`` is every task."""
+        """Return the split's task ids in their documented order. The split ``all`` contains every task."""
         ...
 
     def task(self, task_id: str) -> Task:
-        """What is known of a task without starting it."""
+        """Return a task's description without starting it."""
         ...
 
     def engine(self) -> Engine:
-        """A new engine over this data."""
+        """Return a new engine over this data."""
         ...

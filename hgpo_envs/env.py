@@ -1,4 +1,4 @@
-"""The Gymnasium environment: one class for every benchmark."""
+"""The Gymnasium environment, one class for all benchmarks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gymnasium import spaces
 from hgpo_envs import hashing
 from hgpo_envs.episode import Episode, check_template, settings_for
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.rendering import print_step, render_step
 from hgpo_envs.sources import SharedSource, Split, share
 from hgpo_envs.spaces import PROMPT_CHARACTERS, STATE_CHARACTERS, UnicodeText
 from hgpo_envs.task_sampling import TASK_SAMPLINGS, TaskSampler
@@ -19,20 +20,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hgpo_envs.engine import TaskSource
+    from hgpo_envs.episode import Settings
 
-RENDER_MODES: Final = ("ansi",)
+RENDER_MODES: Final = ("human", "ansi")
 
 MOST_SEEDS: Final = 1 << 32
-"""Where no seed is given, one below this is made up: what every order of tasks takes."""
+"""The upper bound of generated seeds. All task samplings accept seeds below it."""
 
 _INT64 = np.iinfo(np.int64)
 
 
 def observation_space(history_depth: int) -> spaces.Dict:
-    """The space of one environment's observations.
+    """Return the space of one environment's observations.
 
     Args:
-        history_depth: K of the deepest history hash; ``history_hash`` has shape (K + 1,), dtype int64.
+        history_depth: K, the maximum depth. ``history_hash`` has shape (K + 1,) and dtype int64.
     """
     return spaces.Dict(
         {
@@ -44,13 +46,18 @@ def observation_space(history_depth: int) -> spaces.Dict:
 
 
 def checked_task(shared: SharedSource, split: str, task: object) -> str:
-    """The id that a user gave, when it names a task of this split.
+    """Return the id of a requested task as text.
+
+    Args:
+        shared: The task source.
+        split: The environment's split.
+        task: The task id: text, or an integer for WebShop.
 
     Raises:
-        InputError: It names none, or one of another split.
+        InputError: If there is no such task or it belongs to another split.
     """
     if isinstance(task, bool) or not isinstance(task, str | int | np.integer):
-        raise InputError(f'options["task"]: expected a task id (text, or an integer for WebShop), got {task!r}')
+        raise InputError(f'options["task"]: expected a task id (text, or an integer for WebShop), received {task!r}')
     task_id = str(task)
     try:
         found = shared.source.task(task_id)
@@ -60,26 +67,49 @@ def checked_task(shared: SharedSource, split: str, task: object) -> str:
         raise InputError(unknown("task id", task_id, map(str, shared.source.ids(split)), limit=3)) from error
     if split not in ("all", found.split):
         raise InputError(
-            f"task {task_id!r} is in split {found.split!r}, not in {split!r}: "
-            f'make the environment with split="{found.split}" or "all"'
+            f"expected a task of split {split!r}, received {task_id!r} of split {found.split!r}; "
+            f'create the environment with split="{found.split}" or "all"'
         )
     return task_id
 
 
-def check_render_mode(render_mode: str | None) -> None:
-    """Refuses a render mode that is not known."""
-    if render_mode is not None and render_mode not in RENDER_MODES:
-        raise InputError(unknown("render_mode", render_mode, RENDER_MODES))
+def open_tasks(
+    source: TaskSource | SharedSource,
+    split: str,
+    sampling: str,
+    render_mode: str | None,
+    modes: tuple[str, ...],
+    **values: Any,
+) -> tuple[SharedSource, Split, Settings]:
+    """Check what all environments over a task source are made of.
 
+    Args:
+        source: The task source.
+        split: The split of tasks.
+        sampling: How tasks are chosen, one of `TASK_SAMPLINGS`.
+        render_mode: One of `modes`, or None.
+        modes: The render modes of the environment.
+        values: The arguments of `hgpo_envs.episode.settings_for` beside the benchmark.
 
-def check_sampling(name: str) -> None:
-    """Refuses a sampling that is not known."""
-    if name not in TASK_SAMPLINGS:
-        raise InputError(unknown("sampling", name, TASK_SAMPLINGS))
+    Returns:
+        The source in its shared form, the tasks of the split, and the settings of episodes.
+
+    Raises:
+        InputError: If a value is unknown or out of range, or the prompt template fails.
+    """
+    if render_mode is not None and render_mode not in modes:
+        raise InputError(unknown("render_mode", render_mode, modes))
+    shared = share(source)
+    settings = settings_for(shared.source.name, **values)
+    if sampling not in TASK_SAMPLINGS:
+        raise InputError(unknown("sampling", sampling, TASK_SAMPLINGS))
+    tasks = Split(shared, split)
+    check_template(shared, settings, tasks[0])
+    return shared, tasks, settings
 
 
 def check_options(options: dict[str, Any] | None, known: tuple[str, ...]) -> dict[str, Any]:
-    """The reset options; refuses one that is not known, which would otherwise be ignored in silence."""
+    """Return a copy of the reset options. Raises InputError for an unknown option, instead of ignoring it."""
     for name in options or {}:
         if name not in known:
             raise InputError(unknown("reset option", name, known))
@@ -89,40 +119,42 @@ def check_options(options: dict[str, Any] | None, known: tuple[str, ...]) -> dic
 class TextEnv(gymnasium.Env[dict[str, Any], str]):
     """A text benchmark as a Gymnasium environment.
 
-    An observation is a dictionary of ``state`` (the state text), ``prompt`` (what a policy reads: state, task and the
-    last `history_length` pairs, by the prompt template) and ``history_hash`` (int64 of shape (history_depth + 1,),
-    `hgpo_envs.hashing.UNDEFINED` where k > t). An action is text: the bare command or a model's whole response. Any
-    text may be given; an inadmissible action changes nothing and is reported in ``info["action_valid"]``.
+    An observation is a dictionary of ``state`` (the state text), ``prompt`` (the policy's input: state, task and the
+    last `history_length` pairs, rendered by the prompt template) and ``history_hash`` (int64 array of shape
+    (history_depth + 1,), `hgpo_envs.hashing.UNDEFINED` where k > t). An action is text: a command or a model's response
+    (see `action_format`). Every text is accepted. An inadmissible action changes nothing and is reported in
+    ``info["action_valid"]``.
 
-    The reward is the benchmark's own. ``terminated`` means that the task ended, ``truncated`` that the step limit came
-    first. ``info`` holds task (the instruction), task_id, task_type, split, versions, step, action (the command that
-    was executed), action_valid, action_admissible, admissible_actions, won, score, and what else the benchmark
-    tells (`hgpo_envs.engine.State.info`).
+    The reward is the benchmark's reward. ``terminated`` means that the task ended, ``truncated`` that the step limit
+    was reached first. ``info`` contains task (the instruction), task_id, task_type, split, versions, step, action (the
+    executed command), action_valid, action_admissible, admissible_actions, won, score, and the benchmark's own fields
+    (`hgpo_envs.engine.State.info`).
 
-    Without ``options={"task": id}``, each reset draws a task of the split in the order that `sampling` and the last
-    ``reset(seed=…)`` name (`hgpo_envs.task_sampling`); it does not depend on the file system.
+    Without ``options={"task": id}``, each reset draws a task of the split. The order is determined by `sampling` and
+    the seed of the last ``reset(seed=…)`` (`hgpo_envs.task_sampling`), and does not depend on the file system.
 
     Attributes:
         shared: The task source, shared by every environment over the same data.
         tasks: The split's task ids, in their documented order.
-        episode: The episode being played.
+        episode: The current episode.
 
     Args:
         source: The tasks and their engines.
-        split: Which tasks; ``all`` is everything.
-        history_length: K, how many past pairs the prompt shows.
-        history_depth: The deepest history hash.
-        action_format: ``command``, ``response`` or ``number`` (an admissible action's, from 1).
+        split: The split to draw tasks from. ``all`` contains every task.
+        history_length: K, the number of past pairs in the prompt.
+        history_depth: The maximum depth of the history hashes.
+        action_format: ``command``, ``response`` or ``number`` (the number of an admissible action, from 1).
         max_steps: The step limit.
         sampling: ``random``, ``sweep``, ``shuffled`` or ``verl-agent``.
-        prompt_template: A Jinja file that replaces the package's own prompt.
-        render_mode: ``ansi`` or None.
+        prompt_template: The path of a Jinja file that replaces the package's prompt template.
+        render_mode: ``human`` prints every step (`hgpo_envs.rendering`) to standard output; with ``ansi``, `render`
+            returns the last command and state text; None renders nothing.
 
     Raises:
-        InputError: An argument that cannot be used, or a prompt template that fails at the first task.
+        InputError: If an argument is invalid, or if the prompt template fails at the first task.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # one for the class, as Gymnasium itself does
+    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # a class constant, as in Gymnasium
         "render_modes": list(RENDER_MODES),
         "render_fps": 4,
     }
@@ -140,19 +172,18 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         prompt_template: str | None = None,
         render_mode: str | None = None,
     ) -> None:
-        check_render_mode(render_mode)
-        self.shared = share(source)
-        settings = settings_for(
-            self.shared.source.name,
+        self.shared, self.tasks, settings = open_tasks(
+            source,
+            split,
+            sampling,
+            render_mode,
+            RENDER_MODES,
             prompt_template=prompt_template,
             history_length=history_length,
             history_depth=history_depth,
             action_format=action_format,
             max_steps=max_steps,
         )
-        check_sampling(sampling)
-        self.tasks = Split(self.shared, split)
-        check_template(self.shared, settings, self.tasks[0])
         self._draws: TaskSampler | None = None
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.episode = Episode(self.shared, settings)
@@ -163,10 +194,17 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begins a task: ``options["task"]``, or one that the seeded generator draws.
+        """Start a task: ``options["task"]``, or the next one that the task sampler draws.
+
+        Args:
+            seed: Restarts the task sampler with this seed. None continues its draws.
+            options: ``task``, a task id.
+
+        Returns:
+            The observation and info.
 
         Raises:
-            InputError: The task is unknown or of another split, or an option is unknown.
+            InputError: If the task is unknown or belongs to another split, or if an option is unknown.
         """
         super().reset(seed=seed)
         task = check_options(options, ("task",)).get("task")
@@ -176,38 +214,42 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         task_id = self._draws.draw() if task is None else checked_task(self.shared, self.split, task)
         self.episode.start(task_id)
         hashes = self._chain.start(hashing.text_hash(self.episode.state.text))
+        self._print_step()
         return self._observation(hashes), self.episode.info()
 
     def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Carries out a command or a response; never raises for any text.
+        """Execute a command or a response. No text raises an error.
+
+        Returns:
+            The observation, reward, terminated, truncated and info.
 
         Raises:
-            gymnasium.error.ResetNeeded: There is no task being played.
+            gymnasium.error.ResetNeeded: If the episode has ended or `reset` was never called.
         """
         episode = self.episode
         if not episode.started or episode.done:
-            raise gymnasium.error.ResetNeeded("the episode has ended (or none was begun): call reset first")
+            raise gymnasium.error.ResetNeeded("the episode has ended or was not started: call reset first")
         episode.act(str(action))
         hashes = self._chain.advance(hashing.text_hash(episode.state.text))
+        self._print_step()
         return self._observation(hashes), episode.state.reward, episode.terminated, episode.truncated, episode.info()
 
     def render(self) -> str | None:
-        """The last command and the state text (``render_mode="ansi"``)."""
-        return rendered(self.episode) if self.render_mode == "ansi" else None
+        """Return the last command and the state text with ``render_mode="ansi"``, otherwise None.
+
+        With ``render_mode="human"``, `reset` and `step` have already printed it.
+        """
+        return render_step(self.episode) if self.render_mode == "ansi" else None
+
+    def _print_step(self) -> None:
+        if self.render_mode == "human":
+            print_step(self.episode)
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         self.__dict__.update(kept)
-        if "_chain" not in kept:  # version 0.1 pickled the last hashes
+        if "_chain" not in kept:  # version 0.1 pickled the last hashes instead
             self._chain = hashing.Chain(self.episode.settings.history_depth)
             self._chain.resume(self.__dict__.pop("_hashes"))
 
     def _observation(self, history_hash: NDArray[np.int64]) -> dict[str, Any]:
         return {"state": self.episode.state.text, "prompt": self.episode.prompt(), "history_hash": history_hash}
-
-
-def rendered(episode: Episode) -> str:
-    """An episode as text for people."""
-    if not episode.started:
-        return ""
-    command = f"> {episode.action}\n\n" if episode.steps_taken else ""
-    return f"{command}{episode.state.text}\n"

@@ -1,46 +1,54 @@
-"""One environment without Gymnasium: an engine with memory, prompts, response parsing and the step limit.
+"""Episodes: an engine with memory, prompts, response parsing and the step limit, without Gymnasium.
 
-`TextEnv`, `TextVectorEnv` and the rollout collector are all made of episodes. An episode is deterministic: task and
-texts decide everything. Copies and pickles therefore hold the task and the commands so far, and play them again.
+`TextEnv`, `TextVectorEnv` and the rollout collector use episodes. An episode is a deterministic function of its task
+and the texts so far. Copies and pickles therefore store the task and the commands so far, and replay them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH
 from hgpo_envs.memory import Memory
 from hgpo_envs.prompts import PromptTemplate, load_template
-from hgpo_envs.responses import DEFAULT_FALLBACK_CHARACTERS, FALLBACK_CHARACTERS, numbered, parse
+from hgpo_envs.responses import numbered, parse
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from hgpo_envs.engine import Engine, State, Task
+    from hgpo_envs.responses import Response
     from hgpo_envs.sources import SharedSource
 
 ACTION_FORMATS: Final = ("command", "response", "number")
-"""What an action is: the bare command, a model's whole response, or the number of an admissible action, from 1."""
+"""The formats of an action: a command, a model's whole response, or the number of an admissible action, from 1."""
 
 LONGEST_COMMAND: Final = 1 << 14
-"""Characters of a command that are executed; a longer one is cut there, so that no policy can fill the memory with
-its history, its prompts and its info."""
+"""The maximum length of a command in characters. Longer commands are truncated, because the history, prompts and info
+contain commands and would otherwise use unlimited memory."""
 
 _RESERVED: Final = frozenset({"task", "task_id", "task_type", "split", "versions", "step", "action"})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an episode depends on besides its task.
+    """The settings of an episode.
 
     Attributes:
-        history_length: K, how many past pairs the prompt shows.
-        history_depth: The deepest history hash that observations hold.
-        action_format: ``command``, ``response`` or ``number``.
-        max_steps: The step limit; reaching it truncates.
         template: The prompt template.
-        fallback_characters: How much of a response without action tags is taken for the action.
+        history_length: K, the number of past pairs in the prompt.
+        history_depth: The maximum depth of the history hashes.
+        action_format: ``command``, ``response`` or ``number``.
+        max_steps: The step limit. An episode that reaches it is truncated.
+        parse_response: Finds the action in a model's response.
+
+    Raises:
+        InputError: If a value is out of range.
     """
 
     template: PromptTemplate
@@ -48,49 +56,58 @@ class Settings:
     history_depth: int = DEFAULT_DEPTH
     action_format: str = "command"
     max_steps: int = 50
-    fallback_characters: int = field(default=DEFAULT_FALLBACK_CHARACTERS)
+    parse_response: Callable[[str], Response] = parse
 
     def __post_init__(self) -> None:
-        for name, least in (("history_length", 0), ("history_depth", 0), ("max_steps", 1), ("fallback_characters", 0)):
+        for name, least in (("history_length", 0), ("history_depth", 0), ("max_steps", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{name}: expected an integer of at least {least}, got {value!r}")
+                raise InputError(f"{name}: expected an integer of at least {least}, received {value!r}")
         if self.action_format not in ACTION_FORMATS:
             raise InputError(unknown("action_format", self.action_format, ACTION_FORMATS))
 
+    def __setstate__(self, kept: Mapping[str, Any]) -> None:
+        self.__dict__.update(kept)
+        if "fallback_characters" in kept:  # version 0.1 pickled the one thing that benchmarks parse differently
+            characters = self.__dict__.pop("fallback_characters")
+            self.__dict__["parse_response"] = partial(parse, fallback_characters=characters)
+
 
 def settings_for(benchmark: str, *, prompt_template: str | None = None, **values: Any) -> Settings:
-    """The settings of a benchmark's environments: its template and its response rules unless others are given.
+    """Return the settings of a benchmark's environments, with its template and response rules as defaults.
 
     Args:
         benchmark: The task source's name.
-        prompt_template: A Jinja file that replaces the package's own.
+        prompt_template: The path of a Jinja file that replaces the package's prompt template.
         values: Other attributes of `Settings`.
+
+    Raises:
+        InputError: If a value is out of range or the template cannot be read.
     """
-    values.setdefault("fallback_characters", FALLBACK_CHARACTERS.get(benchmark, DEFAULT_FALLBACK_CHARACTERS))
+    spec = spec_named(benchmark)
+    values.setdefault("parse_response", spec.parse_response if spec else parse)
     return Settings(template=load_template(prompt_template, benchmark), **values)
 
 
 class Episode:
-    """One task being played; start it before use.
+    """One episode of a task. Call `start` before use.
 
-    Where the engine lives elsewhere (a subprocess), `start` and `act` are taken in two halves: `begin` with the state
-    that the engine's start gave, then `read` for each text and `observe` with the state that its command led to.
+    If the engine runs elsewhere (in a subprocess), `start` and `act` are replaced by their parts: `begin` with the
+    engine's first state, then `read` for each text and `observe` with the state after its command.
 
     Args:
-        shared: The tasks.
-        settings: Prompts, parsing, limits.
-        engine: What plays; None makes one from the source.
+        shared: The task source.
+        settings: Prompts, parsing and limits.
+        engine: The engine. None creates one from the source.
 
     Attributes:
-        task: The task being played.
-        state: What the engine shows now.
-        action: The command that led here; empty at the start.
-        action_valid: With ``action_format="response"`` whether the response kept the form (verl-agent's flag, the one
-            the invalid-action penalty looks at); else whether the command did something the benchmark offers. True at
-            the start.
-        terminated: The task has ended.
-        truncated: The step limit was reached first.
+        task: The current task.
+        state: The engine's last state.
+        action: The last command. Empty at the start.
+        action_valid: With ``action_format="response"``, whether the response had the expected form (verl-agent's flag,
+            which the invalid-action penalty uses). Otherwise whether the command was admissible. True at the start.
+        terminated: Whether the task has ended.
+        truncated: Whether the step limit was reached first.
     """
 
     task: Task
@@ -106,31 +123,31 @@ class Episode:
 
     @property
     def engine(self) -> Engine:
-        """What plays; made when it is first needed."""
+        """The engine, created on first access."""
         if self._engine is None:
             self._engine = self.shared.source.engine()
         return self._engine
 
     @property
     def started(self) -> bool:
-        """Whether a task is being played."""
+        """Whether a task was started."""
         return hasattr(self, "state")
 
     @property
     def done(self) -> bool:
-        """Whether the episode has ended, either way."""
+        """Whether the episode was terminated or truncated."""
         return self.terminated or self.truncated
 
     @property
     def steps_taken(self) -> int:
-        """Actions so far."""
+        """The number of actions so far."""
         return self._memory.steps_taken
 
     def start(self, task_id: str) -> None:
-        """Begins a task.
+        """Start a task.
 
         Raises:
-            InputError: The source knows no such task.
+            InputError: If the source has no such task.
         """
         try:
             task, state = self.shared.source.task(task_id), self.engine.start(task_id)
@@ -142,7 +159,7 @@ class Episode:
         self.begin(task, state)
 
     def begin(self, task: Task, state: State) -> None:
-        """Begins a task whose first state is known."""
+        """Start a task from its first state."""
         self.task, self.state = task, state
         self._memory.clear()
         self._journal.clear()
@@ -150,25 +167,28 @@ class Episode:
         self.terminated, self.truncated = state.terminated, False
 
     def act(self, text: str) -> None:
-        """Carries out a command or a response, by the action format. Never raises for any text."""
+        """Execute a command or a response, depending on the action format. No text raises an error."""
         command, well_formed = self.read(text)
         self.observe(command, well_formed, self.engine.act(command))
 
     def read(self, text: str) -> tuple[str, bool | None]:
-        """The command in a text, and whether the text kept the form of a response (None for a bare command).
+        """Parse a text by the action format.
 
-        Lone surrogates are replaced (`hgpo_envs.unicode_text.clean_text`), and a command is cut after
-        `LONGEST_COMMAND`.
+        Lone surrogates are replaced (`hgpo_envs.unicode_text.clean_text`), and the command is truncated to
+        `LONGEST_COMMAND` characters.
+
+        Returns:
+            The command, and whether the text has the form of a response (None for other action formats).
         """
         text = clean_text(text)
         if self.settings.action_format == "response":
-            response = parse(text, self.settings.fallback_characters)
+            response = self.settings.parse_response(text)
             return response.action[:LONGEST_COMMAND], response.valid
         text = text[:LONGEST_COMMAND]
         return (numbered(text, self.state.actions) if self.settings.action_format == "number" else text), None
 
     def observe(self, command: str, well_formed: bool | None, state: State) -> None:
-        """Records a command that was executed and the state that it led to."""
+        """Record an executed command and the state after it."""
         self._journal.append((command, well_formed))
         self._memory.store(self.state.text, command)
         self.state = state
@@ -178,10 +198,10 @@ class Episode:
         self.truncated = not self.terminated and self.steps_taken >= self.settings.max_steps
 
     def prompt(self, history_length: int | None = None) -> str:
-        """What the policy reads now.
+        """Return the prompt for the current state.
 
         Args:
-            history_length: Shows at most this many past pairs, where a prompt must be shorter; None shows all K.
+            history_length: The maximum number of past pairs, to shorten a prompt. None uses all K.
         """
         return self.settings.template.render(
             task=self.task.instruction,
@@ -194,7 +214,7 @@ class Episode:
         )
 
     def info(self) -> dict[str, Any]:
-        """Gymnasium's info: new objects at every call, safe to keep and to change."""
+        """Return Gymnasium's info. Each call returns new objects, which the caller may keep and change."""
         benchmark_info = {key: copy_plain_data(value) for key, value in self.state.info.items() if key not in _RESERVED}
         return {
             **benchmark_info,
@@ -229,18 +249,18 @@ class Episode:
 
 
 def check_template(shared: SharedSource, settings: Settings, task_id: str) -> None:
-    """Renders a user's prompt template for the first two states of a task, so that a broken one is refused at once.
+    """Check a user's prompt template by rendering it for the first two states of a task.
 
-    A template may still fail at a later state: then that rollout fails. If the environment itself fails here, nothing
-    is raised, because it is not known whether the template can be used.
+    A template that passes may still fail at a later state; then that rollout fails. If the environment fails here, no
+    error is raised, because the template was not tested.
 
     Args:
-        shared: The tasks.
-        settings: With the template.
-        task_id: The task that is played for one step, in an engine of its own.
+        shared: The task source.
+        settings: The settings with the template.
+        task_id: The task, played for one step in a new engine.
 
     Raises:
-        InputError: The template fails, or costs more than a rendering may.
+        InputError: If the template fails or exceeds the budget of a rendering.
     """
     if settings.template.trusted:
         return
@@ -248,7 +268,7 @@ def check_template(shared: SharedSource, settings: Settings, task_id: str) -> No
     for _ in range(2):
         try:
             _move_on(episode, task_id)
-        except (Exception, SystemExit):  # noqa: BLE001 - whatever the environment raises
+        except (Exception, SystemExit):  # noqa: BLE001 - any error of the environment
             return
         if episode.done:
             return
@@ -256,7 +276,7 @@ def check_template(shared: SharedSource, settings: Settings, task_id: str) -> No
 
 
 def _move_on(episode: Episode, task_id: str) -> None:
-    """Starts the task, or takes its first admissible action."""
+    """Start the task or, if it is started, take its first admissible action."""
     if not episode.started:
         episode.start(task_id)
     else:
@@ -265,7 +285,7 @@ def _move_on(episode: Episode, task_id: str) -> None:
 
 
 def copy_plain_data(value: object) -> object:
-    """A copy of plain nested data: dictionaries, lists and tuples anew, everything else as it is."""
+    """Return a copy of nested data: dictionaries, lists and tuples are copied, other values are shared."""
     if isinstance(value, dict):
         return {key: copy_plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""How bad input is reported: one line that says what was expected, what was received, and how to fix it."""
+"""Errors for bad input: one line with the expected value, the received value, and the fix."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ if TYPE_CHECKING:
 
 
 class InputError(ValueError):
-    """Something a user gave cannot be used. The message is one line; the command line prints it and exits with 2."""
+    """Invalid input. The message is one line; the command line prints it and exits with status 2."""
 
 
-class UnknownTask(InputError, KeyError):  # noqa: N818 (named for what it says)
-    """No task has this identifier."""
+class UnknownTask(InputError, KeyError):  # noqa: N818 (a public name)
+    """There is no task with this id."""
 
-    __str__ = Exception.__str__  # KeyError would print its line in quotes
+    __str__ = Exception.__str__  # KeyError.__str__ would quote the message
 
 
 def unknown(kind: str, name: object, known: Iterable[str], *, limit: int = 12) -> str:
-    """The line for a name that is not known: with the nearest known one, and the choice.
+    """Return the error line for an unknown name, with the closest known name and a list of known names.
+
+    Args:
+        kind: What the name denotes, for example ``"split"``.
+        name: The unknown name.
+        known: The known names.
+        limit: The maximum number of known names in the line.
 
     >>> unknown("estimator", "hpgo", ["hgpo", "gigpo", "grpo"])
     "unknown estimator 'hpgo'; did you mean 'hgpo'? Known: hgpo, gigpo, grpo"
@@ -33,7 +39,11 @@ def unknown(kind: str, name: object, known: Iterable[str], *, limit: int = 12) -
 
 
 def one_line(text: object, most: int = 100) -> str:
-    r"""What somebody else's error says, for an error line: without line breaks and control characters, not too long.
+    r"""Return a text for use in an error line: truncated, without line breaks and control characters.
+
+    Args:
+        text: Any value, usually an exception of another library.
+        most: The maximum length in characters.
 
     >>> one_line(ValueError("no such\n\tthing"))
     'no such thing'

@@ -1,9 +1,10 @@
-"""Downloads over HTTP that survive what networks do: cut connections, stalls, wrong lengths, changed files.
+"""HTTP downloads that handle lost connections, stalls, wrong lengths and changed files.
 
-The bytes wait in `hgpo_envs.partial_download` with what identifies the remote file (its validator). When a download is
-interrupted, by the network or by Ctrl-C, the next try asks for the rest, on the condition that the remote file is still
-the same (RFC 9110, Range with If-Range); a server that has another file, or no ranges, sends all of it again. Only a
-file of the right length and checksum gets its name. Passwords and keys in an address are neither stored nor printed.
+The bytes are stored by `hgpo_envs.partial_download` together with a validator that identifies the remote file. After an
+interruption, by the network or by Ctrl-C, the next try requests the rest on the condition that the remote file has not
+changed (RFC 9110, Range with If-Range). If it has changed, or if the server does not support ranges, the server sends
+the whole file again. A download is complete only with the right length and checksum. Passwords and keys in an address
+are neither stored nor printed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -26,24 +28,33 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 TRIES: Final = 8
-"""Tries in a row without a byte gained before it gives up."""
+"""The number of consecutive tries without progress after which a download fails."""
+FIRST_TRIES: Final = 2
+"""The number of tries after which a download fails if no connection was made at all: there is probably no network."""
+CONNECT_TIMEOUT: Final = 5.0
+"""The maximum time in seconds to make a connection."""
 LONGEST_PAUSE: Final = 60.0
+"""The maximum pause between two tries in seconds."""
 LARGEST: Final = 64 << 30
-"""Bytes of the largest file that is believed; a server that sends more is not sending data of ours."""
+"""The maximum size of a file in bytes. All data sets of this project are smaller."""
 RETRY_STATUS: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
+class NoConnection(InputError):  # noqa: N818 (a condition of the network)
+    """No connection to the server could be made, so that the download did not begin or continue."""
+
+
 class Progress(Protocol):
-    """Receives the progress of a download."""
+    """A callback for the progress of a download."""
 
     def __call__(self, done: int, total: int | None) -> None:
-        """Called after every chunk.
+        """Report the progress after a chunk.
 
         Args:
-            done: Bytes on disk.
-            total: Bytes in all, where the server says.
+            done: The number of bytes on disk.
+            total: The size of the file in bytes, or None if the server does not send it.
         """
         ...
 
@@ -53,11 +64,11 @@ class Downloaded:
     """A complete download.
 
     Attributes:
-        path: Where its bytes are: in its place of `hgpo_envs.partial_download`.
-        url: Where it came from, redacted.
-        size: Bytes.
-        sha256: Of all bytes, hexadecimal.
-        validator: The server's entity tag or date of it; "" if it gave none.
+        path: The path of the data (`hgpo_envs.partial_download`).
+        url: The address, redacted.
+        size: The size in bytes.
+        sha256: The SHA-256 as hexadecimal digits.
+        validator: The server's entity tag or date for the file. Empty if the server sent none.
     """
 
     path: Path
@@ -67,8 +78,8 @@ class Downloaded:
     validator: str
 
 
-class _TryAgain(Exception):  # noqa: N818 (not an error yet)
-    """This try failed, the next may not."""
+class _TryAgain(Exception):  # noqa: N818 (handled internally)
+    """A failed try that may be repeated."""
 
     def __init__(self, reason: str, pause: float | None = None) -> None:
         super().__init__(reason)
@@ -77,13 +88,13 @@ class _TryAgain(Exception):  # noqa: N818 (not an error yet)
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a file under way.
+    """The metadata of an incomplete download.
 
     Attributes:
-        url: Where it comes from, redacted.
-        validator: The server's entity tag or date of it; "" if it gave none.
-        total: Its length in bytes, where the server says.
-        sha256: Of all bytes, once they are complete and checked.
+        url: The address, redacted.
+        validator: The server's entity tag or date for the file. Empty if the server sent none.
+        total: The size in bytes, or None if the server does not send it.
+        sha256: The SHA-256 as hexadecimal digits. Empty until the download is complete and checked.
     """
 
     url: str
@@ -96,7 +107,7 @@ class _Known:
         note = part.note
         validator, total, digest = note.get("validator"), note.get("total"), note.get("sha256", "")
         if note.get("url") != redact(url) or not isinstance(validator, str) or not isinstance(digest, str):
-            return cls(redact(url))  # no note, or not a complete one: as if nothing had come yet
+            return cls(redact(url))  # without a valid note, start again
         return cls(redact(url), validator, total if type(total) is int else None, digest)
 
     def save(self, part: Partial) -> None:
@@ -104,10 +115,18 @@ class _Known:
 
 
 def open_partial(beside: Path, url: str) -> Partial:
-    """The place of a download (`Partial`). Raises InputError for an address that cannot be one, or a full disk."""
+    """Return the incomplete download of an address.
+
+    Args:
+        beside: The target's parent folder.
+        url: The address, http or https.
+
+    Raises:
+        InputError: If the address is not an HTTP URL, or if the folder cannot be written or locked.
+    """
     register_url(url)
     if not url.startswith(("http://", "https://")):
-        raise InputError(f"expected a URL that starts with http:// or https://, got {redact(url)!r}")
+        raise InputError(f"expected a URL that starts with http:// or https://, received {redact(url)!r}")
     try:
         return Partial(beside, url)
     except OSError as error:
@@ -124,25 +143,31 @@ def complete_download(
     timeout: float = 30.0,
     progress: Progress | None = None,
 ) -> Downloaded:
-    """Downloads what is missing of a file; nothing if it is complete already.
+    """Download the missing part of a file. A complete file is not downloaded again.
 
     Args:
-        part: The place of the download, from `open_partial`. The complete file stays there until the caller moves it.
+        part: The incomplete download from `open_partial`. The complete file stays there until the caller moves it.
         url: The same address, http or https.
-        sha256: The expected SHA-256 as hexadecimal digits, where it is known.
-        tries: Tries in a row without a byte gained before it gives up.
-        pause: Seconds before the second try; doubles with each, up to a minute.
-        timeout: Seconds without a byte after which a try is given up.
-        progress: Called with the bytes so far.
+        sha256: The expected SHA-256 as hexadecimal digits, if it is known.
+        tries: The number of consecutive tries without progress after which the download fails.
+        pause: Seconds before the second try. The pause doubles with each try, up to `LONGEST_PAUSE`.
+        timeout: Seconds without data after which a try fails.
+        progress: Called after each chunk with the number of bytes so far.
+
+    Returns:
+        The complete download.
 
     Raises:
-        InputError: The remote file does not exist or has another checksum, or the network stays away. The bytes so far
-            are kept for the next call, unless they are wrong.
+        InputError: If the remote file does not exist or has another checksum, if it does not fit on the disk, or if all
+            tries fail. The bytes so far
+            are kept for the next call unless the checksum is wrong.
+        NoConnection: If no connection could be made, after `FIRST_TRIES` tries.
     """
     known = _Known.load(part, url)
     if known.sha256 and part.size == known.total and sha256 in (None, known.sha256):
         return Downloaded(part.path, known.url, part.size, known.sha256, known.validator)
-    with httpx.Client(timeout=timeout, follow_redirects=True) as client:
+    limits = httpx.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT))
+    with httpx.Client(timeout=limits, follow_redirects=True) as client:
         known = _persist(client, url, part, tries, pause, progress)
     known.sha256, known.total = _checked(part, url, sha256), part.size
     known.save(part)
@@ -152,19 +177,22 @@ def complete_download(
 def _persist(
     client: httpx.Client, url: str, part: Partial, tries: int, pause: float, progress: Progress | None
 ) -> _Known:
-    """Tries until the part is complete."""
-    failures = 0
+    """Repeat tries until the download is complete."""
+    failures, connected = 0, False
     while True:
         before = part.size
         try:
             return _try(client, url, part, progress)
         except (httpx.TransportError, _TryAgain) as error:
             failures = 1 if part.size > before else failures + 1
+            connected = connected or not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            if not connected and (failures >= FIRST_TRIES or isinstance(error, httpx.ConnectTimeout)):
+                raise _no_connection(url, part, error) from None
             if failures >= tries:
                 reason = str(error) or type(error).__name__
                 raise InputError(
-                    f"{redact(url)}: {redact(reason)}; gave up after {failures} tries without a byte gained. "
-                    "What has come is kept: run the same command to resume"
+                    f"{redact(url)}: {redact(reason)}; stopped after {failures} tries without progress. "
+                    "The bytes so far are kept: run the same command again to resume"
                 ) from None
             asked = error.pause if isinstance(error, _TryAgain) else None
             time.sleep(min(LONGEST_PAUSE, pause * 2 ** (failures - 1) if asked is None else asked))
@@ -174,23 +202,30 @@ def _persist(
             raise InputError(f"cannot write {part.path}: {error.strerror}") from None
 
 
+def _no_connection(url: str, part: Partial, error: Exception) -> NoConnection:
+    kept = "the bytes so far are kept" if part.size else "nothing was downloaded"
+    reason = redact(str(error)) or "timed out"
+    return NoConnection(f"no connection to {httpx.URL(url).host} ({reason}); {kept}")
+
+
 def _try(client: httpx.Client, url: str, part: Partial, progress: Progress | None) -> _Known:
-    """One request: adds what it brings to the part."""
+    """Send one request and append the received bytes to the download."""
     known = _Known.load(part, url)
-    have = part.size if known.validator else 0  # bytes of an unknown file are of no use
+    have = part.size if known.validator else 0  # without a validator, a download cannot be resumed
     headers = {"Accept-Encoding": "identity"}
     if have:
         headers |= {"Range": f"bytes={have}-", "If-Range": known.validator}
     with client.stream("GET", url, headers=headers) as answer:
         if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE and have and have == known.total:
-            return known  # it was complete already
+            return known  # the download was already complete
         start = _accept(answer, have, known)
         if start is None:
             part.clear()
-            raise _TryAgain("the file on the server is another one now", 0)
+            raise _TryAgain("the file on the server has changed", 0)
         if start == 0:
             known = _Known(known.url, _validator(answer), _number(answer, "Content-Length"))
             known.save(part)
+        _check_space(part, known, start)
         with part.path.open("r+b") as file:
             file.truncate(start)
             file.seek(start)
@@ -198,8 +233,18 @@ def _try(client: httpx.Client, url: str, part: Partial, progress: Progress | Non
     return known
 
 
+def _check_space(part: Partial, known: _Known, start: int) -> None:
+    """Raise InputError if the rest of the file does not fit on the disk."""
+    free = shutil.disk_usage(part.folder).free + part.size - start  # bytes after `start` are overwritten
+    if known.total is not None and known.total - start > free:
+        raise InputError(
+            f"{known.url} has {known.total:,} bytes, of which {known.total - start:,} are missing, and "
+            f"{part.folder.parent.parent} has {free:,} free; free some space, or use another folder"
+        )
+
+
 def _accept(answer: httpx.Response, have: int, known: _Known) -> int | None:
-    """Where the answer's bytes belong in the file; None when they do not fit what is there."""
+    """Return the offset of the answer's bytes in the file, or None if they do not match the bytes so far."""
     status = answer.status_code
     if status == httpx.codes.OK:
         return 0
@@ -215,7 +260,7 @@ def _accept(answer: httpx.Response, have: int, known: _Known) -> int | None:
 
 
 def _validator(answer: httpx.Response) -> str:
-    """What identifies the file on the server: its strong entity tag, else its date (RFC 9110, 13.1.5)."""
+    """Return the validator of the remote file: its strong entity tag or else its date (RFC 9110, 13.1.5)."""
     tag: str = answer.headers.get("ETag", "")
     return tag if tag and not tag.startswith("W/") else answer.headers.get("Last-Modified", "")
 
@@ -226,11 +271,11 @@ def _number(answer: httpx.Response, header: str) -> int | None:
 
 
 def _receive(answer: httpx.Response, file: BinaryIO, known: _Known, progress: Progress | None) -> None:
-    """Writes the answer's bytes at the file's position."""
+    """Write the answer's bytes at the file's position."""
     total = known.total
     for piece in answer.iter_raw():
         if file.tell() + len(piece) > LARGEST:
-            raise InputError(f"{known.url}: sends more than {LARGEST:,} bytes; this is no data of ours")
+            raise InputError(f"{known.url}: expected at most {LARGEST:,} bytes, received more; check the address")
         file.write(piece)
         if progress is not None:
             progress(file.tell(), total)
@@ -238,15 +283,17 @@ def _receive(answer: httpx.Response, file: BinaryIO, known: _Known, progress: Pr
     if total is not None and got != total:
         if got > total:
             file.truncate(0)
-        raise _TryAgain(f"expected {total} bytes, got {got}")
+        raise _TryAgain(f"expected {total} bytes, received {got}")
 
 
 def _checked(part: Partial, url: str, expected: str | None) -> str:
-    """The part's SHA-256, flushed to disk; a wrong file is removed."""
+    """Flush the download to disk and return its SHA-256. A download with a wrong checksum is removed."""
     with part.path.open("r+b") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
     if expected is not None and digest != expected.lower():
         part.remove()
-        raise InputError(f"{redact(url)}: expected SHA-256 {expected.lower()}, got {digest}; the download was removed")
+        raise InputError(
+            f"{redact(url)}: expected SHA-256 {expected.lower()}, received {digest}; the download was removed"
+        )
     return digest

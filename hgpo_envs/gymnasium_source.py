@@ -137,7 +137,7 @@ class _StepOutput:
         return [clean_text(str(action)) for action in actions]
 
     def _wrong(self, field: str, expected: str, value: object) -> InputError:
-        return InputError(f"{self._name}: {field}: expected {expected}, got {_preview(value)}")
+        return InputError(f"{self._name}: {field}: expected {expected}, received {_preview(value)}")
 
 
 def _preview(value: object) -> str:
@@ -167,7 +167,7 @@ class GymnasiumSource:
         except ValueError as error:
             raise InputError(f"{env_id}: its arguments are not JSON ({error})") from None
         if not isinstance(self._options, dict):
-            raise InputError(f"{env_id}: expected its arguments as a JSON object, got {options:.60}")
+            raise InputError(f"{env_id}: expected its arguments as a JSON object, received {options:.60}")
         self._check(self._make())
 
     def ids(self, split: str) -> Sequence[str]:
@@ -181,7 +181,7 @@ class GymnasiumSource:
         if not (task_id.isascii() and task_id.isdigit() and len(task_id) < 9 and str(int(task_id)) == task_id) or (
             int(task_id) >= SEEDS
         ):
-            raise UnknownTask(f"{self.name}: expected a seed from 0 to {SEEDS - 1} as task id, got {task_id!r}")
+            raise UnknownTask(f"{self.name}: expected a seed from 0 to {SEEDS - 1} as task id, received {task_id!r}")
         return Task(task_id, "train", "", self.name)
 
     def engine(self) -> GymnasiumEngine:
@@ -203,5 +203,5 @@ class GymnasiumSource:
             shown = next((space[key] for key in _TEXT_KEYS if key in space.spaces), space)
         for kind, given in (("observations", shown), ("actions", env.action_space)):
             if not isinstance(given, gymnasium.spaces.Text):
-                raise InputError(f"{self.name}: expected {kind} of text, got {type(given).__name__}")
+                raise InputError(f"{self.name}: expected {kind} of text, received {type(given).__name__}")
         env.close()

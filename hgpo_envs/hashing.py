@@ -1,19 +1,19 @@
-"""State hashes and history-hash chains: the keys that step groups are built from.
+"""State hashes and history-hash chains, from which the keys of step groups are built.
 
-A *state hash* is xxh3_64 of the state text's UTF-8 bytes. A *history hash* of depth k stands for the state and the
-k states before it. Both are 64 bits, stored as the int64 of the same bits.
+A *state hash* is xxh3_64 of the state text's UTF-8 bytes. A *history hash* of depth k identifies the state and the
+k states before it. Both have 64 bits and are stored as the int64 with the same bits.
 
-The chain is defined by arithmetic alone, so its values are the same on every platform and in every version:
+The chain is defined by integer arithmetic, so its values do not depend on platform or version:
 
     mix(x)        the splitmix64 finaliser (Steele, Lea and Flood 2014, "Fast splittable pseudorandom generators")
     link(a, b)    mix(mix(a + G) ⊕ b),  G = 0x9E3779B97F4A7C15, all modulo 2⁶⁴
     h_0(t)        link(0, s_t)
-    h_k(t)        link(h_{k-1}(t-1), s_t)                       states alone
+    h_k(t)        link(h_{k-1}(t-1), s_t)                       states only
     c_0(t)        link(0, s_t)
     c_k(t)        link(link(c_{k-1}(t-1), a_{t-1}), s_t)        states and the actions between them
 
-`link` is a bijection in each argument and is not symmetric: order counts, and equal neighbours do not cancel. Keys are
-compared within one task, where 64 bits make a collision negligible.
+`link` is a bijection in each argument and is not symmetric: the order of states matters, and equal neighbours do not
+cancel. Keys are compared within one task, where 64 bits make a collision negligible.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DEFAULT_DEPTH: Final = 8
-"""The deepest context that is stored unless asked otherwise."""
+"""The default maximum depth k of stored history hashes."""
 
 UNDEFINED: Final = -(2**63)
-"""Stands in observations where a history hash does not exist (k > t). Step tables hold null there."""
+"""The value in observations where a history hash does not exist (k > t). Step tables contain null there."""
 
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
@@ -42,9 +42,9 @@ _MASK: Final = (1 << 64) - 1
 
 
 def text_hash(text: str) -> int:
-    """The xxh3_64 hash (seed 0) of a text's UTF-8 bytes, as an int64.
+    """Return the xxh3_64 hash (seed 0) of a text's UTF-8 bytes as an int64.
 
-    A lone surrogate, which UTF-8 cannot hold, is hashed as its three-byte "surrogatepass" form.
+    A lone surrogate, which UTF-8 cannot encode, is hashed as its three-byte "surrogatepass" form.
 
     >>> text_hash("") == 0x2D06800538D394C2  # xxHash's own test vector
     True
@@ -54,7 +54,7 @@ def text_hash(text: str) -> int:
 
 
 def text_hashes(texts: Iterable[str]) -> NDArray[np.int64]:
-    """The hashes of many texts, each distinct text hashed once.
+    """Return the hashes of many texts. Each distinct text is hashed once.
 
     Returns:
         int64 array of shape (number of texts,).
@@ -76,11 +76,14 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def link(chain: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One link of a chain, element by element: mix(mix(chain + G) ⊕ item).
+    """Return mix(mix(chain + G) ⊕ item), element by element.
 
     Args:
-        chain: int64, any shape.
-        item: int64, a shape that broadcasts with `chain`.
+        chain: int64 array of any shape.
+        item: int64 array of a shape that broadcasts with `chain`.
+
+    Returns:
+        int64 array of the broadcast shape.
 
     >>> first, second = link(np.array([1, 2]), np.array([2, 1])).tolist()
     >>> first == second
@@ -92,14 +95,14 @@ def link(chain: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64]
 
 
 def start(state_hash: NDArray[np.int64], depth: int = DEFAULT_DEPTH) -> NDArray[np.int64]:
-    """The history hashes of first steps.
+    """Return the history hashes of first steps.
 
     Args:
-        state_hash: int64 of shape (n,).
-        depth: K; columns 0..K are made.
+        state_hash: int64 array of shape (n,).
+        depth: K, the depth of the last column.
 
     Returns:
-        int64 of shape (n, depth + 1): column 0 defined, the others `UNDEFINED`.
+        int64 array of shape (n, depth + 1): column 0 is defined, the others are `UNDEFINED`.
     """
     hashes = np.full((len(state_hash), depth + 1), UNDEFINED, dtype=np.int64)
     hashes[:, 0] = link(np.zeros(1, np.int64), state_hash)
@@ -109,16 +112,16 @@ def start(state_hash: NDArray[np.int64], depth: int = DEFAULT_DEPTH) -> NDArray[
 def advance(
     hashes: NDArray[np.int64], state_hash: NDArray[np.int64], action_hash: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
-    """The history hashes of the next steps, from those of the steps before.
+    """Return the history hashes of the next steps.
 
     Args:
-        hashes: int64 of shape (n, depth + 1), the previous steps' values, `UNDEFINED` where k > t.
-        state_hash: int64 of shape (n,), the hashes of the states reached.
-        action_hash: int64 of shape (n,), the hashes of the actions that led there, to chain states *and actions*;
-            None chains states alone.
+        hashes: int64 array of shape (n, depth + 1), the previous steps' values, `UNDEFINED` where k > t.
+        state_hash: int64 array of shape (n,), the hashes of the states reached.
+        action_hash: int64 array of shape (n,), the hashes of the actions that led there, to chain states *and
+            actions*. None chains states only.
 
     Returns:
-        int64 of shape (n, depth + 1).
+        int64 array of shape (n, depth + 1).
     """
     before = hashes[:, :-1]
     inner = before if action_hash is None else link(before, action_hash[:, None])
@@ -131,12 +134,12 @@ def advance(
 class Chain:
     """`start` and `advance` for a single environment, without actions.
 
-    NumPy takes longer to call than to compute on one row. Here the values of all depths lie in one Python integer,
-    depth k in bits 128k to 128k + 63, so that one operation works on all of them. The upper half of each 128 bits has
-    room for what a multiplication carries, and is cleared after it.
+    On one row, NumPy's call overhead exceeds the computation. This class packs the values of all depths into one
+    Python integer, depth k in bits 128k to 128k + 63, so that one operation applies to all of them. The upper half of
+    each 128 bits receives the carry of a multiplication and is then cleared.
 
     Args:
-        depth: K; depths 0..K are computed.
+        depth: K. Depths 0..K are computed.
 
     >>> chain = Chain(depth=2)
     >>> (chain.start(7) == start(np.array([7]), depth=2)[0]).all()
@@ -152,13 +155,13 @@ class Chain:
         self._values = self._steps = 0
 
     def start(self, state_hash: int) -> NDArray[np.int64]:
-        """The history hashes of a first step, int64 of shape (depth + 1,)."""
+        """Return the history hashes of a first step, an int64 array of shape (depth + 1,)."""
         self._values = self._steps = 0
         return self.advance(state_hash)
 
     def advance(self, state_hash: int) -> NDArray[np.int64]:
-        """The history hashes of the next step, int64 of shape (depth + 1,)."""
-        before = self._values << 128  # depth k follows from depth k - 1, depth 0 from 0
+        """Return the history hashes of the next step, an int64 array of shape (depth + 1,)."""
+        before = self._values << 128  # depth k is computed from depth k - 1, depth 0 from 0
         inner = self._mix(before + self._golden)
         self._values = self._mix(inner ^ self._ones * (state_hash & _MASK))
         self._steps += 1
@@ -168,7 +171,7 @@ class Chain:
         return hashes
 
     def resume(self, hashes: Sequence[int]) -> None:
-        """Continues from the history hashes of the step before."""
+        """Continue from the history hashes of the previous step."""
         self._values = sum((value & _MASK) << 128 * k for k, value in enumerate(hashes))
         self._steps = len(hashes) - list(hashes).count(UNDEFINED)
 
@@ -186,16 +189,17 @@ def chain_columns(
     depth: int = DEFAULT_DEPTH,
     action_hash: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """All history hashes of a table whose rows are sorted by trajectory and step.
+    """Return the history hashes of a table whose rows are sorted by trajectory and step.
 
     Args:
-        state_hash: int64 of shape (rows,).
-        first: bool of shape (rows,), true at the first step of each trajectory.
-        depth: K; columns 0..K are made.
-        action_hash: int64 of shape (rows,), each row's own action; None chains states alone.
+        state_hash: int64 array of shape (rows,).
+        first: bool array of shape (rows,), True at the first step of each trajectory.
+        depth: K, the depth of the last column.
+        action_hash: int64 array of shape (rows,), each row's own action. None chains states only.
 
     Returns:
-        Values, int64 of shape (depth + 1, rows), and where they are defined, bool of the same shape.
+        The values, an int64 array of shape (depth + 1, rows), and a bool array of the same shape that is True where
+        they are defined.
 
     >>> values, defined = chain_columns(np.array([7, 7, 7]), np.array([True, False, True]), depth=1)
     >>> defined.tolist()

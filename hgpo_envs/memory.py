@@ -1,4 +1,4 @@
-"""What a policy sees of the past: the last K pairs of observation and action."""
+"""The history in a policy's prompt: the last K pairs of observation and action."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Pair(NamedTuple):
-    """An observation and the action that answered it; `number` counts from 1 over the whole episode."""
+    """An observation and the action taken on it. `number` counts the pairs of the episode from 1."""
 
     number: int
     observation: str
@@ -21,7 +21,7 @@ class Memory:
     """The last K pairs of one episode.
 
     Args:
-        length: K, the history length; with 0 nothing is remembered but the number of steps taken.
+        length: K, the history length. With 0 only the number of steps is stored.
 
     >>> memory = Memory(length=1)
     >>> memory.store("A door.", "open door")
@@ -36,27 +36,27 @@ class Memory:
         self._pairs: deque[Pair] = deque(maxlen=length)
 
     def clear(self) -> None:
-        """Forgets everything: a new episode begins."""
+        """Remove all pairs, for a new episode."""
         self.steps_taken = 0
         self._pairs.clear()
 
     def store(self, observation: str, action: str) -> None:
-        """Appends what was shown and what was done; the oldest pair is forgotten beyond K."""
+        """Append a pair. If there are more than K pairs, the oldest is removed."""
         self.steps_taken += 1
         self._pairs.append(Pair(self.steps_taken, observation, action))
 
     def pairs(self, length: int | None = None) -> list[Pair]:
-        """The last pairs, oldest first: all K of them, or at most `length`."""
+        """Return the last pairs, oldest first: all K, or at most `length`."""
         pairs = list(self._pairs)
         return pairs if length is None else pairs[max(0, len(pairs) - length) :]
 
     def text(self, length: int | None = None) -> str:
-        """The last pairs in verl-agent's text form, one a line; empty when there are none."""
+        """Return the last pairs in verl-agent's text form, one per line. Empty if there are none."""
         return as_text(self.pairs(length))
 
 
 def as_text(pairs: Iterable[Pair]) -> str:
-    """Pairs in verl-agent's text form, one a line.
+    """Return pairs in verl-agent's text form, one per line.
 
     Source: verl-agent, ``agent_system/memory``.
     """

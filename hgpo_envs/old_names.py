@@ -1,7 +1,7 @@
-"""Module and class names of version 0.1, so that its pickled environments and sources open.
+"""Aliases for module and class names of version 0.1, so that its pickled environments and sources can be loaded.
 
-A pickle finds classes by module and name, and a `SharedSource` its factory. A module of 0.1 that was renamed is found
-under its old name as well: its names are those of the module that it has become.
+A pickle refers to classes by module and name, and a `SharedSource` refers to its factory in the same way. Each module
+of 0.1 that was renamed can still be imported under its old name, with the names of the current module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMES: Final = {("hgpo_envs.sampling", "Draws"): "TaskSampler"}
 
 
 class _OldModules(MetaPathFinder, Loader):
-    """Imports the modules of `MODULES`."""
+    """A finder and loader for the old names in `MODULES`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -38,7 +38,7 @@ class _OldModules(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self) if fullname in MODULES else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = ModuleType(spec.name, f"`{MODULES[spec.name]}`, by its name of version 0.1.")
+        module = ModuleType(spec.name, f"The name of `{MODULES[spec.name]}` in version 0.1.")
 
         def current(name: str) -> object:
             if name.startswith("__"):
@@ -49,10 +49,10 @@ class _OldModules(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is to be run: names are looked up when they are asked for."""
+        """Do nothing: attributes are resolved on access."""
 
 
 def register_old_names() -> None:
-    """Has Python find the modules of version 0.1; a second call changes nothing."""
+    """Make the module names of version 0.1 importable. Further calls have no effect."""
     if not any(isinstance(finder, _OldModules) for finder in sys.meta_path):
         sys.meta_path.append(_OldModules())

@@ -1,15 +1,15 @@
-"""Where a download waits until it is complete, so that the next call of the same command can resume it.
+"""Storage of incomplete downloads, so that the same command can resume them.
 
-Beside the target lies a folder that belongs to this program alone:
+The target's parent folder contains a folder that only this program uses:
 
     .hgpo-downloads/
       <16 hexadecimal digits>/    one download, named after the SHA-256 of its address
-        .lock                     held by the process that downloads (`hgpo_envs.atomic.FolderLock`)
-        note.json                 the address, and what identifies the remote file
+        .lock                     locked by the downloading process (`hgpo_envs.atomic.FolderLock`)
+        note.json                 the address and the remote file's validator
         data                      the bytes so far
 
-A download that is finished, or turns out to be the wrong file, is removed, and with the last one the folder. A user's
-files are never there, and nothing outside it is ever removed.
+A download is removed when it is finished or turns out to be the wrong file. The folder is removed with the last
+download. It contains no files of the user, and nothing outside it is removed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TRIES: Final = 20
 
 
 def forget(beside: Path, url: str) -> None:
-    """Removes the download of an address that is no longer needed, if there is one and nobody is downloading it."""
+    """Remove the incomplete download of an address, if there is one and no process is downloading it."""
     if _place(beside, url).parent.is_dir():
         with suppress(InputError, OSError), Partial(beside, url) as part:
             part.remove()
@@ -47,15 +47,15 @@ def _place(beside: Path, url: str) -> Path:
 
 
 class Partial:
-    """The bytes of one download so far, locked against other processes.
+    """An incomplete download, locked against other processes.
 
     Args:
-        beside: The folder in which the target will be; it is made if it does not exist.
+        beside: The target's parent folder. It is created if it does not exist.
         url: The address, which identifies the download.
 
     Raises:
-        InputError: Another process is downloading the same file there, or something else has its place.
-        OSError: The folder cannot be written.
+        InputError: If another process is downloading the same file there, or its path contains something else.
+        OSError: If the folder cannot be written.
     """
 
     def __init__(self, beside: Path, url: str) -> None:
@@ -75,26 +75,26 @@ class Partial:
                 return FolderLock(self.folder, "downloading")
             except FileNotFoundError:  # another process has just finished and removed the folder
                 continue
-        raise InputError(f"cannot lock {self.folder}: it disappears again and again")
+        raise InputError(f"cannot lock {self.folder}: another process keeps removing it; try again")
 
     def _check(self) -> None:
-        """Refuses a folder that holds anything but a download."""
+        """Raise InputError if the folder contains anything except a download."""
         found = {path.name for path in self.folder.iterdir()} - {path.name for path in scratch_folders(self.folder)}
         if any(path.is_symlink() for path in (self.folder.parent, self.folder, self.path)) or found - {
             LOCK,
             _DATA,
             _NOTE,
         }:
-            raise InputError(f"{self.folder} holds something other than a download; remove it, or choose another name")
+            raise InputError(f"{self.folder} contains something other than a download; remove it or use another folder")
 
     @property
     def size(self) -> int:
-        """Bytes so far."""
+        """The number of bytes downloaded so far."""
         return self.path.stat().st_size
 
     @property
     def note(self) -> dict[str, Any]:
-        """What was saved with the bytes; empty if there is none, or it is damaged."""
+        """The note saved with the bytes. Empty if it is missing or damaged."""
         try:
             note = parse_json(read_bytes(self.folder / _NOTE, _LONGEST_NOTE))
         except InputError:
@@ -102,28 +102,28 @@ class Partial:
         return note if isinstance(note, dict) else {}
 
     def save(self, **note: object) -> None:
-        """Replaces the note."""
+        """Replace the note."""
         write_file(self.folder / _NOTE, orjson.dumps(note))
 
     def clear(self) -> None:
-        """Forgets the bytes so far."""
+        """Delete the bytes so far and the note."""
         (self.folder / _NOTE).unlink(missing_ok=True)
         self.path.write_bytes(b"")
 
     def remove(self) -> None:
-        """Removes the download, and the folder of downloads if it was the last."""
+        """Remove the download, and the folder of downloads if this was the last."""
         for name in (_NOTE, _DATA):
             (self.folder / name).unlink(missing_ok=True)
-        self.close()  # Windows removes no open file
+        self.close()  # Windows cannot remove an open file
         try:
             (self.folder / LOCK).unlink()
             self.folder.rmdir()
             self.folder.parent.rmdir()
-        except OSError:  # another process has already begun the next download there
+        except OSError:  # another process has already started the next download there
             return
 
     def close(self) -> None:
-        """Lets other processes have it; the bytes stay."""
+        """Release the lock. The bytes stay."""
         self._lock.release()
         self._closed = True
 

@@ -11,25 +11,13 @@ Both are deterministic: the same task gives the same actions.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from hgpo_envs.environment_spec import environment_ids, imported, name_in, spec_named
 from hgpo_envs.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from hgpo_envs.engine import Engine, State, Task
-
-PLAYERS: Final[dict[str, dict[str, str]]] = {
-    "ALFWorld": {
-        "expert": "hgpo_envs.alfworld.players.expert:ExpertPlayer",
-        "explorer": "hgpo_envs.alfworld.players.explorer:ExplorerPlayer",
-    },
-    "WebShop": {
-        "expert": "hgpo_envs.webshop.players.expert:ExpertPlayer",
-        "explorer": "hgpo_envs.webshop.players.explorer:ExplorerPlayer",
-    },
-}
-"""Benchmark → expert → `module:class`, imported when asked for."""
 
 
 class Player(Protocol):
@@ -52,15 +40,16 @@ class Player(Protocol):
 
 
 def make_player(name: str, benchmark: str) -> Player:
-    """An expert by its name, for example ``make_player("explorer", "ALFWorld")``.
+    """A scripted player by its name, for example ``make_player("explorer", "ALFWorld")``.
 
     Raises:
-        InputError: for a benchmark or an expert that is not known.
+        InputError: The benchmark is unknown, or has no such player.
     """
-    if benchmark not in PLAYERS:
-        raise InputError(unknown("benchmark", benchmark, PLAYERS))
-    if name not in PLAYERS[benchmark]:
-        raise InputError(unknown(f"{benchmark} expert", name, PLAYERS[benchmark]))
-    module, _, attribute = PLAYERS[benchmark][name].partition(":")
-    expert: Player = getattr(import_module(module), attribute)()
-    return expert
+    spec = spec_named(benchmark)
+    if spec is None:
+        raise InputError(unknown("benchmark", benchmark, map(name_in, environment_ids())))
+    if name not in spec.players:
+        raise InputError(unknown(f"{benchmark} player", name, spec.players))
+    made = spec.players[name]
+    player: Player = (imported(made) if isinstance(made, str) else made)()
+    return player

@@ -23,6 +23,7 @@ it, as ``action_format="number"`` counts.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,7 @@ import jinja2
 import jinja2.meta
 import xxhash
 
+from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.memory import as_text
 from hgpo_envs.sandbox import LONGEST_TEMPLATE, Sandbox, render_within
@@ -84,7 +86,8 @@ class PromptTemplate:
     Args:
         text: The template itself.
         name: Where it comes from, for error lines.
-        trusted: Whether it may do what Jinja can, unbounded and several times faster: the package's own templates.
+        trusted: Whether it may do what Jinja can, unbounded and several times faster: the templates of
+            installed benchmarks.
 
     Raises:
         InputError: The template is not valid Jinja, uses a field that does not exist, or cannot be used in the sandbox
@@ -144,7 +147,7 @@ class PromptTemplate:
             history_length: Shows at most this many pairs, for a prompt that must be shorter; None shows all K.
 
         Raises:
-            InputError: A user's template fails, or costs more than a rendering may (`hgpo_envs.sandbox.BUDGET`).
+            InputError: The template fails, or a user's costs more than a rendering may (`hgpo_envs.sandbox.BUDGET`).
         """
         pairs = memory.pairs(history_length)
         fields = {
@@ -159,20 +162,24 @@ class PromptTemplate:
             "max_steps": max_steps,
             "action_format": action_format,
         }
-        if self.trusted:
-            # Template.render does the same, but is slow to put Jinja's globals and the fields together.
-            context = self._template.new_context({**_JINJA.globals, **fields}, shared=True)
-            return "".join(self._template.root_render_func(context)).strip()
         try:
+            if self.trusted:
+                # Template.render does the same, but is slow to put Jinja's globals and the fields together.
+                context = self._template.new_context({**_JINJA.globals, **fields}, shared=True)
+                return "".join(self._template.root_render_func(context)).strip()
             return clean_text(render_within(self._template, len(self.text), fields).strip())
-        except Exception as error:  # whatever a user's template raises is its own mistake
+        except Exception as error:  # whatever a template raises is its own mistake
             line = _line_of(error)
             reason = one_line(error, 300) or type(error).__name__
             raise InputError(f"prompt template {self.name} fails{line}: {reason}") from error
 
 
+_compiled = lru_cache(maxsize=64)(PromptTemplate)
+"""Templates are immutable, and compiling one takes most of the time of a second `gymnasium.make`."""
+
+
 def _again(text: str, name: str, trusted: bool) -> PromptTemplate:
-    return PromptTemplate(text, name, trusted=trusted)
+    return _compiled(text, name, trusted=trusted)
 
 
 def _line_of(error: BaseException) -> str:
@@ -186,18 +193,22 @@ def _line_of(error: BaseException) -> str:
 
 
 def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
-    """The user's template, or the package's own for this benchmark.
+    """The user's template, or the benchmark's own, or the one for every text environment.
 
     Raises:
         InputError: The file cannot be read, or is no template.
     """
     if path is None:
-        folder = files("hgpo_envs") / "templates"
-        own = folder / f"{benchmark.lower()}.j2"
-        own = own if own.is_file() else folder / "text.j2"
-        return PromptTemplate(own.read_text(encoding="utf-8"), own.name, trusted=True)
+        spec = spec_named(benchmark)
+        if spec is not None and spec.template is not None:
+            return _compiled(spec.template, f"of {benchmark}", trusted=True)
+        return _compiled((files("hgpo_envs") / "prompt.j2").read_text(encoding="utf-8"), "prompt.j2", trusted=True)
+    if not isinstance(path, str | Path):
+        raise InputError(f"prompt_template: expected the path of a file, received {path!r}")
     try:
         text = read_bytes(Path(path), 4 * LONGEST_TEMPLATE, "prompt template").decode("utf-8")
     except (InputError, UnicodeDecodeError) as error:
-        raise InputError(f"prompt_template: expected a readable UTF-8 file, got {str(path)!r} ({error})") from error
-    return PromptTemplate(text.replace("\r\n", "\n"), str(path))
+        raise InputError(
+            f"prompt_template: expected a readable UTF-8 file, received {str(path)!r} ({error})"
+        ) from error
+    return _compiled(text.replace("\r\n", "\n"), str(path))

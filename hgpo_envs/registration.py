@@ -1,186 +1,138 @@
-"""The environment ids, and what each keyword argument means.
+"""Registration of benchmarks with Gymnasium.
 
-    HGPO/ALFWorld-v0    HGPO/WebShop-v0
+    HGPO/ALFWorld-v0    HGPO/WebShop-v0    and the ids that other packages declare (`hgpo_envs.environment_spec`)
 
 Every keyword argument is a JSON value, so that `gymnasium.envs.registration.EnvSpec.to_json` works. Task sources are
-opened once a process (`hgpo_envs.sources`): a thousand environments over one data path share one.
+opened once per process (`hgpo_envs.sources`): a thousand environments over one data path share one.
 """
 
 from __future__ import annotations
 
-from inspect import signature
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from hgpo_envs.environment_spec import EnvironmentSpec, add_spec, environment_ids, environment_spec
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.sources import open_shared
+from hgpo_envs.plugins import find_in_working_directory, import_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hgpo_envs.env import TextEnv
     from hgpo_envs.sources import SharedSource
     from hgpo_envs.vector import TextVectorEnv
 
-BACKENDS: Final = ("native", "original")
-"""The package's own engine, or the original package for comparison."""
-
-_FACTORIES: Final = {
-    ("ALFWorld", "native"): "hgpo_envs.alfworld.data.source:ALFWorldSource",
-    ("ALFWorld", "original"): "hgpo_envs.alfworld.reference.original:OriginalSource",
-    ("WebShop", "native"): "hgpo_envs.webshop.data.source:WebShopSource",
-    ("WebShop", "original"): "hgpo_envs.webshop.reference.original:OriginalSource",
-}
-
 
 def register_environments() -> None:
-    """Registers the environments with Gymnasium; a second call changes nothing."""
-    for benchmark in ("ALFWorld", "WebShop"):
-        env_id, maker = f"HGPO/{benchmark}-v0", f"hgpo_envs.registration:make_{benchmark.lower()}"
-        if env_id not in gymnasium.registry:
-            gymnasium.register(id=env_id, entry_point=maker, vector_entry_point=f"{maker}_vector")
+    """Register all known benchmarks with Gymnasium, without importing their packages. Repeated calls have no effect."""
+    for env_id in environment_ids():
+        _register_id(env_id)
 
 
-def alfworld_source(*, data: str | None = None, grammar: str | None = None, backend: str = "native") -> SharedSource:
-    """ALFWorld's games.
-
-    Args:
-        data: An official folder, a pack, or None for the bundled games.
-        grammar: ``move`` or ``put`` converts every game to that wording; None plays each as its file has it.
-        backend: ``native`` or ``original``.
+def register(spec: EnvironmentSpec) -> None:
+    """Register a benchmark for this process, without an entry point. Repeated calls have no effect.
 
     Raises:
-        InputError: The backend is unknown, or the data cannot be used.
+        InputError: If another benchmark has the same id or name.
     """
-    return _open("ALFWorld", backend, data=_path(data), grammar=grammar)
+    add_spec(spec)
+    _register_id(spec.id)
 
 
-def webshop_source(
-    *,
-    data: str | None = None,
-    goals: str = "synthetic",
-    observation_mode: str = "text",
-    show_attributes: bool = False,
-    price_seed: int = 0,
-    shuffle_seed: int = 233,
-    option_colours: str = "original",
-    magic_queries: bool = True,
-    after_done: str = "continue",
-    reward_scale: str = "score",
-    checkout: str | None = None,
-    python: str | None = None,
-    num_products: int | None = None,
-    nouns: str | None = None,
-    backend: str = "native",
-) -> SharedSource:
-    """WebShop's goals over a catalogue.
+def resolve_id(environment: str) -> str:
+    """Return the Gymnasium id of a benchmark that is given by its id or as ``module:object``.
 
     Args:
-        data: A built catalogue, or None for the bundled one; with ``backend="original"`` a WebShop checkout.
-        goals: ``synthetic`` or ``human``.
-        observation_mode: ``text`` or ``text_rich``.
-        show_attributes: Whether item pages have the attributes tab.
-        price_seed: Seeds what the original leaves unseeded: ranged prices, then price bounds.
-        shuffle_seed: Seeds the order of the goals.
-        option_colours: ``original`` or ``both``; this and the next three switch off oddities of the original that may
-            harm training, in the native backend: `hgpo_envs.webshop.engine.engine.Quirks`.
-        magic_queries: Whether queries such as ``<r>`` are commands.
-        after_done: ``continue`` or ``freeze``.
-        reward_scale: ``score``, or ``success`` for verl-agent's 10 or 0.
-        checkout: The original's checkout; this and the next three are for the original backend:
-            `hgpo_envs.webshop.reference.original.OriginalSource`.
-        python: The interpreter that the original is installed for.
-        num_products: Which of the original's indexes to search.
-        nouns: A file that stands in for spaCy.
-        backend: ``native`` or ``original``.
+        environment: An id, or ``module:object`` of an `EnvironmentSpec`, which is registered. Modules are also found in
+            the working directory, including those of Gymnasium's form ``module:Id-v0``.
 
     Raises:
-        InputError: An argument is unknown or for the other backend, or the data cannot be used.
+        InputError: If there is no such module, or the object is not an `EnvironmentSpec`.
     """
-    common = {
-        "goals": goals,
-        "observation_mode": observation_mode,
-        "show_attributes": show_attributes,
-        "price_seed": price_seed,
-        "shuffle_seed": shuffle_seed,
-    }
-    special: dict[str, dict[str, Any]] = {
-        "native": {
-            "option_colours": option_colours,
-            "magic_queries": magic_queries,
-            "after_done": after_done,
-            "reward_scale": reward_scale,
-        },
-        "original": {"checkout": checkout, "python": python, "num_products": num_products, "nouns": nouns},
-    }
-    defaults = signature(webshop_source).parameters
-    for other in special.keys() - {backend}:
-        for name, value in special[other].items():
-            if backend in special and value != defaults[name].default:
-                raise InputError(f"{name} is for backend={other!r}; leave it out with backend={backend!r}")
-    return _open("WebShop", backend, data=_path(data), **common, **special.get(backend, {}))
+    module, colon, name = environment.partition(":")
+    if colon:
+        find_in_working_directory()
+    if not (name.isidentifier() and module):
+        return environment
+    try:
+        spec = import_object(environment, "an EnvironmentSpec")
+    except InputError:
+        if name in gymnasium.registry:  # importing the module has registered an id without a version
+            return environment
+        raise
+    if not isinstance(spec, EnvironmentSpec):
+        raise InputError(f"{environment}: expected an EnvironmentSpec, received {type(spec).__name__}")
+    register(spec)
+    return spec.id
 
 
-def make_alfworld(*, max_steps: int = 50, **arguments: Any) -> TextEnv:
-    """One ALFWorld environment; `arguments` are `alfworld_source`'s and those of `hgpo_envs.env.TextEnv`."""
-    return _one(alfworld_source, max_steps, arguments)
+def make_env(environment: str, *, max_steps: int | None = None, **arguments: Any) -> TextEnv:
+    """Make an environment.
 
+    Args:
+        environment: The id.
+        max_steps: The step limit; None uses the benchmark's default.
+        arguments: Arguments of the benchmark's task source and of `hgpo_envs.env.TextEnv`.
 
-def make_alfworld_vector(*, num_envs: int = 1, max_steps: int = 50, **arguments: Any) -> TextVectorEnv:
-    """Many ALFWorld environments; `arguments` are `alfworld_source`'s and `hgpo_envs.vector.TextVectorEnv`'s."""
-    return _many(alfworld_source, num_envs, max_steps, arguments)
-
-
-def make_webshop(*, max_steps: int = 15, **arguments: Any) -> TextEnv:
-    """One WebShop environment; `arguments` are `webshop_source`'s and those of `hgpo_envs.env.TextEnv`."""
-    return _one(webshop_source, max_steps, arguments)
-
-
-def make_webshop_vector(*, num_envs: int = 1, max_steps: int = 15, **arguments: Any) -> TextVectorEnv:
-    """Many WebShop environments; `arguments` are `webshop_source`'s and `hgpo_envs.vector.TextVectorEnv`'s."""
-    return _many(webshop_source, num_envs, max_steps, arguments)
-
-
-def _one(source: Callable[..., SharedSource], max_steps: int, arguments: dict[str, Any]) -> TextEnv:
+    Raises:
+        InputError: If the id or an argument is unknown, or the data cannot be used.
+    """
     from hgpo_envs.env import TextEnv
 
-    given, common = _divided(source, arguments, TextEnv)
-    return TextEnv(source(**given), max_steps=max_steps, **common)
+    spec = environment_spec(environment)
+    source, others = _open(spec, arguments, TextEnv)
+    return TextEnv(source, max_steps=spec.max_steps if max_steps is None else max_steps, **others)
 
 
-def _many(
-    source: Callable[..., SharedSource], num_envs: int, max_steps: int, arguments: dict[str, Any]
+def make_vector_env(
+    environment: str, *, num_envs: int = 1, max_steps: int | None = None, **arguments: Any
 ) -> TextVectorEnv:
+    """Make a vector environment in this process; see `make_env` and `hgpo_envs.vector.TextVectorEnv`."""
     from hgpo_envs.vector import TextVectorEnv
 
-    given, common = _divided(source, arguments, TextVectorEnv)
-    return TextVectorEnv(source(**given), num_envs, max_steps=max_steps, **common)
+    spec = environment_spec(environment)
+    source, others = _open(spec, arguments, TextVectorEnv)
+    return TextVectorEnv(source, num_envs, max_steps=spec.max_steps if max_steps is None else max_steps, **others)
 
 
-def _divided(
-    source: Callable[..., SharedSource], arguments: dict[str, Any], env: type
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments for the task source, and those for the environment."""
-    own, common = set(signature(source).parameters), set(signature(env).parameters) - {"source", "num_envs"}
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+# Entry points in the JSON of `EnvSpec` that version 0.1 wrote.
+make_alfworld = partial(make_env, "HGPO/ALFWorld-v0")
+make_alfworld_vector = partial(make_vector_env, "HGPO/ALFWorld-v0")
+make_webshop = partial(make_env, "HGPO/WebShop-v0")
+make_webshop_vector = partial(make_vector_env, "HGPO/WebShop-v0")
+
+
+def _register_id(env_id: str) -> None:
+    if env_id not in gymnasium.registry:
+        gymnasium.register(
+            id=env_id,
+            entry_point="hgpo_envs.registration:make_env",
+            vector_entry_point="hgpo_envs.registration:make_vector_env",
+            kwargs={"environment": env_id},
+        )
+
+
+def default_arguments(spec: EnvironmentSpec) -> dict[str, Any]:
+    """Return the keyword arguments of a benchmark's environments with their defaults, its own first.
+
+    A required argument has the default ``inspect.Parameter.empty``.
+    """
+    from hgpo_envs.env import TextEnv
+
+    own, common = spec.parameters(), signature(TextEnv).parameters
+    defaults = {name: one.default for name, one in own.items() if one.kind not in _VARIADIC}
+    defaults |= {name: one.default for name, one in common.items() if name not in {"source", *defaults}}
+    return defaults | {"max_steps": spec.max_steps}
+
+
+def _open(spec: EnvironmentSpec, arguments: dict[str, Any], env: type) -> tuple[SharedSource, dict[str, Any]]:
+    """Return the task source that its arguments select, and the remaining arguments."""
+    own, common = set(spec.parameters()), set(signature(env).parameters) - {"source", "num_envs"}
     for name in arguments:
         if name not in own | common:
             raise InputError(unknown("argument", name, sorted(own | common | {"max_steps"}), limit=30))
-    return (
-        {name: value for name, value in arguments.items() if name in own},
-        {name: value for name, value in arguments.items() if name in common},
-    )
-
-
-def _path(data: object) -> str | None:
-    if data is None:
-        return None
-    if not isinstance(data, str) and not hasattr(data, "__fspath__"):
-        raise InputError(f"data: expected a path or None for the bundled set, got {data!r}")
-    return str(data)
-
-
-def _open(benchmark: str, backend: str, **arguments: Any) -> SharedSource:
-    if backend not in BACKENDS:
-        raise InputError(unknown("backend", backend, BACKENDS))
-    return open_shared(_FACTORIES[benchmark, backend], **arguments)
+    source = spec.open_source(**{name: value for name, value in arguments.items() if name in own})
+    return source, {name: value for name, value in arguments.items() if name in common - own}

@@ -1,7 +1,7 @@
 """Parsing of a model's response into an action, by verl-agent's rules.
 
 The response is lowercased, and what stands between the first ``<action>`` and the first ``</action>`` is the action.
-A response without both tags is invalid, and its last characters are the action (30 for ALFWorld, 20 for WebShop). A
+A response without both tags is invalid, and its last characters are the action (30, on WebShop 20). A
 response without both of ``<think>`` and ``</think>``, or with a character of the CJK Unified Ideographs block, is
 invalid too, but its action is still executed. Whether the action is admissible is not looked at here.
 
@@ -18,11 +18,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FALLBACK_CHARACTERS: Final = {"ALFWorld": 30, "WebShop": 20}
-"""How many last characters stand for the action when the tags are missing, by benchmark."""
-
-DEFAULT_FALLBACK_CHARACTERS: Final = 30
-"""The same for a benchmark that is not named above."""
+FALLBACK_CHARACTERS: Final = 30
+"""How many last characters stand for the action when the tags are missing."""
 
 _OPEN, _CLOSE = "<action>", "</action>"
 _DIGITS: Final = 9
@@ -44,7 +41,7 @@ class Response(NamedTuple):
     flaw: str
 
 
-def parse(text: str, fallback_characters: int = DEFAULT_FALLBACK_CHARACTERS) -> Response:
+def parse(text: str, fallback_characters: int = FALLBACK_CHARACTERS) -> Response:
     """Finds the action in a response.
 
     Args:

@@ -1,8 +1,7 @@
-"""Names that come from data become paths here and nowhere else.
+"""Conversion of untrusted names to paths.
 
-Archives, packs, catalogues and task ids hold names that somebody else chose. `path_inside` joins such a name to a
-folder, if the result is inside the folder on every system: a name that only one system can hold is refused on all of
-them.
+Archives, packs, catalogues and task ids contain names from untrusted data. `path_inside` joins such a name to a folder
+if the result is inside the folder on every operating system. A name that is invalid on one system is rejected on all.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONGEST_PART: Final = 255
-"""Bytes of UTF-8 in one part of a name: what common file systems allow."""
+"""The maximum UTF-8 length in bytes of one part of a name, as in common file systems."""
 
 LONGEST_NAME: Final = 1024
-"""Bytes of UTF-8 in a whole name."""
+"""The maximum UTF-8 length in bytes of a name."""
 
 _FORBIDDEN: Final = re.compile(r'[\x00-\x1f\x7f<>:"|?*\\\ud800-\udfff]')
 _RESERVED: Final = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])\s*(\..*)?", re.IGNORECASE)
 
 
 def path_inside(folder: Path, name: object) -> Path:
-    r"""The path of a name from data, below a folder.
+    r"""Return the path of an untrusted name inside a folder.
 
     Args:
         folder: The folder.
-        name: Parts joined by `/`. Empty parts and parts of one dot are left out, as file systems do.
+        name: Parts joined by `/`. Empty parts and the part `.` are ignored, as in file systems.
 
     Raises:
-        InputError: The name is absolute, leads out of the folder, or cannot be a file's name on every system: control
-            characters, `\` and `: < > " | ? *`, Windows' device names, a dot or space at the end of a part, a part of
-            more than 255 bytes. The message does not say where the name comes from.
+        InputError: If the name is absolute, leads out of the folder, or is not a valid file name on every system:
+            control characters, `\` and `: < > " | ? *`, Windows' device names, a dot or space at the end of a part, a
+            part of more than 255 bytes. The message does not state where the name comes from.
 
     >>> from pathlib import PurePosixPath
     >>> path_inside(PurePosixPath("games"), "train/mug/./trial_1")
@@ -54,7 +53,7 @@ def path_inside(folder: Path, name: object) -> Path:
 
 
 def _portable(part: str) -> bool:
-    """Whether a part of a name can be a file's name on every system."""
+    """Return whether a part of a name is a valid file name on every system."""
     return not (
         _FORBIDDEN.search(part)
         or part.endswith((".", " "))

@@ -1,14 +1,14 @@
-"""Users' prompt templates: Jinja that can only make text, and only so much of it.
+"""A Jinja sandbox for users' prompt templates that limits the cost of a rendering.
 
-Jinja's own sandbox keeps a template from Python's internals. It does not bound what a template costs: `range` nests,
-`'a' * 10**9` and `|center(10**9)` are one expression, macros call themselves. Here every rendering has one *budget*
-(`BUDGET`, about a character each): loops, calls, filters, operators and output are charged for what they take *before*
-they run, by the size of their arguments, and for their result. A rendering that spends its budget ends with an error.
-There is no clock: the same template with the same fields always ends the same way.
+Jinja's sandbox prevents access to Python's internals, but does not limit time and memory: loops over `range` can be
+nested, `'a' * 10**9` and `|center(10**9)` are single expressions, and macros can be recursive. Here each rendering has
+a *budget* (`BUDGET`; one unit is about one character). Loops, calls, filters, operators and output are charged *before*
+they run, by the size of their arguments, and for their result. A rendering that exceeds its budget raises an error. No
+clock is involved, so the same template with the same fields always has the same outcome.
 
-What would escape the accounting is not there: recursive loops, `include`, `import`, `extends`, `%` and `.format()`,
-repetition of sequences, and filters whose cost does not follow from their arguments. `FILTERS`, `METHODS` and
-`FUNCTIONS` are what may be used.
+Features that cannot be charged are not available: recursive loops, `include`, `import`, `extends`, `%` and `.format()`,
+repetition of sequences, and filters whose cost does not depend on their arguments. `FILTERS`, `METHODS` and `FUNCTIONS`
+list what is available.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
     from jinja2.runtime import Context
 
 BUDGET: Final = 1 << 23
-"""What one rendering may cost: characters made and looked at, and `STEP` for everything that is done."""
+"""The maximum cost of a rendering: the characters read and written, plus `STEP` for each operation."""
 
 STEP: Final = 64
-"""What a pass of a loop, a call, a filter or an operator costs beside the sizes of its arguments and its result."""
+"""The cost of a loop iteration, call, filter or operator, in addition to the sizes of its arguments and its result."""
 
 SLOW: Final = 16
-"""How many times as much the filters in `_SLOW` cost."""
+"""The factor on the cost of the filters in `_SLOW`."""
 
 LONGEST_TEMPLATE: Final = 1 << 17
-"""Characters of a template."""
+"""The maximum length of a template in characters."""
 
 LONGEST_INTEGER: Final = 256
-"""Bits of the largest integer that a template may reckon with."""
+"""The maximum size of an integer in bits."""
 
 DEEPEST: Final = 20
-"""How deep lists may nest."""
+"""The maximum depth of nested lists."""
 
 _FILTER_NAMES: Final = """
     abs batch capitalize center count d default dictsort e escape first float groupby indent int items join last
@@ -58,7 +58,7 @@ _FILTER_NAMES: Final = """
     striptags sum title tojson trim truncate unique upper urlencode wordcount
 """
 FILTERS: Final = frozenset(_FILTER_NAMES.split())
-"""Jinja's filters that a template may use."""
+"""The Jinja filters that a template may use."""
 
 _STR_METHODS: Final = """
     capitalize casefold center count endswith find index isalnum isalpha isascii isdecimal isdigit isidentifier
@@ -72,25 +72,25 @@ METHODS: Final[Mapping[type, frozenset[str]]] = {
     tuple: frozenset({"count", "index"}),
     dict: frozenset({"get", "items", "keys", "values"}),
 }
-"""Methods that a template may call, by the type of their object."""
+"""The methods that a template may call, by the type of their object."""
 
 FUNCTIONS: Final = {"range": range, "dict": dict, "namespace": Namespace, "joiner": Joiner, "cycler": Cycler}
-"""Jinja's functions that a template may call."""
+"""The functions that a template may call."""
 
 _SLOW: Final = frozenset(
     {"dictsort", "groupby", "max", "min", "sort", "striptags", "sum", "title", "tojson", "unique", "urlencode"}
     | {"wordcount"}
 )
-"""Filters that take much longer for a character than others."""
+"""Filters that take much longer per character than others."""
 
 _MULTIPLYING: Final = frozenset({"indent", "join", "replace", "tojson"})
 """Filters and methods whose result may be as long as the product of their arguments' sizes."""
 
 _SIZED: Final = frozenset({"batch", "center", "indent", "ljust", "rjust", "round", "slice", "tojson", "zfill"})
-"""Filters and methods that make as much as an integer among their arguments says."""
+"""Filters and methods the length of whose result is given by an integer argument."""
 
 _BUDGET: Final = " budget "
-"""The name of a rendering's budget in its context. No template can name it, nor the filters below."""
+"""The name of a rendering's budget in its context. The spaces make it, and the filters below, unusable in templates."""
 _PASSES: Final = " passes "
 _JOINED: Final = " joined "
 _WEIGHED: Final = " weighed "
@@ -102,18 +102,19 @@ _NODES: Final = (
     *(nodes.Call, nodes.Getitem, nodes.Getattr, nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand),
     *(nodes.BinExpr, nodes.UnaryExpr),
 )
-"""What a template may be made of."""
+"""The syntax nodes that a template may contain."""
 
 
-class TooCostly(Exception):  # noqa: N818 (named for what it says)
-    """A rendering has spent its budget."""
+class TooCostly(Exception):  # noqa: N818 (a public name)
+    """A rendering exceeds its budget."""
 
 
 class Budget:
-    """What a rendering may still cost.
+    """The remaining budget of a rendering.
 
     Args:
-        text: Characters of the template: what each call of a macro costs, for it may write all of them.
+        text: The length of the template in characters. Each call of a macro costs this much, because it may write the
+            whole template.
     """
 
     __slots__ = ("left", "text")
@@ -122,18 +123,18 @@ class Budget:
         self.left, self.text = BUDGET, text
 
     def charge(self, cost: int) -> None:
-        """Takes a cost off, or raises `TooCostly`."""
+        """Subtract a cost. Raises `TooCostly` if the budget is exceeded."""
         self.left -= cost
         if self.left < 0:
-            raise TooCostly(f"it takes more than {BUDGET:,} characters of work; loop over less, or write less")
+            raise TooCostly(f"its cost exceeds {BUDGET:,} characters; use shorter loops or less output")
 
     def weigh(self, value: object) -> None:
-        """Charges the size of a value."""
+        """Charge the size of a value."""
         self.charge(_size(value))
 
 
 def _size(value: object, depth: int = 0) -> int:
-    """The size of a value with everything in it, in characters; more than `BUDGET` is not counted further."""
+    """Return the size of a value and its content in characters. Counting stops above `BUDGET`."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, bool | float | Undefined | Iterator) or value is None:
@@ -148,12 +149,12 @@ def _size(value: object, depth: int = 0) -> int:
         return _sizes(chain(value.keys(), value.values()), depth)
     if isinstance(value, Sequence | AbstractSet | ValuesView):
         return _sizes(value, depth)
-    raise SecurityError(f"a {type(value).__name__} is no value that a prompt template can show or change")
+    raise SecurityError(f"a prompt template cannot use values of type {type(value).__name__}")
 
 
 def _sizes(values: Iterable[object], depth: int) -> int:
     if depth > DEEPEST:
-        raise TooCostly(f"its lists are nested more than {DEEPEST} deep")
+        raise TooCostly(f"its lists have more than {DEEPEST} levels of nesting")
     total = 0
     for value in values:
         total += 8 + _size(value, depth + 1)
@@ -163,7 +164,7 @@ def _sizes(values: Iterable[object], depth: int) -> int:
 
 
 def _charge(budget: Budget, name: str, value: object, arguments: Iterable[object]) -> None:
-    """Charges a filter, test or method before it runs."""
+    """Charge a filter, test or method before it runs."""
     size, others = _size(value), 0
     for argument in arguments:
         if name in _SIZED and isinstance(argument, int):
@@ -175,7 +176,7 @@ def _charge(budget: Budget, name: str, value: object, arguments: Iterable[object
 
 
 def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test that charges the budget."""
+    """Return a filter or test that charges the budget."""
     takes = _PassArg.from_obj(function)
 
     @pass_context
@@ -184,7 +185,7 @@ def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         given = (*arguments, *named.values())
         _charge(budget, name, value, given)
         if name == "sum" and not all(isinstance(start, str | int | float | None) for start in given):
-            raise SecurityError("sum adds numbers only")
+            raise SecurityError("sum supports numbers only")
         first = {
             None: (),
             _PassArg.context: (context,),
@@ -196,8 +197,8 @@ def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return charged
 
 
-def _paid(budget: Budget, result: Any) -> Any:  # noqa: ANN401 - of whatever type it is
-    """A result that has been charged; what is made piece by piece is charged as it is made."""
+def _paid(budget: Budget, result: Any) -> Any:  # noqa: ANN401 - of any type
+    """Charge a result and return it. The items of an iterator are charged when they are produced."""
     if isinstance(result, Iterator):
         return _pieces(budget, result)
     budget.weigh(result)
@@ -218,42 +219,42 @@ def _budget(context: Context) -> Budget:
 
 @pass_context
 def _shown(context: Context, value: Any) -> Any:  # noqa: ANN401
-    """Every value that is written goes through this."""
+    """Charge a value that the template outputs (Jinja's `finalize`)."""
     if isinstance(value, Iterator):
-        raise SecurityError("it shows a sequence that is not made yet: add |list or |join")
+        raise SecurityError("it outputs an iterator: add |list or |join")
     _budget(context).weigh(value)
     return value
 
 
 @pass_context
 def _passes(context: Context, values: Iterable[Any], cost: int) -> Iterator[Any]:
-    """What a loop goes over; every pass is charged, with the text that it may write."""
+    """Return the items of a loop, charging each iteration for the text that it may write."""
     return _pieces(_budget(context), values, cost)
 
 
 @pass_context
 def _joined(context: Context, values: list[Any]) -> str:
-    """The operator `~`."""
+    """Charge and execute the operator `~`."""
     _budget(context).weigh(values)
     return "".join(map(str, values))
 
 
 @pass_context
 def _weighed(context: Context, value: Any) -> Any:  # noqa: ANN401
-    """A side of a comparison, or a slice."""
+    """Charge a side of a comparison, or a slice."""
     _budget(context).weigh(value)
     return value
 
 
 class _Charging(NodeTransformer):
-    """Puts what charges the budget into a parsed template, and refuses what cannot be charged."""
+    """A transformer that adds the charging filters to a parsed template and rejects what cannot be charged."""
 
     def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
         if not isinstance(node, _NODES):
             raise TemplateAssertionError(f"a prompt template cannot use {type(node).__name__!r}", node.lineno or 1)
         return super().generic_visit(node, *args, **kwargs)
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 (Jinja calls it so)
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 (a name required by Jinja)
         if node.recursive:
             raise TemplateAssertionError("a prompt template cannot use recursive loops", node.lineno)
         text = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
@@ -261,18 +262,18 @@ class _Charging(NodeTransformer):
         node.iter = _filter(cast("nodes.Expr", node.iter), _PASSES, nodes.Const(text))
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 (Jinja calls it so)
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 (a name required by Jinja)
         self.generic_visit(node)
         return _filter(nodes.List(node.nodes, lineno=node.lineno), _JOINED)
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802 (Jinja calls it so)
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802 (a name required by Jinja)
         self.generic_visit(node)
         node.expr = _filter(node.expr, _WEIGHED)
         for operand in node.ops:
             operand.expr = _filter(operand.expr, _WEIGHED)
         return node
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802 (Jinja calls it so)
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802 (a name required by Jinja)
         self.generic_visit(node)
         return _filter(node, _WEIGHED) if isinstance(node.arg, nodes.Slice) else node
 
@@ -282,10 +283,10 @@ def _filter(node: nodes.Expr, name: str, *arguments: nodes.Expr) -> nodes.Filter
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """An environment for templates that are not trusted.
+    """A Jinja environment for untrusted templates.
 
     Args:
-        filters: Further filters, by name; they must take time and space in proportion to their arguments.
+        filters: Further filters, by name. Their time and memory must be linear in the size of their arguments.
     """
 
     intercepted_binops = frozenset(["+", "-", "*", "/", "//", "%", "**"])
@@ -307,15 +308,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals = dict(FUNCTIONS)
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        """Jinja's hook between parsing and writing code."""
+        """Transform the parsed template before Jinja generates code from it."""
         charging = _Charging().visit(source)
         charging.set_environment(self)
         return super()._generate(charging, *args, **kwargs)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """A call in a template, if it is one of those that are known."""
+        """Charge and execute a call in a template.
+
+        Raises:
+            SecurityError: If it is neither a macro nor in `FUNCTIONS` or `METHODS`.
+        """
         if isinstance(function, Undefined):
-            return super().call(context, function)  # which says what is undefined
+            return super().call(context, function)  # raises an error that names the undefined value
         budget, name = _budget(context), getattr(function, "__name__", type(function).__name__)
         given = (*args, *(value for key, value in kwargs.items() if key not in ("caller", "_loop_vars", "_block_vars")))
         owner = getattr(function, "__self__", None)
@@ -333,20 +338,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return _paid(budget, super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
-        """An operator in a template."""
+        """Charge and execute a binary operator in a template."""
         budget = _budget(context)
         budget.charge(STEP + sum(_size(side) for side in (left, right) if isinstance(side, int)))
         if isinstance(left, Undefined) or isinstance(right, Undefined):
-            return super().call_binop(context, operator, left, right)  # which says what is undefined
+            return super().call_binop(context, operator, left, right)  # raises an error that names the undefined value
         if operator == "+" and type(left) is type(right) and isinstance(left, str | list | tuple):
             budget.charge(8 * (len(left) + len(right)))
         elif not (isinstance(left, int | float) and isinstance(right, int | float)):
             raise SecurityError(
-                f"{type(left).__name__} {operator} {type(right).__name__} is not possible in a prompt template; "
+                f"a prompt template cannot compute {type(left).__name__} {operator} {type(right).__name__}; "
                 "join texts with ~"
             )
         elif operator == "**" and abs(right) > LONGEST_INTEGER:
-            raise TooCostly(f"an exponent is larger than {LONGEST_INTEGER}")
+            raise TooCostly(f"an exponent exceeds {LONGEST_INTEGER}")
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, int):
             budget.weigh(result)
@@ -354,15 +359,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 def render_within(template: Template, text: int, fields: Mapping[str, Any]) -> str:
-    """Renders a template of a `Sandbox`.
+    """Render a template of a `Sandbox` within its budget.
 
     Args:
         template: The template.
-        text: Characters of its source.
-        fields: What it may use.
+        text: The length of its source in characters.
+        fields: The variables that the template may use.
 
     Raises:
-        TooCostly: It costs more than `BUDGET`.
-        Exception: Whatever the template's own mistakes raise.
+        TooCostly: If the cost exceeds `BUDGET`.
+        Exception: Any error of the template itself.
     """
     return template.render({**fields, _BUDGET: Budget(text)})

@@ -1,17 +1,17 @@
-"""Keeps keys and passwords out of everything that is printed or stored.
+"""Redaction of keys and passwords in printed and stored text.
 
-    key = Secret(text)       a key that shows as ***; `key.reveal()` gives the text
-    register(text)           from now on `redact` replaces this value
-    register_url(url)        the same for the password, and for keys in the query, of a URL
-    redact(text)             the text without registered values, credentials in URLs and authorization headers
-    redact_json(values)      the same for nested JSON values, and for members with names such as `api_key`
-    redact_logging()         log records of this process are redacted, whichever library writes them
-    RedactedStream(stream)   a text stream that redacts what is written to it
+    key = Secret(text)       a key that prints as ***; `key.reveal()` returns the text
+    register(text)           make `redact` replace this value
+    register_url(url)        register the password of a URL and the keys in its query
+    redact(text)             remove registered values, credentials in URLs and authorization headers
+    redact_json(values)      the same for nested JSON values and for members with names such as `api_key`
+    redact_logging()         redact all log records of this process, including those of other libraries
+    RedactedStream(stream)   a text stream that redacts the text written to it
 
-A registered value is found in the encodings in which servers and libraries repeat it: as it is, stripped,
-percent-encoded, escaped as JSON or as a Python literal, in hexadecimal, and inside base64. Upper and lower case count
-as equal. Values of fewer than `SHORTEST` characters would be found in ordinary words: they are replaced only where a
-URL or a header holds them. The registry belongs to the process; a child process starts with an empty one.
+`redact` finds a registered value in the encodings that servers and libraries use: unchanged, stripped, percent-encoded,
+escaped as JSON or as a Python literal, in hexadecimal, and inside base64. Case is ignored. Values of fewer than
+`SHORTEST` characters also occur in ordinary words, so they are replaced only inside URLs and headers. The registry
+belongs to the process. A child process starts with an empty one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import IO, Any, Final
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
 MARK: Final = "***"
-"""What stands in place of a secret."""
+"""The replacement for a secret."""
 
 SHORTEST: Final = 6
-"""Shorter values are not looked for in texts."""
+"""The shortest value, in characters, that `redact` replaces in any text."""
 
 _NAMES: Final = (
     r"api[-_]?keys?|(?:access|account|private|secret|subscription)[-_]?key|passw(?:or)?d|passphrase|pwd|secrets?|"
@@ -41,11 +41,12 @@ _NAMES: Final = (
 _NAME: Final = re.compile(rf"(?:.*[-_.])?(?:{_NAMES})|token", re.IGNORECASE)
 _IN_QUERY: Final = rf"(?:[\w.-]*[-_.])?(?:{_NAMES})|token|key"
 _PATTERNS: Final = (
-    (re.compile(r"(://)[^\s/?#\"'<>\\]*@"), rf"\1{MARK}@"),  # begins with a fixed text: linear in a text's length
+    # The fixed prefix keeps the search linear. In a path, a URL has one slash.
+    (re.compile(r"(://|(?<=\w\w):/)[^\s/?#\"'<>\\]*@"), rf"\1{MARK}@"),
     (re.compile(rf"([?&;](?:{_IN_QUERY})=)[^&;\s#\"'<>]+", re.IGNORECASE), rf"\1{MARK}"),
     (re.compile(r"(authorization['\"]?\s*[:=,]\s*b?['\"]?(?:[a-z]+\s+)?)[^\s'\",;]+", re.IGNORECASE), rf"\1{MARK}"),
     (re.compile(r"(\bbearer\s+)[^\s'\",;]{8,}", re.IGNORECASE), rf"\1{MARK}"),
-    (re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"), MARK),  # what OpenAI's keys look like, registered or not
+    (re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"), MARK),  # OpenAI's keys, registered or not
 )
 
 _lock = threading.Lock()
@@ -56,7 +57,7 @@ _logging_redacted = False
 
 
 class Secret:
-    """A text that no `print`, log, traceback or serialiser shows; making one registers its value.
+    """A text that `print`, logs, tracebacks and serialisers do not show. Creating one registers its value.
 
     >>> key = Secret("a-very-private-key")
     >>> print(key, [key], f"{key}", redact("the key is A-VERY-private-KEY"))
@@ -72,7 +73,7 @@ class Secret:
         register(text)
 
     def reveal(self) -> str:
-        """The text itself."""
+        """Return the text."""
         return self._text
 
     def __bool__(self) -> bool:
@@ -85,14 +86,14 @@ class Secret:
         return f"Secret({MARK})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a secret is not written down: pass the name of what holds it")
+        raise TypeError("cannot pickle a Secret; pass the name of the variable or file that contains it")
 
 
 def register(value: str | bytes) -> None:
-    """Has `redact` replace a value from now on, in every encoding of it."""
-    global _known, _lowered, _registered  # noqa: PLW0603 (the process's one registry)
+    """Make `redact` replace a value in all its encodings."""
+    global _known, _lowered, _registered  # noqa: PLW0603 (the registry of the process)
     text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
-    found = {cased for form in _forms(text) for cased in (form, form.lower())}  # their lengths may differ
+    found = {cased for form in _forms(text) for cased in (form, form.lower())}  # `lower` may change the length
     with _lock:
         if found <= _known:
             return
@@ -103,7 +104,7 @@ def register(value: str | bytes) -> None:
 
 
 def register_url(url: str) -> None:
-    """Registers the password of a URL, or its user name where that stands alone, and keys in its query."""
+    """Register the password of a URL (or its user name if there is no password) and the keys in its query."""
     try:
         parts = urlsplit(url)
         user, password = parts.username or "", parts.password or ""
@@ -121,12 +122,12 @@ def register_url(url: str) -> None:
 
 
 def redact(text: str, *, patterns: bool = True) -> str:
-    """The text without secrets.
+    """Return the text without secrets.
 
     Args:
         text: Any text.
-        patterns: Also replace what looks like a secret: credentials in URLs, authorization headers. Without it only
-            registered values are replaced, as is right for texts of environments and models.
+        patterns: Whether to also replace text that has the form of a secret: credentials in URLs and authorization
+            headers. Use False for texts of environments and models, where only registered values must be replaced.
 
     >>> redact("GET http://me:hunter2@example.com/v1?api_key=abc&n=1 failed")
     'GET http://***@example.com/v1?api_key=***&n=1 failed'
@@ -142,7 +143,9 @@ def redact(text: str, *, patterns: bool = True) -> str:
 
 
 def redact_json(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
-    """A copy of nested JSON values without secrets. Texts under names such as `api_key` or `password` are replaced.
+    """Return a copy of nested JSON values without secrets.
+
+    Texts under names such as `api_key` or `password` are replaced whatever their value.
 
     >>> redact_json({"base_url": "http://me:pw@host/v1", "extra": {"api_key": "abc", "top_k": 5}})
     {'base_url': 'http://***@host/v1', 'extra': {'api_key': '***', 'top_k': 5}}
@@ -166,8 +169,8 @@ def redact_json(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
 
 
 def redact_logging() -> None:
-    """Redacts every log record that is made from now on, message and traceback; further calls change nothing."""
-    global _logging_redacted  # noqa: PLW0603 (once a process)
+    """Redact the message and traceback of all later log records. Further calls have no effect."""
+    global _logging_redacted  # noqa: PLW0603 (once per process)
     with _lock:
         if _logging_redacted:
             return
@@ -178,7 +181,7 @@ def redact_logging() -> None:
         record = make(*arguments, **named)
         try:
             message = record.getMessage()
-        except (TypeError, ValueError, KeyError):  # logging itself says what is wrong with the call
+        except (TypeError, ValueError, KeyError):  # a wrong logging call, which logging itself reports
             return record
         if (clean := redact(message)) != message:
             record.msg, record.args = clean, None
@@ -192,56 +195,56 @@ def redact_logging() -> None:
 
 
 class RedactedStream:
-    """A text stream that redacts each piece of text written to it; everything else is the stream's own.
+    """A text stream that redacts each text written to it. Other attributes are those of the wrapped stream.
 
     Args:
-        stream: Where to write, for example `sys.stderr`.
+        stream: The stream to write to, for example `sys.stderr`.
     """
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Writes the redacted text; the length of what was given is returned, as writers expect."""
+        """Write the redacted text. Returns the length of the text before redaction, as callers expect."""
         self._stream.write(redact(text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:  # noqa: ANN401 (any iterable of texts)
-        """Writes each line."""
+        """Write each line."""
         for line in lines:
             self.write(line)
 
     @property
     def buffer(self) -> RedactedBuffer:
-        """The binary stream below, redacted likewise."""
-        return RedactedBuffer(self._stream.buffer)  # type: ignore[attr-defined]  # of text streams that have one
+        """The underlying binary stream, with redaction."""
+        return RedactedBuffer(self._stream.buffer)  # type: ignore[attr-defined]  # only some text streams have one
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (whatever the stream has)
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (any attribute of the stream)
         return getattr(self._stream, name)
 
 
 class RedactedBuffer:
-    """A binary stream that redacts what is written to it.
+    """A binary stream that redacts the bytes written to it.
 
     Args:
-        stream: Where to write.
+        stream: The stream to write to.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
 
     def write(self, data: bytes) -> int:
-        """Writes the redacted bytes; the length of what was given is returned."""
+        """Write the redacted bytes. Returns the number of bytes before redaction."""
         text = bytes(data).decode("utf-8", "surrogateescape")
         self._stream.write(redact(text).encode("utf-8", "surrogateescape"))
         return len(data)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (whatever the stream has)
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (any attribute of the stream)
         return getattr(self._stream, name)
 
 
 def _forms(value: str) -> set[str]:
-    """The encodings of a value in which it is looked for."""
+    """Return the encodings of a value that `redact` searches for."""
     forms: set[str] = set()
     for text in {value, value.strip()}:
         data = text.encode("utf-8", "surrogateescape")
@@ -254,7 +257,11 @@ def _forms(value: str) -> set[str]:
 
 
 def _base64_cores(data: bytes, shift: int) -> tuple[str, str]:
-    """The part of base64 that these bytes alone decide where they begin `shift` bytes into a group of three."""
+    """Return the base64 digits that depend on `data` alone if it starts `shift` bytes into a group of three.
+
+    Returns:
+        The digits in the standard and in the URL-safe alphabet.
+    """
     encoded = base64.b64encode(b"\0" * shift + data).decode().rstrip("=")
     first = (shift * 8 + 5) // 6
     last = (shift + len(data)) * 8 // 6

@@ -1,13 +1,15 @@
-"""Task sources that are opened once a process and shared by every environment over the same data."""
+"""Task sources, opened once per process and shared by every environment over the same data."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
+from hgpo_envs.caching import OpenObjects
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,7 +17,10 @@ if TYPE_CHECKING:
 
     from hgpo_envs.engine import TaskSource
 
-_opened: dict[tuple[object, ...], SharedSource] = {}
+KEPT: Final = 8
+"""How many task sources a process keeps open although no environment uses them."""
+
+_opened: Final[OpenObjects[SharedSource]] = OpenObjects(KEPT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,43 +55,52 @@ def share(source: TaskSource | SharedSource) -> SharedSource:
 
 
 def open_shared(factory: str, **arguments: Any) -> SharedSource:
-    """The task source that the factory makes from these arguments, opened once a process.
+    """Open a task source, or return the one that this process has open for the same arguments.
 
-    A file or folder among the arguments that changed since (size or modification time) is opened again.
+    A source is opened again if a file or folder among the arguments has changed, as far as `file_version` says. Sources
+    stay open while they are in use, and the last `KEPT` for later environments. Threads may call this at a time.
 
     Args:
         factory: ``module:callable``.
         arguments: Hashable keyword arguments of the factory.
+
+    Raises:
+        InputError: An argument is not hashable.
     """
     given = tuple(sorted(arguments.items()))
-    key = (factory, *given, *(_stamp(value) for _, value in given))
     for name, value in given:
         if not isinstance(value, Hashable):
-            raise InputError(f"{name}: expected text, a number, true, false or null, got {value!r:.60}")
-    if key not in _opened:
+            raise InputError(f"{name}: expected text, a number, true, false or null, received {value!r:.60}")
+    key = (factory, *((name, type(value), value, file_version(value)) for name, value in given))
+
+    def open_source() -> SharedSource:
         module, _, name = factory.partition(":")
-        _opened[key] = SharedSource(_make(module, name, arguments), factory, given)
-    return _opened[key]
+        source: TaskSource = getattr(import_module(module), name)(**arguments)
+        return SharedSource(source, factory, given)
 
-
-def _make(module: str, name: str, arguments: dict[str, Any]) -> TaskSource:
-    source: TaskSource = getattr(import_module(module), name)(**arguments)
-    return source
+    return _opened.get(key, open_source)
 
 
 def _reopen(factory: str, arguments: tuple[tuple[str, Any], ...]) -> SharedSource:
     return open_shared(factory, **dict(arguments))
 
 
-def _stamp(value: object) -> tuple[int, int] | None:
-    """What identifies a version of a file: modification time and size."""
+def file_version(value: object) -> Hashable:
+    """Return what changes when a file, or a file in a folder, is written or replaced; None if the value is no path.
+
+    Subfolders are not read: official folders have thousands.
+    """
     if not isinstance(value, str | Path) or not str(value):
         return None
+    path = Path(value)
     try:
-        stat = Path(value).stat()
+        found = [("", path.stat())]
+        if path.is_dir():
+            with os.scandir(path) as entries:
+                found += sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
     except (OSError, ValueError):
         return None
-    return stat.st_mtime_ns, stat.st_size
+    return tuple((name, one.st_dev, one.st_ino, one.st_mtime_ns, one.st_size) for name, one in found)
 
 
 class Split(Sequence[str]):

@@ -1,4 +1,4 @@
-"""A text space for language: any characters, up to a length, and no silent garbage in shared memory."""
+"""A Gymnasium space for text of any characters up to a maximum length."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ PROMPT_CHARACTERS: Final = 1 << 24
 _SAMPLED_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
 _SAMPLED_LENGTH: Final = 64
 
-_Mask = tuple[int | None, Any]  # as Gymnasium's Text: a length, and an array over the charset
+_Mask = tuple[int | None, Any]  # as in Gymnasium's Text: a length and an array over the charset
 
 
 class UnicodeText(spaces.Text):
-    """Every `str` of at most `max_length` characters.
+    """The space of all `str` of at most `max_length` characters.
 
-    Samples are short and of printable ASCII; membership looks at type and length only, so that it costs nothing.
+    Samples are short texts of printable ASCII. `contains` checks type and length only, so its cost does not depend on
+    the text.
+
+    Args:
+        max_length: The maximum length in characters.
+        seed: The seed of `sample`.
 
     >>> UnicodeText(10).contains("žluťoučký"), UnicodeText(10).contains("x" * 11)
     (True, False)
@@ -37,11 +42,11 @@ class UnicodeText(spaces.Text):
         super().__init__(max_length, min_length=0, charset=_SAMPLED_CHARACTERS, seed=seed)
 
     def contains(self, x: object) -> bool:
-        """Whether `x` is a str of at most `max_length` characters."""
+        """Return whether `x` is a str of at most `max_length` characters."""
         return isinstance(x, str) and len(x) <= self.max_length
 
     def sample(self, mask: _Mask | None = None, probability: _Mask | None = None) -> str:
-        """A random text of printable ASCII, at most 64 characters unless a length is asked for (see Gymnasium)."""
+        """Return a random text of printable ASCII: at most 64 characters unless `mask` or `probability` is given."""
         if mask is None and probability is None:
             mask = (int(self.np_random.integers(0, min(self.max_length, _SAMPLED_LENGTH) + 1)), None)
         return super().sample(mask=mask, probability=probability)
@@ -57,7 +62,7 @@ class UnicodeText(spaces.Text):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, UnicodeText) and self.max_length == other.max_length
 
-    __hash__ = None  # type: ignore[assignment]  # as Gymnasium's spaces: mutable, compared by value
+    __hash__ = None  # type: ignore[assignment]  # mutable and compared by value, like all Gymnasium spaces
 
     def __repr__(self) -> str:
         return f"UnicodeText({self.max_length})"
@@ -65,8 +70,8 @@ class UnicodeText(spaces.Text):
 
 @create_shared_memory.register(UnicodeText)
 def _no_shared_memory(space: UnicodeText, n: int = 1, ctx: object = None) -> NoReturn:  # noqa: ARG001 - its signature
-    """Refuses what Gymnasium's Text does wrongly: it writes character indices of a fixed charset, or garbage."""
+    """Raise an error: Gymnasium's `Text` stores characters outside its charset incorrectly in shared memory."""
     raise CustomSpaceError(
-        f"{space} cannot live in shared memory: use AsyncVectorEnv(…, shared_memory=False), "
+        f"{space} cannot be stored in shared memory: use AsyncVectorEnv(…, shared_memory=False), "
         "or gymnasium.make_vec(id, num_envs=n), which runs all environments in this process"
     )

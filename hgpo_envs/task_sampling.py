@@ -1,13 +1,14 @@
-"""Which task comes when: the documented orders of a split's tasks.
+"""Orders in which environments draw the tasks of a split.
 
-Four ways, by name (`TASK_SAMPLINGS`):
+`TASK_SAMPLINGS` contains four orders by name:
 
-- ``sequential``: every task exactly once, in the split's own order, then again. For evaluation.
-- ``random`` (the default of environments): any task at any time, ``ids[h · len(ids) // 2⁶⁴]`` with h the unsigned text
-  hash of ``"<seed>/<draw>"``, draws counted from 0. It costs nothing however many tasks there are.
-- ``shuffled`` (the default of rollouts): each pass through the split is a new permutation, by the text hash
-  (`hgpo_envs.hashing.text_hash`) of ``"<seed>/<pass>/<task id>"``, ties by id. It is defined by these bytes alone: not
-  by the order of files in a folder, a platform, a library's generator, or which other tasks are there.
+- ``sweep``: every task exactly once in the split's order, then again. For evaluation.
+- ``random`` (the default of environments): tasks drawn with replacement. Draw n, counted from 0, is
+  ``ids[h · len(ids) // 2⁶⁴]``, where h is the unsigned text hash of ``"<seed>/<n>"``. The cost of a draw does not
+  depend on the number of tasks.
+- ``shuffled`` (the default of rollouts): each pass through the split is a new permutation, sorted by the text hash
+  (`hgpo_envs.hashing.text_hash`) of ``"<seed>/<pass>/<task id>"``, ties by id. The order depends on these bytes alone,
+  and not on the order of files in a folder, the platform, a library's generator, or the other tasks of the split.
 - ``verl-agent``: the order in which verl-agent's ALFWorld workers draw games (`verl_agent`).
 """
 
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def shuffled(ids: Sequence[str], seed: int, epoch: int = 0) -> list[str]:
-    """One pass through the tasks in seeded order.
+    """Return the tasks of one pass in seeded order.
 
     Args:
-        ids: Task ids, each once; their order does not matter.
+        ids: Distinct task ids. Their order has no effect.
         seed: Any integer.
-        epoch: Which pass; each has an order of its own.
+        epoch: The number of the pass. Each pass has a different order.
 
     >>> shuffled(["a", "b", "c", "d"], seed=1) == shuffled(["d", "c", "b", "a"], seed=1)
     True
@@ -40,36 +41,36 @@ def shuffled(ids: Sequence[str], seed: int, epoch: int = 0) -> list[str]:
 
 
 def sequential(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
-    """Every task once in the split's order, endlessly repeated; the seed does not matter."""
+    """Yield every task once in the split's order, then repeat without end. The seed has no effect."""
     del seed
     while True:
         yield from _some(ids)
 
 
 def shuffled_passes(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
-    """Every task once in seeded order, then every task once in another, and so on."""
+    """Yield the tasks pass by pass without end; each pass is in a new seeded order (`shuffled`)."""
     _some(ids)
     for epoch in count():
         yield from shuffled(ids, seed, epoch)
 
 
 def independent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
-    """Any task at each draw, with replacement."""
+    """Yield tasks drawn with replacement."""
     _some(ids)
     for draw in count():
         yield ids[((text_hash(f"{seed}/{draw}") % (1 << 64)) * len(ids)) >> 64]
 
 
 def verl_agent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
-    """The tasks that one verl-agent worker with this seed draws, reset by reset.
+    """Yield the tasks that one verl-agent worker with this seed draws, one per reset.
 
-    The worker's textworld environment shuffles the game list by NumPy's legacy generator with the worker's seed
-    (a stream that NumPy has frozen), plays it through, shuffles the shuffled list again, and so on. Worker i of a
-    group size G has seed ``seed + i // G``: members of a group draw the same task as long as they
-    are reset in lockstep, and different groups may draw the same task at once.
+    The worker's textworld environment shuffles the game list with NumPy's legacy generator, seeded with the worker's
+    seed (NumPy guarantees this stream). After the last game it shuffles the shuffled list again. With group size G,
+    worker i has seed ``seed + i // G``: the members of a group draw the same tasks as long as they are reset in
+    lockstep. Different groups may draw the same task at the same time.
 
-    One difference: verl-agent takes the list as the file system gives it, so its seeds stand for different games on
-    different machines; here the list is the split's sorted order.
+    One difference: verl-agent's list has the order of the file system, so that a seed selects different games on
+    different machines. Here the list is the split's sorted order.
     """
     generator = np.random.RandomState(seed)
     order = list(_some(ids))
@@ -87,10 +88,15 @@ TASK_SAMPLINGS: Final[dict[str, Callable[[Sequence[str], int], Iterator[str]]]] 
 
 
 def task_stream(name: str, ids: Sequence[str], seed: int = 0) -> Iterator[str]:
-    """An endless stream of task ids, by the name of its order.
+    """Return an endless stream of task ids in a named order.
+
+    Args:
+        name: One of `TASK_SAMPLINGS`.
+        ids: The split's task ids.
+        seed: Any integer.
 
     Raises:
-        InputError: for a name that is not known, or no tasks.
+        InputError: If the name is unknown or there are no tasks.
 
     >>> stream = task_stream("sweep", ["a", "b"])
     >>> [next(stream) for _ in range(5)]
@@ -102,15 +108,16 @@ def task_stream(name: str, ids: Sequence[str], seed: int = 0) -> Iterator[str]:
 
 
 class TaskSampler:
-    """The tasks that one environment draws, reset by reset; copies and pickles go on where it stood.
+    """The tasks that one environment draws, one per reset. Copies and pickles continue at the same draw.
 
     Args:
         name: One of `TASK_SAMPLINGS`.
-        ids: The split's tasks.
+        ids: The split's task ids.
         seed: Any integer.
+        drawn: How many tasks to skip, for copies of a sampler that has already drawn them.
 
     Raises:
-        InputError: for a name that is not known, or no tasks.
+        InputError: If the name is unknown or there are no tasks.
     """
 
     def __init__(self, name: str, ids: Sequence[str], seed: int, drawn: int = 0) -> None:
@@ -118,7 +125,7 @@ class TaskSampler:
         self._stream = islice(task_stream(name, ids, seed), drawn, None)
 
     def draw(self) -> str:
-        """The next task."""
+        """Return the id of the next task."""
         self._drawn += 1
         return next(self._stream)
 

@@ -1,13 +1,13 @@
-"""Which texts can be stored and sent."""
+"""Replacement of lone surrogates, so that text can be stored and sent as UTF-8."""
 
 from __future__ import annotations
 
 
 def clean_text(text: str) -> str:
-    """A text that UTF-8 can hold: each lone surrogate becomes U+FFFD, the replacement character.
+    """Return the text with each lone surrogate replaced by U+FFFD, the replacement character.
 
-    JSON and models' tokenizers may yield lone surrogates; files, servers and Parquet refuse them. Two surrogates that
-    make a pair become the character that they stand for.
+    JSON and tokenizers may produce lone surrogates, which UTF-8 cannot encode and which files, servers and Parquet
+    reject. A surrogate pair is combined into the character that it encodes.
 
     >>> clean_text("a" + chr(0xD800) + "b"), clean_text(chr(0xD83D) + chr(0xDE00)) == "😀"
     ('a�b', True)

@@ -1,10 +1,9 @@
-"""Unpacks zip and tar archives that may be damaged or hostile.
+"""Extraction of zip and tar archives that may be damaged or malicious.
 
-The standard library reads the archives; what it would believe is checked here. An archive holds regular files and
-folders only, under names that `hgpo_envs.safe_paths.path_inside` accepts, each name once. All bytes that come out are
-counted as they come, a tar archive's headers too, and they may be no more than an archive of text games can hold: what
-an archive announces of its sizes is not used. `tarfile`'s own filters are not used either, because Python 3.11.0 to
-3.11.3 lack them and because they accept links.
+The standard library reads the archives, and this module checks what it would trust. An archive may contain only regular
+files and folders, under distinct names that `hgpo_envs.safe_paths.path_inside` accepts. All extracted bytes, including
+a tar archive's headers, count towards a limit; the sizes that an archive declares are not used. `tarfile`'s filters are
+not used either, because Python 3.11.0 to 3.11.3 lack them and because they accept links.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ if TYPE_CHECKING:
 
 CHUNK: Final = 1 << 18
 MOST_FILES: Final = 100_000
-"""Files and folders in an archive."""
+"""The maximum number of files and folders in an archive."""
 LARGEST: Final = 16 << 30
-"""Bytes of everything that comes out of an archive; for small archives less
+"""The maximum total size in bytes after extraction. Small archives have a lower limit
 (`hgpo_envs.untrusted_files.unpacked_limit`)."""
 PIECE: Final = 1 << 16
-"""Bytes that are read of a tar archive at a time."""
+"""The number of bytes that are read from a tar archive at a time."""
 LONGEST_HEADER: Final = 2 * PIECE
-"""Bytes that are read for a tar member's header with everything that extends it (long names, PAX records)."""
+"""The maximum size in bytes of a tar member's header with its extensions (long names, PAX records)."""
 DIRECTORY_BYTES: Final = 300
-"""Bytes of a zip archive's directory for each entry, on average, at most."""
+"""The maximum mean size in bytes of an entry in a zip archive's directory."""
 XZ_MEMORY: Final = 128 << 20
-"""Bytes that decompressing xz may need; `xz -9` needs half."""
+"""The maximum memory in bytes for xz decompression. `xz -9` needs half of it."""
 
 BROKEN: Final = (
     zipfile.BadZipFile,
@@ -57,11 +56,11 @@ BROKEN: Final = (
     ValueError,
     struct.error,
 )
-"""What a truncated or damaged archive raises."""
+"""The exceptions that the standard library raises for truncated or damaged archives."""
 
 
-class CannotWrite(InputError):  # noqa: N818 (named for what it says)
-    """The archive may be good, but there is no space or no permission to unpack it."""
+class CannotWrite(InputError):  # noqa: N818 (a public name)
+    """The archive cannot be extracted for lack of disk space or permission. It may be intact."""
 
 
 class _Readable(Protocol):
@@ -69,7 +68,7 @@ class _Readable(Protocol):
 
 
 Member = tuple[str, _Readable | None]
-"""A name and what is stored under it; None for a folder."""
+"""A member's name and content. The content of a folder is None."""
 
 
 def unpack(
@@ -78,12 +77,12 @@ def unpack(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Unpacks archives into an empty folder.
+    """Extract archives into an empty folder.
 
-    To have all of them or nothing, unpack into a folder of `hgpo_envs.atomic.new_folder`.
+    Extraction is not atomic. For an atomic result, extract into a folder of `hgpo_envs.atomic.new_folder`.
 
     Args:
-        archives: Zip or tar (plain, gz, bz2, xz); two must not hold the same file.
+        archives: Zip or tar files (plain, gz, bz2, xz). No two may contain the same file.
         folder: An existing folder.
         progress: Called after each file with the number of files so far.
 
@@ -91,8 +90,8 @@ def unpack(
         The number of files.
 
     Raises:
-        InputError: An archive is broken or hostile. What has been unpacked stays in the folder.
-        CannotWrite: The disk is full, or the folder cannot be written.
+        InputError: If an archive is damaged or malicious. Files that were already extracted stay in the folder.
+        CannotWrite: If the disk is full or the folder cannot be written.
     """
     count = 0
     for archive in archives:
@@ -104,7 +103,7 @@ def unpack(
 
 
 def _extract(archive: Path, folder: Path) -> Iterator[None]:
-    """Writes an archive's files below a folder, one by one; errors name the archive."""
+    """Write an archive's files into a folder and yield after each. Errors name the archive."""
     with open_regular(archive, "zip or tar archive") as file:
         try:
             for number, (name, content) in enumerate(_members(file)):
@@ -115,17 +114,17 @@ def _extract(archive: Path, folder: Path) -> Iterator[None]:
                         shutil.copyfileobj(content, sink, CHUNK)
                     yield
                 elif name.strip("./"):
-                    _path(folder, name)  # folders come with their files; this one only has to have a good name
+                    _path(folder, name)  # check the name only: a folder is created with its first file
         except InputError as error:
             raise InputError(f"{archive}: {error}") from None
         except (*BROKEN, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # a decompressor's errors have no number
+            if isinstance(error, OSError) and error.errno is not None:  # a decompressor's errors have no errno
                 raise CannotWrite(f"cannot unpack {archive}: {one_line(error, 200)}") from None
-            raise InputError(f"{archive} is broken: {one_line(error, 200)}; fetch it again") from None
+            raise InputError(f"{archive} is damaged: {one_line(error, 200)}; fetch it again") from None
 
 
 def _too_many() -> InputError:
-    return InputError(f"more than {MOST_FILES} entries; expected an archive of games")
+    return InputError(f"expected an archive of games, received an archive of more than {MOST_FILES} entries")
 
 
 def _path(folder: Path, name: str) -> Path:
@@ -141,11 +140,11 @@ def _new(folder: Path, name: str) -> IO[bytes]:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("xb")
     except (FileExistsError, NotADirectoryError):
-        raise InputError(f"the name {name!r} comes twice") from None
+        raise InputError(f"the name {name!r} occurs twice") from None
 
 
 def _members(file: IO[bytes]) -> Iterator[Member]:
-    """The members of an archive of any kind, each to be read before the next."""
+    """Return the members of a zip or tar archive. Each must be read before the next is requested."""
     allowed = min(LARGEST, unpacked_limit(file.seek(0, io.SEEK_END)))
     is_zip = zipfile.is_zipfile(file)
     file.seek(0)
@@ -153,14 +152,14 @@ def _members(file: IO[bytes]) -> Iterator[Member]:
 
 
 class _Counted:
-    """Reads from a source, and raises when more bytes come out than are allowed.
+    """A reader that raises an error when the total number of bytes read exceeds a limit.
 
     Args:
-        allowed: The most bytes that may come out of all sources.
+        allowed: The maximum number of bytes from all sources together.
 
     Attributes:
-        source: The source; it may be exchanged for another one.
-        header_left: How many bytes more may belong to a tar member's header.
+        source: The current source. It may be replaced.
+        header_left: How many more bytes the header of the current tar member may have.
     """
 
     def __init__(self, allowed: int) -> None:
@@ -173,14 +172,14 @@ class _Counted:
         self._left -= len(data)
         self.header_left -= len(data)
         if self._left < 0:
-            raise InputError(f"unpacks to more than {self._allowed:,} bytes; expected an archive of games")
+            raise InputError(f"expected an archive of games, but it unpacks to more than {self._allowed:,} bytes")
         if self.header_left < 0:
-            raise InputError(f"a header of more than {LONGEST_HEADER:,} bytes; expected an archive of games")
+            raise InputError(f"expected an archive of games, but a header has more than {LONGEST_HEADER:,} bytes")
         return data
 
 
 class _Directory(io.BufferedReader):
-    """A zip file whose directory is checked before `zipfile` makes an object for each of its entries."""
+    """A zip file whose directory is checked before `zipfile` creates an object for each of its entries."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > max(CHUNK, DIRECTORY_BYTES * MOST_FILES):
@@ -199,9 +198,9 @@ def _zip_members(file: IO[bytes], allowed: int) -> Iterator[Member]:
                 raise InputError(f"refused: {info.filename!r} is a link or a device")
             if info.flag_bits & 1:
                 raise InputError(f"refused: {info.filename!r} is encrypted")
-            # other methods unpack as much as they like at a time, or ask for gigabytes of memory
+            # for other methods, the output per read and the memory have no limit
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise InputError(f"refused: {info.filename!r} is not deflated but compressed otherwise")
+                raise InputError(f"refused: {info.filename!r} uses a compression method other than deflate")
             if info.is_dir():
                 yield info.filename, None
             else:
@@ -210,7 +209,7 @@ def _zip_members(file: IO[bytes], allowed: int) -> Iterator[Member]:
 
 
 class _Header(tarfile.TarInfo):
-    """A tar header that reports damage; `TarFile.next` takes a damaged header for the end of the archive."""
+    """A tar header that reports damage. `TarFile.next` would treat a damaged header as the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -226,11 +225,11 @@ def _tar_members(file: IO[bytes], allowed: int) -> Iterator[Member]:
     counted = _Counted(allowed)
     counted.source, counted.header_left = _decompressed(file), LONGEST_HEADER
     try:
-        packed = tarfile.open(  # noqa: SIM115 (it owns nothing)
+        packed = tarfile.open(  # noqa: SIM115 (the caller closes the file)
             mode="r|", fileobj=cast("IO[bytes]", counted), bufsize=PIECE, tarinfo=_Header
         )
     except tarfile.ReadError:
-        raise InputError("neither a zip nor a tar archive, or cut off; fetch it again") from None
+        raise InputError("expected a zip or tar archive, received another format or a truncated file") from None
     while (info := packed.next()) is not None:
         counted.header_left = math.inf
         if not (info.isreg() or info.isdir()) or info.issparse():
@@ -238,17 +237,17 @@ def _tar_members(file: IO[bytes], allowed: int) -> Iterator[Member]:
         if info.size < 0:
             raise tarfile.ReadError("a file of negative size")
         yield info.name, packed.extractfile(info)
-        # `packed` would keep every header that it has read
+        # otherwise the memory use of `packed` grows with every header
         packed.members.clear()  # type: ignore[attr-defined]
         packed.pax_headers = {}
         counted.header_left = LONGEST_HEADER
     counted.header_left = math.inf
-    while counted.read(PIECE):  # to the end, where gzip, bzip2 and xz keep their checksums
+    while counted.read(PIECE):  # read to the end, where gzip, bzip2 and xz store their checksums
         pass
 
 
 def _decompressed(file: IO[bytes]) -> _Readable:
-    """The bytes of a file, decompressed by what it begins with, piece by piece."""
+    """Return a reader that decompresses a file according to its first bytes."""
     head = file.read(6)
     file.seek(0)
     if head[:2] == b"\x1f\x8b":
@@ -261,7 +260,7 @@ def _decompressed(file: IO[bytes]) -> _Readable:
 
 
 class _Xz:
-    """Decompresses xz within a limit of memory, which `lzma.LZMAFile` does not have."""
+    """An xz reader with a memory limit, which `lzma.LZMAFile` lacks."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -271,7 +270,7 @@ class _Xz:
         data = b""
         while not data:
             packed = b""
-            if self._stream.eof:  # a file may hold several streams, with zeros between them
+            if self._stream.eof:  # a file may contain several streams with zeros between them
                 packed = self._stream.unused_data.lstrip(b"\0")
                 while not packed and (piece := self._file.read(CHUNK)):
                     packed = piece.lstrip(b"\0")
@@ -281,6 +280,6 @@ class _Xz:
             elif self._stream.needs_input:
                 packed = self._file.read(CHUNK)
                 if not packed:
-                    raise EOFError("the archive is cut off")
+                    raise EOFError("the archive is truncated")
             data = self._stream.decompress(packed, size)
         return data

@@ -1,8 +1,8 @@
-"""Reads files that others made: regular files only, never more than is allowed, errors in one line.
+"""Safe reading of untrusted files: regular files only, within a size limit, with one-line errors.
 
-Opening a named pipe waits until somebody writes to it, and reading a device may never end. A few kilobytes of gzip
-unpack to gigabytes. So every file that a user names is opened by `open_regular`, and what is read whole is read by
-`read_bytes` or `read_unpacked` with a limit that is checked before the bytes are held.
+Opening a named pipe blocks until another process writes to it, and reading a device may never end. A few kilobytes of
+gzip can unpack to gigabytes. Every file that a user names is therefore opened with `open_regular`. Files that are read
+completely use `read_bytes` or `read_unpacked`, which stop reading at a limit.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LEAST_UNPACKED: Final = 16 << 20
-"""Bytes that any compressed file may unpack to."""
+"""The size in bytes that any compressed file may unpack to."""
 
 RATIO: Final = 200
-"""Beyond that, how many times its own size a compressed file may unpack to; text reaches 30, a bomb 1,000."""
+"""The maximum compression ratio of larger files. Text reaches about 30, decompression bombs about 1,000."""
 
 GZIP: Final = b"\x1f\x8b"
-"""How a gzipped file begins."""
+"""The first bytes of a gzip file."""
 
 
 def open_regular(path: Path, what: str = "file") -> BufferedReader:
-    """Opens a regular file, or a link to one, for reading.
+    """Open a regular file, or a link to one, for reading.
 
     Args:
         path: The file.
-        what: What the user should name, for the error: `"pack"`, `"catalogue file"`.
+        what: The expected kind of file, for the error: `"pack"`, `"catalogue file"`.
 
     Raises:
-        InputError: It does not exist, cannot be read, or is a folder, a named pipe, a socket or a device.
+        InputError: If it does not exist, cannot be read, or is a folder, a named pipe, a socket or a device.
     """
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
@@ -53,34 +53,34 @@ def open_regular(path: Path, what: str = "file") -> BufferedReader:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise InputError(f"cannot read {path}: expected a {what}, found a folder, pipe or device")
-    return open(descriptor, "rb")  # noqa: PTH123 (it is open already)
+    return open(descriptor, "rb")  # noqa: PTH123 (already open)
 
 
 def read_bytes(path: Path, limit: int, what: str = "file") -> bytes:
-    """The bytes of a regular file.
+    """Return the content of a regular file.
 
     Args:
         path: The file.
-        limit: The most bytes that such a file can have.
-        what: As for `open_regular`.
+        limit: The maximum size in bytes.
+        what: See `open_regular`.
 
     Raises:
-        InputError: As `open_regular`, or the file is longer.
+        InputError: As in `open_regular`, or if the file is larger than the limit.
     """
     with open_regular(path, what) as file:
         return _limited(file, path, limit, what)
 
 
 def read_unpacked(path: Path, limit: int, what: str = "file") -> bytes:
-    """The bytes of a regular file, unpacked if it is gzipped.
+    """Return the content of a regular file, decompressed if it is gzipped.
 
     Args:
         path: The file.
-        limit: The most bytes that such a file can have, unpacked.
-        what: As for `open_regular`.
+        limit: The maximum decompressed size in bytes.
+        what: See `open_regular`.
 
     Raises:
-        InputError: As `read_bytes`, or the compressed data is damaged or unpacks to far more than its size.
+        InputError: As in `read_bytes`, or if the compressed data is damaged or exceeds `unpacked_limit`.
     """
     with open_regular(path, what) as file:
         packed = file.read(len(GZIP)) == GZIP
@@ -92,24 +92,24 @@ def read_unpacked(path: Path, limit: int, what: str = "file") -> bytes:
             with gzip.GzipFile(fileobj=file) as unpacked:
                 return _limited(unpacked, path, allowed, what)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise InputError(f"{path} is damaged ({error}); copy or make it again") from None
+            raise InputError(f"{path} is damaged ({error}); copy or create it again") from None
 
 
 def unpacked_limit(size: int) -> int:
-    """The most bytes that a compressed file of `size` bytes may unpack to."""
+    """Return the maximum size in bytes to which a compressed file of `size` bytes may unpack."""
     return max(LEAST_UNPACKED, RATIO * size)
 
 
 def decompress(packed: bytes, limit: int, dictionary: bytes = b"") -> bytes:
-    """Unpacks zlib data.
+    """Decompress zlib data.
 
     Args:
-        packed: The data.
-        limit: The most bytes that may come out.
-        dictionary: What it was packed with.
+        packed: The compressed data.
+        limit: The maximum decompressed size in bytes.
+        dictionary: The preset dictionary with which the data was compressed.
 
     Raises:
-        InputError: The data is damaged, cut off, or unpacks to more. The message does not say where it comes from.
+        InputError: If the data is damaged, truncated, or larger than the limit. The message does not name the file.
     """
     decompressor = zlib.decompressobj(zdict=dictionary) if dictionary else zlib.decompressobj()
     try:
@@ -119,20 +119,20 @@ def decompress(packed: bytes, limit: int, dictionary: bytes = b"") -> bytes:
     if len(data) > limit:
         raise InputError(f"it unpacks to more than {limit:,} bytes")
     if not decompressor.eof:
-        raise InputError("its compressed data is cut off")
+        raise InputError("its compressed data is truncated")
     return data
 
 
 def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
-        InputError: It is not JSON. The message does not say where it comes from.
+        InputError: If it is not valid JSON. The message does not name the file.
     """
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise InputError(f"not whole JSON ({error})") from None
+        raise InputError(f"not valid JSON ({error})") from None
 
 
 def _limited(file: IO[bytes] | gzip.GzipFile, path: Path, limit: int, what: str) -> bytes:
@@ -143,25 +143,25 @@ def _limited(file: IO[bytes] | gzip.GzipFile, path: Path, limit: int, what: str)
             raise
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     if len(data) > limit:
-        raise InputError(f"{path} has more than {limit:,} bytes, which no {what} has")
+        raise InputError(f"{path}: expected a {what} of at most {limit:,} bytes, received a larger file")
     return data
 
 
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """Says in one line why something could not be written.
+    """Turn an OSError of the block into a one-line InputError.
 
     Args:
-        out: What is being made.
+        out: The file or folder that the block writes.
 
     Raises:
-        InputError: The block raised OSError: the disk is full, a folder is read-only.
+        InputError: If the block raises OSError, for example because the disk is full or a folder is read-only.
     """
     try:
         yield
     except OSError as error:
-        # NumPy's short writes carry no number, only a sentence
+        # NumPy reports a short write as an OSError without an errno
         full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} or "requested and" in str(error)
         why = "no space left on the disk" if full else error.strerror or str(error)
         where = f" ({error.filename})" if error.filename and not full else ""
-        raise InputError(f"cannot make {out}: {why}{where}; nothing was left behind") from None
+        raise InputError(f"cannot write {out}: {why}{where}; no partial output was left") from None

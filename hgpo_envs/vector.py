@@ -1,8 +1,8 @@
-"""Many episodes in one process as a Gymnasium vector environment, made for groups."""
+"""A Gymnasium vector environment that runs groups of episodes in one process."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import gymnasium
 import numpy as np
@@ -13,17 +13,14 @@ from gymnasium.vector.utils import batch_space
 from hgpo_envs import hashing
 from hgpo_envs.env import (
     MOST_SEEDS,
-    RENDER_MODES,
     check_options,
-    check_render_mode,
-    check_sampling,
     checked_task,
     observation_space,
-    rendered,
+    open_tasks,
 )
-from hgpo_envs.episode import Episode, check_template, settings_for
+from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
-from hgpo_envs.sources import SharedSource, Split, share
+from hgpo_envs.rendering import render_step
 from hgpo_envs.spaces import STATE_CHARACTERS, UnicodeText
 from hgpo_envs.task_sampling import TaskSampler
 
@@ -33,39 +30,43 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hgpo_envs.engine import TaskSource
+    from hgpo_envs.sources import SharedSource
 
     Observation = dict[str, Any]
     _Tasks = str | int | Sequence[str | int | None] | None
 
 
+VECTOR_RENDER_MODES: Final = ("ansi",)
+
+
 class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[Any]"]):
-    """Groups of episodes over one task source; thousands of environments cost thousands of small objects.
+    """Groups of episodes over one shared task source, with one small object per environment.
 
-    Observations are a dictionary of ``state`` and ``prompt`` (tuples of n texts) and ``history_hash`` (int64 of shape
-    (n, history_depth + 1)). There is no autoreset: a slot whose episode has ended stands still — its action is not
-    looked at and may be None, its reward is 0, its flags stay, and it has no entry in ``infos`` — until
-    ``reset(options={"reset_mask": …})`` gives it the next task.
+    Observations are a dictionary of ``state`` and ``prompt`` (tuples of n texts) and ``history_hash`` (int64 array of
+    shape (n, history_depth + 1)). There is no autoreset. A slot whose episode has ended stays in its last state until
+    ``reset(options={"reset_mask": …})`` starts its next task. Until then its action is ignored and may be None, its
+    reward is 0, its flags keep their values, and ``infos`` has no entry for it.
 
-    ``infos`` follows Gymnasium's convention: an array of shape (n,) a key, beside ``_key``, a mask of the slots that
-    have one. Flags are bool, numbers int64 or float64, everything else (lists and dictionaries too) dtype object.
+    ``infos`` follows Gymnasium's convention: each key is an array of shape (n,), and ``_key`` is the mask of the slots
+    that have a value. Flags have dtype bool, numbers int64 or float64, and all other values (including lists and
+    dictionaries) object.
 
-    Reset options: ``reset_mask`` (bool array of shape (n,): which slots begin anew; all of them when absent) and
-    ``task`` (one id for every slot, or n of them, None where a slot is to draw). Without a task a group draws together:
-    slot i draws as a single environment with seed ``seed + i // group_size`` does, so that the members of a group
-    always play the same task.
+    Reset options: ``reset_mask`` (bool array of shape (n,): the slots to reset; default all) and ``task`` (one id for
+    every slot, or n ids with None where a slot draws its task). Without a task, the members of a group draw the same
+    task: slot i draws like a single environment with seed ``seed + i // group_size``.
 
     Args:
         source: The tasks and their engines.
-        num_envs: n.
-        group_size: How many neighbouring slots draw the same task.
-        others: As in `hgpo_envs.env.TextEnv`.
+        num_envs: n, the number of slots.
+        group_size: How many consecutive slots draw the same task.
+        split: See `hgpo_envs.env.TextEnv`, also for the other arguments.
 
     Raises:
-        InputError: An argument that cannot be used, or a prompt template that fails at the first task.
+        InputError: If an argument is invalid, or if the prompt template fails at the first task.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # a class constant here
-        "render_modes": list(RENDER_MODES),
+    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # a class constant
+        "render_modes": list(VECTOR_RENDER_MODES),
         "render_fps": 4,
         "autoreset_mode": AutoresetMode.DISABLED,
     }
@@ -85,23 +86,22 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         prompt_template: str | None = None,
         render_mode: str | None = None,
     ) -> None:
-        check_render_mode(render_mode)
         if num_envs < 1:
-            raise InputError(f"num_envs: expected at least 1, got {num_envs!r}")
+            raise InputError(f"num_envs: expected at least 1, received {num_envs!r}")
         if group_size < 1 or num_envs % group_size:
-            raise InputError(f"group_size: expected a divisor of num_envs ({num_envs}), got {group_size!r}")
-        self.shared = share(source)
-        settings = settings_for(
-            self.shared.source.name,
+            raise InputError(f"group_size: expected a divisor of num_envs ({num_envs}), received {group_size!r}")
+        self.shared, self._split, settings = open_tasks(
+            source,
+            split,
+            sampling,
+            render_mode,
+            VECTOR_RENDER_MODES,
             prompt_template=prompt_template,
             history_length=history_length,
             history_depth=history_depth,
             action_format=action_format,
             max_steps=max_steps,
         )
-        check_sampling(sampling)
-        self._split = Split(self.shared, split)
-        check_template(self.shared, settings, self._split[0])
         self._draws: list[TaskSampler] = []
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.num_envs, self.group_size = num_envs, group_size
@@ -116,14 +116,19 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begins a task in every slot, or in those of ``options["reset_mask"]``.
+        """Start a task in every slot, or in those of ``options["reset_mask"]``.
 
         Args:
-            seed: An integer (group g draws with ``seed + g``), or one for each group.
-            options: ``reset_mask`` and ``task``, see the class.
+            seed: An integer (group g draws with ``seed + g``), or one integer per group. None continues the groups'
+                draws.
+            options: ``reset_mask`` and ``task``; see the class.
+
+        Returns:
+            The observations and infos of all slots.
 
         Raises:
-            InputError: A task is unknown or of another split, or an option cannot be used. Nothing is reset then.
+            InputError: If a task is unknown or belongs to another split, or if an option is invalid. No slot is reset
+                then.
         """
         given = check_options(options, ("task", "reset_mask"))
         mask = self._reset_mask(given.get("reset_mask"))
@@ -141,16 +146,20 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
     def step(
         self, actions: Sequence[str | None]
     ) -> tuple[Observation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Carries out one action in every slot that is still playing.
+        """Execute one action in every slot whose episode has not ended.
 
         Args:
-            actions: n commands or responses; not looked at where a slot stands still.
+            actions: n commands or responses. Those of ended episodes are ignored.
+
+        Returns:
+            The observations, rewards (float64), terminated and truncated flags (bool), each of shape (n,), and infos.
 
         Raises:
-            gymnasium.error.ResetNeeded: A slot was never reset.
+            gymnasium.error.ResetNeeded: If a slot was never reset.
+            InputError: If the number of actions is not n.
         """
         if len(actions) != self.num_envs:
-            raise InputError(f"expected {self.num_envs} actions, one for each slot, got {len(actions)}")
+            raise InputError(f"expected {self.num_envs} actions, one for each slot, received {len(actions)}")
         if not all(episode.started for episode in self.episodes):
             raise gymnasium.error.ResetNeeded("call reset before step: some slots have no task")
         slots = np.array([slot for slot, episode in enumerate(self.episodes) if not episode.done], dtype=np.int64)
@@ -166,8 +175,8 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         return self._observe(slots), rewards, terminated, truncated, self._infos(slots)
 
     def render(self) -> tuple[str, ...] | None:
-        """Every slot's last command and state text (``render_mode="ansi"``)."""
-        return tuple(map(rendered, self.episodes)) if self.render_mode == "ansi" else None
+        """Return every slot's last command and state text with ``render_mode="ansi"``, otherwise None."""
+        return tuple(map(render_step, self.episodes)) if self.render_mode == "ansi" else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_prompts"}
@@ -210,18 +219,20 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         if mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
             raise InputError(
                 f'options["reset_mask"]: expected a bool array of shape ({self.num_envs},), '
-                f"got {mask.dtype} of shape {mask.shape}"
+                f"received {mask.dtype} of shape {mask.shape}"
             )
         return mask
 
     def _tasks(self, given: _Tasks, mask: NDArray[np.bool_]) -> list[str | None]:
-        """The ids asked for, one a slot, None where a slot draws."""
+        """Return the requested task id of each slot, None where a slot draws its task."""
         if given is None:
             return [None] * self.num_envs
         if isinstance(given, str | int | np.integer):
             given = [given] * self.num_envs
         if len(given) != self.num_envs:
-            raise InputError(f'options["task"]: expected one id or {self.num_envs}, got {len(given)}')
+            raise InputError(
+                f'options["task"]: expected an id or {self.num_envs} ids, received a sequence of {len(given)}'
+            )
         known: dict[Any, str] = {}
         for task, wanted in zip(given, mask, strict=True):
             if wanted and task is not None and task not in known:
@@ -229,7 +240,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         return [known[task] if wanted and task is not None else None for task, wanted in zip(given, mask, strict=True)]
 
     def _seed(self, seed: int | Sequence[int | None] | None) -> None:
-        """Sets what each group draws; a group whose seed is None goes on."""
+        """Seed the groups' task samplers. A group whose seed is None keeps its sampler."""
         groups = self.num_envs // self.group_size
         if seed is None or isinstance(seed, int | np.integer):
             super().reset(seed=None if seed is None else int(seed))
@@ -240,7 +251,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         else:
             seeds = list(seed)
         if len(seeds) != groups:
-            raise InputError(f"seed: expected an integer or {groups} of them, one for each group, got {len(seeds)}")
+            raise InputError(
+                f"seed: expected an integer or {groups}, one for each group, received a sequence of {len(seeds)}"
+            )
         self._draws = [
             self._draws[group] if given is None and self._draws else self._drawing(given)
             for group, given in enumerate(seeds)

@@ -1,7 +1,7 @@
-"""`name=value` texts: one reader for `--set`, `--env-option`, `--policy-option` and the weights of a mixture.
+"""Parsing of `name=value` texts for `--set`, `--env-option`, `--policy-option` and the weights of a mixture.
 
-A value is read as JSON or as TOML: `3`, `0.5`, `true`, `null`, `[1, 2]`, `{ top_k = 20 }`. Anything else is text. A
-value for something that is annotated as text is text whatever it looks like: `name=7` is the name "7".
+A value is parsed as JSON, then as TOML: `3`, `0.5`, `true`, `null`, `[1, 2]`, `{ top_k = 20 }`. Any other value is
+text. If the option is annotated as text, the value is always text: `name=7` is the name "7".
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 def split(text: str, option: str, form: str = "name=value") -> tuple[str, str]:
-    """The name and the text of the value.
+    """Split ``name=value`` into the name and the text of the value.
 
     Args:
-        text: ``name=value``; the value may hold further equals signs.
-        option: Who was given it, for the error line.
-        form: What it should look like, for the error line.
+        text: ``name=value``; the value may contain further equals signs.
+        option: The option that received the text, for the error message.
+        form: The expected form, for the error message.
 
     Raises:
-        InputError: There is no equals sign, or no name before it.
+        InputError: The text has no equals sign, or no name before it.
     """
     name, equals, value = text.partition("=")
     if not (equals and name.strip()):
-        raise InputError(f"{option}: expected {form}, got {text!r}")
+        raise InputError(f"{option}: expected {form}, received {text!r}")
     return name.strip(), value.strip()
 
 
 def read_value(text: str, annotation: object = Any) -> Any:  # noqa: ANN401 (whatever the user writes)
-    """The value of a text, for something with this annotation.
+    """Parse the text of a value for an option with the given annotation.
 
     >>> read_value("7"), read_value("7", str), read_value('"7"', str | None), read_value("shuffled")
     (7, '7', '7', 'shuffled')
@@ -51,15 +51,15 @@ def read_value(text: str, annotation: object = Any) -> Any:  # noqa: ANN401 (wha
 
 
 def read_assignments(option: str, texts: Iterable[str], annotations: Mapping[str, object]) -> dict[str, Any]:
-    """Values by name.
+    """Parse ``name=value`` texts into a dictionary.
 
     Args:
-        option: Who was given the texts, for the error line.
-        texts: Each ``name=value``.
-        annotations: What is known of the targets; others may be anything.
+        option: The option that received the texts, for the error message.
+        texts: ``name=value`` texts.
+        annotations: Annotations by name; a name without one accepts any value.
 
     Raises:
-        InputError: A text has another form.
+        InputError: A text is not of the form ``name=value``.
 
     >>> read_assignments("--env-option", ["goals=human", "price_seed=3", "show_attributes=true"], {})
     {'goals': 'human', 'price_seed': 3, 'show_attributes': True}
@@ -69,7 +69,7 @@ def read_assignments(option: str, texts: Iterable[str], annotations: Mapping[str
 
 
 def _literal(text: str) -> Any:  # noqa: ANN401 (see above)
-    """A text as JSON, as TOML, or as it is."""
+    """Parse a text as JSON, then as TOML; return it unchanged if it is neither."""
     if text in ("True", "False"):
         return text == "True"
     try:

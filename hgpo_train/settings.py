@@ -1,8 +1,8 @@
-"""Typed settings: dataclasses filled from TOML files and `a.b=c` overrides, checked by msgspec, written back as TOML.
+"""Typed settings: dataclasses that are read from TOML files and `a.b=c` overrides and written back as TOML.
 
 Any dataclass can be a settings class: a section of the configuration, the parameters of an estimator, the options of a
-policy. Annotations are its schema, ranges included: `Annotated[int, Meta(ge=1)]`. In the configuration each field also
-carries a docstring, the string literal below it.
+policy. Its annotations are its schema, which msgspec validates, ranges included: `Annotated[int, Meta(ge=1)]`. Each
+field of the configuration also has a docstring: the string literal below it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import textwrap
 import tomllib
 import typing
+from collections.abc import Mapping
 from datetime import date, time
 from functools import cache, lru_cache
 from pathlib import Path
@@ -28,8 +29,6 @@ from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
@@ -42,34 +41,34 @@ PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Temperature = Annotated[float, Meta(ge=0, le=LARGEST_FLOAT)]
-"""Of sampling; 0 takes the most likely token."""
+"""A sampling temperature; 0 selects the most likely token."""
 
 EXTENDS = "extends"
-"""The key by which a file names the files (relative to itself) whose values it starts from."""
+"""The key of a file's parents: one path or a list of paths, relative to the file, whose values it overrides."""
 
 _BYTES: Final = 16 << 20
-"""The longest configuration file that is read."""
+"""The maximum size of a configuration file, in bytes."""
 
 _FAULT: Final = re.compile(r"(?:Expected )?(.*?)(?:, got .*?)?(?: - at `\$(.*)`)?")
-"""An error of msgspec: what it expected, and where below the value."""
+"""An error message of msgspec: the expected type or range, and the path below the value."""
 
 _TOML_NAMES: Final = {"array": "a list", "object": "a table", "null": "none"}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Reads a TOML file together with the files it `extends`, later values over earlier ones."""
+    """Read a TOML file and the files that it `extends`; later values override earlier ones."""
     return _read_toml(Path(path), ())
 
 
 def _read_toml(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     path = path.resolve()
     if path in above:
-        raise InputError(f"{path} extends itself by way of {above[-1].name}; take one `extends` out")
+        raise InputError(f"{path} extends itself through {above[-1].name}; remove one of the `extends`")
     values = _parsed(path)
     parents = values.pop(EXTENDS, [])
     named = [parents] if isinstance(parents, str) else parents
     if not isinstance(named, list) or not all(isinstance(parent, str) and "\0" not in parent for parent in named):
-        raise InputError(f"{path}: expected {EXTENDS} to name a file or a list of files, got {parents!r}")
+        raise InputError(f"{path}: expected {EXTENDS} to name a file or a list of files, received {parents!r}")
     merged: dict[str, Any] = {}
     for parent in named:
         merged = merge(merged, _read_toml(path.parent / parent, (*above, path)))
@@ -77,7 +76,7 @@ def _read_toml(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    """The values of one file."""
+    """Parse one file."""
     data = read_bytes(path, _BYTES, "configuration")
     try:
         return tomllib.loads(data.decode("utf-8").replace("\r\n", "\n"))
@@ -88,7 +87,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of `over` over those of `base`, table by table.
+    """Return `base` updated with `over`; nested tables are merged.
 
     >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
     {'a': {'b': 3, 'c': 2}}
@@ -101,7 +100,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Settings:
-    """Base of dataclasses that check their fields whenever one is made."""
+    """A base class for dataclasses that validate their fields when an instance is created."""
 
     __slots__ = ()
 
@@ -110,16 +109,17 @@ class Settings:
 
 
 def build(cls: type[T], values: Mapping[str, Any], kind: str = "setting", where: str = "") -> T:
-    """Makes a dataclass from nested tables.
+    """Create a dataclass instance from nested tables.
 
     Args:
         cls: The dataclass.
-        values: Its fields by name; the fields of a nested dataclass are a table. Absent ones take their defaults.
-        kind: What one of the values is called in errors.
-        where: What stands before their names in errors.
+        values: Field values by name; a table for a nested dataclass. Missing fields take their defaults.
+        kind: The word for one of the values in error messages.
+        where: A prefix of the names in error messages.
 
     Raises:
-        InputError: A key is not a field, or a value is not what the field's annotation says.
+        InputError: A key is not a field, a field without a default is missing, or a value does not match the field's
+            annotation.
 
     >>> @dataclasses.dataclass
     ... class Sampling:
@@ -128,44 +128,50 @@ def build(cls: type[T], values: Mapping[str, Any], kind: str = "setting", where:
     Sampling(top_p=1.0)
     >>> build(Sampling, {"top_p": 2}, "policy option")
     Traceback (most recent call last):
-    hgpo_envs.errors.InputError: policy option top_p: expected float <= 1.0, got 2
+    hgpo_envs.errors.InputError: policy option top_p: expected float <= 1.0, received 2
     """
+    if not isinstance(values, Mapping):
+        raise InputError(f"{kind}s: expected a table of names and values, received {one_line(repr(values))}")
     hints = types_of(cls)
     for key in values:
         if key not in hints:
             raise InputError(unknown(kind, f"{where}{key}", [f"{where}{name}" for name in hints], limit=99))
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # a dataclass
+        if field.init and field.name not in values and field.default is field.default_factory is dataclasses.MISSING:
+            raise InputError(f"{kind} {where}{field.name}: expected a value, received none; it has no default")
     return cls(**{key: _converted(hints[key], value, kind, f"{where}{key}") for key, value in values.items()})
 
 
 def check(settings: object, kind: str = "setting") -> None:
-    """Checks the fields of a dataclass by their annotations; call it in `__post_init__`, also of frozen ones.
+    """Validate the fields of a dataclass instance against their annotations. Call it in `__post_init__`.
 
-    Whole numbers for floats become floats, and lists for tuples become tuples.
+    Integers become floats where the annotation is float, and lists become tuples where it is a tuple. The instance is
+    updated in place, even if it is frozen.
 
     Args:
-        settings: The dataclass.
-        kind: What one of its fields is called in errors.
+        settings: An instance of a dataclass.
+        kind: The word for one of its fields in error messages.
 
     Raises:
-        InputError: A value is not what its annotation says.
+        InputError: A value does not match its annotation.
     """
     for name, hint in types_of(type(settings)).items():
         object.__setattr__(settings, name, _converted(hint, getattr(settings, name), kind, name))
 
 
 def types_of(cls: type) -> dict[str, Any]:
-    """The annotation of each field of a dataclass."""
+    """Return the annotation of each field of a dataclass."""
     return dict(_types_of(cls))
 
 
-@lru_cache(64)  # bounded: each use of an estimator that is a function brings a class of its own
+@lru_cache(64)  # bounded: each use of an estimator that is a function creates a new class
 def _types_of(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def annotation_of(cls: type, name: str) -> object:
-    """The annotation of a field by its name, such as `section.field`; `Any` if nothing is known of it."""
+    """Return the annotation of a field by its dotted name, such as `section.field`; `Any` if there is none."""
     found: object = cls
     for key in name.split("."):
         found = types_of(found).get(key, Any) if isinstance(found, type) and dataclasses.is_dataclass(found) else Any
@@ -173,32 +179,32 @@ def annotation_of(cls: type, name: str) -> object:
 
 
 def _converted(hint: Any, value: Any, kind: str, name: str) -> Any:  # noqa: ANN401 (any annotation, any value)
-    """A value as its annotation says."""
+    """Convert a value to the type of its annotation."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return build(hint, value, kind, f"{name}.")
     if value == "none" and type(None) in get_args(hint):  # TOML has no null
         return None
     if isinstance(value, float):
-        value = float(value)  # NumPy's are no plain ones
+        value = float(value)  # numpy.float64 is a subclass of float, which msgspec rejects
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
         raise InputError(_line(hint, value, kind, name, str(error))) from None
-    except UnicodeEncodeError:  # bytes of the command line that are not UTF-8
-        raise InputError(f"{kind} {name}: expected text in UTF-8, got {one_line(repr(value))}") from None
-    except TypeError:  # msgspec does not know this annotation, so the value is not checked
+    except UnicodeEncodeError:  # arguments of the command line may contain bytes that are not UTF-8
+        raise InputError(f"{kind} {name}: expected text in UTF-8, received {one_line(repr(value))}") from None
+    except TypeError:  # msgspec does not support this annotation: the value is not validated
         return value
 
 
 def _line(hint: object, value: object, kind: str, name: str, message: str) -> str:
-    """The line for an error of msgspec."""
+    """Return the error message for a validation error of msgspec."""
     if message.startswith("Invalid enum value") and (choices := _choices(hint)):
         return unknown(f"{kind} {name}", value, map(str, choices), limit=99)
     found = _FAULT.fullmatch(message)
     assert found is not None
     text = "a smaller number" if message.startswith("Number out of range") else found[1]
     expected = re.sub(r"`(.*?)`", lambda kinds: _words(kinds[1]), text)
-    return f"{kind} {name}{found[2] or ''}: expected {expected}, got {one_line(repr(value))}"
+    return f"{kind} {name}{found[2] or ''}: expected {expected}, received {one_line(repr(value))}"
 
 
 def _words(kinds: str) -> str:
@@ -206,7 +212,7 @@ def _words(kinds: str) -> str:
 
 
 def _choices(hint: object) -> tuple[object, ...]:
-    """The choices of a `Literal`, or of the one in a union."""
+    """Return the choices of a `Literal`, or of the `Literal` in a union."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     return next((found for part in get_args(hint) if (found := _choices(part))), ())
@@ -214,7 +220,7 @@ def _choices(hint: object) -> tuple[object, ...]:
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstring of each field of a settings class, in one line each."""
+    """Return the docstring of each field of a settings class, as one line each."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
     docs = {}
@@ -227,14 +233,14 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def to_toml(settings: DataclassInstance, *, docs: bool = False) -> str:
-    """Writes settings as TOML that `read_toml` and `build` read back to an equal object.
+    """Return settings as TOML, from which `read_toml` and `build` create an equal object.
 
     Args:
         settings: A settings object.
-        docs: Also write each field's docstring as a comment above it.
+        docs: Whether to add each field's docstring as a comment above it.
 
     Raises:
-        InputError: An option holds something that TOML cannot.
+        InputError: TOML cannot represent a value.
     """
     return "\n".join(_toml_lines(settings, "", docs)).lstrip("\n") + "\n"
 
@@ -269,10 +275,10 @@ def _toml_value(value: object) -> str:
     if isinstance(value, date | time):
         return value.isoformat()
     raise InputError(
-        f"expected text, a number, true, false, a list or a table in a setting, got {one_line(repr(value))}"
+        f"expected text, a number, true, false, a list or a table in a setting, received {one_line(repr(value))}"
     )
 
 
 def to_dict(settings: DataclassInstance) -> dict[str, Any]:
-    """Settings as nested plain dictionaries, for JSON and trackers."""
+    """Return settings as nested dictionaries, for JSON and experiment trackers."""
     return dataclasses.asdict(settings)

@@ -2,10 +2,10 @@
 # requires-python = ">=3.11"
 # dependencies = ["hgpo[notebooks]"]
 # ///
-"""Context inconsistency of a run, level by level: what is compared when steps at the same state are compared.
+"""Context inconsistency of a run by level: how often steps at the same state have different histories.
 
-marimo edit notebooks/context_inconsistency.py                     a small run of the bundled games is played for it
-marimo edit notebooks/context_inconsistency.py -- --run runs/first any run or Parquet file of steps
+marimo edit notebooks/context_inconsistency.py                     collects a small run of the bundled games
+marimo edit notebooks/context_inconsistency.py -- --run runs/first uses any run or Parquet file of steps
 """
 
 import marimo
@@ -34,14 +34,14 @@ def imports():
 @app.cell(hide_code=True)
 def title(mo):
     mo.md("""
-    # When are two steps in the same situation?
+    # Which steps are in the same situation?
 
     Group advantages compare steps of different rollouts of one task. **GiGPO** compares steps at the same *state*.
-    But an agent that stands in the kitchen for the first time, and one that comes back with a clean plate in its hand,
-    may see the same text and be in quite different situations: their *contexts* are inconsistent. **HGPO** therefore
-    also compares steps that share the last *k* states, for k = 0 … K, and weighs deeper levels more.
+    However, an agent that enters the kitchen for the first time and one that returns with a clean plate may observe the
+    same text in different situations: their *contexts* are inconsistent. **HGPO** therefore also compares steps with
+    the same last *k* states, for k = 0 … K, and gives deeper levels larger weights.
 
-    This notebook looks at one run and asks: how often does that matter, and what does it cost?
+    This notebook shows for one run how often this matters, and what it costs.
     """)
     return
 
@@ -60,15 +60,15 @@ def choose(mo, tempfile, Path):
 @app.cell
 def open_run(StepWriter, example, mo, scan_steps, source):
     def play(out):
-        """16 bundled games, 8 rollouts each, by a policy that asks the expert at a quarter of its steps."""
+        """Collect 8 rollouts of each of 16 bundled games, with the expert's action in a quarter of the steps."""
         from hgpo_train.policies.registry import PolicyContext, make_policy
         from hgpo_train.rollout.env_handle import open_env
-        from hgpo_train.rollout.run import RolloutSpec, collect
+        from hgpo_train.rollout.run import RolloutSpec, collect_groups
 
         handle = open_env("HGPO/ALFWorld-v0", split="train", action_format="command")
         policy = make_policy("mixture:expert=0.25,random=0.75", PolicyContext(handle.shared.source.name, "command", {}))
         with StepWriter(out, config={"made_for": "the notebook"}, without=["prompt"]) as writer:
-            collect(handle, policy, writer, RolloutSpec(tasks=16, group_size=8, seed=1))
+            collect_groups(handle, policy, writer, RolloutSpec(tasks=16, group_size=8, seed=1))
         policy.close()
 
     if source.value == str(example):
@@ -98,7 +98,7 @@ def count(context, depth, statistics, steps):
 
 @app.cell(hide_code=True)
 def in_words(describe, found, mo):
-    mo.md("## In words\n\n" + "\n".join(f"- {sentence}" for sentence in describe(found)))
+    mo.md("## Summary\n\n" + "\n".join(f"- {sentence}" for sentence in describe(found)))
     return
 
 
@@ -107,8 +107,8 @@ def about_inconsistency(mo):
     mo.md("""
     ## How many of the compared pairs differ?
 
-    Take every pair of steps of one task at the same state: that is what level 0 compares. How many of them came there
-    along different states? The bars only grow with k, up to the *oracle*, which looks at whole histories.
+    Level 0 compares all pairs of steps of one task at the same state. The bars show the fraction of these pairs whose
+    last k states differ. It increases with k, up to the *oracle*, which uses complete histories.
     """)
     return
 
@@ -130,12 +130,12 @@ def inconsistency(alt, found):
 @app.cell(hide_code=True)
 def about_shared_contexts(mo):
     mo.md("""
-    ## The price: shared contexts get rare
+    ## Cost: fewer shared contexts, more singleton groups
 
-    The deeper the context, the fewer steps share it with another step, and a step alone in its context has no
-    advantage at that level. *Eligible* steps have k states before them at all, *shared* ones share it with another
-    step, *cross* ones with a step of another rollout. HGPO takes each step as deep as its contexts are shared: the
-    oracle alone would leave most steps with nothing.
+    The deeper the context, the fewer steps share it, and a step in a singleton group has no advantage at that level.
+    *Eligible* steps have k previous states, *shared* steps share their context with another step, and *cross* steps
+    with a step of another rollout. HGPO uses each step's shared contexts. With the oracle alone, most steps would have
+    no advantage.
     """)
     return
 
@@ -160,7 +160,7 @@ def shared_contexts(alt, axis, levels, share):
 
 @app.cell
 def sizes(alt, found, order, pl, share):
-    labels = ["1 (alone)", "2", "3–4", "5–8", "9–16", "more"]
+    labels = ["1 (singleton)", "2", "3–4", "5–8", "9–16", "more"]
     size = pl.sum_horizontal(pl.col("size") > edge for edge in (1, 2, 4, 8, 16))
     binned = (
         found.sizes.with_columns(size.replace_strict(dict(enumerate(labels))).alias("group size"))
@@ -181,11 +181,11 @@ def sizes(alt, found, order, pl, share):
 @app.cell(hide_code=True)
 def about_bias(mo):
     mo.md("""
-    ## What grouping by state alone gets wrong
+    ## Errors of grouping by state alone
 
-    Each dot is a step that shares both its state and a deeper context: its advantage among the steps at the same state
-    (across), and among those with the same last k states (up). On the diagonal both agree; in the grey quarters the
-    sign differs, and a step would be rewarded where it should be blamed.
+    Each dot is a step that shares both its state and a deeper context. The x-axis is its advantage among steps at the
+    same state, the y-axis its advantage among steps with the same last k states. On the diagonal both are equal. In the
+    grey quarters their signs differ: an action would be reinforced instead of discouraged, or the reverse.
     """)
     return
 
@@ -239,10 +239,10 @@ def bias(alt, compute, context, deeper, depth, mo, pl, steps):
 @app.cell(hide_code=True)
 def about_example(mo):
     mo.md("""
-    ## Two steps that look alike
+    ## Two steps at the same state
 
-    The pair at one state, in different rollouts of one task, whose returns are farthest apart although the state is the
-    same: read how each came there.
+    The two steps at the same state, in different rollouts of one task, with the largest difference of returns, and the
+    steps that led to each.
     """)
     return
 
@@ -299,7 +299,7 @@ def kinds_of_tasks(mo, statistics, steps):
     by_type = statistics(steps, by=["task_type"], history_length=2).levels if "task_type" in columns else None
     mo.vstack(
         [
-            mo.md("## By kind of task"),
+            mo.md("## By task type"),
             mo.ui.table(
                 by_type.filter(by_type["level"] != "0").select(
                     "task_type", "level", "steps", "shared", "cross", "differing", "weight"

@@ -1,4 +1,4 @@
-"""Hypothesis profiles, and where recordings of the originals lie when they are there."""
+"""Hypothesis profiles, and fixtures for recordings of the originals, which are optional."""
 
 import os
 import subprocess
@@ -17,16 +17,16 @@ SHARED = Path(os.environ.get("HGPO_SHARED", Path(__file__).parent.parent.parent 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of recordings (golden/) and official data (data/); tests that need it skip without it."""
+    """Return the folder of recordings (golden/) and official data (data/), or skip the test if there is none."""
     if not SHARED.is_dir():
-        pytest.skip("no folder with recordings of the originals beside the checkout (HGPO_SHARED names another)")
+        pytest.skip("needs the folder of recordings of the originals beside the checkout, or in HGPO_SHARED")
     return SHARED
 
 
 @pytest.fixture(scope="session")
 def original_python() -> str:
-    """A Python that has the original alfworld and textworld: this one, or the one that HGPO_ORIGINAL_PYTHON names."""
+    """Return a Python with the original alfworld and textworld: this one, or the one in HGPO_ORIGINAL_PYTHON."""
     python = os.environ.get("HGPO_ORIGINAL_PYTHON", sys.executable)
     if subprocess.run([python, "-c", "import alfworld, textworld"], capture_output=True).returncode:
-        pytest.skip("needs the extra `alfworld` (or HGPO_ORIGINAL_PYTHON naming a Python that has it)")
+        pytest.skip("needs the extra `alfworld`, or HGPO_ORIGINAL_PYTHON set to a Python that has it")
     return python

@@ -1,4 +1,4 @@
-"""`name=value` texts: what is written as JSON or as TOML is read back, and the target's annotation decides on text."""
+"""`name=value` texts: values written as JSON or TOML are read back; an annotation as text makes any value text."""
 
 import json
 import math
@@ -26,8 +26,8 @@ def test_json_is_read_back(value):
 
 
 @given(st.text())
-def test_a_target_of_text_takes_text(text):
-    """Without its quotes, if it is quoted; otherwise to the letter."""
+def test_a_value_annotated_as_text_is_text(text):
+    """Quotes are removed; any other value is unchanged."""
     for annotation in (str, str | None):
         value = read_value(text, annotation)
         if value is None:
@@ -77,12 +77,12 @@ def test_values(text, annotation, value):
 
 @pytest.mark.parametrize("text", ["nonsense", "=3", " =3", ""])
 def test_anything_else_is_one_line(text):
-    with pytest.raises(InputError, match=r"^--x: expected name=value, got ") as caught:
+    with pytest.raises(InputError, match=r"^--x: expected name=value, received ") as caught:
         read_assignments("--x", [text], {})
     assert "\n" not in str(caught.value)
 
 
-def test_a_value_may_hold_equals_signs_and_spaces_around_it():
+def test_a_value_may_contain_equals_signs_and_surrounding_spaces():
     assert read_assignments("--x", ["a = x=y", "b=1", "b=2"], {}) == {"a": "x=y", "b": 2}
 
 

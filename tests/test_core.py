@@ -1,4 +1,4 @@
-"""The core install alone: what needs no extra runs where only the core's packages can be imported."""
+"""The core installation: features that need no extra work with only the core's packages."""
 
 import json
 import subprocess
@@ -77,7 +77,7 @@ found["imported"] = sorted({name.partition(".")[0] for name in sys.modules} & ab
 
 
 def closure(requirements):
-    """The distributions that these requirements bring, here."""
+    """Return the distributions that these requirements install in this environment."""
     found, waiting = set(), [(requirement, "") for requirement in requirements]
     while waiting:
         requirement, extra = waiting.pop()
@@ -90,7 +90,7 @@ def closure(requirements):
             found.add((name, wanted))
             try:
                 lines = distribution(name).requires or []
-            except PackageNotFoundError:  # a test of what is missing, not of what is pinned
+            except PackageNotFoundError:  # this test is about missing packages, not about versions
                 continue
             waiting += [(Requirement(line), wanted) for line in lines]
     return {name for name, _ in found}

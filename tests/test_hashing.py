@@ -1,4 +1,4 @@
-"""State hashes and chains, against scalar arithmetic written from the definition and published vectors."""
+"""State hashes and chains against scalar arithmetic from their definition, and against published test vectors."""
 
 import numpy as np
 from hypothesis import given
@@ -83,7 +83,7 @@ def test_a_single_environments_chain_is_its_definition(
             expected = [link(before, state) for before in (0, *expected)][: depth + 1]
             assert row.tolist() == expected + [hashing.UNDEFINED] * (depth + 1 - len(expected))
             assert row.dtype == np.int64
-            row[:] = 0  # what was handed out is the caller's
+            row[:] = 0  # the caller may overwrite the returned array
             if t == copied_after:
                 chain = hashing.Chain(depth)
                 chain.resume(expected + [hashing.UNDEFINED] * (depth + 1 - len(expected)))

@@ -1,6 +1,8 @@
-"""The layout's promises: import direction, layers, and no package that would shadow Hugging Face datasets."""
+"""The packages' layout: import direction, layers, and no package that shadows Hugging Face datasets."""
 
 import ast
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ FORBIDDEN = {
 }
 ROOMS = {
     "hgpo_train": [
-        {"settings", "assignments"},  # what truly everything shares
+        {"settings", "assignments", "lazy_names"},  # shared by all layers
         {"advantages", "models"},
         {"analysis", "policies"},
         {"rollout"},
@@ -26,7 +28,7 @@ ROOMS = {
         {"training"},
         {"cli"},
     ],
-    "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}],
+    "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],
     "hgpo_envs/webshop": [
         {"records"},
         {"search"},
@@ -36,18 +38,19 @@ ROOMS = {
         {"data", "players"},
         {"generation"},
         {"reference"},
+        {"environment"},
     ],
 }
 """The rooms of a package, layer by layer from the bottom: none imports from its own layer's other rooms or above."""
 
 
 def imported(source: str) -> set[str]:
-    """The packages that a module imports, anywhere in it."""
+    """Return the packages that a module imports anywhere."""
     return {name.split(".")[0] for name in imported_modules(source)}
 
 
 def imported_modules(source: str) -> set[str]:
-    """What a module imports, by dotted name: at its top, in functions and for types alone."""
+    """Return the dotted names that a module imports at its top, in functions and for type checking."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -107,3 +110,10 @@ def test_rooms_import_only_from_layers_below(package: str) -> None:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_packages_are_typed(layer: str) -> None:
     assert (LAYERS[layer] / "py.typed").exists()
+
+
+def test_every_poe_command_in_the_docs_and_in_ci_exists() -> None:
+    tasks = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["poe"]["tasks"]
+    files = ["CONTRIBUTING.md", "docs/dependencies.md", ".ci/run", ".github/workflows/ci.yml"]
+    named = {name for file in files for name in re.findall(r"\bpoe ([a-z-]+)", (ROOT / file).read_text("utf-8"))}
+    assert named == set(tasks)

@@ -1,4 +1,4 @@
-"""The two locks name the same versions, and versions that pyproject.toml allows."""
+"""The two lock files contain the same versions, which pyproject.toml allows."""
 
 import re
 import tomllib
@@ -14,7 +14,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def locked(name: str) -> list[str]:
-    """A lock's requirements, without hashes."""
+    """Return a lock file's requirements without hashes."""
     lines = [line.rstrip("\\").strip() for line in (ROOT / name).read_text().splitlines()]
     return [line for line in lines if line and not line.startswith(("#", "--hash="))]
 

@@ -1,7 +1,13 @@
-"""The numbers of written tables are those that benchmarks kept, and the README's commands those that CI runs."""
+"""Numbers in the documentation's tables are stored benchmark results, and the README's commands are those of CI."""
 
+import re
 import runpy
+import tomllib
 from pathlib import Path
+
+from command import every_command
+
+from hgpo_train.cli.quickstart_run import quickstart
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -19,8 +25,51 @@ def test_the_two_commands_need_only_python_and_pip() -> None:
     assert "grep -m1 -E '^python3 -m venv .*pytest' README.md" in (ROOT / ".ci/run").read_text("utf-8")
 
 
-def test_links_lead_somewhere() -> None:
-    import re
+def test_the_examples_run_in_the_documented_order(tmp_path, monkeypatch, capsys) -> None:
+    """The second needs what `hgpo quickstart` writes."""
+    monkeypatch.chdir(tmp_path)
+    quickstart(Path("runs/quickstart"), tasks=2, group_size=4)
+    play, advantages = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    shown: dict = {}
+    exec(play, shown)
+    query = re.search(r"search\[(.*)\]", play)[1]
+    assert query in shown["info"]["task"], "the example searches for what its task wants"
+    assert f"> search[{query}]" in capsys.readouterr().out
+    computed: dict = {}
+    exec(advantages, computed)
+    assert computed["steps"]["advantage"].is_not_nan().all()
 
+
+def test_the_named_extras_and_commands_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    (listed,) = re.findall(r"^Extras: (.*?)\.$", README, re.MULTILINE | re.DOTALL)
+    installed = re.findall(r"(?:hgpo|'\.)\[(\w+)\]", README)
+    named = {*re.findall(r"`(\w+)`", listed), *installed}
+    assert named <= extras.keys()
+    assert extras.keys() - named == {"dev", "examples"} - named
+    known = {words[0] for words in every_command() if words}
+    assert set(re.findall(r"`hgpo (\w+)", README)) <= known
+
+
+def test_the_benchmarks_commands_have_their_options() -> None:
+    commands = re.findall(r"`python (benchmarks/\w+\.py)(.*?)`", README)
+    assert len(commands) > 10
+    for script, rest in commands:
+        if script == "benchmarks/readme.py":
+            continue
+        source = (ROOT / script).read_text("utf-8")
+        for option in set(re.findall(r"--[\w-]+", rest)) - {"--keep"}:
+            assert f'"{option}"' in source, (script, option)
+        assert "--keep" in rest or "add_keep" not in source
+
+
+def test_the_picture_of_learning_names_every_estimator_and_world() -> None:
+    picture = (ROOT / "docs/learning.svg").read_text("utf-8")
+    script = runpy.run_path(str(ROOT / "benchmarks/readme.py"))
+    for name in (*script["ESTIMATORS"].values(), "ALFWorld: mean of 3 seeds", "WebShop: mean of 2 seeds"):
+        assert name in picture
+
+
+def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("http") or (ROOT / target).exists(), target

@@ -1,4 +1,4 @@
-"""docs/renamed.md: what it says is the new name of something is there."""
+"""docs/renamed.md: every new name that it lists exists."""
 
 import importlib
 import re

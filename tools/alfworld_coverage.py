@@ -1,4 +1,4 @@
-"""Counts which cases of the rules a set of ALFWorld episodes reaches."""
+"""Count the cases of rules that ALFWorld episodes reach."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class CountingEngine(ALFWorldEngine):
         self.fired: Counter[str] = Counter()
 
     def play(self, game: Game) -> State:
-        """Begins a game."""
+        """Start a game."""
         return self._count_won(super().play(game))
 
     def act(self, command: str) -> State:
-        """Carries out a command and counts what it does."""
+        """Execute a command and count its cases."""
         state = self._state
         if state is None or state.terminated:
             return super().act(command)
@@ -45,7 +45,7 @@ class CountingEngine(ALFWorldEngine):
 
 
 def cases(game: Game, game_state: GameState, verb: str, first: int, second: int) -> Iterator[str]:
-    """The cases of a rule that is about to fire: its verb alone, and what is special about this time."""
+    """Return the cases of a rule before it is applied: its verb, and the special conditions."""
     yield verb
     match verb:
         case "look" | "inventory":

@@ -1,12 +1,12 @@
-"""How `rooms.json.gz` was made: what the 120 rooms of ALFWorld hold, read off its layouts and its official games.
+"""Generate `rooms.json.gz`: the contents of ALFWorld's 120 rooms, from its layouts and official games.
 
     python -m tools.alfworld_survey LAYOUTS GAMES OUT
 
-`LAYOUTS` is the folder `alfworld/gen/layouts` of the `alfworld` package, `GAMES` the official `json_2.1.1` folder. The
-games show that a room is always furnished alike: its receptacles, where one stands to reach them, which of them open
-(those that the layouts list), its fixtures (a lamp, a plant) and the kinds of things that lie about. What varies from
-game to game is how many there are of a kind and where they lie; of that the file holds the frequencies. Eight rooms
-have no official game; they come from the layouts alone.
+`LAYOUTS` is the folder `alfworld/gen/layouts` of the `alfworld` package, `GAMES` the official `json_2.1.1` folder. In
+all games, the furniture of a room is fixed: its receptacles and the locations in front of them, which of them can be
+opened (those that the layouts list), its fixtures (a lamp, a plant) and the kinds of objects. Games differ in the
+number and the locations of objects of each kind; the file contains their frequencies. Eight rooms have no official
+game; their data comes from the layouts alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _plain(name: str) -> str:
 
 
 class Survey:
-    """Counts over all games, and per room what is always there."""
+    """Counts over all games, and the fixed contents of each room."""
 
     def __init__(self) -> None:
         self.attributes: dict[str, set[str]] = defaultdict(set)
@@ -55,7 +55,7 @@ class Survey:
         self.types: dict[str, str] = {}
 
     def add(self, folder: Path) -> None:
-        """Counts one game folder in."""
+        """Add one game folder to the counts."""
         problem = json.loads((folder / "game.tw-pddl").read_text())["pddl_problem"]
         traj = json.loads((folder / "traj_data.json").read_text())
         facts: dict[str, list[list[str]]] = defaultdict(list)
@@ -104,7 +104,7 @@ class Survey:
             self.overlaps[scene].update((receptacle, other) for other in receptacles if other != receptacle)
 
     def room(self, scene: int, layouts: Path) -> dict[str, Any]:
-        """One room's entry."""
+        """Return one room's entry."""
         if not self.games[scene]:
             return self._from_layout(scene, layouts)
         names = sorted(self.locations[scene])
@@ -121,7 +121,7 @@ class Survey:
         overlaps = [
             [number[a], number[b], round(n / self.placed[scene][a], 2)]
             for (a, b), n in sorted(self.overlaps[scene].items())
-            if n / self.placed[scene][a] >= 0.02  # less is chance
+            if n / self.placed[scene][a] >= 0.02  # fewer are chance
         ]
         return {
             "scene": scene,
@@ -145,7 +145,7 @@ class Survey:
         return {"scene": scene, "receptacles": receptacles, "fixtures": lamp, "overlaps": [], "objects": movable}
 
     def tables(self) -> dict[str, Any]:
-        """What holds for every room."""
+        """Return the data common to all rooms."""
         return {
             "attributes": {kind: sorted(values) for kind, values in sorted(self.attributes.items())},
             "holds": {kind: sorted(values) for kind, values in sorted(self.holds.items())},
@@ -166,12 +166,12 @@ def _counts(counter: Counter[Any]) -> dict[str, int]:
 
 
 def _position(name: str) -> str:
-    """The coordinates in an identifier: all after its kind."""
+    """Return the coordinates in an identifier: everything after its kind."""
     return name.split("|", 1)[1]
 
 
 def survey(layouts: Path, games: Path) -> str:
-    """The text of `rooms.json.gz`: one line a table entry, one line a room.
+    """Return the text of `rooms.json.gz`: one line per table entry and per room.
 
     Raises:
         InputError: when a folder does not hold what it should.

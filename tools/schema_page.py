@@ -1,6 +1,6 @@
-"""The tables of docs/step_table.md, written from the schema.
+"""Generate the tables of docs/step_table.md from the schema.
 
-python -m tools.schema_page docs/step_table.md     rewrites them in place
+python -m tools.schema_page docs/step_table.md     update the page in place
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hgpo_datasets.schema import FAMILIES, VERSION, Column, columns
 BEGIN: Final = "<!-- columns: written by python -m tools.schema_page -->"
 END: Final = "<!-- end of columns -->"
 
-_HEAD: Final = "| column | type | meaning | unit or form | null when | if left out |"
+_HEAD: Final = "| column | type | meaning | unit or format | null if | default |"
 _RULE: Final = "|---|---|---|---|---|---|"
 _TYPES: Final = {
     pl.String(): "text",
@@ -31,27 +31,24 @@ _TYPES: Final = {
 
 
 def tables() -> str:
-    """One table a family of columns, as Markdown."""
+    """Return one Markdown table per family of columns."""
     every = [column for column in columns() if not _repeats(column)]
     parts = [f"Schema version {VERSION}."]
     for family in FAMILIES:
-        parts.append(
-            f"### {family.capitalize()}\n\n| column | type | meaning | unit or form | null when | if left out |"
-        )
-        parts[-1] += "\n|---|---|---|---|---|---|\n"
-        parts[-1] += "\n".join(_line(column) for column in every if column.family == family)
+        lines = [_line(column) for column in every if column.family == family]
+        parts.append("\n".join([f"### {family.capitalize()}", "", _HEAD, _RULE, *lines]))
     return "\n\n".join(parts)
 
 
 def rewrite(page: str) -> str:
-    """The page with its tables written anew."""
+    """Return the page with updated tables."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{after}"
 
 
 def _repeats(column: Column) -> bool:
-    """Whether it is a deeper one of a chain of hashes; the first two stand for the others."""
+    """Return whether a column is a hash of depth 2 or more; the table shows only depths 0 and 1."""
     depth = column.name.rpartition("_")[2]
     return depth.isdigit() and int(depth) > 1
 
@@ -64,7 +61,7 @@ def _line(column: Column) -> str:
     if column.derived:
         missing = "computed"
     elif column.name == "run":
-        missing = "the writer's"
+        missing = "run of the writer"
     elif column.required:
         missing = "required"
     else:

@@ -1,4 +1,4 @@
-"""Step tables: the layer of data at rest. Needs no environment and no torch."""
+"""Step tables: write, read and verify rollouts stored as Parquet. Requires neither an environment nor torch."""
 
 from hgpo_datasets.reader import StepTableWarning, scan_steps
 from hgpo_datasets.row_errors import RowError, WrongRow

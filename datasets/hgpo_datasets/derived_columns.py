@@ -1,7 +1,7 @@
-"""What follows from a row's neighbours: order, hashes, returns, lengths. Computed here and nowhere else.
+"""Columns computed from the rows of a trajectory: order, hashes, returns and lengths.
 
-Rows are whole trajectories. The same function serves the writer and every import, and `hgpo verify` compares a
-file with what this gives for its rows.
+The input is always complete trajectories. The writer and every importer use `complete`; `hgpo verify` uses `derived` to
+recompute the same values and compare them with a file.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Hashes = tuple[NDArray[np.int64], NDArray[np.bool_]]
-"""Hashes, and where they are known."""
+"""Hashes, int64 of shape (rows,), and a mask of the rows whose hash is known, bool of shape (rows,)."""
 
 TRAJECTORY_KEY: Final = (*GROUP_KEY, "trajectory")
 
 _ROUNDING: Final = 1e-9
-"""How far a given return may be from the exactly rounded sum."""
+"""Largest accepted difference between a supplied return and the exactly rounded sum."""
 
 
 def complete(frame: pl.DataFrame, depth: int) -> pl.DataFrame:
-    """The rows sorted, with every derived column computed.
+    """Sort the rows and compute every derived column.
 
     Args:
-        frame: Whole trajectories with all columns of the schema. Derived columns may be null; where they are not, they
-            must be what is computed. Where a text is not stored its given hash is taken.
-        depth: The deepest hash that the schema holds.
+        frame: Complete trajectories with all columns of the schema. Derived columns may be null; other values must
+            equal the computed ones. Where a text is not stored, its supplied hash is used.
+        depth: Largest k of the history and context hashes in the schema.
 
     Raises:
-        RowError: Rows break a rule of the schema; it names the first of each trajectory.
+        RowError: Rows violate the schema. The error lists the first such row of each trajectory.
     """
     frame = frame.sort(SORT_KEY)
     if frame.is_empty():
@@ -58,24 +58,24 @@ def complete(frame: pl.DataFrame, depth: int) -> pl.DataFrame:
 
 
 def first_rows(frame: pl.DataFrame) -> NDArray[np.bool_]:
-    """Where trajectories begin, for sorted rows: bool of shape (rows,)."""
+    """Return a mask of the first row of each trajectory, bool of shape (rows,). The rows must be sorted."""
     changes = [pl.col(name).ne_missing(pl.col(name).shift()) for name in TRAJECTORY_KEY]
     return frame.select(pl.any_horizontal(changes)).to_series().to_numpy()
 
 
 def broken_steps(frame: pl.DataFrame, first: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """The rows whose step is not their position in their trajectory, for sorted rows."""
+    """Return the indices of rows whose step differs from their position in the trajectory. The rows must be sorted."""
     starts, lengths = _spans(first)
     return np.flatnonzero(frame["step"].to_numpy() != np.arange(len(first)) - np.repeat(starts, lengths))
 
 
 def row_name(frame: pl.DataFrame, row: int) -> str:
-    """How a message names a row."""
+    """Return the description of a row for error messages."""
     return f"task {frame['task_id'][row]!r}, trajectory {frame['trajectory'][row]!r}, step {frame['step'][row]}"
 
 
 def value_problems(frame: pl.DataFrame, last: NDArray[np.bool_]) -> list[tuple[str, str, pl.Expr]]:
-    """The rules on values as (the column, what is wrong, the rows where it is)."""
+    """Return the value rules as (column, message, expression that selects the invalid rows)."""
     inner = pl.lit(pl.Series(~last))
     finite = ("reward", "score", "episode_return")
     problems = [(name, f"{name} is not finite", ~pl.col(name).is_finite()) for name in finite]
@@ -85,26 +85,26 @@ def value_problems(frame: pl.DataFrame, last: NDArray[np.bool_]) -> list[tuple[s
     ]
     name, logprobs, tokens = "response_logprobs", pl.col("response_logprobs"), pl.col("response_token_ids")
     if frame[name].null_count() < len(frame):
-        problems.append((name, f"{name} holds NaN", logprobs.list.eval(pl.element().is_nan()).list.any()))
-        problems.append((name, f"{name} is not one a token", logprobs.list.len() != tokens.list.len()))
+        problems.append((name, f"{name} contains NaN", logprobs.list.eval(pl.element().is_nan()).list.any()))
+        problems.append((name, f"{name} has not one value per token", logprobs.list.len() != tokens.list.len()))
     return problems
 
 
 def text_hashes(frame: pl.DataFrame) -> dict[str, Hashes]:
-    """The hashes of `state`, `action` and `next_state`, by column; where there is no text, those that the rows hold."""
+    """Return the hashes of `state`, `action` and `next_state` by column, with stored hashes where a text is null."""
     return {name: _hashes_of(frame[name], frame[f"{name}_hash"]) for name in ("state", "action", "next_state")}
 
 
 def derived(
     frame: pl.DataFrame, first: NDArray[np.bool_], depth: int, hashes: Mapping[str, Hashes] | None = None
 ) -> pl.DataFrame:
-    """Every derived column, computed from the others.
+    """Compute every derived column from the other columns.
 
     Args:
-        frame: Sorted rows of whole trajectories.
-        first: Where trajectories begin, bool of shape (rows,).
-        depth: The deepest hash.
-        hashes: What `text_hashes` gives for the rows.
+        frame: Sorted rows of complete trajectories.
+        first: Mask of the first row of each trajectory, bool of shape (rows,).
+        depth: Largest k of the history and context hashes.
+        hashes: Result of `text_hashes` for the rows; computed if it is None.
     """
     (state, _), (action, known), (following, followed) = (hashes or text_hashes(frame)).values()
     starts, lengths = _spans(first)
@@ -128,12 +128,12 @@ def derived(
 
 
 def _exact_sum(rewards: pl.Series) -> float:
-    """The sum, rounded once; infinite where it is too large for a float, NaN where a term is not finite."""
+    """Return the sum, rounded once: infinite if it exceeds the range of a float, NaN if it adds inf and -inf."""
     try:
         return math.fsum(rewards)
-    except ValueError:  # inf and -inf, which only a damaged file holds
+    except ValueError:  # inf and -inf together: only a damaged file contains them
         return math.nan
-    except OverflowError:  # of a partial sum: the sum itself may be small
+    except OverflowError:  # raised for a partial sum; the complete sum may still be representable
         total = sum(map(Fraction, rewards))
     try:
         return float(total)
@@ -142,7 +142,7 @@ def _exact_sum(rewards: pl.Series) -> float:
 
 
 def _spans(first: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Where trajectories begin, and their lengths."""
+    """Return the index of each trajectory's first row, and the trajectories' lengths in steps."""
     starts = np.flatnonzero(first)
     return starts, np.diff(np.append(starts, len(first)))
 
@@ -160,7 +160,7 @@ def _hashes_of(texts: pl.Series, given: pl.Series) -> Hashes:
 
 
 def _all_known_between(exists: NDArray[np.bool_], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Where all k actions before a step are known and the k states are there: bool of shape (depth + 1, rows)."""
+    """Return the mask of steps whose k previous states and actions are known, bool of shape (depth + 1, rows)."""
     if known.all():
         return exists
     whole = exists.copy()
@@ -179,7 +179,7 @@ def _nullable(name: str, values: NDArray[np.int64], defined: NDArray[np.bool_]) 
 def _wrong(
     frame: pl.DataFrame, rows: NDArray[np.bool_] | pl.Series, column: str, text: str | Callable[[int], str]
 ) -> list[WrongRow]:
-    """The first of the rows in each trajectory that has some."""
+    """Return the first selected row of each trajectory as a `WrongRow`."""
     places: list[int] = np.flatnonzero(np.asarray(rows, dtype=np.bool_)).tolist()
     first: dict[str, int] = {}
     for place, name in zip(places, frame["trajectory"].gather(places), strict=True):
@@ -199,13 +199,13 @@ def _refuse(wrong: list[WrongRow]) -> None:
 def _check_steps(frame: pl.DataFrame, first: NDArray[np.bool_]) -> None:
     broken = np.zeros(len(frame), dtype=np.bool_)
     broken[broken_steps(frame, first)] = True
-    text = "expected complete trajectories with steps 0, 1, 2, …; a step before it is missing or given twice"
+    text = "expected complete trajectories with steps 0, 1, 2, …; an earlier step is missing or duplicated"
     _refuse(_wrong(frame, broken, "step", text))
     seen: set[str] = set()
     twice = []
     for name in frame["trajectory"].gather(np.flatnonzero(first)):
         if name in seen:
-            line = f"trajectory {name!r} is in two groups; expected an identifier that is unique in the run"
+            line = f"expected a trajectory identifier that is unique in the run; {name!r} is in two groups"
             twice.append(WrongRow(None, name, 0, "trajectory", line))
         seen.add(name)
     _refuse(twice)
@@ -230,11 +230,11 @@ def _check_states(frame: pl.DataFrame, hashes: Mapping[str, Hashes], last: NDArr
 
 
 def _difference(given: pl.Series, wanted: pl.Series) -> Callable[[int], str]:
-    return lambda row: f"{given.name} is {given[row]}; its rows give {wanted[row]}"
+    return lambda row: f"expected {given.name} = {wanted[row]} (computed from the rows), received {given[row]}"
 
 
 def _check_derived(frame: pl.DataFrame, computed: pl.DataFrame) -> None:
-    """Raises for a sum of rewards that is no number, and for given derived values that do not follow from the rows."""
+    """Raise if a sum of rewards is not finite, or if supplied derived values differ from the computed ones."""
     refused = []
     if not computed["episode_return"].is_finite().all():
         endless = ~computed["episode_return"].is_finite()

@@ -1,10 +1,10 @@
-"""What a Parquet file claims to hold, checked against its size and against limits before it is decoded.
+"""Check the footer of a Parquet file against the file's size and fixed limits before the file is decoded.
 
-A kilobyte may claim 10^12 rows, and two hundred of them may decompress to gigabytes. Polars panics on some claims,
-allocates on others, and ends the process at a schema of 10,000 levels. So the footer is checked first: its size, the
-depth of its schema, that column chunks lie within the file, that counts agree, and that no row group takes more than
-`MOST_BYTES` when decoded, which the writer never exceeds. A file may have any number of row groups, because queries
-read one at a time.
+A file of one kilobyte can declare 10^12 rows, and a file of 200 kilobytes can decompress to gigabytes. Some of these
+footers make Polars panic, some make it allocate the declared size, and a schema of 10,000 levels ends the process. The
+checks cover the footer's size, the depth of the schema, the position of column chunks, the row counts, and the decoded
+size of each row group. `MOST_BYTES` limits that size; the writer never exceeds it. The number of row groups is not
+limited, because queries read one row group at a time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_BYTES: Final = 4 << 30
-"""The most that a row group takes when it is decoded, and the largest file that is read whole."""
+"""Largest accepted size in bytes of a decoded row group, and of a file that is read into memory."""
 
-_MOST_FOOTER: Final = 16 << 20  # of some thousand row groups; decoded it takes a hundred times as much
+_MOST_FOOTER: Final = 16 << 20  # enough for thousands of row groups; a decoded footer takes about 100 times its size
 _MOST_LEVELS: Final = 100
 _MAGIC: Final = b"PAR1"
 _TAIL: Final = 8
@@ -41,15 +41,15 @@ _PAGE_UNCOMPRESSED, _PAGE_COMPRESSED, _PAGE_CRC = 2, 3, 4
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 5, 7, 8
 _PAGE_VALUES = 1
 _BITS: Final = (1, 32, 64, 96, 32, 64, 128, 128)
-"""Bits that one value of each physical type takes when decoded; of a text, those of its view."""
+"""Size in bits of one decoded value of each physical type; for texts, the size of a string view."""
 _TEXT_TYPES: Final = frozenset({6, 7})
 
 
 def check_file(path: Path) -> os.stat_result:
-    """Checks a local file by its footer, once as long as the file does not change; returns its status.
+    """Check the footer of a local file and return the file's status. An unchanged file is checked only once.
 
     Raises:
-        InputError: It is not a regular file, not Parquet, damaged, or claims too much.
+        InputError: The file is not a regular file, is not Parquet, is damaged, or exceeds a limit.
     """
     status = reading.status(path)
     _checked(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -57,21 +57,21 @@ def check_file(path: Path) -> os.stat_result:
 
 
 def check_file_in_memory(parquet: bytes) -> None:
-    """Checks a complete file: its footer and every page header.
+    """Check the footer and every page header of a complete file.
 
     Raises:
-        ValueError: It is not Parquet, damaged, or claims too much.
+        ValueError: The bytes are not Parquet, are damaged, or exceed a limit.
     """
     claimed = sum(_integer(header, _PAGE_UNCOMPRESSED) for _, header, _ in _pages(parquet))
     if claimed > MOST_BYTES:
-        raise ValueError(f"its pages claim {claimed:,} bytes; expected at most {MOST_BYTES:,}")
+        raise ValueError(f"expected pages of at most {MOST_BYTES:,} bytes, received pages that declare {claimed:,}")
 
 
 def damaged_pages(parquet: bytes) -> list[str]:
-    """The pages of a complete file whose bytes do not fit their checksum, or that have none, in words.
+    """Return descriptions of the pages of a complete file whose checksum is missing or wrong.
 
     Raises:
-        ValueError: The file's structure is so damaged that its pages cannot be walked.
+        ValueError: The file's structure is damaged, so that its pages cannot be located.
     """
     return [
         name
@@ -81,10 +81,10 @@ def damaged_pages(parquet: bytes) -> list[str]:
 
 
 def column_bytes(path: Path) -> dict[str, int]:
-    """The stored bytes of each top-level column of a local file, pages and their headers.
+    """Return the stored size in bytes, page headers included, of each top-level column of a local file.
 
     Raises:
-        InputError: It is not a regular file, not Parquet, damaged, or claims too much.
+        InputError: The file is not a regular file, is not Parquet, is damaged, or exceeds a limit.
     """
     sizes: dict[str, int] = {}
     for group in _read(path)[_ROW_GROUPS]:
@@ -97,21 +97,21 @@ def column_bytes(path: Path) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _checked(path: Path, device: int, inode: int, size: int, modified_ns: int) -> None:
-    del device, inode, size, modified_ns  # they tell the cache whether it is the same file
+    del device, inode, size, modified_ns  # part of the cache's key only: a changed file is checked again
     _read(path)
 
 
 def _read(path: Path) -> Structure:
-    """The footer of a local file, checked."""
+    """Read and check the footer of a local file."""
     with reading.errors(path), open_regular(path, "Parquet file") as file:
         return _footer(file)
 
 
 def _footer(file: IO[bytes]) -> Structure:
-    """The footer of a file, checked.
+    """Read and check the footer of an open file.
 
     Raises:
-        ValueError: It is not a complete Parquet file, or its footer is wrong.
+        ValueError: The file is not a complete Parquet file, or its footer is invalid.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -122,25 +122,25 @@ def _footer(file: IO[bytes]) -> Structure:
     if size < len(_MAGIC) + _TAIL or (head, tail[4:]) != (_MAGIC, _MAGIC):
         raise ValueError("not a complete Parquet file: it does not begin and end with PAR1")
     if length > size - _TAIL - len(_MAGIC):
-        raise ValueError(f"its footer says it is {length:,} bytes long, more than the file holds")
+        raise ValueError(f"its footer declares a length of {length:,} bytes, which exceeds the file's size")
     if length > _MOST_FOOTER:
-        raise ValueError(f"its footer has {length:,} bytes; expected at most {_MOST_FOOTER:,}")
+        raise ValueError(f"expected a footer of at most {_MOST_FOOTER:,} bytes, received {length:,}")
     file.seek(size - _TAIL - length)
     footer, end = decode(file.read(length), 0)
     if end != length:
-        raise ValueError("its footer does not end where it should")
+        raise ValueError("its footer has a wrong length")
     try:
         _check_levels(footer[_SCHEMA])
         decoded = _decoded_bytes(footer, size)
     except (KeyError, AttributeError, TypeError, IndexError) as error:
         raise ValueError(f"its footer is damaged ({type(error).__name__}: {error})") from error
     if decoded > MOST_BYTES:
-        raise ValueError(f"a row group claims {decoded:,} bytes when decoded; expected at most {MOST_BYTES:,}")
+        raise ValueError(f"expected row groups of at most {MOST_BYTES:,} decoded bytes, received {decoded:,}")
     return footer
 
 
 def _check_levels(elements: list[Structure]) -> None:
-    """Checks how deep a schema is: a list of elements, each before its children."""
+    """Check the depth of a schema, a list of elements in which parents precede their children."""
     open_groups: list[int] = []
     for element in elements:
         open_groups.append(element.get(_CHILDREN, 0))
@@ -153,18 +153,18 @@ def _check_levels(elements: list[Structure]) -> None:
 
 
 def _decoded_bytes(footer: Structure, size: int) -> int:
-    """What the largest row group takes in memory, by what the footer says."""
+    """Return the decoded size in bytes of the largest row group, as declared by the footer."""
     leaves = [(element[_LEAF_TYPE], element[_NAME]) for element in footer[_SCHEMA] if _CHILDREN not in element]
     rows = decoded = 0
     for group in footer[_ROW_GROUPS]:
         columns, group_rows = group[_GROUP_COLUMNS], group[_GROUP_ROWS]
         found = [(chunk[_METADATA][_TYPE], chunk[_METADATA][_PATH][-1]) for chunk in columns]
         if found != leaves or group_rows < 0:
-            raise ValueError("its footer is damaged (row groups do not fit the schema)")
+            raise ValueError("its footer is damaged (row groups do not match the schema)")
         rows += group_rows
         decoded = max(decoded, sum(_chunk_bytes(chunk[_METADATA], group_rows, size) for chunk in columns))
     if rows != footer[_ROWS]:
-        raise ValueError(f"its footer claims {footer[_ROWS]:,} rows; its row groups have {rows:,}")
+        raise ValueError(f"its footer declares {footer[_ROWS]:,} rows; its row groups have {rows:,}")
     return decoded
 
 
@@ -184,10 +184,10 @@ def _chunk_range(column: Structure) -> tuple[int, int]:
 
 
 def _pages(parquet: bytes) -> Iterator[tuple[str, Structure, memoryview]]:
-    """The pages of a complete file: where they are in words, header, stored bytes.
+    """Yield the description, header and stored bytes of each page of a complete file.
 
     Raises:
-        ValueError: The footer is wrong, or a page lies outside its column.
+        ValueError: The footer is invalid, or a page lies outside its column.
     """
     data = memoryview(parquet)
     for group, metadata in enumerate(_footer(io.BytesIO(parquet))[_ROW_GROUPS]):
@@ -206,14 +206,15 @@ def _pages(parquet: bytes) -> Iterator[tuple[str, Structure, memoryview]]:
                 yield page, header, data[start:position]
                 number += 1
             if values != column[_VALUES]:
-                raise ValueError(f"the pages of row group {group}, column {name} have {values} values, not as claimed")
+                line = f"row group {group}, column {name} declares {column[_VALUES]} values; its pages have {values}"
+                raise ValueError(line)
 
 
 def _page_values(header: Structure) -> int:
-    """How many of the column's values a page holds; none if it is a dictionary.
+    """Return the number of the column's values in a page: 0 for a dictionary page.
 
     Raises:
-        ValueError: The number is negative or more than the page's bytes can hold: Polars ends the process at these.
+        ValueError: The number is negative or too large for the page's size. Polars ends the process at such a page.
     """
     kind = next(
         (kind for kind in (_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2) if isinstance(header.get(kind), dict)), None
@@ -232,5 +233,5 @@ def _integer(header: Structure, field: int) -> int:
 
 
 def _signed(crc: int) -> int:
-    """A checksum as Thrift's int32, which has a sign."""
+    """Convert an unsigned CRC-32 to Thrift's signed int32."""
     return crc - (1 << 32) if crc >= 1 << 31 else crc

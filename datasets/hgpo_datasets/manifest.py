@@ -1,11 +1,11 @@
-"""The manifest of a run: an append-only list of its committed shards, one JSON object a line.
+"""The manifest of a run: an append-only list of its committed shards, one JSON object per line.
 
-The first line describes the run, each other line a shard. A shard is committed when its line is on disk. Each line ends
-with `check`, the xxh3_64 of the line before's check and the line's own content, so that a changed, lost or reordered
-line is found; a last line without its newline was never committed.
+The first line describes the run, each further line one shard. A shard is committed when its line is on disk. Each line
+has a `check`: the xxh3_64 of the previous line's check and the line's own content. It detects changed, lost and
+reordered lines. A last line without a newline was never committed.
 
-Names of files come from the manifest and become paths: only the name that the writer gives to the shard of a line is
-accepted there, so that no manifest leads a reader out of the run's folder.
+File names from the manifest become paths. Each line may only contain the file name that the writer assigns to its
+shard, so that a manifest cannot point a reader outside the run's folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "manifest.jsonl"
 MOST_BYTES: Final = 64 << 20
-"""The largest manifest that is read or written: about 250,000 shards."""
+"""Largest manifest that is read or written, in bytes: about 250,000 shards."""
 
 _FORMAT: Final = "hgpo step table"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -35,14 +35,14 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What holds for the whole run.
+    """The first line of a manifest, which describes the run.
 
     Attributes:
-        run: The run's name, as in the column `run`.
-        depth: The deepest hash that its rows hold.
-        schema_version: The version of its files.
-        hgpo_version: The package that wrote it.
-        config: The configuration it was made with.
+        run: Name of the run, as in the column `run`.
+        depth: Largest k of the stored history and context hashes.
+        schema_version: Schema version of the run's files.
+        hgpo_version: Version of the package that wrote the run.
+        config: Configuration of the run.
     """
 
     run: str
@@ -57,13 +57,13 @@ class Shard:
     """One committed file.
 
     Attributes:
-        file: Its name in the run's folder.
-        sha256: Of the whole file, as `sha256sum` gives it.
-        bytes: Its size.
-        rows: Steps in it.
-        trajectories: Trajectories in it.
-        groups: Groups of rollouts in it; none is split over files.
-        replaces: The earlier file whose rows it holds, some of them changed; that file is no longer of the run.
+        file: File name in the folder of the run's shards.
+        sha256: SHA-256 of the file, as printed by `sha256sum`.
+        bytes: File size.
+        rows: Number of steps.
+        trajectories: Number of trajectories.
+        groups: Number of groups of rollouts. A group is never split across files.
+        replaces: Earlier file that this one replaces; that file no longer belongs to the run.
     """
 
     file: str
@@ -80,12 +80,12 @@ class Manifest:
     """A decoded manifest.
 
     Attributes:
-        header: The run, or None where no whole first line is there.
-        shards: The committed shards, in the order of their commits.
-        size: Bytes of the whole lines; what follows was never committed.
-        check: The last line's check, which the next line takes in.
-        problem: What is wrong with it; None when nothing is.
-        replaced: Files that were committed and then replaced by others.
+        header: Description of the run; None if the first line is missing or incomplete.
+        shards: Committed shards in commit order.
+        size: Size of the complete lines in bytes. Bytes after them were never committed.
+        check: Check of the last line; the next line's check depends on it.
+        problem: Description of the first invalid line; None if the manifest is valid.
+        replaced: Files that were committed and later replaced.
     """
 
     header: Header | None
@@ -97,11 +97,11 @@ class Manifest:
 
     @property
     def committed(self) -> int:
-        """How many files were ever committed: the number of the next one."""
+        """Number of files ever committed, which is also the number of the next file."""
         return len(self.shards) + len(self.replaced)
 
     def with_shard(self, shard: Shard) -> Manifest:
-        """The manifest with one more committed file, which may replace an earlier one."""
+        """Return the manifest with one more committed file, which may replace an earlier one."""
         if shard.replaces is None:
             return replace(self, shards=(*self.shards, shard))
         kept = tuple(other for other in self.shards if other.file != shard.replaces)
@@ -109,17 +109,17 @@ class Manifest:
 
 
 def canonical(value: object) -> bytes:
-    """The one JSON text of a value: sorted keys, no spaces."""
+    """Return the canonical JSON of a value: sorted keys, no spaces."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
-    """The value as it reads back from JSON (tuples are lists, NumPy scalars numbers)."""
+    """Return the value after a round trip through JSON (tuples become lists, NumPy scalars become numbers)."""
     return orjson.loads(canonical(value))
 
 
 def encode_line(content: Header | Shard, previous_check: str) -> tuple[bytes, str]:
-    """A line and its check."""
+    """Return a line and its check."""
     values = {name: value for name, value in asdict(content).items() if value is not None}
     if isinstance(content, Header):
         values["format"] = _FORMAT
@@ -128,7 +128,7 @@ def encode_line(content: Header | Shard, previous_check: str) -> tuple[bytes, st
 
 
 def extend(manifest: Manifest, content: Header | Shard) -> Manifest:
-    """The manifest with one more line."""
+    """Return the manifest with one more line."""
     line, check = encode_line(content, manifest.check)
     size = manifest.size + len(line)
     if isinstance(content, Header):
@@ -137,7 +137,7 @@ def extend(manifest: Manifest, content: Header | Shard) -> Manifest:
 
 
 def file_name(number: int) -> str:
-    """The name of a run's shard.
+    """Return the file name of a run's shard.
 
     >>> file_name(3)
     'steps-000003.parquet'
@@ -146,34 +146,38 @@ def file_name(number: int) -> str:
 
 
 def read(folder: Path) -> Manifest:
-    """Reads a run's manifest as far as it is right; what is wrong is in `problem`.
+    """Read a run's manifest up to the first invalid line, which is described in `problem`.
 
     Raises:
-        InputError: It is missing, not a regular file, too large, or written by a newer version.
+        InputError: The manifest is missing, not a regular file, too large, or written by a newer version.
     """
     return decode(reading.read(folder / NAME, MOST_BYTES))
 
 
-def current(folder: Path) -> Manifest:
-    """Reads a run's manifest again as long as a writer replaces files that it lists.
+def current(folder: Path, shards: Path) -> Manifest:
+    """Read a run's manifest, and read it again if a writer replaced files in the meantime.
+
+    Args:
+        folder: The run's folder.
+        shards: The folder of its shards.
 
     Raises:
-        InputError: As `read` raises.
+        InputError: See `read`.
     """
     listed = read(folder)
-    while not all((folder / shard.file).exists() for shard in listed.shards):
+    while not all((shards / shard.file).exists() for shard in listed.shards):
         again = read(folder)
-        if again.check == listed.check:  # missing for good
+        if again.check == listed.check:  # no writer replaced the file: it is missing
             break
         listed = again
     return listed
 
 
 def decode(data: bytes) -> Manifest:
-    """Decodes a manifest as far as it is right; what is wrong is in `problem`.
+    """Decode a manifest up to the first invalid line, which is described in `problem`.
 
     Raises:
-        InputError: It is another file's content, or was written by a newer version.
+        InputError: The data is not a manifest, or was written by a newer version.
     """
     header: Header | None = None
     shards: dict[str, Shard] = {}
@@ -213,7 +217,7 @@ def _check(values: Mapping[str, object], previous_check: str) -> str:
 
 
 def _values(line: bytes, previous_check: str) -> dict[str, Any] | None:
-    """A line's values, or None when it is not exactly what `encode_line` wrote after the line before."""
+    """Return a line's values, or None unless `encode_line` would produce exactly this line at this position."""
     try:
         values = orjson.loads(line)
         content = {name: value for name, value in values.items() if name != "check"}
@@ -224,7 +228,7 @@ def _values(line: bytes, previous_check: str) -> dict[str, Any] | None:
 
 
 Rule = tuple["Callable[[Any], bool]", str]
-"""Whether a value is right, and what is expected."""
+"""A check of a value, and the description of valid values."""
 
 
 def _count(value: object) -> bool:
@@ -254,7 +258,7 @@ def _shard_rules(number: int, earlier: Collection[str]) -> dict[str, Rule]:
 
 
 def _wrong(values: Mapping[str, object], rules: Mapping[str, Rule]) -> str | None:
-    """What is wrong with a line's values, or None."""
+    """Return a description of the first invalid value of a line, or None."""
     for name in sorted(values.keys() - rules.keys()):
         return f"has the unknown key {name!r:.80}; was it written by a newer hgpo?"
     for name, (is_right, expected) in rules.items():
@@ -269,7 +273,7 @@ def _wrong(values: Mapping[str, object], rules: Mapping[str, Rule]) -> str | Non
 
 def _wrong_header(values: dict[str, Any]) -> str | None:
     if values.pop("format", None) != _FORMAT:
-        raise InputError(f"{NAME} does not describe a step table run")
+        raise InputError(f"{NAME} is not the manifest of a step table")
     if _count(values.get("schema_version")):
         known_version(values["schema_version"], NAME)
     return _wrong(values, _HEADER_RULES)

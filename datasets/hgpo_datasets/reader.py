@@ -1,36 +1,36 @@
-"""Reads step tables: `scan_steps` gives one LazyFrame over a file, a run, several runs, or a URL.
+"""Read step tables: `scan_steps` returns one LazyFrame over runs, files and URLs.
 
-Only what a manifest lists is read, so a writer may be at work in the run or may have been killed there. Before a local
-file is read it is checked to be a regular file of the committed size whose footer claims no more than the file can
-hold; changed bytes inside pages are found by `hgpo verify`.
+Only files listed in a manifest are read, so a run can be read while a writer is open or after it was killed. Before a
+local file is read, its size is compared with the manifest and its footer is checked (see `hgpo_datasets.footer`).
+Changed bytes inside pages are not detected here; `hgpo verify` finds them.
 """
 
 from __future__ import annotations
 
-import glob
 import os
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import polars as pl
 
 from hgpo_datasets import footer, manifest, reading, remote, schema, shards
-from hgpo_envs.errors import InputError
+from hgpo_datasets.run_paths import STEPS, run_of_file, shard_folder
+from hgpo_datasets.sources import PARQUET, Part, Source, describe_empty, parts_of
+from hgpo_envs.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_datasets.manifest import Shard
 
-Source = str | os.PathLike[str]
+T = TypeVar("T")
 Choice = Literal["refuse", "skip"]
-
-_PARQUET: Final = ".parquet"
 
 
 class StepTableWarning(UserWarning):
-    """Names a file that was left out."""
+    """A warning that a file or a run was skipped."""
 
 
 def scan_steps(
@@ -38,72 +38,94 @@ def scan_steps(
     *,
     damaged: Choice = "refuse",
     uncommitted: Choice = "skip",
+    plain: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> pl.LazyFrame:
-    """The steps of a file, a run, several runs, or an object-store URL, as one LazyFrame.
+    """Scan the steps of a run, a folder of runs, a file, a pattern, or a URL as one LazyFrame.
 
-    Only the columns that a query asks for are read. Rows come file by file, each sorted by iteration, task, group,
-    trajectory, step. Runs of different depths give the hashes that all of them have; a column that came with a later
-    schema version is null in older files.
+    A query reads only the columns that it uses. The files keep their order; within a file, rows are sorted by
+    iteration, task, group, trajectory and step. For runs of different depths, the result has the hashes that all of
+    them have. A column added in a later schema version is null for older files.
 
     Args:
-        source: A Parquet file, a run's folder, a URL of either (`s3://`, `gs://`, `az://`, `hf://`, `https://` …), a
-            pattern of these (`runs/*`), or several of them.
-        damaged: What to do with a file that is missing or whose size is not the committed one: `refuse` raises,
-            `skip` warns and reads the others.
-        uncommitted: The same for a shard that is in the folder but not in the manifest (its writer is at work, or was
-            killed).
-        storage_options: How to reach the object store, as `polars.scan_parquet` takes it.
+        source: A run's folder or its `steps/`, a folder that contains runs at any depth, a Parquet file, a glob
+            pattern of these (`runs/*`), the URL of a run or file (`s3://`, `gs://`, `az://`, `hf://`, `https://` …), or
+            several of these. A run that is named twice is read once. A run inside another run, such as the evaluation
+            of a training run, is read only if it is named itself.
+        damaged: Handling of files that are missing or whose size differs from the manifest: `refuse` raises, `skip`
+            warns and reads the other files.
+        uncommitted: Handling of shards that are in the folder but not in the manifest, because their writer is open or
+            was killed: `refuse` or `skip`, as above.
+        plain: Whether to read Parquet files of other programs as well: local files outside of run folders, without the
+            metadata of a step table. Their columns and the order of their rows are unchanged.
+        storage_options: Options of the object store, as in `polars.scan_parquet`.
 
     Raises:
-        InputError: There is nothing to read, a file is damaged, or it was written by a newer version.
+        InputError: The source has no rows, or contains both runs and other Parquet files; a file is damaged, is no
+            step table or was written by a newer version; or plain files have different columns.
+
+    Warns:
+        StepTableWarning: A file was skipped, or some of several runs have no committed rows.
     """
-    given = [source] if isinstance(source, str | os.PathLike) else list(source)
+    given = _sources(source)
+    for name, choice in (("damaged", damaged), ("uncommitted", uncommitted)):
+        if choice not in get_args(Choice):
+            raise InputError(unknown(f"choice for {name}", choice, get_args(Choice)))
     options = dict(storage_options or {})
-    sources = [one for name in given for one in _expand(os.fspath(name))]
-    found = [_files(one, damaged, uncommitted, options) for one in sources]
+    parts = parts_of(given)
+    found = [_files(part, damaged, uncommitted, options) for part in parts]
     if not any(found):
-        raise InputError(f"no committed rows in {', '.join(map(str, given)) or 'an empty list'}")
-    return _scan([some for some in found if some], options)
+        raise InputError(describe_empty(parts, given))
+    _warn_about_empty(parts, found)
+    return _scan([some for some in found if some], options, plain=plain)
+
+
+def _sources(source: Any) -> list[Source]:  # noqa: ANN401 (checked here)
+    """Return the given path, or the list of given paths."""
+    is_one = isinstance(source, str | os.PathLike) or not isinstance(source, Iterable)
+    given: list[Any] = [source] if is_one else list(source)
+    for one in given:
+        if not isinstance(one, str | os.PathLike) or not os.fspath(one):
+            kind = type(one).__name__
+            raise InputError(f"expected the path or URL of a run or Parquet file, received {kind} {one!r}")
+    return given
 
 
 def step_files(source: Source) -> list[str]:
-    """The local files that `scan_steps` reads.
+    """Return the paths of the local files that `scan_steps` reads.
 
     Raises:
-        InputError: There are none, or one is damaged.
+        InputError: The source does not exist, or a file is damaged.
     """
-    return [file for one in _expand(os.fspath(source)) for file in _files(one, "refuse", "skip", {})]
+    return [file for part in parts_of([source]) for file in _files(part, "refuse", "skip", {})]
 
 
-def _expand(source: str) -> list[str]:
-    """The files and folders that a pattern names."""
-    if "://" in source or Path(source).exists() or not glob.has_magic(source):
-        return [source]
-    return sorted(glob.glob(source, recursive=True))  # noqa: PTH207 (patterns with and without a root)
+def _warn_about_empty(parts: list[Part], found: list[list[str]]) -> None:
+    """Warn if a folder or pattern contains runs without committed rows beside others."""
+    for source in dict.fromkeys(part.source for part in parts):
+        empty = [not files for part, files in zip(parts, found, strict=True) if part.source == source]
+        if len(empty) > 1 and any(empty):
+            line = f"{source}: {len(empty)} runs, {sum(empty)} of them without committed rows"
+            warnings.warn(line, StepTableWarning, stacklevel=3)
 
 
-def _files(source: str, damaged: Choice, uncommitted: Choice, options: dict[str, Any]) -> list[str]:
-    """The files of one source."""
-    if "://" in source and not source.startswith("file://"):
-        return [source] if source.endswith(_PARQUET) else _remote_run(source, options)
-    path = Path(source.removeprefix("file://"))
-    reading.check_text(path)
-    if path.is_dir():
+def _files(part: Part, damaged: Choice, uncommitted: Choice, options: dict[str, Any]) -> list[str]:
+    """Return the files of one run, file or URL."""
+    if part.kind == "url":
+        return [part.path] if part.path.endswith(PARQUET) else _remote_run(part.path, options)
+    path = Path(part.path)
+    if part.kind == "run":
         return _run(path, damaged, uncommitted)
-    if not os.path.lexists(path):
-        raise InputError(f"{source}: no such file or run")
     footer.check_file(path)
     return [str(path)]
 
 
 def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[str]:
-    if not os.path.lexists(folder / manifest.NAME):
-        hint = "name its files (folder/*.parquet) to read them without one"
-        raise InputError(f"{folder} is not a run: it has no {manifest.NAME}; {hint}")
+    place = shard_folder(folder)
     with reading.errors(folder):
-        present = sorted(folder.glob(f"*{_PARQUET}"))  # before the manifest is read: a writer may be at work
-    listed = manifest.current(folder)
+        # listed before the manifest is read: a file that an open writer commits in between is then in the manifest
+        present = sorted(place.glob(f"*{PARQUET}"))
+    listed = manifest.current(folder, place)
     if listed.problem:
         _refuse_or_warn(damaged, f"{folder}: {listed.problem}")
     names = {shard.file for shard in listed.shards}
@@ -112,19 +134,19 @@ def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[str]:
             _refuse_or_warn(uncommitted, f"{extra} is not committed")
     found = []
     for shard in listed.shards:
-        if problem := _problem(folder / shard.file, shard):
+        if problem := _problem(place / shard.file, shard):
             _refuse_or_warn(damaged, problem)
         else:
-            found.append(str(folder / shard.file))
+            found.append(str(place / shard.file))
     return found
 
 
 def _problem(file: Path, shard: Shard) -> str | None:
-    """What is wrong with a committed file, as far as its size and footer tell."""
+    """Return the problem that a committed file's size or footer shows, or None."""
     try:
         size = reading.status(file).st_size
         if size != shard.bytes:
-            return f"{file} is damaged: {size} bytes, {shard.bytes} were committed"
+            return f"{file} is damaged: expected {shard.bytes} bytes (as committed), received {size}"
         footer.check_file(file)
     except InputError as error:
         return str(error)
@@ -134,31 +156,78 @@ def _problem(file: Path, shard: Shard) -> str | None:
 def _refuse_or_warn(choice: Choice, line: str) -> None:
     if choice == "refuse":
         raise InputError(line)
-    warnings.warn(f"{line}; it is left out", StepTableWarning, stacklevel=6)
+    warnings.warn(f"{line}; skipped", StepTableWarning, stacklevel=6)
 
 
 def _remote_run(url: str, options: dict[str, Any]) -> list[str]:
+    """Return the files of a run at a URL.
+
+    A URL cannot be listed in general, so the places of both layouts are tried (see `hgpo_datasets.run_paths`).
+    """
     base = url.rstrip("/")
-    address = f"{base}/{manifest.NAME}"
-    with reading.errors(address):
-        listed = manifest.decode(remote.read_lines(address, manifest.MOST_BYTES, options))
+    parent, _, name = base.rpartition("/")
+    run, content = _first_readable(
+        [base, parent if name == STEPS else f"{base}/{STEPS}"],
+        lambda run: remote.read_lines(f"{run}/{manifest.NAME}", manifest.MOST_BYTES, options),
+    )
+    with reading.errors(f"{run}/{manifest.NAME}"):
+        listed = manifest.decode(content)
     if listed.problem:
         raise InputError(f"{url}: {listed.problem}")
-    return [f"{base}/{shard.file}" for shard in listed.shards]
+    if not listed.shards:
+        return []
+    place, _ = _first_readable(
+        [f"{run}/{STEPS}", run],
+        lambda place: pl.read_parquet_metadata(f"{place}/{listed.shards[0].file}", storage_options=options or None),
+    )
+    return [f"{place}/{shard.file}" for shard in listed.shards]
 
 
-def _scan(sources: list[list[str]], options: dict[str, Any]) -> pl.LazyFrame:
-    """One frame over the files; those of one source have the same columns."""
-    seen = [_columns(source[0], options) for source in sources]
+def _first_readable(urls: Sequence[str], read: Callable[[str], T]) -> tuple[str, T]:
+    """Return the first URL that can be read, with its content.
+
+    Raises:
+        InputError: None of them can be read; the error is that of the first.
+    """
+    refused: InputError | None = None
+    for url in urls:
+        try:
+            with reading.errors(url):
+                return url, read(url)
+        except InputError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _scan(sources: list[list[str]], options: dict[str, Any], *, plain: bool) -> pl.LazyFrame:
+    """Return one frame over the files. The files of one source have the same columns."""
+    plain_files = {source[0] for source in sources if plain and _is_plain(source[0])}
+    seen = [_columns(source[0], options, versioned=source[0] not in plain_files) for source in sources]
     schemas: dict[str, Any] = {}
-    if any(one != seen[0] for one in seen):
+    other = next((number for number, columns in enumerate(seen) if columns != seen[0]), None)
+    if other is not None and plain_files:
+        raise InputError(
+            f"{sources[0][0]} and {sources[other][0]} have different columns or types; expected the same in all files "
+            "that are read together"
+        )
+    if other is not None:
         depth = min(schema.stored_depth(one) for one in seen)
         schemas = {"schema": schema.polars_schema(depth), "missing_columns": "insert", "extra_columns": "ignore"}
     every = [file for source in sources for file in source]
     return pl.scan_parquet(every, storage_options=options or None, glob=False, **schemas)
 
 
-def _columns(file: str, options: dict[str, Any]) -> dict[str, pl.DataType]:
+def _is_plain(file: str) -> bool:
+    """Return whether a file is local, in no run folder, and without the metadata of a step table."""
+    if "://" in file or run_of_file(Path(file)) is not None:
+        return False
     with reading.errors(file):
-        shards.check_version(pl.read_parquet_metadata(file, storage_options=options or None), file)
+        return not any(key in shards.KEYS for key in pl.read_parquet_metadata(file))
+
+
+def _columns(file: str, options: dict[str, Any], *, versioned: bool) -> dict[str, pl.DataType]:
+    with reading.errors(file):
+        if versioned:
+            shards.check_version(pl.read_parquet_metadata(file, storage_options=options or None), file)
         return dict(pl.scan_parquet(file, storage_options=options or None, glob=False).collect_schema())

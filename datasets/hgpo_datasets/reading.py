@@ -1,4 +1,4 @@
-"""Opens files that somebody else may have made, and says what is wrong with them in one line."""
+"""Open files from untrusted sources, with one-line errors."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 POLARS_ERRORS: Final = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
-"""What Polars raises for a damaged file; a PanicException is no Exception."""
+"""Exceptions that Polars raises for a damaged file. PanicException is not a subclass of Exception."""
 
 _WHAT: Final = "file of a step table"
 
 
 def check_text(path: Path) -> None:
-    """Checks that a path is a text, because Polars cannot open another one.
+    """Check that a path is valid UTF-8, because Polars cannot open other paths.
 
     Raises:
-        InputError: It holds bytes that are not UTF-8.
+        InputError: The path contains bytes that are not UTF-8.
     """
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
         shown = os.fsencode(path).decode("utf-8", "replace")
-        raise InputError(f"{shown}: the path is not UTF-8; rename it") from error
+        raise InputError(f"{shown}: expected a UTF-8 path; rename it") from error
 
 
 def status(path: Path) -> os.stat_result:
-    """The status of a regular file; symlinks are followed.
+    """Return the status of a regular file. Symlinks are followed.
 
     Raises:
-        InputError: There is no file, or it is not a regular one.
+        InputError: The file is missing or is not a regular file.
     """
     with open_regular(path, _WHAT) as file:
         return os.fstat(file.fileno())
 
 
 def read(path: Path, most: int) -> bytes:
-    """The bytes of a regular file.
+    """Read the bytes of a regular file.
 
     Args:
         path: The file.
-        most: The largest size accepted, in bytes; a larger file is not read.
+        most: Largest accepted size in bytes; a larger file is not read.
 
     Raises:
-        InputError: There is no such file, or it is larger.
+        InputError: The file is missing, is not a regular file, or is larger.
     """
     with errors(path), open_regular(path, _WHAT) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise InputError(f"{path} has {size:,} bytes; expected at most {most:,}")
-        return file.read(most)  # a file may grow while it is read
+            raise InputError(f"{path}: expected at most {most:,} bytes, received {size:,}")
+        return file.read(most)  # with a limit, because the file may grow during the read
 
 
 @contextmanager
 def errors(what: object) -> Iterator[None]:
-    """Turns what reading a damaged file raises into one line.
+    """Convert the exceptions of reading a damaged file to a one-line error.
 
     Raises:
-        InputError: The block raised.
+        InputError: The block raised an OSError, a ValueError or an error of Polars.
     """
     try:
         yield
@@ -77,5 +77,5 @@ def errors(what: object) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where there is none."""
+    """Return the first line of an error's message, or its type if the message is empty."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,4 +1,4 @@
-"""Reads a file of a URL up to a size, whatever the server or the object store says about it."""
+"""Read a remote file up to a fixed size, regardless of the size that the server or object store reports."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _PLAIN: Final = {"Accept-Encoding": "identity"}
 
 
 def read_lines(url: str, most: int, options: Mapping[str, Any]) -> bytes:
-    """The lines of a text file.
+    """Read the lines of a remote text file.
 
-    A file of a web server is never read further than to the limit. Polars, which reads object stores, holds some chunks
-    more, and a single line as a whole.
+    A file on a web server is read up to the limit at most. Object stores are read by Polars, which buffers a few chunks
+    beyond the limit and always reads complete lines.
 
     Args:
-        url: Of a file that a web server (`http://`, `https://`) or an object store has.
-        most: The largest size accepted, in bytes.
-        options: How to reach the store, as `polars.scan_lines` takes it.
+        url: URL on a web server (`http://`, `https://`) or in an object store.
+        most: Largest accepted size in bytes.
+        options: Options of the object store, as in `polars.scan_lines`.
 
     Raises:
-        InputError: The file is larger, or a web server does not send it.
-        OSError, polars.exceptions.PolarsError: An object store does not send it.
+        InputError: The file is larger, or the request to a web server failed.
+        OSError, polars.exceptions.PolarsError: The request to an object store failed.
     """
     if url.startswith(("http://", "https://")) and not options:
         return _from_web(url, most)
@@ -57,4 +57,4 @@ def _from_web(url: str, most: int) -> bytes:
 
 def _check(url: str, size: int, most: int) -> None:
     if size > most:
-        raise InputError(f"{url} has more than {most:,} bytes; expected at most {most:,}")
+        raise InputError(f"{url}: expected at most {most:,} bytes, received more")

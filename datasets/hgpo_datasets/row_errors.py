@@ -1,4 +1,4 @@
-"""Which rows break the schema, so that one bad value costs its own trajectory and never others."""
+"""Errors that list the rows that violate the schema, so that one invalid value affects only its own trajectory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WrongRow:
-    """One row that breaks the schema.
+    """One row that violates the schema.
 
     Attributes:
-        row: Its position among the rows given; None where only trajectory and step are known.
-        trajectory: Its trajectory, as it was given; None where the row names none.
-        step: Its step; None where only its position is known.
-        column: The column that is wrong.
-        message: What is wrong, in one line.
+        row: Index among the input rows; None if only trajectory and step are known.
+        trajectory: The row's trajectory in the input; None if the row has none.
+        step: The row's step; None if only the index is known.
+        column: The invalid column.
+        message: The error in one line.
     """
 
     row: int | None
@@ -30,16 +30,16 @@ class WrongRow:
     message: str
 
     def of(self, trajectory: object) -> WrongRow:
-        """The same for a trajectory that has become known."""
+        """Return a copy with the trajectory set."""
         return replace(self, trajectory=trajectory)
 
 
 class RowError(InputError):
-    """Rows break the schema. The message names the first of them.
+    """An error for rows that violate the schema. The message describes the first of them.
 
     Attributes:
-        wrong: The first wrong row of each trajectory that has one, as far as it was looked: rows without the errors
-            named here may have others.
+        wrong: The first invalid row of each trajectory. Rules are checked in stages, and the error lists the rows that
+            fail the first failing stage; other rows may fail later stages.
     """
 
     def __init__(self, wrong: Iterable[WrongRow]) -> None:
@@ -47,10 +47,10 @@ class RowError(InputError):
         for one in wrong:
             first.setdefault(one.trajectory if isinstance(one.trajectory, str) else ("row", one.row), one)
         self.wrong = tuple(first.values())
-        more = f" (and {len(self.wrong) - 1} more trajectories have wrong rows)" if len(self.wrong) > 1 else ""
+        more = f" (and {len(self.wrong) - 1} more trajectories have invalid rows)" if len(self.wrong) > 1 else ""
         super().__init__(f"{self.wrong[0].message}{more}")
 
     @property
     def trajectories(self) -> frozenset[str]:
-        """The trajectories that have wrong rows, as far as their rows name them."""
+        """The trajectories with invalid rows, without rows that have no trajectory."""
         return frozenset(one.trajectory for one in self.wrong if isinstance(one.trajectory, str))

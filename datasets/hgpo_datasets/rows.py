@@ -1,4 +1,4 @@
-"""Rows as people give them → a Polars frame of the schema's columns, types and nulls."""
+"""Convert input rows to a Polars frame with the columns, types and null rules of the schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Rows = Iterable[Mapping[str, Any]] | pl.DataFrame | Any
-"""Steps to be written: mappings, a Polars frame, or anything with Arrow's C stream (a pyarrow or pandas table)."""
+"""Input steps: mappings, a Polars frame, or an object with Arrow's C stream interface (pyarrow or pandas tables)."""
 
 _REFUSALS: Final = (
     TypeError,
@@ -28,23 +28,23 @@ _REFUSALS: Final = (
     pl.exceptions.PolarsError,
     pl.exceptions.PanicException,
 )
-"""What making a column of odd values raises."""
+"""Exceptions raised when values do not fit a column."""
 
 
 _KEYS: Final = {column.name: column for column in columns(0) if column.name in GROUP_KEY}
 
 
 def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFrame:
-    """The rows as a frame that has every column of the schema, in its order; given derived columns are kept.
+    """Convert rows to a frame with every column of the schema, in its order. Supplied derived columns are kept.
 
     Args:
         rows: The steps, in any order.
-        depth: The deepest hash that the schema holds.
-        defaults: Values for columns that the rows lack.
+        depth: Largest k of the history and context hashes in the schema.
+        defaults: Values of columns that the rows do not have.
 
     Raises:
-        RowError: A value is of another type than its column's, does not fit it, or is null where it never is.
-        InputError: The rows are not rows, or a column is unknown or missing.
+        RowError: A value has the wrong type, does not fit its column, or is null in a column that is never null.
+        InputError: The input is not a table of rows, or a column is unknown or missing.
     """
     known = {column.name: column for column in columns(depth)}
     given = rows if isinstance(rows, pl.DataFrame) else _from_any(rows, known)
@@ -52,7 +52,7 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
     trajectories = given["trajectory"] if "trajectory" in given.columns else None
     values = given.select(_value(given, column, defaults, trajectories) for column in known.values())
     wrong = [
-        _wrong_row(row, trajectories, column.name, f"column {column.name} is never null; row {row} has none")
+        _wrong_row(row, trajectories, column.name, f"column {column.name} is never null; row {row} is null")
         for column in known.values()
         if not (column.null or column.derived) and values[column.name].null_count()
         for row in values[column.name].is_null().arg_true()
@@ -63,7 +63,7 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
 
 
 def check_defaults(defaults: Mapping[str, object], depth: int) -> None:
-    """Checks values for columns that rows may lack.
+    """Check the default values of columns.
 
     Raises:
         InputError: A name is unknown, or a value does not fit its column.
@@ -75,14 +75,14 @@ def check_defaults(defaults: Mapping[str, object], depth: int) -> None:
 
 
 def key_value(name: str, value: object) -> Any:  # noqa: ANN401 (int or str, by the column)
-    """A value of a group's name as its column will hold it: an int of 32 bits, or a text without lone surrogates.
+    """Convert a value of a group's key to its column's type: a 32-bit int, or a text without lone surrogates.
 
     Raises:
-        InputError: It does not fit the column, or is None.
+        InputError: The value does not fit the column, or is None.
     """
     column = _KEYS[name]
     if value is None:
-        raise InputError(f"expected a value for {name!r} in every row; it is missing")
+        raise InputError(f"expected a value of {name!r} in every row, received a row without it")
     as_it_is = value.isascii() if type(value) is str else type(value) is int and abs(value) < 1 << 31
     if as_it_is and isinstance(value, str) == (column.type == TEXT):
         return value
@@ -94,7 +94,7 @@ def _from_any(rows: Rows, known: Mapping[str, Column]) -> pl.DataFrame:
         try:
             return pl.DataFrame(rows)
         except _REFUSALS as error:
-            raise InputError(f"expected a table of steps, got {type(rows).__name__}: {_line(error)}") from error
+            raise InputError(f"expected a table of steps, received {type(rows).__name__}: {_line(error)}") from error
     listed = _listed(rows)
     names = dict.fromkeys(itertools.chain.from_iterable(listed))
     _check_names(names, known)
@@ -111,12 +111,12 @@ def _from_any(rows: Rows, known: Mapping[str, Column]) -> pl.DataFrame:
 
 def _listed(rows: object) -> list[Mapping[str, Any]]:
     if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
-        raise InputError(f"expected rows (mappings) or a table, got {type(rows).__name__}")
+        raise InputError(f"expected rows (mappings) or a table, received {type(rows).__name__}")
     listed = list(rows)
     wrong = {kind for kind in set(map(type, listed)) if not issubclass(kind, Mapping)}
     if wrong:
         number, kind = next((number, type(row)) for number, row in enumerate(listed) if type(row) in wrong)
-        raise InputError(f"expected rows that are mappings; row {number} is {kind.__name__}")
+        raise InputError(f"expected rows that are mappings, received {kind.__name__} as row {number}")
     return listed
 
 
@@ -127,11 +127,11 @@ def _check_names(names: Iterable[object], known: Mapping[str, Column]) -> None:
 
 
 def _series(name: str, values: list[Any], kind: pl.DataType) -> pl.Series:
-    """A column of given values.
+    """Create a column from a list of values.
 
     Raises:
-        RowError: Values do not fit the column; all of them are named, by their rows.
-        InputError: They do not fit together.
+        RowError: Values do not fit the column; the error lists all of them by row.
+        InputError: Each value fits, but together they do not form a column.
     """
     make = _lists if isinstance(kind, pl.List) else _plain
     try:
@@ -142,9 +142,9 @@ def _series(name: str, values: list[Any], kind: pl.DataType) -> pl.Series:
     except _REFUSALS as error:
         wrong = [row for row, value in enumerate(values) if not _fits(value, make, kind)]
         if not wrong:
-            raise InputError(f"column {name}: expected {kind}, got values of several types") from error
+            raise InputError(f"column {name}: expected {kind}, received values of several types") from error
         raise RowError(
-            WrongRow(row, None, None, name, f"column {name}: expected {kind}, got {_preview(values[row])}")
+            WrongRow(row, None, None, name, f"column {name}: expected {kind}, received {_preview(values[row])}")
             for row in wrong
         ) from error
 
@@ -154,9 +154,9 @@ def _plain(name: str, values: list[Any], kind: pl.DataType) -> pl.Series:
 
 
 def _lists(name: str, values: list[Any], kind: pl.DataType) -> pl.Series:
-    """A column of lists from one flat column: five times faster than list by list.
+    """Create a column of lists from one flat column, which is five times faster than list by list.
 
-    pyarrow makes lists directly, but takes 0.5 for the integer 0.
+    pyarrow can create the lists directly, but it accepts 0.5 as the integer 0.
     """
     import pyarrow as pa
 
@@ -167,9 +167,9 @@ def _lists(name: str, values: list[Any], kind: pl.DataType) -> pl.Series:
     flat = pl.Series(name, [item for value in values if value is not None for item in value], dtype=kind.inner)
     ends = np.cumsum(np.maximum(lengths, 0), dtype=np.int64)
     if len(flat) != ends[-1]:
-        raise ValueError(name)  # a container whose length is not the number of its items
+        raise ValueError(name)  # a container whose len() differs from its number of items
     nulls = pl.Series(lengths, dtype=pl.Int64) < 0
-    # from Polars, because pyarrow imports pandas to look at any other array
+    # passed as Polars series, because pyarrow imports pandas to inspect arrays of other types
     parts = [
         part.to_arrow(compat_level=pl.CompatLevel.newest()) for part in (pl.Series(np.append(0, ends)), flat, nulls)
     ]
@@ -177,7 +177,7 @@ def _lists(name: str, values: list[Any], kind: pl.DataType) -> pl.Series:
 
 
 def _cleaned(value: object) -> object:
-    """The value with texts as a table can hold them; anything else as it is."""
+    """Return the value with texts made valid UTF-8, and other values unchanged."""
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, list | tuple | np.ndarray):
@@ -194,10 +194,10 @@ def _fits(value: object, make: Callable[[str, list[Any], pl.DataType], pl.Series
 
 
 def _preview(value: object) -> str:
-    """A value as a message shows it: short, and in one line whatever it is."""
+    """Return a short one-line description of a value for error messages."""
     try:
         return f"{value!r:.80}".replace("\n", " ")
-    except Exception:  # noqa: BLE001 (somebody's object may raise anything)
+    except Exception:  # noqa: BLE001 (the repr of a user's object may raise any exception)
         return f"a {type(value).__name__}"
 
 
@@ -219,7 +219,7 @@ def _value(
         return series.fill_null(pl.lit(filler, column.type)) if wanting else series
     if filler is None and column.required:
         meaning = column.meaning[0].lower() + column.meaning[1:-1]
-        raise InputError(f"expected a column {column.name!r} ({meaning}); it is missing")
+        raise InputError(f"expected a column {column.name!r} ({meaning}), received rows without it")
     return pl.lit(filler, column.type).alias(column.name)
 
 
@@ -234,12 +234,12 @@ def _typed(series: pl.Series, column: Column, trajectories: pl.Series | None) ->
         or (series.dtype == pl.List and column.type == pl.List and series.dtype != TEXTS)
     )
     if not same_kind:
-        raise InputError(f"column {column.name}: expected {column.type}, got {series.dtype}")
+        raise InputError(f"column {column.name}: expected {column.type}, received {series.dtype}")
     try:
         return series.cast(column.type, strict=True)
     except _REFUSALS as error:
         wrong = [row for row in range(len(series)) if not _casts(series.slice(row, 1), column.type)]
-        line = f"column {column.name}: expected {column.type}, got values that do not fit it"
+        line = f"column {column.name}: expected {column.type}, received values that do not fit it"
         if not wrong:
             raise InputError(line) from error
         raise RowError(

@@ -1,4 +1,4 @@
-"""A run at a glance: what was played, how it went, how much room it takes."""
+"""Summarize a run: environments and tasks, results, and storage."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import polars as pl
 
 from hgpo_datasets import footer, manifest, reading, schema
 from hgpo_datasets.reader import scan_steps, step_files
+from hgpo_datasets.sources import single_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.unicode_text import clean_text
 
@@ -22,18 +23,18 @@ _RUN_TRAJECTORY = (*_RUN_GROUP, "trajectory")
 
 @dataclass(frozen=True, slots=True)
 class TaskTypeSummary:
-    """How the episodes of one kind of task went.
+    """Results of the episodes of one task type.
 
     Attributes:
-        task_type: The benchmark's name for it; None where it is unknown.
-        tasks: Distinct tasks.
-        episodes: Trajectories.
-        success: Share of them that were won.
-        score: Mean of their last scores; None where the benchmark gives none.
+        task_type: The benchmark's name of the task type; None if unknown.
+        tasks: Number of distinct tasks.
+        episodes: Number of trajectories.
+        success: Fraction of trajectories that were won.
+        score: Mean score after the last step; None if the benchmark has no scores.
         mean_return: Mean undiscounted sum of rewards.
         mean_length: Mean number of steps.
-        valid: Share of steps whose action was valid.
-        aborted: Trajectories that were aborted.
+        valid: Fraction of steps with a valid action.
+        aborted: Number of aborted trajectories.
     """
 
     task_type: str | None
@@ -49,27 +50,27 @@ class TaskTypeSummary:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run, or several, at a glance.
+    """Summary of one or several runs.
 
     Attributes:
-        source: What was looked at.
+        source: The summarized path or pattern.
         runs: Names of the runs.
-        env_ids: Environments played.
-        splits: Splits that the tasks come from.
-        iterations: First and last iteration.
-        groups: Groups of rollouts.
-        group_sizes: How many groups there are of each size.
-        steps: Rows.
-        shortest: Steps of the shortest episode.
-        median: Steps of the median episode.
-        longest: Steps of the longest episode.
-        depth: The deepest hash stored.
-        total: All episodes together.
-        kinds: The same by kind of task.
-        files: Files read.
-        bytes: Their size.
-        family_bytes: Compressed bytes by family of columns.
-        config: What the run was made with; None for several runs or a lone file.
+        env_ids: Gymnasium ids of the environments.
+        splits: Splits of the tasks.
+        iterations: First and last training iteration.
+        groups: Number of groups of rollouts.
+        group_sizes: Number of groups by group size.
+        steps: Number of steps (rows).
+        shortest: Length of the shortest episode in steps.
+        median: Median length of the episodes in steps.
+        longest: Length of the longest episode in steps.
+        depth: Largest k of the stored history and context hashes.
+        total: Results of all episodes.
+        kinds: Results by task type.
+        files: Number of files.
+        bytes: Total size of the files.
+        family_bytes: Compressed size in bytes by family of columns.
+        config: Configuration of the run; None for several runs or a single file.
     """
 
     source: str
@@ -92,20 +93,20 @@ class RunSummary:
     config: dict[str, Any] | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The overview as values of JSON."""
+        """Return the summary as JSON values."""
         return asdict(self)
 
 
 def summarize_run(source: str | os.PathLike[str]) -> RunSummary:
-    """Summarises a run, a file, or a pattern of them on this machine; reads no text, so that large runs take seconds.
+    """Summarize local runs or files, as in `scan_steps`. No texts are read, so large runs take seconds.
 
-    A writer may be at work in the run: what is committed when it is called is what is summarised.
+    If a writer is open, the summary covers the files that are committed at the time of the call.
 
     Raises:
-        InputError: There is nothing to read, or a file is damaged or not on this machine.
+        InputError: The source has no rows, is not local, or a file is damaged.
     """
     if "://" in str(source):
-        raise InputError(f"{source}: expected a run or files on this machine")
+        raise InputError(f"expected a local run or local files, received the URL {source}; copy it to this machine")
     found = step_files(source)
     if not found:
         raise InputError(f"no committed rows in {source}")
@@ -136,12 +137,12 @@ def summarize_run(source: str | os.PathLike[str]) -> RunSummary:
         files=len(found),
         bytes=sum(reading.status(Path(file)).st_size for file in found),
         family_bytes=_family_bytes(found, depth),
-        config=_config(Path(source)),
+        config=_config(source),
     )
 
 
 def _ends(steps: pl.LazyFrame) -> pl.LazyFrame:
-    """One row a trajectory."""
+    """Aggregate the steps to one row per trajectory."""
     return steps.group_by(_RUN_TRAJECTORY).agg(
         pl.col("env_id", "split", "task_type", "episode_return", "episode_length").first(),
         pl.col("score").sort_by("step").last(),
@@ -178,8 +179,9 @@ def _family_bytes(found: list[str], depth: int) -> dict[str, int]:
     return totals
 
 
-def _config(folder: Path) -> dict[str, Any] | None:
-    if not folder.is_dir():
+def _config(source: str | os.PathLike[str]) -> dict[str, Any] | None:
+    run = single_run(source)
+    if run is None:
         return None
-    header = manifest.read(folder).header
+    header = manifest.read(run).header
     return dict(header.config) if header else None

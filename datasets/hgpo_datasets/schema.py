@@ -1,7 +1,7 @@
-"""Every column of the step table, in one place: name, type, unit, meaning, null rule.
+"""The columns of the step table: name, type, unit, meaning and null rule.
 
-The Polars schema (and with it the file's), the validation and the page docs/step_table.md all come from `columns`. One
-row is one step of one trajectory.
+`columns` is the source of the Polars schema (and thus the file's schema), of the validation and of the page
+docs/step_table.md. One row is one step of one trajectory.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VERSION: Final = 1
-"""The version written. A reader of version n reads every version up to n and refuses what comes after."""
+"""The schema version of written files. A reader of version n reads all versions up to n and rejects later ones."""
 
 MAX_DEPTH: Final = 64
-"""The deepest hash that a run may store."""
+"""Largest k of the history and context hashes that a run can store."""
 
 GROUP_KEY: Final = ("iteration", "task_id", "group")
-"""Names one group of rollouts within a run."""
+"""Columns that identify a group of rollouts within a run."""
 
 SORT_KEY: Final = (*GROUP_KEY, "trajectory", "step")
-"""The order of rows in a file; text sorts by its UTF-8 bytes."""
+"""Columns by which the rows of a file are sorted; texts are sorted by their UTF-8 bytes."""
 
 FAMILIES: Final = ("identity", "text", "flags", "numbers", "tokens", "hashes", "timings")
 
@@ -42,15 +42,15 @@ class Column:
     """One column of the step table.
 
     Attributes:
-        name: Its name.
+        name: Name of the column.
         family: One of `FAMILIES`.
-        type: Its Polars type.
-        meaning: What a value says.
+        type: Polars type.
+        meaning: Meaning of a value.
         null: When the value is null; an empty text means never.
-        unit: The unit of a number, or the form of a text.
-        default: What a row that lacks the column gets; None is null, or for a column that is never null: required.
-        derived: Computed by the writer from the other columns.
-        since: The first schema version that has it; older files read as null.
+        unit: Unit of a number, or format of a text.
+        default: Value for rows without the column. None means null, or required if the column is never null.
+        derived: Whether the writer computes the column from other columns.
+        since: First schema version with the column; it is null for older files.
     """
 
     name: str
@@ -65,14 +65,14 @@ class Column:
 
     @property
     def required(self) -> bool:
-        """Whether every row given to the writer must hold it."""
+        """Whether every input row must have a value."""
         return not (self.null or self.derived or self.default is not None)
 
 
 _UNSTORED: Final = "the run does not store it"
 
 _IDENTITY: Final = (
-    Column("run", "identity", TEXT, "Name of the run that the row was written in."),
+    Column("run", "identity", TEXT, "Name of the run that contains the row."),
     Column(
         "iteration",
         "identity",
@@ -85,7 +85,7 @@ _IDENTITY: Final = (
         "policy_version",
         "identity",
         pl.Int32(),
-        "Weight updates that the acting policy had seen; below `iteration` where a rollout is stale.",
+        "Number of weight updates of the acting policy; less than `iteration` if the rollout is stale.",
         unit="count from 0",
         default=0,
     ),
@@ -101,17 +101,17 @@ _IDENTITY: Final = (
         "env_version",
         "identity",
         TEXT,
-        "What the environment's behaviour depends on: versions of package, games or catalogue.",
+        "Versions that determine the environment's behaviour: of the package, and of the games or the catalogue.",
         "unknown",
         "JSON object",
     ),
-    Column("split", "identity", TEXT, "Split that holds the task.", "unknown"),
+    Column("split", "identity", TEXT, "Split of the task.", "unknown"),
     Column("task_id", "identity", TEXT, "Identifier of the task in its benchmark."),
     Column(
         "group",
         "identity",
         pl.Int32(),
-        "Which group of rollouts of this task in this iteration, where a task is drawn more than once.",
+        "Number of the group among this task's groups in this iteration; above 0 if a task is drawn repeatedly.",
         unit="count from 0",
         default=0,
     ),
@@ -121,36 +121,36 @@ _IDENTITY: Final = (
 )
 
 _TEXT: Final = (
-    Column("task", "text", TEXT, "The instruction: what is to be done.", "unknown"),
+    Column("task", "text", TEXT, "The instruction.", "unknown"),
     Column(
         "state",
         "text",
         TEXT,
-        "What the environment shows before the action, without instruction and history.",
-        f"{_UNSTORED} (`state_hash` stays)",
+        "Observation text before the action, without instruction and history.",
+        f"{_UNSTORED} (`state_hash` is stored)",
     ),
-    Column("prompt", "text", TEXT, "What the policy read.", f"no prompt was made, or {_UNSTORED}"),
-    Column("response", "text", TEXT, "What the policy wrote.", f"it named an action directly, or {_UNSTORED}"),
+    Column("prompt", "text", TEXT, "Input of the policy.", f"the policy uses no prompt, or {_UNSTORED}"),
+    Column("response", "text", TEXT, "Output of the policy.", f"the policy chose an action directly, or {_UNSTORED}"),
     Column(
         "action",
         "text",
         TEXT,
-        "The action parsed out of the response and given to the environment.",
-        f"no action was made (an aborted step), or {_UNSTORED} (`action_hash` stays)",
+        "Action parsed from the response and passed to the environment.",
+        f"there was no action (an aborted step), or {_UNSTORED} (`action_hash` is stored)",
     ),
     Column(
         "admissible_actions",
         "text",
         TEXTS,
-        "The actions offered in `state`, in the benchmark's order.",
+        "Admissible actions in `state`, in the benchmark's order.",
         f"unknown, or {_UNSTORED}",
     ),
     Column(
         "next_state",
         "text",
         TEXT,
-        "The state after a trajectory's last step.",
-        f"not a last step (the next row's `state` is it), unknown, or {_UNSTORED}",
+        "State after a trajectory's last step.",
+        f"not a last step (see `state` of the next row), unknown, or {_UNSTORED}",
     ),
 )
 
@@ -159,23 +159,29 @@ _FLAGS: Final = (
         "action_valid",
         "flags",
         pl.Boolean(),
-        "The response kept the form that the environment parses (verl-agent's flag, which the invalid-action penalty "
-        "looks at); of bare commands: the benchmark offered it.",
+        "Whether the response has the form that the environment parses (verl-agent's flag, used by the invalid-action "
+        "penalty); for bare commands, whether the action is admissible.",
         default=True,
     ),
-    Column("terminated", "flags", pl.Boolean(), "The task ended with this step; last rows only.", default=False),
     Column(
-        "truncated", "flags", pl.Boolean(), "The step limit ended the trajectory here; last rows only.", default=False
+        "terminated", "flags", pl.Boolean(), "Whether the task ended with this step; last rows only.", default=False
     ),
-    Column("won", "flags", pl.Boolean(), "The task was solved by this step.", default=False),
+    Column(
+        "truncated",
+        "flags",
+        pl.Boolean(),
+        "Whether the step limit ended the trajectory at this step; last rows only.",
+        default=False,
+    ),
+    Column("won", "flags", pl.Boolean(), "Whether this step solved the task.", default=False),
     Column(
         "aborted",
         "flags",
         pl.Boolean(),
-        "The rollout was aborted here for a reason outside the task; last rows only.",
+        "Whether the rollout was aborted at this step for a reason outside the task; last rows only.",
         default=False,
     ),
-    Column("error", "flags", TEXT, "Why the rollout was aborted.", "it did not"),
+    Column("error", "flags", TEXT, "Reason why the rollout was aborted.", "the rollout was not aborted"),
 )
 
 _NUMBERS: Final = (
@@ -183,15 +189,15 @@ _NUMBERS: Final = (
         "reward",
         "numbers",
         pl.Float64(),
-        "The benchmark's own reward of this step; finite.",
-        unit="ALFWorld 1 when won, WebShop the score in [0, 1]",
+        "The benchmark's reward of this step; finite.",
+        unit="ALFWorld: 1 for the winning step; WebShop: the score in [0, 1]",
     ),
     Column("score", "numbers", pl.Float64(), "The benchmark's score after this step; finite.", "unknown", "in [0, 1]"),
     Column(
         "episode_return",
         "numbers",
         pl.Float64(),
-        "Undiscounted sum of the trajectory's rewards, rounded once; the same on each of its rows.",
+        "Undiscounted sum of the trajectory's rewards, rounded once; equal in all rows of the trajectory.",
         unit="as `reward`",
         derived=True,
     ),
@@ -199,20 +205,20 @@ _NUMBERS: Final = (
         "episode_length",
         "numbers",
         pl.Int32(),
-        "Steps of the trajectory; the same on each of its rows.",
+        "Number of steps of the trajectory; equal in all its rows.",
         unit="steps",
         derived=True,
     ),
 )
 
 _TOKENS: Final = (
-    Column("prompt_token_ids", "tokens", TOKENS, "The prompt as the policy's tokens.", f"unknown, or {_UNSTORED}"),
-    Column("response_token_ids", "tokens", TOKENS, "The response as the policy's tokens.", f"unknown, or {_UNSTORED}"),
+    Column("prompt_token_ids", "tokens", TOKENS, "Token ids of the prompt.", f"unknown, or {_UNSTORED}"),
+    Column("response_token_ids", "tokens", TOKENS, "Token ids of the response.", f"unknown, or {_UNSTORED}"),
     Column(
         "response_logprobs",
         "tokens",
         LOGPROBS,
-        "Log-probability of each response token under the acting policy; one a token, none is NaN.",
+        "Log-probability of each response token under the acting policy; one per token, never NaN.",
         f"unknown, or {_UNSTORED}",
         "nats",
     ),
@@ -220,7 +226,7 @@ _TOKENS: Final = (
         "finish_reason",
         "tokens",
         TEXT,
-        "Why the response ends: the policy stopped, or a limit cut it.",
+        "Why generation ended: an end-of-text token, or the token limit.",
         "unknown",
         "`stop` or `length`",
     ),
@@ -228,7 +234,7 @@ _TOKENS: Final = (
         "cut_pairs",
         "tokens",
         pl.Int32(),
-        "Past pairs of observation and action left out of the prompt to keep its budget of tokens.",
+        "Number of past observation-action pairs removed from the prompt to fit its token budget.",
         "there was no budget, or unknown",
         "count",
     ),
@@ -236,17 +242,15 @@ _TOKENS: Final = (
         "cut_tokens",
         "tokens",
         pl.Int32(),
-        "Tokens dropped from the prompt's beginning to keep the policy's budget.",
+        "Number of tokens removed from the start of the prompt to fit the policy's token budget.",
         f"the policy has no budget, or {_UNSTORED}",
         "tokens",
     ),
 )
 
 _TIMINGS: Final = (
-    Column("environment_s", "timings", pl.Float64(), "Time in the environment's step.", "not measured", "seconds"),
-    Column(
-        "policy_s", "timings", pl.Float64(), "Time that the policy took for this response.", "not measured", "seconds"
-    ),
+    Column("environment_s", "timings", pl.Float64(), "Duration of the environment's step.", "not measured", "seconds"),
+    Column("policy_s", "timings", pl.Float64(), "Duration of the policy's response.", "not measured", "seconds"),
 )
 
 
@@ -257,26 +261,27 @@ def _hashes(depth: int) -> tuple[Column, ...]:
             f"{kind}_hash_{k}",
             "hashes",
             pl.Int64(),
-            meaning.format(k=k) if k else "Key of the state alone.",
+            meaning.format(k=k) if k else "Hash of the state alone.",
             (f"step < {k}" + rest) if k else "",
             "64-bit chain as int64",
             derived=True,
         )
         for kind, meaning, rest in (
-            ("history", "Key of the state and the {k} states before it.", ""),
-            ("context", "Key of the same states and the actions between them.", ", or an action between is unknown"),
+            ("history", "Hash of the state and the {k} states before it.", ""),
+            ("context", "Hash of the same states and the actions between them.", ", or one of the actions is unknown"),
         )
         for k in range(depth + 1)
     )
     return (
         Column("state_hash", "hashes", pl.Int64(), "Hash of `state`.", "", bits, derived=True),
-        Column("action_hash", "hashes", pl.Int64(), "Hash of `action`.", "no action was made", bits, derived=True),
+        Column("action_hash", "hashes", pl.Int64(), "Hash of `action`.", "there was no action", bits, derived=True),
         *keys,
         Column(
             "next_state_hash",
             "hashes",
             pl.Int64(),
-            "Hash of the state after this step: the next row's `state_hash`, at a last step the hash of `next_state`.",
+            "Hash of the state after this step: the next row's `state_hash`, or at a last step the hash of "
+            "`next_state`.",
             "a last step whose next state is unknown",
             bits,
             derived=True,
@@ -285,10 +290,10 @@ def _hashes(depth: int) -> tuple[Column, ...]:
 
 
 def columns(depth: int = DEFAULT_DEPTH) -> tuple[Column, ...]:
-    """Every column, in the order of the file.
+    """Return all columns in file order.
 
     Args:
-        depth: The deepest history and context hash that is stored.
+        depth: Largest k of the history and context hashes.
 
     >>> [column.name for column in columns(depth=1) if column.family == "hashes"][2:6]
     ['history_hash_0', 'history_hash_1', 'context_hash_0', 'context_hash_1']
@@ -297,12 +302,16 @@ def columns(depth: int = DEFAULT_DEPTH) -> tuple[Column, ...]:
 
 
 def polars_schema(depth: int = DEFAULT_DEPTH) -> pl.Schema:
-    """The Polars schema of a file."""
+    """Return the Polars schema of a file.
+
+    Args:
+        depth: Largest k of the history and context hashes.
+    """
     return pl.Schema({column.name: column.type for column in columns(depth)})
 
 
 def stored_depth(names: Iterable[str]) -> int:
-    """The deepest k such that `history_hash_0` … `history_hash_k` and their context twins are among the names.
+    """Return the largest k such that `history_hash_0` … `history_hash_k` and `context_hash_0` … are among the names.
 
     >>> stored_depth(["history_hash_0", "context_hash_0", "history_hash_1"])
     0
@@ -315,17 +324,17 @@ def stored_depth(names: Iterable[str]) -> int:
 
 
 def known_version(version: int, name: str) -> int:
-    """The version, if this reader knows it.
+    """Return the version, if this reader supports it.
 
     Args:
-        version: The version that a file says it has.
-        name: The file's name, for the message.
+        version: Schema version of a file.
+        name: File name for the error message.
 
     Raises:
-        InputError: It is newer than this reader.
+        InputError: The version is newer than this reader.
     """
     if version > VERSION:
         raise InputError(
-            f"{name}: step table version {version} is newer than this hgpo reads (up to {VERSION}); upgrade hgpo"
+            f"{name}: expected schema version {VERSION} at most, received the newer version {version}; upgrade hgpo"
         )
     return version

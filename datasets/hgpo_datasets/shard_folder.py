@@ -1,7 +1,9 @@
-"""A run's folder while it is written: its lock, its manifest, and its files.
+"""A run's folder opened for writing: its lock, its manifest, and its files.
 
-A shard is committed in two steps: its file appears complete or not at all, then its line is appended to the manifest.
-Whatever fails or interrupts in between, `settle` asks the manifest and makes the folder agree with it.
+A shard is committed in two steps: its file is written atomically, then its line is appended to the manifest. If a
+failure or an interrupt separates the two steps, `settle` reads the manifest and makes the folder consistent with it.
+
+The folder of the shards contains nothing but complete shards, at any time. All other files are in the run's folder.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import manifest, reading, schema, shards
 from hgpo_datasets.manifest import Header, Manifest, Shard
+from hgpo_datasets.run_paths import STEPS, is_run, shard_folder
 from hgpo_envs import atomic
 from hgpo_envs.errors import InputError
 from hgpo_envs.secrets import redact_json
@@ -27,36 +30,51 @@ _MOST_CONFIG: Final = 1 << 20
 
 
 class ShardFolder:
-    """A run's folder, locked, with its manifest open.
+    """A run's folder with its lock and its open manifest.
 
     Args:
-        folder: The folder, an absolute path; created if it is missing.
-        run: The run's name; the folder's name by default.
-        config: The run's configuration; None accepts what is there.
-        depth: The deepest hash of its rows.
+        folder: Absolute path of the folder; created if it is missing.
+        run: Name of the run; the folder's name by default.
+        config: Configuration of the run; None accepts the configuration of an existing run.
+        depth: Largest k of the stored history and context hashes.
+        lock: A lock of the folder that the caller holds and keeps; None takes and releases one.
 
     Attributes:
-        header: What holds for the whole run.
+        header: The manifest's first line.
+        shards: The folder of the shards: `steps/`, or the run's folder for a run of the first version.
 
     Raises:
-        InputError: Another writer has the run open, or what is in the folder does not fit.
+        InputError: Another writer has the run open, or the folder contains a different run or unknown files.
         OSError: The folder cannot be written.
     """
 
-    def __init__(self, folder: Path, run: str | None, config: Mapping[str, Any] | None, depth: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run: str | None,
+        config: Mapping[str, Any] | None,
+        depth: int,
+        lock: atomic.FolderLock | None = None,
+    ) -> None:
         reading.check_text(folder)
         values = _json_values(config or {})
         self._folder, self._descriptor = folder, -1
         try:
             atomic.make_folder(folder)
         except (FileExistsError, NotADirectoryError) as error:
-            raise InputError(f"{error.filename} is not a folder; choose another name") from error
+            raise InputError(f"expected a folder, received the file {error.filename}; use another path") from error
         name = clean_text(run or folder.resolve().name)
         asked = Header(name, depth, schema.VERSION, _package_version(), values)
-        self._lock = atomic.FolderLock(folder, "writing a run")
+        if lock is not None and not (lock.is_held and lock.folder.samefile(folder)):
+            raise InputError(f"expected a held lock of {folder}, received one of {lock.folder}")
+        self._own_lock = atomic.FolderLock(folder, "writing a run") if lock is None else None
         try:
+            if not is_run(folder):
+                _check_free(folder / STEPS)
             self._descriptor = _open_manifest(folder / manifest.NAME)
             self._manifest = self._read(asked)
+            self.shards = _folder_for_shards(folder, self._manifest)
+            self._shards_status = self.shards.stat()
             assert self._manifest.header is not None
             self.header: Header = self._manifest.header
             if self.header is not asked:
@@ -68,13 +86,13 @@ class ShardFolder:
 
     @property
     def is_open(self) -> bool:
-        """Whether the run may be written."""
+        """Whether the folder is open for writing."""
         return self._descriptor >= 0
 
     @property
     def files(self) -> list[Path]:
         """The committed files."""
-        return [self._folder / shard.file for shard in self._manifest.shards]
+        return [self.shards / shard.file for shard in self._manifest.shards]
 
     @property
     def next_file(self) -> str:
@@ -83,78 +101,81 @@ class ShardFolder:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What every file says about its run."""
+        """Key-value metadata that each file of the run contains."""
         config = manifest.canonical(self.header.config).decode()
         return {shards.RUN_KEY: self.header.run, shards.CONFIG_KEY: config}
 
     def check_room(self, shard: Shard) -> None:
-        """Checks that the next shard may be written.
+        """Check that the next shard can be written.
 
         Raises:
-            InputError: The folder is not the one that was opened, the shard's name is taken, or the manifest is full.
+            InputError: The folder was moved or replaced, the shard's file already exists, or the manifest is full.
         """
         if not self._is_in_place():
             raise InputError(
-                f"{self._folder} was moved or replaced while a run was written there; move it back and commit again"
+                f"{self._folder} was moved or replaced while its run was open; move it back and commit again"
             )
-        if os.path.lexists(self._folder / shard.file):
+        if os.path.lexists(self.shards / shard.file):
             raise InputError(
-                f"{self._folder / shard.file} was put there by another program; move it elsewhere and commit again"
+                f"{self.shards / shard.file} was created by another program; move it elsewhere and commit again"
             )
         line, _ = manifest.encode_line(shard, self._manifest.check)
         if self._manifest.size + len(line) > manifest.MOST_BYTES:
-            raise InputError(f"the manifest of {self._folder} is full ({manifest.MOST_BYTES:,} bytes); begin a new run")
+            raise InputError(f"the manifest of {self._folder} is full ({manifest.MOST_BYTES:,} bytes); start a new run")
 
     def write(self, shard: Shard, data: bytes) -> None:
-        """Writes and lists a shard; returns when the disk has both. After anything it raised, call `settle`.
+        """Write a shard and append its line to the manifest. Both are on disk when this returns.
+
+        Call `settle` after any exception.
 
         Raises:
-            OSError: The disk refused.
+            OSError: The disk cannot be written.
         """
-        atomic.write_file(self._folder / shard.file, data)
+        atomic.write_file(self.shards / shard.file, data, scratch_in=self._folder)
         line, _ = manifest.encode_line(shard, self._manifest.check)
         atomic.append(self._descriptor, line)
         self._manifest = manifest.extend(self._manifest, shard)
         self._remove_replaced()
 
     def settle(self, shard: Shard) -> bool:
-        """Makes the folder agree with the manifest after `write`, whether it succeeded or not; may be repeated.
+        """Make the folder consistent with the manifest after `write`, successful or not. May be called repeatedly.
 
         Returns:
             Whether the shard is committed.
 
         Raises:
-            OSError: The disk refuses; the folder may hold a file that is not listed.
-            InputError: The manifest is no longer what this writer wrote.
+            OSError: The disk cannot be written; the folder may contain a file that is not in the manifest.
+            InputError: Another program changed the manifest.
         """
         if self._manifest.shards[-1:] == (shard,):
             return True
         listed = manifest.decode(_content(self._descriptor))
         if listed.shards[-1:] == (shard,) and listed.committed == self._manifest.committed + 1:
-            os.fsync(self._descriptor)  # it may have been interrupted before
+            os.fsync(self._descriptor)  # `write` may have been interrupted before its own fsync
             self._manifest = listed
             self._remove_replaced()
             return True
         os.ftruncate(self._descriptor, self._manifest.size)
         if self._is_in_place():
-            _remove_own(self._folder / shard.file, shard)
+            _remove_own(self.shards / shard.file, shard)
         return False
 
     def close(self) -> None:
-        """Closes the manifest and releases the lock. Closing twice is harmless."""
+        """Close the manifest and release the lock. Further calls have no effect."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
-        self._lock.release()
+        if self._own_lock is not None:
+            self._own_lock.release()
 
     def _read(self, asked: Header) -> Manifest:
-        """Reads the manifest, or begins one."""
+        """Read the manifest, or create it."""
         data = _content(self._descriptor)
         listed = manifest.decode(data)
-        if _is_beginning(data) and not list(self._folder.glob(shards.PATTERN)):
+        if _is_beginning(data) and not _has_shards(self._folder) and not _has_shards(shard_folder(self._folder)):
             listed = self._begin(asked)
         elif listed.problem:
-            raise InputError(f"{self._folder}: {listed.problem}; `hgpo verify {self._folder}` says more")
+            raise InputError(f"{self._folder}: {listed.problem}; run `hgpo verify {self._folder}` for details")
         else:
             os.ftruncate(self._descriptor, listed.size)  # an incomplete last line was never committed
         atomic.remove_abandoned(self._folder)
@@ -168,22 +189,22 @@ class ShardFolder:
         return manifest.extend(Manifest(None, (), 0, ""), header)
 
     def _check_files(self) -> None:
-        """Checks that the listed files are there, and lists a file that was complete but not yet listed."""
+        """Check that the listed files exist, and list a complete file that an interrupted writer did not list."""
         for shard in self._manifest.shards:
-            path = self._folder / shard.file
+            path = self.shards / shard.file
             try:
                 size = reading.status(path).st_size
             except InputError as error:
-                raise InputError(f"{error}; `hgpo verify {self._folder}` says more") from error
+                raise InputError(f"{error}; run `hgpo verify {self._folder}` for details") from error
             if size != shard.bytes:
-                raise InputError(f"{path} is damaged; `hgpo verify {self._folder}` says more")
+                raise InputError(f"{path} is damaged; run `hgpo verify {self._folder}` for details")
         listed = {shard.file for shard in self._manifest.shards}
         known = listed.union(self._manifest.replaced)
-        for path in sorted(path for path in self._folder.glob(shards.PATTERN) if path.name not in known):
+        for path in sorted(path for path in self.shards.glob(shards.PATTERN) if path.name not in known):
             found = shards.adopt(path, self.header) if path.name == self.next_file else None
             if found is None or found.replaces not in {None, *listed}:
                 raise InputError(
-                    f"{path} is not of this run; move it elsewhere (scan_steps reads several runs at once)"
+                    f"{path} does not belong to this run; move it elsewhere (scan_steps can read several runs)"
                 )
             line, _ = manifest.encode_line(found, self._manifest.check)
             atomic.append(self._descriptor, line)
@@ -191,17 +212,43 @@ class ShardFolder:
         self._remove_replaced()
 
     def _remove_replaced(self) -> None:
-        """Removes files that others replace. One that cannot be removed does no harm; the next writer tries again."""
+        """Remove replaced files. Errors are ignored: readers skip these files, and the next writer tries again."""
         for name in self._manifest.replaced:
             with suppress(OSError):
-                (self._folder / name).unlink()
+                (self.shards / name).unlink()
 
     def _is_in_place(self) -> bool:
         try:
-            there = (self._folder / manifest.NAME).stat()
+            listed, place = (self._folder / manifest.NAME).stat(), self.shards.stat()
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return os.path.samestat(there, os.fstat(self._descriptor))
+        same = os.path.samestat
+        return same(listed, os.fstat(self._descriptor)) and same(place, self._shards_status)
+
+
+def _folder_for_shards(folder: Path, listed: Manifest) -> Path:
+    """Return the folder of an opened run's shards; create `steps/` if the run has no shards yet.
+
+    Raises:
+        InputError: `steps` is not a folder, or contains a run.
+    """
+    if listed.committed or _has_shards(folder):
+        return shard_folder(folder)
+    _check_free(folder / STEPS)
+    atomic.make_folder(folder / STEPS)
+    return folder / STEPS
+
+
+def _check_free(steps: Path) -> None:
+    """Check that `steps/` can be created, or is a folder that belongs to no other run."""
+    if steps.is_symlink() or (os.path.lexists(steps) and not steps.is_dir()):
+        raise InputError(f"expected a folder {steps}, received another file or a link; remove it, or use another path")
+    if is_run(steps):
+        raise InputError(f"{steps} contains another run; use another path than {steps.parent}")
+
+
+def _has_shards(folder: Path) -> bool:
+    return any(folder.glob(shards.PATTERN))
 
 
 def _open_manifest(path: Path) -> int:
@@ -212,7 +259,7 @@ def _open_manifest(path: Path) -> int:
 
 
 def _remove_own(path: Path, shard: Shard) -> None:
-    """Removes a shard that was not committed; another program's file under its name stays."""
+    """Remove a shard that was not committed, unless the file under its name has other content."""
     if not os.path.lexists(path) or reading.status(path).st_size != shard.bytes:
         return
     if hashlib.sha256(reading.read(path, shard.bytes)).hexdigest() == shard.sha256:
@@ -221,27 +268,27 @@ def _remove_own(path: Path, shard: Shard) -> None:
 
 def _content(descriptor: int) -> bytes:
     if (size := os.fstat(descriptor).st_size) > manifest.MOST_BYTES:
-        raise InputError(f"{manifest.NAME} has {size:,} bytes; expected at most {manifest.MOST_BYTES:,}")
+        raise InputError(f"{manifest.NAME}: expected at most {manifest.MOST_BYTES:,} bytes, received {size:,}")
     os.lseek(descriptor, 0, os.SEEK_SET)
     with os.fdopen(descriptor, "rb", closefd=False) as file:
         return file.read(manifest.MOST_BYTES)
 
 
 def _is_beginning(data: bytes) -> bool:
-    """Whether a manifest is empty, or a first line that was never complete; never another program's file."""
+    """Return whether a manifest is empty or an incomplete first line, and not a file of another program."""
     opening = b'{"check":"'
     return b"\n" not in data and data.startswith(opening[: len(data)])
 
 
 def _json_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as it is stored: JSON values without secrets."""
+    """Convert the configuration to its stored form: JSON values without secrets."""
     try:
         values: dict[str, Any] = redact_json(manifest.plain(config))
         text = manifest.canonical(values)
     except TypeError as error:
         raise InputError(f"expected a configuration of JSON values: {error}") from error
     if len(text) > _MOST_CONFIG:
-        raise InputError(f"the configuration takes {len(text):,} bytes as JSON; expected at most {_MOST_CONFIG:,}")
+        raise InputError(f"expected at most {_MOST_CONFIG:,} bytes of JSON as configuration, received {len(text):,}")
     return values
 
 
@@ -253,20 +300,20 @@ def _package_version() -> str:
 
 
 def _check_same(folder: Path, there: Header, header: Header, run: str | None, config: Mapping[str, Any] | None) -> None:
-    """Raises unless a run that is there can be resumed with what was asked for."""
+    """Raise unless the existing run can be resumed with the requested name, configuration and depth."""
     if run is not None and header.run != there.run:
-        raise InputError(f"{folder} holds the run {there.run!r}, not {header.run!r}; give another folder")
+        raise InputError(f"{folder} contains the run {there.run!r}, not {header.run!r}; use another folder")
     if header.depth != there.depth:
-        raise InputError(f"{folder} was written with depth {there.depth}, not {header.depth}; give another folder")
+        raise InputError(f"{folder} was written with depth {there.depth}, not {header.depth}; use another folder")
     if there.schema_version != schema.VERSION:
         raise InputError(
-            f"{folder} was written in schema version {there.schema_version}; give another folder to write to"
+            f"{folder} was written with schema version {there.schema_version}, not {schema.VERSION}; use another folder"
         )
-    before = redact_json(there.config)  # runs of version 0.1 may hold secrets
+    before = redact_json(there.config)  # runs of version 0.1 may contain secrets
     if config is not None and header.config != before:
         names = sorted({*header.config, *before})
         name = next(name for name in names if header.config.get(name) != before.get(name))
         was, asked = before.get(name), header.config.get(name)
         raise InputError(
-            f"{folder} was written with {name} = {was!r}, not {asked!r}; give another folder or the same value"
+            f"{folder} was written with {name} = {was!r}, not {asked!r}; use another folder or the same value"
         )

@@ -1,8 +1,9 @@
-"""A frame ⇄ the bytes of one Parquet file that carries its own digest.
+"""Encode and decode the shards of a run: Parquet files that contain their own digest.
 
-The footer's key-value metadata hold the schema version, the run's name and configuration, and the SHA-256 of the whole
-file with the digest's own 64 characters read as zeros. A file that was copied out of its run can still be verified to
-the last byte, and stays ordinary Parquet. Nothing in it depends on time or place: the same rows give the same bytes.
+The key-value metadata in the footer contain the schema version, the run's name and configuration, and the SHA-256 of
+the complete file, computed with the digest's own 64 characters set to zeros. A shard can therefore be verified without
+its run, and any Parquet reader can read it. The content does not depend on time or machine: the same rows give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ DIGEST_KEY: Final = "hgpo.sha256"
 RUN_KEY: Final = "hgpo.run"
 CONFIG_KEY: Final = "hgpo.config"
 REPLACES_KEY: Final = "hgpo.replaces"
+KEYS: Final = frozenset({VERSION_KEY, DIGEST_KEY, RUN_KEY, CONFIG_KEY, REPLACES_KEY})
 
 _BLANK: Final = b"0" * 64
 
 
 def encode(frame: pl.DataFrame, metadata: Mapping[str, str]) -> bytes:
-    """The bytes of a step table file.
+    """Encode a shard.
 
     Args:
-        frame: Sorted, complete rows.
-        metadata: Key-value metadata beside version and digest.
+        frame: Sorted rows with every column of the schema.
+        metadata: Key-value metadata, without version and digest.
     """
     blank = table_file.encode(frame, {**metadata, VERSION_KEY: str(schema.VERSION), DIGEST_KEY: _BLANK.decode()})
     position = _digest_position(blank)
@@ -47,7 +49,7 @@ def encode(frame: pl.DataFrame, metadata: Mapping[str, str]) -> bytes:
 
 
 def digest_problem(data: bytes) -> str | None:
-    """What is wrong with the digest that a file carries; None when it is the file's."""
+    """Return what is wrong with the digest in a file, or None if it matches the bytes."""
     try:
         position = _digest_position(data)
     except ValueError as error:
@@ -56,23 +58,30 @@ def digest_problem(data: bytes) -> str | None:
     content = hashlib.sha256(data[:position])
     content.update(_BLANK)
     content.update(memoryview(data)[position + len(_BLANK) :])
-    return None if content.hexdigest().encode() == stored else "its bytes do not fit the digest that it carries"
+    return None if content.hexdigest().encode() == stored else "its bytes do not match its digest"
 
 
 def check_version(metadata: Mapping[str, str], name: str) -> int:
-    """The schema version of a file, from its key-value metadata.
+    """Return the schema version from a file's key-value metadata.
 
     Raises:
-        InputError: There is none, or it is newer than this reader.
+        InputError: The version is missing, or newer than this reader.
     """
     text = metadata.get(VERSION_KEY)
     if text is None or not re.fullmatch("[0-9]{1,9}", text):
-        raise InputError(f"{name}: expected a step table; the file names no {VERSION_KEY}")
+        raise InputError(f"{name}: expected a step table, received a file without the metadata {VERSION_KEY}")
     return schema.known_version(int(text), name)
 
 
 def describe(name: str, data: bytes, frame: pl.DataFrame, replaces: str | None = None) -> Shard:
-    """A file's entry in the manifest, from its bytes, its rows, and the name of the file that it replaces."""
+    """Return a file's entry in the manifest.
+
+    Args:
+        name: File name.
+        data: Bytes of the file.
+        frame: Rows of the file, with the columns of `schema.SORT_KEY` at least.
+        replaces: Name of the file that this one replaces.
+    """
     return Shard(
         file=name,
         sha256=hashlib.sha256(data).hexdigest(),
@@ -85,24 +94,24 @@ def describe(name: str, data: bytes, frame: pl.DataFrame, replaces: str | None =
 
 
 def read(path: Path) -> pl.DataFrame:
-    """The rows of a file whose bytes fit the digest that it carries.
+    """Read the rows of a file and check its digest.
 
     Raises:
-        InputError: It cannot be read, or is damaged.
+        InputError: The file cannot be read, or is damaged.
     """
     data = reading.read(path, footer.MOST_BYTES)
     if problem := digest_problem(data):
-        raise InputError(f"{path} is damaged ({problem}); `hgpo verify {path}` says more")
+        raise InputError(f"{path} is damaged ({problem}); run `hgpo verify {path}` for details")
     with reading.errors(path):
         footer.check_file_in_memory(data)
         return table_file.read(io.BytesIO(data))
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> pl.DataFrame:
-    """Some columns of a file; only the pages of these columns are read and compared with their checksums.
+    """Read some columns of a file. Only the pages of these columns are read, and their checksums are verified.
 
     Raises:
-        InputError: It cannot be read, or is damaged there.
+        InputError: The file cannot be read, or one of these pages is damaged.
     """
     footer.check_file(path)
     with reading.errors(path), open_regular(path, "file of a step table") as file:
@@ -110,7 +119,7 @@ def read_columns(path: Path, columns: Sequence[str]) -> pl.DataFrame:
 
 
 def adopt(path: Path, header: Header) -> Shard:
-    """The entry of a complete file that its writer could not list in the manifest before it was killed.
+    """Return the manifest entry of a complete file whose writer was killed before it listed the file.
 
     Raises:
         InputError: The file is damaged, or belongs to another run.
@@ -131,8 +140,8 @@ def adopt(path: Path, header: Header) -> Shard:
 def _digest_position(data: bytes) -> int:
     length = int.from_bytes(data[-8:-4], "little")
     key = data.rfind(DIGEST_KEY.encode(), max(0, len(data) - 8 - length))
-    # in Thrift's compact protocol a value's field header (0x18) and length (0x40) follow the key
+    # in Thrift's compact protocol, the key is followed by the value's field header (0x18) and length (0x40)
     position = key + len(DIGEST_KEY) + 2
     if key < 0 or data[position - 2 : position] != b"\x18\x40":
-        raise ValueError("it carries no digest, or its footer is damaged")
+        raise ValueError("it has no digest, or its footer is damaged")
     return position

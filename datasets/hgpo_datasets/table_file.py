@@ -1,7 +1,7 @@
-"""A frame ⇄ the bytes of one Parquet file, by pyarrow, with a checksum in every page.
+"""Encode and decode Parquet files with pyarrow, with a checksum in every page.
 
-Polars writes no checksums and does not compare them. Queries are its work all the same, because it reads several times
-faster and moves filters into the file. The writer reads back what it builds upon through `read`, which compares them.
+Polars neither writes nor verifies page checksums. Queries still use Polars, because it reads several times faster and
+pushes filters down into the file. When the writer reads its own files, it uses `read`, which verifies the checksums.
 """
 
 from __future__ import annotations
@@ -16,28 +16,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import pyarrow as pa
-MOST_BYTES: Final = 4 << 30
-"""The most that a row group takes when it is decoded, and the largest file that is read whole."""
 
 ROW_GROUP_ROWS: Final = 25_000
-_COMPRESSION_LEVEL: Final = 6  # a third smaller than 3 on rollouts, where states and prompts repeat, at the same speed
-_PAGE_BYTES: Final = 8 << 20  # zstd finds repetitions within a page only: pages of 1 MB make files a quarter larger
-_DICTIONARY_BYTES: Final = 64 << 20  # prompts of a row group repeat, but take more than the usual 1 MB
+_COMPRESSION_LEVEL: Final = 6  # for rollouts, files are a third smaller than with level 3 at the same speed
+_PAGE_BYTES: Final = 8 << 20  # zstd finds repetitions only within a page: pages of 1 MB make files a quarter larger
+_DICTIONARY_BYTES: Final = 64 << 20  # the distinct prompts of a row group exceed pyarrow's default of 1 MB
 
 
 def encode(frame: pl.DataFrame, metadata: Mapping[str, str]) -> bytes:
-    """The bytes of a Parquet file that holds the frame, with a checksum in every page.
+    """Encode a frame as a Parquet file with a checksum in every page.
 
-    The same frame and metadata give the same bytes, however the frame's columns lie in memory.
+    The same frame and metadata give the same bytes, independent of the frame's chunks in memory.
 
     Args:
         frame: The rows.
-        metadata: The file's key-value metadata.
+        metadata: Key-value metadata of the file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    frame = frame.rechunk()  # pages end where chunks end
+    frame = frame.rechunk()  # pyarrow ends a page at each chunk's end
     out = pa.BufferOutputStream()
     with pq.ParquetWriter(
         out,
@@ -59,14 +57,14 @@ def encode(frame: pl.DataFrame, metadata: Mapping[str, str]) -> bytes:
 
 
 def read(file: IO[bytes], columns: Iterable[str] | None = None) -> pl.DataFrame:
-    """The rows of a file whose footer is sound; each page that is read is compared with its checksum.
+    """Read the rows of a file whose footer was checked, and verify the checksum of each page that is read.
 
     Args:
-        file: A file that can seek.
-        columns: The columns to read; all of them by default.
+        file: A seekable binary file.
+        columns: Columns to read; all by default.
 
     Raises:
-        ValueError: It is not Parquet, lacks a column, or is damaged.
+        ValueError: The file is not Parquet, has no such column, or is damaged.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -75,13 +73,14 @@ def read(file: IO[bytes], columns: Iterable[str] | None = None) -> pl.DataFrame:
         schema = pq.ParquetFile(file).schema
         leaves = [schema.column(number) for number in range(len(schema))]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-        # as dictionaries, texts that repeat are held once; so read, lists of texts come a row group at a time
+        # texts are read as dictionaries, so that repeated texts take memory once; in this mode pyarrow can read lists
+        # of texts only one row group at a time
         table = pq.ParquetFile(file, read_dictionary=texts, page_checksum_verification=True)
         names = table.schema_arrow.names if columns is None else list(columns)
         groups = range(table.num_row_groups)
         parts = [table.read_row_group(group, columns=names, use_threads=False) for group in groups]
         for part in parts:
-            part.validate(full=True)  # Polars takes for granted that texts are UTF-8
+            part.validate(full=True)  # Polars assumes that texts are valid UTF-8
         return pl.concat(map(_frame, parts or [table.schema_arrow.empty_table().select(names)]))
     except (OSError, ValueError, KeyError, MemoryError, pa.ArrowException, *reading.POLARS_ERRORS) as error:
         raise ValueError(reading.first_line(error)) from error
@@ -93,7 +92,7 @@ def _frame(table: pa.Table) -> pl.DataFrame:
 
 
 def _with_plain_texts(values: Any) -> Any:  # noqa: ANN401 (pyarrow's arrays have no types)
-    """A column with its dictionaries looked up. Texts that repeat share their bytes, as they did in the file."""
+    """Replace dictionaries in a column by their texts. Repeated texts share their bytes, as in the file."""
     import pyarrow as pa
 
     kind = values.type
@@ -109,10 +108,10 @@ def _with_plain_texts(values: Any) -> Any:  # noqa: ANN401 (pyarrow's arrays hav
 
 
 def _arrow(values: pl.DataFrame | pl.Series) -> Any:  # noqa: ANN401 (pyarrow's tables and arrays have no types)
-    return values.to_arrow(compat_level=pl.CompatLevel.newest())  # texts as views: none is copied
+    return values.to_arrow(compat_level=pl.CompatLevel.newest())  # string views: texts are not copied
 
 
 def _text_paths(schema: pl.Schema) -> list[str]:
-    """The columns of texts, as the file's schema names them."""
+    """Return the paths of the text columns in the file's schema."""
     flat = [name for name, kind in schema.items() if kind == pl.String]
     return flat + [f"{name}.list.element" for name, kind in schema.items() if kind == pl.List(pl.String)]

@@ -1,7 +1,7 @@
-"""Reads the compact Thrift encoding of Parquet's footers and page headers, from files that may be forged.
+"""Decode Parquet footers and page headers (Thrift's compact protocol) from untrusted files.
 
-pyarrow's own reader of footers will not do here: an exception that it meets in a forged column chunk ends the process.
-A structure is a mapping from field number to value. Source: Apache Thrift, "Thrift Compact protocol encoding".
+pyarrow's footer reader cannot be used for this: an exception in a forged column chunk ends the process. A decoded
+structure is a mapping from field number to value. Source: Apache Thrift, "Thrift Compact protocol encoding".
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _MOST_NESTED: Final = 32  # parquet.thrift nests six structures
 
 
 def decode(data: bytes, position: int) -> tuple[Structure, int]:
-    """Decodes the structure that begins at `position`.
+    """Decode the structure that begins at `position`.
 
     Returns:
         The structure, and the position after it.
 
     Raises:
-        ValueError: What is there is not a structure (also: it runs past the end).
+        ValueError: The bytes are not a structure, or the structure extends past the end of the data.
 
     >>> decode(bytes.fromhex("15053802616200"), 0)
     ({1: -3, 4: b'ab'}, 7)
@@ -61,7 +61,7 @@ class _Reader:
             return [self.value(head & 0x0F, deeper - 1) for _ in range(size)]
         if kind == _DOUBLE:
             return self.bytes(8)
-        if kind in {_TRUE, _FALSE, _BYTE}:  # as an element of a list, a truth value takes one byte
+        if kind in {_TRUE, _FALSE, _BYTE}:  # in a list, a boolean takes one byte
             return self.byte()
         raise ValueError(f"field type {kind} at byte {self.position} is not one that Parquet uses")
 

@@ -1,16 +1,17 @@
-"""Finds everything that can be wrong with a run or a file: bytes, files, rows.
+"""Verify a run or a file: its files, bytes and rows.
 
-Bytes are compared with the manifest's SHA-256 and with the digest that each file carries, so that a flip is found
-wherever it is, padding included; page checksums then say where it is. Rows are read only from files whose bytes are
-right: order, steps, nulls, NaN, and every derived column computed again from the others.
+Bytes are compared with the SHA-256 in the manifest and with the digest in each file, which detects any changed bit,
+padding included. Page checksums then locate the damage. Rows are checked only if the bytes are intact: their order,
+steps, nulls and NaN values, and every derived column, which is recomputed from the other columns.
 
-Whatever is in the folder becomes a problem in the report, never an exception, and nothing is read without a limit.
+Damage of any kind is reported as a problem and never raises. All reads have a size limit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import os
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,13 +22,15 @@ import polars as pl
 
 from hgpo_datasets import footer, manifest, reading, schema, shards
 from hgpo_datasets.derived_columns import broken_steps, derived, first_rows, row_name, value_problems
+from hgpo_datasets.run_paths import run_at, run_of_file, runs_below, shard_folder
+from hgpo_datasets.sources import PARQUET
 from hgpo_envs.atomic import scratch_folders, seems_locked
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.unicode_text import clean_text
+from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Iterator
 
     from hgpo_datasets.manifest import Header, Shard
@@ -37,13 +40,13 @@ _PAGES_NAMED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """A problem or note in a report.
 
     Attributes:
         kind: `manifest`, `missing`, `unreadable`, `size`, `bytes`, `digest`, `structure`, `foreign`, `uncommitted`,
             `version`, `columns`, `null`, `order`, `steps`, `value`, `derived`, `run`, `group` or `trajectory`.
-        file: The file it is in.
-        message: What is wrong, in one line.
+        file: Path of the affected file.
+        message: Description in one line.
     """
 
     kind: str
@@ -52,21 +55,21 @@ class Problem:
 
 
 def _problem(kind: str, path: Path, message: str) -> Problem:
-    """A problem in a path; paths may hold bytes that are no text."""
+    """Create a problem, with path and message made valid UTF-8."""
     return Problem(kind, clean_text(str(path)), clean_text(message))
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What `verify` found.
+    """Result of `verify`.
 
     Attributes:
-        source: What was verified.
-        problems: What is wrong; empty when nothing is.
-        notes: What is harmless: leftovers of a writer that was killed, and what a writer at work has not listed yet.
-        files: Files read.
-        rows: Rows read.
-        bytes: Bytes read.
+        source: The verified path.
+        problems: The problems; empty if the source is intact.
+        notes: Harmless findings: leftovers of a killed writer, and files that an open writer has not listed yet.
+        files: Number of files read.
+        rows: Number of rows read.
+        bytes: Number of bytes read.
     """
 
     source: str
@@ -78,49 +81,58 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems
 
     def add(self, kind: str, path: Path, message: str) -> None:
-        """Adds a problem."""
+        """Add a problem."""
         self.problems.append(_problem(kind, path, message))
 
     def note(self, kind: str, path: Path, message: str) -> None:
-        """Adds a note."""
+        """Add a note."""
         self.notes.append(_problem(kind, path, message))
 
     def summary(self) -> str:
-        """How much was read, in words."""
-        return f"{self.files} files, {self.rows:,} rows, {self.bytes:,} bytes"
+        """Return the numbers of files, rows and bytes read as a text."""
+        return ", ".join([counted(self.files, "file"), counted(self.rows, "row"), counted(self.bytes, "byte")])
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as values of JSON."""
+        """Return the report as JSON values."""
         return {"ok": self.ok, **asdict(self)}
 
 
 @dataclass(slots=True)
 class _Seen:
-    """Where groups and trajectories of one run were met."""
+    """The file of each group and trajectory seen so far in a run."""
 
     groups: dict[tuple[Any, ...], str] = field(default_factory=dict)
     trajectories: dict[int, str] = field(default_factory=dict)
 
 
 def verify(source: str | os.PathLike[str]) -> VerifyReport:
-    """Verifies a run's folder or a single file; a file in a run's folder is compared with the manifest, too.
+    """Verify a run or a single file. A shard of a run is also compared with the manifest.
 
-    A writer may be at work in the run: what it has not finished is a note, not a problem.
+    A run is named by its folder or its `steps/`. Of a training run, only the step table is verified.
+
+    If a writer has the run open, its unfinished files are notes, not problems.
 
     Raises:
-        InputError: There is no such run or file.
+        InputError: The run or file does not exist.
     """
+    if not isinstance(source, str | os.PathLike):
+        raise InputError(f"expected the path of a run or file, received {type(source).__name__} {source!r}")
     path = Path(source)
     report = VerifyReport(clean_text(str(path)))
     if path.is_dir():
-        if not _is_there(path / manifest.NAME):
-            raise InputError(f"{path} is not a run: it has no {manifest.NAME}; name a file to verify it alone")
+        run = run_at(path)
+        if run is None:
+            found = counted(len(runs_below(path)), "run")
+            raise InputError(
+                f"{path} is not a run: it has no {manifest.NAME} (found {found} below it); pass a run, or a single "
+                "file to verify it alone"
+            )
         with _reporting(path, report):
-            _verify_run(path, report)
+            _verify_run(run, report)
     elif path.is_file():
         with _reporting(path, report):
             _verify_lone_file(path, report)
@@ -131,12 +143,12 @@ def verify(source: str | os.PathLike[str]) -> VerifyReport:
 
 @contextmanager
 def _reporting(path: Path, report: VerifyReport) -> Iterator[None]:
-    """Turns whatever is raised into a problem: no content of a file may end a verification."""
+    """Convert any exception to a problem, so that one damaged file does not end the verification."""
     try:
         yield
     except InputError as error:
         report.add("unreadable", path, str(error))
-    except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001 (Polars' panics are no Exception)
+    except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001 (PanicException is not an Exception)
         report.add("unreadable", path, f"cannot be read ({type(error).__name__}: {reading.first_line(error)})")
 
 
@@ -146,53 +158,61 @@ def _is_there(path: Path) -> bool:
 
 def _verify_lone_file(path: Path, report: VerifyReport) -> None:
     listed = None
-    if _is_there(path.parent / manifest.NAME):
-        with suppress(InputError):  # of the future, or no manifest: then the file is verified by itself
-            listed = manifest.read(path.parent)
+    if (run := run_of_file(path)) is not None:
+        with suppress(InputError):  # a newer version, or not a manifest: the file is verified without it
+            listed = manifest.read(run)
     shard = next((one for one in listed.shards if one.file == path.name), None) if listed else None
     _verify_file(path, shard, listed.header if listed and shard else None, report, _Seen())
 
 
 def _verify_run(folder: Path, report: VerifyReport) -> None:
-    at_work = seems_locked(folder)  # before anything is read, as the listing is read before the manifest
-    present = sorted(folder.glob("*.parquet"))
+    # the lock and the listing are read before the manifest, so that a commit in between is not taken for a problem
+    at_work = seems_locked(folder)
+    place = shard_folder(folder)
+    present = sorted(place.iterdir())
     for part in sorted(folder.glob(f"{shards.PATTERN}.part")):
-        report.note("leftover", part, "temporary file of an earlier version; it may be removed")
+        report.note("leftover", part, "temporary file of an earlier version; it can be removed")
     for scratch in scratch_folders(folder):
-        report.note("leftover", scratch, "scratch folder of a writer that was killed or is at work")
-    listed = _verify_manifest(folder, report, at_work=at_work)
+        report.note("leftover", scratch, "scratch folder of a writer that was killed or is still open")
+    listed = _verify_manifest(folder, place, report, at_work=at_work)
     if listed is None:
         return
     seen = _Seen()
     for shard in listed.shards:
-        with _reporting(folder / shard.file, report):
-            _verify_file(folder / shard.file, shard, listed.header, report, seen)
+        path = place / shard.file
+        with _reporting(path, report):
+            if not _is_there(path) and path.name in manifest.current(folder, place).replaced:
+                report.note("replaced", path, "replaced by a writer during the verification; verify again")
+            else:
+                _verify_file(path, shard, listed.header, report, seen)
     names = {shard.file for shard in listed.shards}
     for extra in present:
         if extra.name in listed.replaced:
             report.note("leftover", extra, "replaced by a later file; opening the run for writing removes it")
-        elif extra.name not in names:
+        elif extra.suffix == PARQUET and extra.name not in names:
             with _reporting(extra, report):
                 _report_extra(extra, listed.committed, report, at_work=at_work)
+        elif extra.suffix != PARQUET and place != folder:
+            report.note("foreign", extra, "not a Parquet file; other programs may be unable to read the folder")
 
 
-def _verify_manifest(folder: Path, report: VerifyReport, *, at_work: bool) -> manifest.Manifest | None:
-    """The manifest as far as it is right; None where it cannot be read."""
+def _verify_manifest(folder: Path, place: Path, report: VerifyReport, *, at_work: bool) -> manifest.Manifest | None:
+    """Return the manifest up to its first invalid line, or None if it cannot be read."""
     path = folder / manifest.NAME
     try:
-        listed = manifest.current(folder)
+        listed = manifest.current(folder, place)
         size = reading.status(path).st_size
     except InputError as error:
         report.add("version" if "newer" in str(error) else "manifest", path, str(error))
         return None
     if listed.header is None and (at_work or seems_locked(folder)):
-        report.note("uncommitted", path, "empty as yet: its writer has only just begun")
+        report.note("uncommitted", path, "empty: its writer has not written the first line yet")
         return None
     report.bytes += size
     if listed.problem:
         report.add("manifest", path, listed.problem)
     elif listed.size < size and not at_work:
-        report.add("manifest", path, "its last line is not complete; opening the run repairs that")
+        report.add("manifest", path, "its last line is incomplete; open the run for writing to repair it")
     return listed
 
 
@@ -200,9 +220,9 @@ def _report_extra(path: Path, number: int, report: VerifyReport, *, at_work: boo
     ours = path.name == manifest.file_name(number)
     if ours and shards.digest_problem(reading.read(path, footer.MOST_BYTES)) is None:
         if at_work:
-            report.note("uncommitted", path, "complete, but not yet in the manifest; a writer is at work")
+            report.note("uncommitted", path, "complete, but not yet in the manifest; a writer has the run open")
         else:
-            line = "complete, but not in the manifest; opening the run for writing lists it"
+            line = "complete, but not in the manifest; open the run for writing to list it"
             report.add("uncommitted", path, line)
     else:
         report.add("foreign", path, "not in the manifest")
@@ -210,16 +230,13 @@ def _report_extra(path: Path, number: int, report: VerifyReport, *, at_work: boo
 
 def _verify_file(path: Path, shard: Shard | None, header: Header | None, report: VerifyReport, seen: _Seen) -> None:
     if not _is_there(path):
-        if path.name in manifest.current(path.parent).replaced:
-            report.note("replaced", path, "replaced by a writer during the verification; verify again")
-        else:
-            report.add("missing", path, "the manifest lists it; it is missing")
+        report.add("missing", path, "listed in the manifest, but missing")
         return
     size = reading.status(path).st_size
     report.files += 1
     report.bytes += size
     if shard is not None and size != shard.bytes:
-        report.add("size", path, f"{size} bytes; {shard.bytes} were committed")
+        report.add("size", path, f"expected {shard.bytes} bytes (as committed), received {size}")
         return
     data = reading.read(path, footer.MOST_BYTES)
     name = clean_text(str(path))
@@ -230,19 +247,19 @@ def _verify_file(path: Path, shard: Shard | None, header: Header | None, report:
 def _byte_problems(name: str, data: bytes, shard: Shard | None) -> Iterable[Problem]:
     digest = shards.digest_problem(data)
     if shard is not None and hashlib.sha256(data).hexdigest() != shard.sha256:
-        yield Problem("bytes", name, f"its SHA-256 is not the committed one; {_where(data)}")
+        yield Problem("bytes", name, f"its SHA-256 differs from the manifest; {_where(data)}")
     elif digest:
         yield Problem("digest", name, f"{digest}; {_where(data)}")
 
 
 def _where(data: bytes) -> str:
-    """Where damaged bytes lie, as far as page checksums tell."""
+    """Return the location of the damage according to the page checksums."""
     try:
         pages = footer.damaged_pages(data)
     except ValueError as error:
         return f"its structure is damaged ({error})"
     if not pages:
-        return "every page fits its checksum: the damage is in headers or footer"
+        return "every page matches its checksum: the damage is in headers or footer"
     more = f" and {len(pages) - _PAGES_NAMED} more" if len(pages) > _PAGES_NAMED else ""
     return f"damaged: {'; '.join(pages[:_PAGES_NAMED])}{more}"
 
@@ -253,7 +270,7 @@ def _row_problems(
     name = clean_text(str(path))
     try:
         footer.check_file_in_memory(data)
-        shards.check_version(pl.read_parquet_metadata(io.BytesIO(data)), path.name)
+        version = shards.check_version(pl.read_parquet_metadata(io.BytesIO(data)), path.name)
     except InputError as error:
         yield Problem("version", name, str(error))
         return
@@ -263,20 +280,24 @@ def _row_problems(
     frame = pl.read_parquet(data)
     report.rows += len(frame)
     depth = header.depth if header else schema.stored_depth(frame.columns)
-    if wrong := _column_problem(frame, depth):
+    known = schema.columns(max(depth, 0))
+    stored = [column for column in known if column.since <= version]
+    if wrong := _column_problem(frame, stored):
         yield Problem("columns", name, wrong)
         return
-    nulls = [column.name for column in schema.columns(depth) if not column.null and frame[column.name].has_nulls()]
+    nulls = [column.name for column in stored if not column.null and frame[column.name].has_nulls()]
     for column in nulls:
-        yield Problem("null", name, f"{column} is never null; {frame[column].null_count()} rows have none")
+        rows = counted(frame[column].null_count(), "row")
+        yield Problem("null", name, f"{column} must not be null, but is in {rows}")
     if nulls or frame.is_empty():
         return
-    yield from _content_problems(name, frame, depth)
+    later = [pl.lit(None, column.type).alias(column.name) for column in known if column.since > version]
+    yield from _content_problems(name, frame.with_columns(later), depth, stored)
     yield from _identity_problems(name, frame, header, seen)
 
 
-def _column_problem(frame: pl.DataFrame, depth: int) -> str | None:
-    expected, found = dict(schema.polars_schema(max(depth, 0))), dict(frame.schema)
+def _column_problem(frame: pl.DataFrame, stored: Iterable[schema.Column]) -> str | None:
+    expected, found = {column.name: column.type for column in stored}, dict(frame.schema)
     missing = [column for column in expected if column not in found]
     if missing:
         return f"lacks {', '.join(missing)}"
@@ -284,7 +305,7 @@ def _column_problem(frame: pl.DataFrame, depth: int) -> str | None:
     return "; ".join(differs) or None
 
 
-def _content_problems(name: str, frame: pl.DataFrame, depth: int) -> Iterable[Problem]:
+def _content_problems(name: str, frame: pl.DataFrame, depth: int, stored: Iterable[schema.Column]) -> Iterable[Problem]:
     ordered = frame.with_row_index("row").sort(schema.SORT_KEY, maintain_order=True)
     if not ordered["row"].is_sorted():
         yield Problem("order", name, f"rows are not sorted by {', '.join(schema.SORT_KEY)}")
@@ -293,31 +314,35 @@ def _content_problems(name: str, frame: pl.DataFrame, depth: int) -> Iterable[Pr
     last = np.append(first[1:], True)
     broken = broken_steps(frame, first)
     if len(broken):
-        line = f"{len(broken)} steps are not contiguous from 0; the first is {row_name(frame, int(broken[0]))}"
+        first_broken = row_name(frame, int(broken[0]))
+        line = f"steps are not contiguous from 0 in {counted(len(broken), 'row')}; the first is {first_broken}"
         yield Problem("steps", name, line)
         return
     for _, text, rule in value_problems(frame, last):
         rows = frame.select(rule.fill_null(value=False)).to_series()
         if rows.any():
             yield Problem("value", name, _rows_line(frame, rows, text))
+    names = {column.name for column in stored}
     for computed in derived(frame, first, depth):
+        if computed.name not in names:
+            continue
         rows = frame[computed.name].ne_missing(computed)
         if rows.any():
-            yield Problem("derived", name, _rows_line(frame, rows, f"{computed.name} is not what the rows give"))
+            yield Problem("derived", name, _rows_line(frame, rows, f"{computed.name} differs from the computed value"))
 
 
 def _rows_line(frame: pl.DataFrame, rows: pl.Series, text: str) -> str:
     found = rows.arg_true()
-    return f"{text} in {len(found)} rows; the first is {row_name(frame, int(found[0]))}"
+    return f"{text} in {counted(len(found), 'row')}; the first is {row_name(frame, int(found[0]))}"
 
 
 def _identity_problems(name: str, frame: pl.DataFrame, header: Header | None, seen: _Seen) -> Iterable[Problem]:
     if header is not None and (frame["run"] != header.run).any():
-        yield Problem("run", name, f"holds rows of another run than {header.run!r}")
+        yield Problem("run", name, f"contains rows of another run than {header.run!r}")
     for row in frame.select("run", *schema.GROUP_KEY).unique(maintain_order=True).iter_rows():
         other = seen.groups.setdefault(row, name)
         if other != name:
-            yield Problem("group", name, f"group {row[1:]} is split: a part of it is in {other}")
+            yield Problem("group", name, f"group {row[1:]} is split: other rows of it are in {other}")
     starts = frame.filter(pl.col("step") == 0).select("run", "trajectory")
     for run, trajectory in starts.iter_rows():
         key = text_hash(f"{run}\0{trajectory}")

@@ -1,20 +1,21 @@
-"""Writes a run: groups of rollouts in, committed shards out.
+"""Write a run: groups of rollouts are collected and committed as shards.
 
     StepWriter("runs/first", config={"seed": 1})
-        add_group(rows)      one or more complete groups of rollouts, or
-        add(rows) … finish   steps as they come, from many environments, in any order
-        commit()             a shard on disk; happens by itself when enough rows wait
+        add_group(rows)      add one or more complete groups of rollouts, or
+        add(rows) … finish   add steps of many environments in any order
+        commit()             write a shard; called automatically when enough rows are pending
 
-A run that was interrupted is opened again with the same call: what is committed stays, and `committed` names it. A
-shard that was complete on disk but not yet listed in the manifest is listed then.
+To resume an interrupted run, open it again with the same arguments. Committed groups are kept; `committed` lists them.
+If the last shard is complete on disk but missing from the manifest, it is added to the manifest.
 
-What holds, whatever is raised and whenever the process is killed: a group is in the table completely or not at all,
-and once; a committed group stays. A group that was accepted (`add_group` or `finish` returned, or raised OSError) is
-committed when the block is left, however it is left, unless the disk refuses.
+Guarantees, for any exception and any time at which the process is killed: a group is in the table completely or not at
+all, and only once; a committed group is never lost. A group that was accepted (`add_group` or `finish` returned, or
+raised OSError) is committed at the end of the `with` block, also after an exception, unless the disk cannot be written.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,20 +32,20 @@ from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
 from hgpo_envs.secrets import redact
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Collection, Iterable
     from types import TracebackType
 
     from hgpo_datasets.manifest import Header, Shard
+    from hgpo_envs.atomic import FolderLock
 
 SHARD_ROWS: Final = 100_000
 SHARD_BYTES: Final = 256 << 20
 MOST_BYTES: Final = footer.MOST_BYTES // 4
-"""The most bytes in memory that one call of `add_group` may bring, and that make a shard."""
+"""Largest size in memory, in bytes, of the rows of one call of `add_group` and of a shard."""
 
 
 class GroupKey(NamedTuple):
-    """The name of a group of rollouts within its run."""
+    """The key of a group of rollouts within its run."""
 
     iteration: int
     task_id: str
@@ -53,7 +54,7 @@ class GroupKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PendingGroups:
-    """Accepted groups that wait for a shard: one call of `add_group`."""
+    """Accepted groups that are not committed yet: those of one call of `add_group`."""
 
     frame: pl.DataFrame
     groups: frozenset[GroupKey]
@@ -62,28 +63,33 @@ class _PendingGroups:
 
 
 class StepWriter:
-    """The one writer of a run. Use it as a context manager: leaving the block commits every finished group.
+    """A writer of a run. A run has at most one open writer.
 
-    After an OSError (a full disk) nothing is lost: the groups wait in memory and `commit` may be called again.
+    Use it as a context manager: leaving the block commits every finished group. After an OSError (for example a full
+    disk) the groups stay in memory, and `commit` can be called again.
 
     Args:
-        folder: The run's folder; created if it is missing, resumed if it holds a run.
-        run: The run's name; the folder's name by default.
-        config: What the run was made with (seeds, versions, settings): JSON values. Kept in the manifest and in every
-            file, without secrets (`hgpo_envs.secrets`). A resumed run must have the same; None accepts what is there.
-        depth: The deepest history and context hash to store, at most `schema.MAX_DEPTH`.
-        shard_rows: Rows that make a shard by themselves; `commit` makes one at any time. A group is never split.
-        shard_bytes: Bytes in memory that make a shard, whatever its rows: this bounds the memory.
-        defaults: Values of columns that the rows lack (`env_id`, `split`, `iteration` …).
-        without: Columns or families whose values are not stored, for example `["prompt", "tokens", "timings"]`; hashes
-            are computed before.
+        folder: The run's folder. It is created if it is missing, and resumed if it contains a run.
+        run: Name of the run; the folder's name by default.
+        config: Configuration of the run (seeds, versions, settings) as JSON values. It is stored in the manifest and in
+            every file, without secrets (`hgpo_envs.secrets`). A resumed run must have the same configuration; None
+            accepts the existing one.
+        depth: Largest k of the history and context hashes to store, at most `schema.MAX_DEPTH`.
+        shard_rows: Number of pending rows at which a shard is written. A group is never split.
+        shard_bytes: Size of the pending rows in memory, in bytes, at which a shard is written.
+        defaults: Values of columns that the rows do not have (`env_id`, `split`, `iteration` …).
+        without: Columns or families that are not stored, for example `["prompt", "tokens", "timings"]`. Their hashes
+            are computed and stored.
+        lock: A lock of the folder that the caller holds and keeps, for programs that write other files there as well.
+            By default the writer takes and releases one.
 
     Attributes:
-        folder: The run's folder.
-        committed: The groups that are committed.
+        folder: The run's folder as an absolute path.
+        committed: Keys of the committed groups.
 
     Raises:
-        InputError: Another writer has the run open, or what is in the folder does not fit.
+        InputError: An argument is invalid, another writer has the run open, or the folder contains a different run or
+            damaged files.
         OSError: The folder cannot be written.
 
     >>> import tempfile
@@ -106,9 +112,9 @@ class StepWriter:
         shard_bytes: int = SHARD_BYTES,
         defaults: Mapping[str, Any] | None = None,
         without: Collection[str] = (),
+        lock: FolderLock | None = None,
     ) -> None:
-        if not 0 <= depth <= schema.MAX_DEPTH:
-            raise InputError(f"depth: expected 0 to {schema.MAX_DEPTH}, got {depth}")
+        _check_types(folder, run, config, depth)
         rows.check_defaults(defaults or {}, depth)
         self.folder = Path(folder).absolute()
         self._dropped = _columns_to_drop(without, depth)
@@ -116,7 +122,7 @@ class StepWriter:
         self._ready: list[_PendingGroups] = []
         self._waiting: dict[GroupKey, list[Mapping[str, Any]]] = {}
         self._writing: tuple[Shard, tuple[_PendingGroups, ...]] | None = None
-        self._run = ShardFolder(self.folder, run, config, depth)
+        self._run = ShardFolder(self.folder, run, config, depth, lock)
         try:
             self.committed, self._trajectories = self._read_committed()
         except BaseException:
@@ -126,23 +132,24 @@ class StepWriter:
 
     @property
     def header(self) -> Header:
-        """What holds for the whole run."""
+        """The manifest's description of the run."""
         return self._run.header
 
     def add_group(self, steps: rows.Rows) -> None:
-        """Takes one or more complete groups of rollouts. One call is one unit: all of its rows are taken, or none.
+        """Add one or more complete groups of rollouts. Either all rows of a call are added, or none.
 
         Args:
-            steps: Their rows in any order: mappings, a Polars frame, or a table with Arrow's C stream (pyarrow,
-                pandas). Columns and what may be left out: docs/step_table.md.
+            steps: Rows in any order: mappings, a Polars frame, or a table with Arrow's C stream interface (pyarrow,
+                pandas). docs/step_table.md lists the columns and their defaults.
 
         Raises:
-            RowError: Rows break the schema, or belong to another run. `RowError.wrong` names each trajectory that has
-                wrong rows, with the row and the column. Nothing of the call is taken; without or with corrected rows
-                of these trajectories it may be repeated.
-            InputError: These are not rows, a column is unknown or missing, or a group is already in the run. Nothing
-                is taken.
-            OSError: The rows are taken and filled a shard, which the disk refused. `commit` may be called again.
+            RowError: Rows violate the schema, or belong to another run. `RowError.wrong` lists each trajectory with
+                invalid rows, with row and column. No row is added. Correct or remove these trajectories, and call
+                again.
+            InputError: The input is not a table of rows, a column is unknown or missing, or a group is already in the
+                run. No row is added.
+            OSError: The rows were added, and the shard that they completed could not be written. Call `commit` to try
+                again.
         """
         self._check_open()
         taken = self._checked(steps)
@@ -151,65 +158,69 @@ class StepWriter:
             self._commit_full()
 
     def add(self, steps: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> None:
-        """Takes one row or several, of any groups, in any order; they wait until `finish` is called for their group.
+        """Add rows of any groups in any order. They are pending until `finish` is called for their group.
 
-        Only the columns that name the group are checked here, the others by `finish`.
+        Only the columns of the group's key are checked here. `finish` checks the others.
+
+        Args:
+            steps: One row or several, as mappings.
 
         Raises:
-            InputError: This is not a row, its `iteration`, `task_id` or `group` is missing or of a wrong type, or its
-                group is already in the run. The rows before it are taken.
+            InputError: A row is not a mapping, its `iteration`, `task_id` or `group` is missing or has the wrong type,
+                or its group is already in the run. The rows before it were added.
         """
         self._check_open()
         for step in [steps] if isinstance(steps, Mapping) else steps:
             if not isinstance(step, Mapping):
-                raise InputError(f"expected rows that are mappings, got {type(step).__name__}")
+                raise InputError(f"expected rows that are mappings, received {type(step).__name__}")
             name = self._name(*(step.get(column) for column in schema.GROUP_KEY))
             if name not in self._waiting:
                 self._check_absent({name})
             self._waiting.setdefault(name, []).append(step)
 
     def finish(self, task_id: str, group: int = 0, iteration: int | None = None) -> None:
-        """Says that every row of a group was added.
+        """Mark a group as complete.
 
         Args:
-            task_id: The group's task.
-            group: Its number among the task's groups.
-            iteration: Its iteration; the writer's default unless given.
+            task_id: Task of the group.
+            group: Number of the group among the task's groups.
+            iteration: Training iteration of the group; the writer's default if it is None.
 
         Raises:
-            RowError: Rows break the schema, as in `add_group`. All rows of the group still wait: add what is missing
-                and finish it again, or `discard` it.
-            InputError: No rows of this group wait.
-            OSError: The group is taken and filled a shard, which the disk refused. `commit` may be called again.
+            RowError: Rows violate the schema, as in `add_group`. All rows of the group stay pending: add the missing
+                rows and call again, or `discard` the group.
+            InputError: The group has no pending rows.
+            OSError: The group was added, and the shard that it completed could not be written. Call `commit` to try
+                again.
         """
         self._check_open()
         name = self._name(iteration, task_id, group)
         if name not in self._waiting:
-            raise InputError(f"no rows wait for group {tuple(name)}; add them before it is finished")
+            raise InputError(f"group {tuple(name)} has no pending rows; call add before finish")
         self._take_waiting(name)
         self._commit_full()
 
     def discard(self, task_id: str, group: int = 0, iteration: int | None = None) -> None:
-        """Gives up the rows of a group that was not finished. Without such rows nothing happens.
+        """Drop the pending rows of a group, if there are any.
 
         Args:
-            task_id: The group's task.
-            group: Its number among the task's groups.
-            iteration: Its iteration; the writer's default unless given.
+            task_id: Task of the group.
+            group: Number of the group among the task's groups.
+            iteration: Training iteration of the group; the writer's default if it is None.
         """
         name = self._name(iteration, task_id, group)
         self._waiting.pop(name, None)
 
     def commit(self) -> Shard | None:
-        """Writes the finished groups as a shard and returns when the disk has it.
+        """Write the finished groups as a shard, which is on disk when this returns.
 
-        Groups that could not be written before, and are too large for one shard together, make several.
+        Several shards are written if the groups are too large for one, which can happen after a failed commit.
 
         Returns:
-            The last shard written; None where no groups wait.
+            The last shard written; None if there are no finished groups.
 
         Raises:
-            OSError: The disk refused. The groups that are not yet in a shard are kept, and `commit` may be called
+            OSError: The disk cannot be written. Groups that are not yet in a shard are kept; call `commit` to try
                 again.
             InputError: The run's folder was moved or replaced, or the writer is closed. The groups are kept.
         """
@@ -223,22 +234,22 @@ class StepWriter:
         return shard
 
     def replace(self, steps: rows.Rows) -> list[Shard]:
-        """Puts complete trajectories in the place of committed ones of the same names, for example of aborted ones.
+        """Replace committed trajectories, for example aborted ones, by complete trajectories of the same names.
 
-        Finished groups are committed first. Each file that holds one of the trajectories is written again under a new
-        name, the manifest lists the new file in its place, and the old file is removed. Whenever this is interrupted,
-        a file holds the old trajectories or the new ones.
+        Finished groups are committed first. Each file with one of the trajectories is written again under a new name;
+        then the manifest lists the new file instead of the old one, and the old file is removed. If this is
+        interrupted, each file contains either all old or all new trajectories.
 
         Args:
-            steps: Their rows, as `add_group` takes them.
+            steps: Rows of the trajectories, as in `add_group`.
 
         Returns:
             The files that were written.
 
         Raises:
-            RowError: Rows break the schema, or belong to another run. Nothing is replaced.
+            RowError: Rows violate the schema, or belong to another run. Nothing is replaced.
             InputError: A trajectory is not in the run, or is in another group there. Nothing is replaced.
-            OSError: The disk refused; files that were not yet replaced hold the old trajectories.
+            OSError: The disk cannot be written. Files that were not replaced yet contain the old trajectories.
         """
         self.commit()
         self._check_open()
@@ -257,15 +268,15 @@ class StepWriter:
         return [self._replace_in(file, found, frame) for file, found in places.items()]
 
     def _replace_in(self, file: str, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
-        kept = shards.read(self.folder / file).join(names, on="trajectory", how="anti")
+        kept = shards.read(self._run.shards / file).join(names, on="trajectory", how="anti")
         merged = pl.concat([kept, frame.join(names, on="trajectory", how="semi")]).sort(schema.SORT_KEY)
         return self._write_shard((_PendingGroups(merged, frozenset(), frozenset(), 0),), replaces=file)
 
     def close(self) -> None:
-        """Commits what is finished and lets another writer open the run. Groups not finished are given up.
+        """Commit the finished groups and release the run's lock. Pending rows of unfinished groups are dropped.
 
         Raises:
-            OSError: The disk refused. The groups that were not committed are lost.
+            OSError: The disk cannot be written. The groups that were not committed are lost.
         """
         if self._run.is_open:
             try:
@@ -279,13 +290,15 @@ class StepWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Commits what is finished; a group whose rows still wait only if the block did not raise.
+        """Commit the finished groups. Groups with pending rows are committed only if the block raised no exception.
 
-        What the block raised is what comes out: if the disk then refuses, that is added to it as a note.
+        An exception of the block is propagated. If the disk then cannot be written, that error is added as a note.
 
         Raises:
-            RowError: The block raised nothing, and waiting rows break the schema. All other groups are committed.
-            OSError: The block raised nothing, and the disk refused. Groups that were not committed are lost.
+            RowError: Pending rows violate the schema, after a block without an exception. All other groups are
+                committed.
+            OSError: The disk cannot be written, after a block without an exception. Groups that were not committed are
+                lost.
         """
         refused = None if error is not None else self._take_all_waiting()
         try:
@@ -301,14 +314,14 @@ class StepWriter:
             raise refused
 
     def _checked(self, steps: rows.Rows) -> _PendingGroups | None:
-        """Complete groups, ready for a shard; None where there are no rows."""
+        """Check complete groups and return them; None if there are no rows."""
         run, frame = self.header.run, self._completed(steps)
         if frame.is_empty():
             return None
         groups = frozenset(GroupKey(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
         self._check_absent(groups)
         names = {text_hash(name): name for name in frame.filter(pl.col("step") == 0)["trajectory"]}
-        taken = [self._trajectories, *(one.trajectories for one in self._ready)]  # not united: a run may hold millions
+        taken = [self._trajectories, *(one.trajectories for one in self._ready)]  # not merged: a run may have millions
         known = [name for name in names if any(name in some for some in taken)]
         if known:
             raise RowError(
@@ -318,13 +331,13 @@ class StepWriter:
         size = int(frame.estimated_size())
         if size > MOST_BYTES:
             raise InputError(
-                f"the groups take {size:,} bytes; expected at most {MOST_BYTES:,} together; give fewer at once, or "
-                "leave columns out (`without`)"
+                f"expected at most {MOST_BYTES:,} bytes of rows per call, received {size:,}; add fewer groups per "
+                "call, or do not store some columns (`without`)"
             )
         return _PendingGroups(frame, groups, frozenset(names), size)
 
     def _completed(self, steps: rows.Rows) -> pl.DataFrame:
-        """Rows with every column, as they are stored."""
+        """Convert rows to their stored form, with every column."""
         depth, run = self.header.depth, self.header.run
         frame = complete(rows.frame(steps, depth, self._defaults), depth)
         foreign = frame.filter(pl.col("run") != run)
@@ -332,13 +345,13 @@ class StepWriter:
             raise RowError(
                 WrongRow(None, name, foreign["step"][row], "run", f"{row_name(foreign, row)}: {other}")
                 for row, name in enumerate(foreign["trajectory"])
-                for other in [f"run is {foreign['run'][row]!r}, expected {run!r}; drop the column to copy rows"]
+                for other in [f"expected run {run!r}, received {foreign['run'][row]!r}; drop the column to copy rows"]
             )
         dropped = [pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped]
         return frame.with_columns(_redacted(frame["error"])).with_columns(dropped)
 
     def _name(self, iteration: object, task_id: object, group: object) -> GroupKey:
-        """A group's name, as its rows will hold it; what is None is the writer's default."""
+        """Return a group's key as stored in its rows, with the writer's defaults for None."""
         given = (iteration, task_id, group)
         values = [
             rows.key_value(name, self._defaults.get(name, default) if value is None else value)
@@ -347,14 +360,14 @@ class StepWriter:
         return GroupKey(*values)
 
     def _take_waiting(self, name: GroupKey) -> None:
-        if not self._holds(name):  # else it was taken just before an interrupt
+        if not self._holds(name):  # an earlier call may have been interrupted before `del`
             taken = self._checked(self._waiting[name])
             if taken is not None:
                 self._ready.append(taken)
         del self._waiting[name]
 
     def _take_all_waiting(self) -> InputError | None:
-        """Takes every group that waits; returns the first refusal."""
+        """Add every group with pending rows; return the first error."""
         refused = None
         for name in list(self._waiting):
             try:
@@ -370,7 +383,7 @@ class StepWriter:
             self.commit()
 
     def _next_shard(self) -> tuple[_PendingGroups, ...]:
-        """The first of the ready groups, as many as fit into one shard."""
+        """Return as many of the finished groups, in order, as fit into one shard."""
         size, count = self._ready[0].bytes, 1
         for one in self._ready[1:]:
             size += one.bytes
@@ -398,11 +411,11 @@ class StepWriter:
     def _settle_after(self, error: BaseException) -> None:
         try:
             self._settle()
-        except Exception as second:  # noqa: BLE001 (the next commit tries again; the first error is what comes out)
-            error.add_note(f"what it left in {self.folder} could not be removed yet: {second}")
+        except Exception as second:  # noqa: BLE001 (the next commit tries again; the first error is raised)
+            error.add_note(f"an incomplete shard in {self.folder} could not be removed yet: {second}")
 
     def _settle(self) -> None:
-        """Makes disk and memory agree after a shard was written, refused, or interrupted at any line."""
+        """Make the folder and the writer's state consistent after a write that succeeded, failed or was interrupted."""
         if self._writing is None:
             return
         shard, batch = self._writing
@@ -414,7 +427,7 @@ class StepWriter:
 
     def _check_open(self) -> None:
         if not self._run.is_open:
-            raise InputError(f"the writer of run {self.header.run!r} is closed; open another one to continue the run")
+            raise InputError(f"the writer of run {self.header.run!r} is closed; open a new one to resume the run")
 
     def _holds(self, name: GroupKey) -> bool:
         return name in self.committed or any(name in one.groups for one in self._ready)
@@ -435,14 +448,25 @@ class StepWriter:
 
 
 def _redacted(errors: pl.Series) -> pl.Series:
-    """The column `error` without secrets, which servers and libraries repeat in their messages.
+    """Remove secrets, which messages of servers and libraries may contain, from the column `error`.
 
-    States, prompts and responses are stored as they were read: their hashes and token ids belong to those texts, and
-    a policy redacts the replies of its server itself.
+    States, prompts and responses are stored unchanged, because their hashes and token ids refer to these texts. A
+    policy redacts the replies of its server itself.
     """
     if errors.null_count() == len(errors):
         return errors
     return pl.Series("error", [text and redact(text) for text in errors], dtype=errors.dtype)
+
+
+def _check_types(folder: object, run: object, config: object, depth: object) -> None:
+    if not isinstance(folder, str | os.PathLike):
+        raise InputError(f"expected the path of a run's folder, received {type(folder).__name__} {folder!r}")
+    if not isinstance(run, str | None):
+        raise InputError(f"run: expected the run's name as text, received {run!r}")
+    if not isinstance(config, Mapping | None):
+        raise InputError(f"config: expected a dictionary of JSON values, received {config!r}")
+    if not isinstance(depth, int) or not 0 <= depth <= schema.MAX_DEPTH:
+        raise InputError(f"depth: expected 0 to {schema.MAX_DEPTH}, received {depth!r}")
 
 
 def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
@@ -454,5 +478,5 @@ def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
     chosen = [column for column in every if column.name in without or (column.family in without and column.null)]
     for column in chosen:
         if not column.null:
-            raise InputError(f"column {column.name} is never null; a run cannot be written without it")
+            raise InputError(f"column {column.name} is never null and must be stored; remove it from `without`")
     return [column.name for column in chosen]

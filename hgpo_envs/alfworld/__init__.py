@@ -1,1 +1,1 @@
-"""ALFWorld: household tasks in text, played by a native rules engine."""
+"""ALFWorld: household tasks in text with a native rules engine."""

@@ -1,1 +1,1 @@
-"""WebShop: shopping by instruction in text, played by a native engine over a memory-mapped catalogue."""
+"""WebShop: a text shopping benchmark with a native engine and a memory-mapped catalogue."""

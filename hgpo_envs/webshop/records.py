@@ -1,10 +1,11 @@
-"""Records at rest: a file of JSON, one record a line, and where each begins, so that any one is read by itself.
+"""Random access to JSON records: a file with one record per line and the offset of each line.
 
-    <name>.jsonl            the records, mapped; or <name>.jsonl.gz, held unpacked by every process
-    <name>.starts.npy       int64 (records + 1,): where each line begins in the unpacked text, and where the last ends
+    <name>.jsonl            the records, memory-mapped; or <name>.jsonl.gz, decompressed by every process
+    <name>.starts.npy       int64 (records + 1,): the offset of each line in the decompressed text, and its end
 
-Any tool reads them (`polars.scan_ndjson`, DuckDB, jq); here one record costs one `orjson.loads` of its line. `Labels`
-is a column of few distinct texts as numbers, so that rows that hold a text are found without reading any.
+Other tools can read the files (`polars.scan_ndjson`, DuckDB, jq). Reading one record here takes one `orjson.loads`.
+`Labels` stores a column with few distinct texts as integers, so that the rows with a text are found without reading
+records.
 """
 
 from __future__ import annotations
@@ -33,48 +34,55 @@ if TYPE_CHECKING:
 
 
 LONGEST_RECORD: Final = 1 << 24
-"""Bytes of one record; `hgpo_envs.webshop.data.raw_files` believes no longer one either."""
+"""The maximum size of a record in bytes, as in `hgpo_envs.webshop.data.raw_files`."""
 
 LONGEST_UNPACKED: Final = 1 << 26
-"""Bytes of a file of records that is kept gzipped, unpacked: only small catalogues are."""
+"""The maximum decompressed size in bytes of a gzipped file of records. Only small catalogues are gzipped."""
 
 _SMALL: Final = 256
 
 
 class RecordWriter:
-    """Writes records as they come; `close` writes where they begin.
+    """A writer of records; `close` writes their offsets.
 
     Args:
-        folder: Where the files go.
-        name: Their name.
-        compress: Whether the text is gzipped, for small files.
+        folder: The folder of the files.
+        name: The files' name without suffix.
+        compress: Whether to gzip the text, for small files.
     """
 
     def __init__(self, folder: Path, name: str, *, compress: bool = False) -> None:
         self._starts_path = folder / f"{name}.starts.npy"
         path = folder / f"{name}.jsonl{'.gz' * compress}"
         self._file = path.open("wb")
-        # neither a time nor a file name goes into the head: the same records give the same bytes
+        # no time and no file name in the gzip header, so that the same records give the same bytes
         self._text = gzip.GzipFile("", "wb", fileobj=self._file, mtime=0) if compress else self._file
         self._starts = array("q", [0])
 
     def write(self, record: object) -> None:
-        """Appends one record: anything that orjson writes; an infinity becomes null."""
+        """Append one record: any value that orjson supports. Infinities become null."""
         line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
         self._text.write(line)
         self._starts.append(self._starts[-1] + len(line))
 
     def close(self) -> None:
-        """Completes the files."""
+        """Complete the files."""
         self._text.close()
         self._file.close()
         np.save(self._starts_path, np.frombuffer(self._starts, np.int64))
 
 
 class Records:
-    """The records of a file, each decoded when it is asked for.
+    """The records of a file. Each is decoded on access.
 
-    A mapped file that is deleted stays readable until the records are let go.
+    A mapped file that is deleted stays readable as long as this object exists.
+
+    Args:
+        folder: The folder of the files.
+        name: The files' name without suffix.
+
+    Raises:
+        InputError: If a file is missing or damaged, or if the two files do not match.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -88,7 +96,7 @@ class Records:
         return len(self._starts) - 1
 
     def size(self, index: int) -> int:
-        """Bytes of a record."""
+        """Return the size of a record in bytes."""
         return int(self._starts[index + 1]) - int(self._starts[index])
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - JSON
@@ -101,18 +109,18 @@ class Records:
 
 
 class LabelWriter:
-    """Gathers a column of texts and writes it for `Labels`."""
+    """A writer of a column of texts for `Labels`."""
 
     def __init__(self) -> None:
         self._codes = array("i")
         self._known: dict[str, int] = {}
 
     def add(self, text: str) -> None:
-        """The next row's text."""
+        """Append the next row's text."""
         self._codes.append(self._known.setdefault(text, len(self._known)))
 
     def save(self, folder: Path, name: str) -> None:
-        """Writes `<name>.npy`, each row's number, and the texts in ascending order, numbered so, as records."""
+        """Write `<name>.npy`, the number of each row's text, and the sorted distinct texts as records."""
         texts = sorted(self._known)
         number = np.empty(len(texts), np.int32)
         number[[self._known[text] for text in texts]] = np.arange(len(texts), dtype=np.int32)
@@ -121,14 +129,19 @@ class LabelWriter:
 
 
 class Labels:
-    """A column of texts, a number a row, mapped."""
+    """A column of texts, stored as one memory-mapped integer per row.
+
+    Args:
+        folder: The folder of the files.
+        name: The files' name without suffix.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         self._codes: Final[NDArray[np.int32]] = mapped(folder / f"{name}.npy", np.int32)
         self._texts: Final = Records(folder, name)
 
     def rows(self, text: str) -> NDArray[np.int64]:
-        """The rows that hold this text exactly, ascending."""
+        """Return the rows with exactly this text, ascending."""
         number = bisect_left(self._texts, text)
         if number == len(self._texts) or self._texts[number] != text:
             return np.empty(0, np.int64)
@@ -136,7 +149,7 @@ class Labels:
 
 
 def write_records(folder: Path, name: str, records: Iterable[object], *, compress: bool = False) -> None:
-    """Writes a whole file of records."""
+    """Write a file of records and their offsets."""
     writer = RecordWriter(folder, name, compress=compress)
     for record in records:
         writer.write(record)
@@ -144,30 +157,32 @@ def write_records(folder: Path, name: str, records: Iterable[object], *, compres
 
 
 def mapped(path: Path, *kinds: type[np.generic], columns: int = 0) -> NDArray[Any]:
-    """An array of a .npy file, read-only; mapped unless it is small, for what is empty cannot be.
+    """Return the read-only array of a .npy file.
+
+    The file is memory-mapped unless it is small, because an empty array cannot be mapped.
 
     Args:
         path: The file.
-        kinds: The types that its values may have.
-        columns: 0 for one dimension, else the second of two.
+        kinds: The allowed types of its values.
+        columns: The length of the second dimension; 0 for an array of one dimension.
 
     Raises:
-        InputError: The file is no such array, or not as long as its header says.
+        InputError: If the file is not such an array, or if its size differs from its header.
     """
-    with open_regular(path, "array of a catalogue") as file:
+    with open_regular(path, "file of a catalogue") as file:
         try:
             shape, dtype, size = _header(file, kinds, columns)
             if size <= _SMALL:
                 return np.frombuffer(file.read(size), dtype).reshape(shape)
             return np.memmap(file, dtype, "r", file.tell(), shape).view(np.ndarray)
-        except Exception as error:  # NumPy's parser of headers raises whatever Python's tokenizer does
+        except Exception as error:  # NumPy's header parser raises any error of Python's tokenizer
             raise InputError(f"{path} is damaged ({one_line(error)}); build the catalogue again") from error
 
 
 def _header(
     file: BufferedReader, kinds: tuple[type[np.generic], ...], columns: int
 ) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, type and bytes of the array in a .npy file. Raises ValueError where it is not as expected."""
+    """Return shape, dtype and size in bytes of the array in a .npy file. Raises ValueError if it is unexpected."""
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
         raise ValueError(f"format {version}")
@@ -183,7 +198,7 @@ def _header(
 
 @contextmanager
 def report_damage(folder: Path) -> Iterator[None]:
-    """Says in one line that a catalogue is damaged, where its parts contradict each other."""
+    """Turn an error that inconsistent catalogue files cause in the block into a one-line InputError."""
     try:
         yield
     except InputError:
@@ -196,7 +211,7 @@ def report_damage(folder: Path) -> Iterator[None]:
 
 
 def _text(path: Path) -> bytes | mmap.mmap:
-    """A file's bytes, mapped unless there are none; unpacked if only its gzipped form is there."""
+    """Return a file's bytes, memory-mapped unless it is empty, or decompressed if there is only a gzipped file."""
     if not os.path.lexists(path):
         return read_unpacked(path.with_name(path.name + ".gz"), LONGEST_UNPACKED, "catalogue's file")
     with open_regular(path, "catalogue's file") as file:

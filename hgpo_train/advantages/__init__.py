@@ -1,6 +1,7 @@
-"""Group advantages of saved steps: `compute(steps, "hgpo", history_length=2)`, and one function an estimator.
+"""Group advantages of step tables: `compute(steps, "hgpo", history_length=2)`, and one function per estimator.
 
-Every function takes a step table (lazy or not) and returns a lazy one with a column more. See docs/estimators.md.
+Each function takes a step table (a LazyFrame or DataFrame) and returns a LazyFrame with an additional column. See
+docs/estimators.md.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from hgpo_train.advantages.registry import (
 if TYPE_CHECKING:
     import polars as pl
 
+    from hgpo_train.advantages.tables import StepTable
+
 __all__ = [
     "Estimator",
     "EstimatorSpec",
@@ -42,50 +45,46 @@ __all__ = [
 ]
 
 
-def hgpo(
-    steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
-) -> pl.LazyFrame:
-    """Steps against those with the same history of states, level by level: `compute` with `estimators.hgpo.HGPO`."""
+def hgpo(steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object) -> pl.LazyFrame:
+    """Compare steps with equal histories of states, for several depths: `compute` with `estimators.hgpo.HGPO`."""
     return compute(steps, "hgpo", column=column, details=details, **parameters)
 
 
-def gigpo(
-    steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
-) -> pl.LazyFrame:
-    """Episodes, and steps against those at the same state: `compute` with `estimators.gigpo.GiGPO`."""
+def gigpo(steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object) -> pl.LazyFrame:
+    """Compare episodes of a task, and steps in the same state: `compute` with `estimators.gigpo.GiGPO`."""
     return compute(steps, "gigpo", column=column, details=details, **parameters)
 
 
-def grpo(
-    steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
-) -> pl.LazyFrame:
-    """Episodes against those of the same task: `compute` with `estimators.grpo.GRPO`."""
+def grpo(steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object) -> pl.LazyFrame:
+    """Compare episodes of a task: `compute` with `estimators.grpo.GRPO`."""
     return compute(steps, "grpo", column=column, details=details, **parameters)
 
 
-def g2po(
-    steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
-) -> pl.LazyFrame:
-    """Episodes, and gains over the graph of states: `compute` with `estimators.g2po.G2PO`."""
+def g2po(steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object) -> pl.LazyFrame:
+    """Compare episodes of a task, and gains along the edges of its state graph.
+
+    See `compute` with `estimators.g2po.G2PO`.
+    """
     return compute(steps, "g2po", column=column, details=details, **parameters)
 
 
 def graphgpo(
-    steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
+    steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object
 ) -> pl.LazyFrame:
-    """Episodes, and distances to the goal in the graph of states: `compute` with `estimators.graphgpo.GraphGPO`."""
+    """Compare episodes of a task, and distances to the goal in its state graph.
+
+    See `compute` with `estimators.graphgpo.GraphGPO`.
+    """
     return compute(steps, "graphgpo", column=column, details=details, **parameters)
 
 
-def rloo(
-    steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
-) -> pl.LazyFrame:
-    """Episodes against the mean of the other ones of the task: `compute` with `estimators.rloo.RLOO`."""
+def rloo(steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object) -> pl.LazyFrame:
+    """Compare each episode with the mean of the task's other episodes: `compute` with `estimators.rloo.RLOO`."""
     return compute(steps, "rloo", column=column, details=details, **parameters)
 
 
 def reinforce_pp(
-    steps: pl.LazyFrame | pl.DataFrame, *, column: str = "advantage", details: bool = False, **parameters: object
+    steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object
 ) -> pl.LazyFrame:
-    """Episodes against the whole batch: `compute` with `estimators.reinforce_pp.ReinforcePP`."""
+    """Compare episodes of the whole batch: `compute` with `estimators.reinforce_pp.ReinforcePP`."""
     return compute(steps, "reinforce_pp", column=column, details=details, **parameters)

@@ -1,7 +1,8 @@
-"""Advantage tables: what `hgpo advantages` puts beside a run, and how it is read back and joined.
+"""Advantage tables: the output of `hgpo advantages`, written next to a run, and functions to read and join it.
 
-One Parquet file: the columns that name a row, then one column an estimator (and its optional ones), rows in the
-run's order. Its metadata holds every estimator's parameters, the run's fingerprint and the package's version.
+An advantage table is one Parquet file with the rows of the run, in the same order. It contains the columns that
+identify a row, then one column per estimator (and its optional columns). The metadata contain the parameters of each
+estimator, the run's fingerprint and the package's version.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import polars as pl
 
+from hgpo_datasets import manifest
 from hgpo_datasets.reader import step_files
+from hgpo_datasets.run_paths import run_at, run_of_file
 from hgpo_envs.atomic import making_folder, new_path, scratch_folder
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS, chunks
 from hgpo_train.advantages.input_columns import batch_keys, row_keys
 from hgpo_train.advantages.registry import EstimatorSpec, columns_read, compute_many
+from hgpo_train.advantages.required_columns import check_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 METADATA: Final = "hgpo.advantages"
 ROW_GROUP_ROWS: Final = 50_000
 KEY: Final = ("run", "trajectory", "step")
-"""Those of these columns that are there name a row."""
+"""The columns that identify a row. Missing columns are ignored."""
 
 
 def write_advantages(
@@ -40,25 +44,30 @@ def write_advantages(
     chunk_rows: int = ROWS,
     progress: Callable[[int], object] = lambda _: None,
 ) -> int:
-    """Computes several estimators in one pass, a chunk of whole groups at a time, into one Parquet file.
+    """Compute several estimators in one pass over chunks of complete groups, and write one Parquet file.
 
-    The file is complete or absent under its name; an existing one is replaced when the new one is complete.
+    The write is atomic: an existing file is replaced when the new one is complete.
 
     Args:
         steps: The step table.
-        specs: The estimators and the columns that they fill.
-        out: The file.
-        fingerprint: What the table was, kept in the metadata.
-        chunk_rows: About how many rows are in memory at a time.
+        specs: The estimators and the names of their columns.
+        out: The path of the file.
+        fingerprint: The run's fingerprint for the metadata; see `fingerprint`.
+        chunk_rows: The approximate number of rows in memory.
         progress: Called with the number of rows of each finished chunk.
 
     Returns:
         The number of rows.
+
+    Raises:
+        InputError: The table lacks columns, has no rows, or has rows that an estimator refuses.
     """
+    added = [column for spec in specs for column in spec.added]
+    steps = steps.drop(added, strict=False)  # advantages that the table has already are no input
     schema = steps.collect_schema()
+    check_columns(schema, specs)
     names = row_keys(schema)
     columns = list(dict.fromkeys([*batch_keys(schema), *names, *columns_read(schema, specs)]))
-    added = [column for spec in specs for column in spec.added]
     whole = "batch" if any(spec.estimator.scope == "batch" for spec in specs) else "group"
     metadata = {METADATA: _metadata(specs, fingerprint)}
     parts: list[Path] = []
@@ -67,14 +76,16 @@ def write_advantages(
         for chunk in chunks(steps, columns, chunk_rows, whole=whole):
             table = compute_many(chunk, specs).select(*names, *added).collect()
             if table.height != chunk.height:
-                raise InputError(f"an estimator must keep all rows, but of {chunk.height} rows it kept {table.height}")
+                raise InputError(
+                    f"expected estimators to return all {chunk.height} rows, received {table.height}; do not drop rows"
+                )
             parts.append(making / f"{len(parts):06d}.parquet")
             table.write_parquet(parts[-1], row_group_size=ROW_GROUP_ROWS, metadata=metadata)
             rows += chunk.height
             progress(chunk.height)
         if not parts:
             raise InputError("the step table has no rows")
-        if len(parts) > 1:  # Polars appends to no Parquet file: parts are strung together, a row group at a time
+        if len(parts) > 1:  # Polars cannot append to a Parquet file, so this streams the parts into one file
             pl.scan_parquet(parts, glob=False).sink_parquet(content, row_group_size=ROW_GROUP_ROWS, metadata=metadata)
         else:
             parts[0].rename(content)
@@ -82,12 +93,16 @@ def write_advantages(
 
 
 def refuse_own_input(source: Path, out: Path) -> None:
-    """Raises an InputError if writing `out` would replace a file of `source`, or put one into its folder."""
-    inside = source.is_dir() and out.resolve().is_relative_to(source.resolve())
+    """Raise an InputError if writing `out` would replace a file of `source`, or create a file in its folder."""
+    target = out.resolve()
+    folders = [source, *filter(None, [run_at(source)])] if source.is_dir() else []
+    inside = any(target.is_relative_to(folder.resolve()) for folder in folders)
+    # other programs can read the folder of a run's shards only if it contains nothing else
+    inside = inside or any(run_of_file(place) is not None for place in (target, *target.parents))
     if inside or (out.exists() and any(out.samefile(file) for file in step_files(source))):
-        raise InputError(f"expected an output file outside of what is read, got {out} of {source}; give another --out")
+        raise InputError(f"expected an output file outside of the input {source}, received {out}; change --out")
     if out.is_dir():
-        raise InputError(f"expected an output file, got the folder {out}; give a file name with --out")
+        raise InputError(f"expected an output file, received the folder {out}; add a file name to --out")
 
 
 def _metadata(specs: Sequence[EstimatorSpec], fingerprint: str) -> str:
@@ -101,15 +116,21 @@ def _installed() -> bool:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """An advantage table's `columns` (estimator and parameters of each), `run_fingerprint` and `hgpo_version`."""
+    """Return an advantage table's metadata.
+
+    The keys are `columns` (the estimator and parameters of each column), `run_fingerprint` and `hgpo_version`.
+
+    Raises:
+        InputError: The file is not an advantage table.
+    """
     metadata = pl.read_parquet_metadata(path)
     if METADATA not in metadata:
-        raise InputError(f"{path} is no advantage table: its metadata has no {METADATA}")
+        raise InputError(f"{path}: expected an advantage table, received a file without the metadata {METADATA}")
     return dict(orjson.loads(metadata[METADATA]))
 
 
 def join_advantages(steps: pl.LazyFrame, advantages: pl.LazyFrame) -> pl.LazyFrame:
-    """A step table with the columns of an advantage table; rows keep their order."""
+    """Add the columns of an advantage table to its step table; rows keep their order."""
     shared = steps.collect_schema().names()
     added = advantages.collect_schema().names()
     keys = [key for key in KEY if key in shared and key in added]
@@ -118,19 +139,23 @@ def join_advantages(steps: pl.LazyFrame, advantages: pl.LazyFrame) -> pl.LazyFra
 
 
 def fingerprint(source: Path) -> str:
-    """What was read: SHA-256 of a run's manifest, of a Parquet file's size and footer, or of a pattern's files' ones.
+    """Return a fingerprint of a step table's content, as ``sha256:<digits>``.
 
-    The manifest holds the SHA-256 of every shard, the footer every column chunk's place and statistics.
+    For a run, it is the SHA-256 of the manifest, which contains the SHA-256 of every shard. For a Parquet file, it is
+    the SHA-256 of the file's size and footer, which contains the position and statistics of every column chunk. For
+    several files, it is the SHA-256 of their fingerprints.
+
+    Args:
+        source: Runs or Parquet files, as in `scan_steps`.
 
     Raises:
-        InputError: There is nothing to read.
+        InputError: No file exists.
     """
-    manifest = source / "manifest.jsonl"
-    if manifest.exists():
-        return _sha256(manifest.read_bytes())
+    if (run := run_at(source)) is not None:
+        return _sha256((run / manifest.NAME).read_bytes())
     files = step_files(source)
     if not files:
-        raise InputError(f"{source}: no such files")
+        raise InputError(f"no committed rows in {source}")
     each = [_sha256(_size_and_footer(Path(file))) for file in files]
     return each[0] if len(each) == 1 else _sha256("".join(each).encode())
 

@@ -1,4 +1,4 @@
-"""Tables larger than memory: whole groups of rollouts at a time, with memory that does not grow with the table."""
+"""Tables larger than memory: chunks of complete groups of rollouts. Memory does not depend on the table's size."""
 
 from __future__ import annotations
 
@@ -18,51 +18,60 @@ ROWS: Final = 250_000
 def chunks(
     steps: pl.LazyFrame, columns: Sequence[str], rows: int = ROWS, *, whole: str = "group"
 ) -> Iterator[pl.DataFrame]:
-    """The table's columns in chunks of about `rows` rows, in order, no group cut in two.
+    """Read a table in chunks of about `rows` rows, in order, without splitting groups.
 
     Args:
-        steps: A table whose groups' rows lie together, as step tables are written.
-        columns: What to read.
-        rows: About how many rows a chunk has; more where one group is larger.
-        whole: What is not cut: a ``group`` of rollouts, or a ``batch`` (a run's iteration).
+        steps: A table whose groups are contiguous, as in the step tables that `StepWriter` writes.
+        columns: The names of the columns to read.
+        rows: The approximate number of rows of a chunk; larger if a group is larger.
+        whole: The unit that is not split: a ``group`` of rollouts, or a ``batch`` (a run's iteration).
+
+    Yields:
+        The chunks.
 
     Raises:
-        InputError: A group's rows come in two places that are not in one chunk.
+        InputError: The rows of a group are not contiguous and are in different chunks.
     """
+    if rows < 1:
+        raise InputError(f"chunk_rows: expected an integer of at least 1, received {rows}")
     keys = group_keys(columns)
     if whole == "batch":
         keys = batch_keys(columns)
-    waiting: pl.DataFrame | None = None
+    rest: pl.DataFrame | None = None  # rows after the last chunk
     seen = pl.Series("seen", [], dtype=pl.UInt64)
     for batch in steps.select(columns).collect_batches(chunk_size=rows, maintain_order=True):
-        table = batch if waiting is None else pl.concat([waiting, batch])
+        table = batch if rest is None else pl.concat([rest, batch])
         end = _last_border(table, keys) if keys else 0
         if end and end >= rows // 2:
             seen = _unseen(table[:end], keys, seen)
             yield table[:end]
             table = table[end:]
-        waiting = table
-    if waiting is not None and waiting.height:
-        _unseen(waiting, keys, seen)
-        yield waiting
+        rest = table
+    if rest is not None and rest.height:
+        _unseen(rest, keys, seen)
+        yield rest
 
 
 def _last_border(table: pl.DataFrame, keys: list[str]) -> int:
-    """The row where the last group begins."""
+    """Return the index of the last group's first row."""
     same = pl.all_horizontal(pl.col(key).eq_missing(pl.col(key).last()) for key in keys)
     others = table.select((~same).arg_true().last()).item()
     return 0 if others is None else int(others) + 1
 
 
 def _unseen(chunk: pl.DataFrame, keys: list[str], seen: pl.Series) -> pl.Series:
-    """The groups seen so far with those of the chunk; refused where one was there before."""
+    """Return the hashes of the groups so far, with those of the chunk.
+
+    Raises:
+        InputError: A group of the chunk is also in an earlier chunk.
+    """
     if not keys:
         return seen
     groups = chunk.select(keys).unique().with_columns(pl.struct(keys).hash().alias("seen"))
     again = groups.filter(pl.col("seen").is_in(seen.implode()))
     if again.height:
         raise InputError(
-            f"rows of one group must lie together, but {again.select(keys).row(0, named=True)} comes in two places; "
-            f"sort the table by {', '.join(keys)}, or raise the rows of a chunk above the table's"
+            f"expected contiguous rows of each group, but {again.select(keys).row(0, named=True)} is in two places; "
+            f"sort the table by {', '.join(keys)}, or increase the rows of a chunk to those of the table"
         )
     return pl.concat([seen, groups["seen"]])

@@ -1,4 +1,4 @@
-"""Dynamic sampling's group filter (DAPO, arXiv 2503.14476): groups whose rollouts all score the same teach nothing."""
+"""The group filter of dynamic sampling (DAPO, arXiv 2503.14476): groups with equal scores give no signal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def informative(columns: Collection[str], score: str = "episode_return") -> pl.Expr:
-    """True on the rows of groups whose rollouts do not all have the same score; rows without one are not counted.
+    """Return an expression that is true for groups whose rollouts have different scores; null scores are ignored.
 
-    DAPO drops the other groups and refills the batch; `hgpo rollout --dynamic` does so while collecting.
+    DAPO drops the other groups and refills the batch. `hgpo rollout --dynamic` does this during collection.
 
     Args:
-        columns: The table's columns, for what names a group.
-        score: A column that is the same on all rows of a rollout.
+        columns: The names of the table's columns, which determine the columns that identify a group.
+        score: The column of scores, constant within a rollout.
 
     >>> table = pl.DataFrame({"task": ["a", "a", "b", "b"], "episode_return": [1.0, 0.0, 1.0, 1.0]})
     >>> table.filter(informative(table.columns))["task"].to_list()

@@ -1,18 +1,24 @@
-"""From a step table in any row order to the columns that estimators are written over.
+"""The input columns of estimators, derived from a step table with any row order.
 
-    task_key          the rollouts that are compared; null in trajectories that were aborted
-    trajectory_key    the rows of one trajectory; `step` orders them
-    batch_key         the rows of one run and iteration
-    reward            the step's reward, chosen, scaled and rounded as the parameters say
-    penalty           what the step's action cost: `invalid_action_penalty` or 0
-    return            R_t, the discounted rewards from this step on, less the penalty
-    episode_return    S, the sum of the trajectory's rewards
-    episode_score     S less this row's penalty
-    state_hash        the state; next_state_hash the state that the step led to, null where that is not known
-    history_hash_k    the state and the k states before it; null where there are fewer. context_hash_k: with actions
+A step table has one row per step of a rollout, with `task`, `trajectory`, `step`, `reward`, `action_valid`, `state` and
+other columns (docs/estimators.md). An estimator receives it as a LazyFrame with these additional columns:
 
-Keys are made by hashing, so they hold within one query only. Hashes are the table's own, or made from its texts. What
-an estimator does not use is not computed. Bad rows are found by expressions; Python only writes the line.
+    task_key          int64    key of the rollouts that are compared; null in aborted trajectories
+    trajectory_key    int64    key of the trajectory; `step` orders its rows
+    batch_key         int64    key of the rows of one run and iteration; null in aborted trajectories
+    reward            float64  the step's reward: selected, scaled and rounded according to the parameters
+    penalty           float64  penalty of the step's action: `invalid_action_penalty` if it is invalid, else 0
+    return            float64  R_t, the discounted sum of rewards from this step, minus the penalty
+    episode_return    float64  S, the sum of the trajectory's rewards
+    episode_score     float64  S minus this row's penalty
+    state_hash        int64    hash of the state
+    next_state_hash   int64    hash of the state after the step; null if unknown
+    history_hash_k    int64    hash of the state and the k previous states; null if there are fewer
+    context_hash_k    int64    like history_hash_k, with the actions between the states
+
+Keys are hashes and are valid only within one query. The table's own state and history hashes are used if it has them;
+otherwise, they are computed from its texts. Columns that an estimator does not use are not computed. Expressions find
+invalid rows, and Python code runs only to write the error message.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.trajectories import (
     batches,
+    discount_to_end,
     neighbour,
     returns,
     steps_left,
@@ -39,42 +46,58 @@ from hgpo_train.advantages.windows import chain, key
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from hgpo_train.advantages.parameters import Context, Parameters
 
 BATCH_KEYS: Final = ("run", "iteration")
-"""Rows that agree on these were rolled out for one update."""
+"""Rows with equal values in these columns were collected for the same update."""
 
 GROUP_KEYS: Final = ("run", "iteration", "env_id", "task_id", "group")
-"""Rows that agree on those of these columns that are there are rollouts of one task, to be compared."""
+"""Rollouts with equal values in these columns are compared. Missing columns are ignored."""
 
 CHAINS: Final[Mapping[Context, str]] = {"states": "history_hash_", "states_actions": "context_hash_"}
-"""The columns of each context, before their depth."""
+"""The prefix of each context's columns; the depth follows."""
 
 _REWARDS: Final = {"reward": "reward", "success": "won", "score": "score"}
+"""The column that each value of `Parameters.reward` selects."""
 
 
 def group_keys(columns: Collection[str]) -> list[str]:
-    """The columns that say which rollouts are compared: those of `GROUP_KEYS`, or `task` for `task_id`."""
+    """Return the columns that identify a group of compared rollouts: those of `GROUP_KEYS`, or `task` for `task_id`.
+
+    Raises:
+        InputError: The table has neither `task_id` nor `task`.
+    """
     keys = [name for name in GROUP_KEYS if name in columns]
     if "task_id" in columns:
         return keys
     if "task" in columns:
         return [*keys, "task"]
-    raise InputError(f"a step table names its tasks in `task_id` or `task`; this one has {_listed(columns)}")
+    raise InputError(f"expected a step table with a column `task_id` or `task`, received {_listed(columns)}; add one")
 
 
 def batch_keys(columns: Collection[str]) -> list[str]:
-    """The columns that say which rows are one batch; none where all are."""
+    """Return the columns that identify a batch; none if the table is a single batch."""
     return [name for name in BATCH_KEYS if name in columns]
 
 
 def row_keys(columns: Collection[str]) -> list[str]:
-    """The columns that name a row."""
+    """Return the columns that identify a row."""
     return [*group_keys(columns), "trajectory", "step"]
 
 
 def require(columns: Collection[str], *alternatives: str, why: str) -> str:
-    """The first of some columns that is there, or an InputError."""
+    """Return the first existing column of some alternatives.
+
+    Args:
+        columns: The table's columns.
+        alternatives: Names, in order of preference.
+        why: What requires the column, for the error message.
+
+    Raises:
+        InputError: The table has none of them.
+    """
     for name in alternatives:
         if name in columns:
             return name
@@ -83,17 +106,24 @@ def require(columns: Collection[str], *alternatives: str, why: str) -> str:
 
 
 def missing(column: str, columns: Collection[str], why: str, depth: int | None = None) -> InputError:
-    """The error for a documented column that a table neither has nor can give."""
+    """Return the error for an input column that a table does not have and that cannot be derived from it.
+
+    Args:
+        column: The missing column.
+        columns: The table's columns.
+        why: What requires the column, for the error message.
+        depth: The depth of contexts that is required; None for the depth in the column's name.
+    """
     deep = re.fullmatch(r"((?:history|context)_hash_)(\d+)", column)
     if not deep:
         return InputError(f"{why} needs the column `{column}`; the table has {_listed(columns)}")
     stem, depth = deep[1], int(deep[2]) if depth is None else depth
     stored = sum(f"{stem}{k}" in columns for k in range(depth + 1))
-    lacking = ("action_hash", "action") if "state_hash" in columns or "state" in columns else ("state_hash", "state")
-    had = f"has them to depth {stored - 1}" if stored else "has none"
+    absent = ("action_hash", "action") if "state_hash" in columns or "state" in columns else ("state_hash", "state")
+    existing = f"these columns up to depth {stored - 1}" if stored else "none of these columns"
     return InputError(
-        f"contexts of depth {depth} need {stem}0 … {stem}{depth}: the table {had}, "
-        f"and neither `{lacking[0]}` nor `{lacking[1]}` to make them from"
+        f"contexts of depth {depth} require {stem}0 … {stem}{depth}: the table has {existing}, "
+        f"and neither `{absent[0]}` nor `{absent[1]}` to compute them from"
     )
 
 
@@ -105,16 +135,16 @@ def _listed(columns: Collection[str]) -> str:
 
 
 def with_keys(steps: pl.LazyFrame, schema: pl.Schema, *further: pl.Expr) -> pl.LazyFrame:
-    """Adds the keys, not yet null where trajectories were aborted, and further columns.
+    """Add the keys and further columns. `with_returns` sets keys of aborted trajectories to null later.
 
     Raises:
-        InputError: A column that names rows is missing.
+        InputError: A column that identifies rows is missing, or `step` is not an integer column.
     """
     groups = group_keys(schema)
     for name in ("trajectory", "step"):
         require(schema, name, why="an advantage")
     if not schema["step"].is_integer():
-        raise InputError(f"step must be a whole number in every row, got {schema['step']}")
+        raise InputError(f"expected an integer as step in every row, received {schema['step']}; cast the column")
     return steps.with_columns(
         key(groups).alias("task_key"),
         key([*(name for name in ("run",) if name in schema), "trajectory"]).alias("trajectory_key"),
@@ -123,13 +153,13 @@ def with_keys(steps: pl.LazyFrame, schema: pl.Schema, *further: pl.Expr) -> pl.L
     )
 
 
-# -------------------------------------------------------------------------------------------------------- refusing
+# ----------------------------------------------------------------------------------------------------- invalid rows
 
 
 class StepTableError(InputError):
-    """What is wrong with a table, found while a query runs.
+    """An invalid step table, detected while a query runs.
 
-    Polars raises it anew with the query's expressions below the message; the first line is all of it.
+    Polars re-raises an exception of a query and appends the query's expressions to its message, which are removed here.
     """
 
     def __init__(self, line: str) -> None:
@@ -137,52 +167,69 @@ class StepTableError(InputError):
 
 
 _SHARED, _TWICE = 1, 2
-_FIRST_REFUSAL: Final = 3
+_FIRST_CHECK: Final = 3
+"""Values of `(fault)`: a trajectory in two tasks, a duplicate step, and the first `RowCheck`; 0 for a valid row."""
 
 
 class RowCheck(NamedTuple):
-    """What is wrong with some rows: which ones, the line, and the value that it shows as ``{shown}``."""
+    """A condition that invalid rows fulfil, and their error message.
+
+    Attributes:
+        bad: True for invalid rows.
+        line: The message, without the names of the row; may contain ``{shown}``.
+        shown: The invalid value, which replaces ``{shown}``.
+    """
 
     bad: pl.Expr
     line: str
     shown: pl.Expr
 
 
-def mark_bad_rows(refusals: Sequence[RowCheck], *, before: int = 0) -> pl.Expr:
-    """`(fault)`, the number of what is wrong with a row: as before, else of the first refusal; 0 where nothing is."""
+def mark_bad_rows(checks: Sequence[RowCheck], *, before: int = 0) -> list[pl.Expr]:
+    """Return two expressions: `(fault)`, the number of the check that a row fails (or 0), and `(bad)`, a boolean.
+
+    A query without invalid rows never computes `(fault)`.
+
+    Args:
+        checks: The checks; earlier ones take precedence, also those of previous calls.
+        before: The number of checks of previous calls.
+    """
+    found = [check.bad.fill_null(value=False) for check in checks]
     fault = pl.col("(fault)")
-    for number, refusal in enumerate(refusals, start=_FIRST_REFUSAL + before):
-        bad = (fault == 0) & refusal.bad.fill_null(value=False)
-        fault = pl.when(bad).then(pl.lit(number, pl.Int8)).otherwise(fault)
-    return fault.alias("(fault)")
+    for number, bad in enumerate(found, start=_FIRST_CHECK + before):
+        fault = pl.when((fault == 0) & bad).then(pl.lit(number, pl.Int8)).otherwise(fault)
+    marked = pl.col("(bad)") if before else pl.col("(fault)") != 0
+    return [fault.alias("(fault)"), pl.any_horizontal(marked, *found).alias("(bad)")]
 
 
 def raise_for_bad_rows(
-    fault: pl.Expr, steps: pl.LazyFrame, refusals: Sequence[RowCheck], rows: Sequence[pl.Expr]
+    marks: Sequence[pl.Expr], steps: pl.LazyFrame, checks: Sequence[RowCheck], rows: Sequence[pl.Expr]
 ) -> pl.Expr:
-    """True for each row; when collected, an InputError that names the first row with a fault if there is one.
+    """Return an expression that is false for each row, and that raises an InputError for the first invalid row.
+
+    The error is raised when a query with this expression is collected.
 
     Args:
-        fault: The number of what is wrong with a row, see `mark_bad_rows`.
-        steps: The table; it is collected again to find the names of a bad row.
-        refusals: What is refused, by number.
-        rows: What names a row: the task's columns, trajectory and step.
+        marks: `(fault)` and `(bad)` of `mark_bad_rows`.
+        steps: The table. It is collected again to read the names of an invalid row.
+        checks: All checks, in the order of the calls of `mark_bad_rows`.
+        rows: The expressions that identify a row: the task's columns, trajectory and step.
     """
+    fault, bad = marks
 
-    def check(numbers: pl.Series) -> pl.Series:
-        clean = numbers == 0
-        if not clean.all():
-            # Not by the streaming engine, which may have only the one thread that waits here.
-            raise StepTableError(_line(steps.with_columns(fault), refusals, rows))
-        return clean
+    def check(found: pl.Series) -> pl.Series:
+        if found.any():
+            # `_line` uses the in-memory engine: the streaming engine may have a single thread, which waits here.
+            raise StepTableError(_line(steps.with_columns(fault), checks, rows))
+        return found
 
-    return fault.map_batches(check, return_dtype=pl.Boolean, is_elementwise=True)
+    return bad.map_batches(check, return_dtype=pl.Boolean, is_elementwise=True)
 
 
-def _line(steps: pl.LazyFrame, refusals: Sequence[RowCheck], rows: Sequence[pl.Expr]) -> str:
-    """What is wrong with the first of the bad rows."""
+def _line(steps: pl.LazyFrame, checks: Sequence[RowCheck], rows: Sequence[pl.Expr]) -> str:
+    """Return the error message of the first invalid row."""
     labels = [row.meta.output_name() for row in rows]
-    shown = [refusal.shown.alias(f"(shown {number})") for number, refusal in enumerate(refusals)]
+    shown = [check.shown.alias(f"(shown {number})") for number, check in enumerate(checks)]
     found = steps.select("(fault)", *rows, *shown).filter(pl.col("(fault)") != 0).collect(engine="in-memory")
     number = int(str(found["(fault)"].min()))
     found = found.filter(pl.col("(fault)") == number)
@@ -192,52 +239,56 @@ def _line(steps: pl.LazyFrame, refusals: Sequence[RowCheck], rows: Sequence[pl.E
         tasks = found.filter(pl.col(labels[-2]) == trajectory).select(labels[:-2]).unique(maintain_order=True).rows()
         one, other = (", ".join(map(str, names)) for names in tasks[:2])
         problem = f"trajectory {trajectory!r} is in {one} and in {other}"
-        return f"a trajectory belongs to one task, but {problem}; name trajectories apart"
+        return f"expected each trajectory in one task, but {problem}; use unique trajectory names"
     if number == _TWICE:
-        return f"a step is there once, but trajectory {trajectory!r} of task {task!r} has step {step} twice"
-    place = number - _FIRST_REFUSAL
+        problem = f"trajectory {trajectory!r} of task {task!r} has step {step} twice"
+        return f"expected unique steps, but {problem}; remove duplicate rows or use unique trajectory names"
+    place = number - _FIRST_CHECK
     where = ", ".join(f"{label}={first[label]!r}" for label in labels)
-    return f"{refusals[place].line.format(shown=first[f'(shown {place})'])} at {where}"
+    return f"{checks[place].line.format(shown=first[f'(shown {place})'])} at {where}"
 
 
-def absent(name: str) -> RowCheck:
-    """Nulls of a column, in trajectories that count."""
-    return RowCheck(pl.col(name).is_null() & ~pl.col("(aborted)"), f"{name} must not be null, as it is", pl.col(name))
+def absent(name: str, expected: str | None = None) -> RowCheck:
+    """Return the check for nulls in a column, except in aborted trajectories."""
+    line = f"expected {expected or f'a value as {name}'}, received null"
+    return RowCheck(pl.col(name).is_null() & ~pl.col("(aborted)"), line, pl.col(name))
 
 
 def not_finite(value: pl.Expr, line: str) -> RowCheck:
-    """Values that are no finite numbers, in trajectories that count."""
+    """Return the check for values that are not finite numbers, except in aborted trajectories."""
     return RowCheck(~value.is_finite().fill_null(value=False) & ~pl.col("(aborted)"), line, value)
 
 
-# ------------------------------------------------------------------------------------------- making returns
+# ------------------------------------------------------------------------------------------------ rewards and penalties
 
 
 def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple[pl.LazyFrame, list[RowCheck]]:
-    """Adds `reward`, `penalty`, `return`, `episode_return` and `episode_score`; keys become null where it was aborted.
+    """Add `reward`, `penalty`, `return`, `episode_return` and `episode_score`.
+
+    In aborted trajectories, `task_key` and `batch_key` become null, which excludes them from all groups.
 
     Source: Eq. 5 of GiGPO (arXiv 2505.10978); `compute_step_discounted_returns` of verl-agent's core_gigpo.py, and
-    `apply_invalid_action_penalty` of its trainers for when the penalty comes off.
+    `apply_invalid_action_penalty` of its trainers for the time at which the penalty is subtracted.
 
     Args:
-        steps: A table with keys.
-        p: Which rewards, scaled, discounted and rounded how.
-        schema: The columns of the table.
+        steps: A table with keys (`with_keys`).
+        p: The reward's column and scale, the discount, the penalty and the precision.
+        schema: The columns of the step table.
 
     Returns:
-        The table, and what is refused of it, marked in `(fault)`.
+        The table with `(fault)` and `(bad)` of `mark_bad_rows`, and the checks.
 
     Raises:
         InputError: A column is missing.
     """
     source = require(schema, _REWARDS[p.reward], why=f"reward={p.reward!r}")
     chosen, penalty = pl.col(source).cast(pl.Float64), pl.lit(0.0)
-    number = not_finite(pl.col("(source)"), f"{source} must be a finite number, got {{shown}}")
-    refusals = [absent(source) if p.reward == "success" else number]
+    number = not_finite(pl.col("(source)"), f"expected a finite number as {source}, received {{shown}}")
+    checks = [absent(source) if p.reward == "success" else number]
     if p.invalid_action_penalty:
         require(schema, "action_valid", why="invalid_action_penalty")
         penalty = pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)
-        refusals.append(absent("action_valid"))
+        checks.append(absent("action_valid"))
     if p.reward != "reward":
         chosen = pl.when(steps_left() == 0).then(chosen).otherwise(0.0)
     steps = steps.with_columns(chosen.alias("(source)"), penalty.alias("penalty"))
@@ -252,14 +303,14 @@ def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple
     steps = steps.with_columns(pl.col("(outcomes)").struct.unnest())
     value = {"episode_score": pl.col("episode_return"), "return": pl.col("return")}
     if p.returns == "from_end":
-        value["return"] = power(p.gamma, steps_left()) * pl.col("episode_return")
+        value["return"] = discount_to_end(p.gamma) * pl.col("episode_return")
     counts = ~pl.col("(aborted)")
     steps = steps.with_columns(
         *(pl.when(counts).then(name).alias(name) for name in ("task_key", "batch_key")),
         *(penalised(of, p).alias(name) for name, of in value.items()),
-        mark_bad_rows(refusals),
+        *mark_bad_rows(checks),
     )
-    return steps, refusals
+    return steps, checks
 
 
 _OUTCOMES: Final = pl.Struct(
@@ -268,59 +319,59 @@ _OUTCOMES: Final = pl.Struct(
 
 
 def _outcomes(columns: Sequence[pl.Series], gamma: float) -> pl.Series:
-    """What depends on whole trajectories: returns, sums of rewards, whether a step was aborted, faults of names."""
-    task, trajectory, step, reward = columns[:4]
-    aborted = columns[4] if len(columns) > 4 else pl.repeat(value=False, n=len(step), eager=True)
+    """Return the values that depend on complete trajectories, as a struct in row order; see `_OUTCOMES`."""
+    task, trajectory, step, reward, *flags = columns
     if not len(step):
         raise StepTableError("the step table has no rows")
     if step.null_count():
-        raise StepTableError("step must be a whole number in every row, got null")
+        raise StepTableError("expected an integer as step in every row, received null; drop or repair such rows")
     order = trajectory_order(trajectory, step)
     fault = _faults(task, trajectory, step, in_order=order is None)
     if order is not None:
-        trajectory, reward, aborted = (column.gather(order) for column in (trajectory, reward, aborted))
+        trajectory, reward, *flags = (column.gather(order) for column in (trajectory, reward, *flags))
     starts, rewards = trajectory_starts(trajectory), reward.to_numpy()
     lengths = np.diff(starts, append=len(rewards))
-    number = np.repeat(np.arange(len(starts)), lengths)  # each row's trajectory, from 0
-    totals = np.bincount(number, rewards, len(starts))  # added in the order of steps
-    ended = np.logical_or.reduceat(aborted.fill_null(value=False).to_numpy(), starts)
-    made = [
-        pl.Series("return", returns(rewards, starts, gamma)),
-        pl.Series("episode_return", totals[number]),
-        pl.Series("(aborted)", ended[number]),
-    ]
+    # bincount adds in the order of steps, so the sums do not depend on the row order.
+    totals = np.bincount(np.repeat(np.arange(len(starts)), lengths), rewards, len(starts))
+    ended = np.zeros(len(starts), np.bool_)
+    for flag in flags:
+        marked = flag.fill_null(value=False) if flag.null_count() else flag
+        ended = np.logical_or.reduceat(marked.to_numpy(), starts)
+    made = [returns(rewards, starts, gamma), np.repeat(totals, lengths), np.repeat(ended, lengths)]
     if order is not None:
-        back = order.arg_sort()
-        made = [column.gather(back) for column in made]
-    return pl.DataFrame([*made, fault.alias("(fault)")]).to_struct("outcomes")
+        back = order.arg_sort().to_numpy()
+        made = [values[back] for values in made]
+    columns = [pl.Series(name, values) for name, values in zip(_OUTCOMES.to_schema(), [*made, fault], strict=True)]
+    return pl.DataFrame(columns).to_struct("outcomes")
 
 
-def _faults(task: pl.Series, trajectory: pl.Series, step: pl.Series, *, in_order: bool) -> pl.Series:
-    """Marks trajectories in two tasks (`_SHARED`) and duplicate steps (`_TWICE`); 0 elsewhere."""
-    moves = (task != task.shift(1)) & (trajectory == trajectory.shift(1))
-    if in_order and not moves.any():
-        return pl.zeros(len(step), pl.Int8, eager=True)  # as tables are written
+def _faults(task: pl.Series, trajectory: pl.Series, step: pl.Series, *, in_order: bool) -> NDArray[np.int8]:
+    """Return `_SHARED` for trajectories in two tasks, `_TWICE` for duplicate steps, and 0 for other rows."""
+    tasks, trajectories = task.to_numpy(), trajectory.to_numpy()
+    if in_order and not ((tasks[1:] != tasks[:-1]) & (trajectories[1:] == trajectories[:-1])).any():
+        return np.zeros(len(step), np.int8)  # the usual case: contiguous trajectories with ascending steps
     rows = pl.DataFrame([task.alias("task"), trajectory.alias("trajectory"), step.alias("step")])
     shared = (pl.col("task").n_unique() > 1).over("trajectory")
     twice = pl.struct("trajectory", "step").is_duplicated()
-    return rows.select(pl.when(shared).then(_SHARED).when(twice).then(_TWICE).otherwise(0).cast(pl.Int8)).to_series()
+    faults = pl.when(shared).then(_SHARED).when(twice).then(_TWICE).otherwise(0).cast(pl.Int8)
+    return rows.select(faults).to_series().to_numpy()
 
 
 def penalised(value: pl.Expr, p: Parameters) -> pl.Expr:
-    """Returns or scores, rounded, with the penalty off where penalties come off these."""
+    """Return rounded returns or scores; subtract the penalty with ``penalty_at="return"``."""
     if p.penalty_at == "reward":
         return rounded(value, p)
     return rounded(rounded(value, p) - rounded(pl.col("penalty"), p), p)
 
 
 def rounded(value: pl.Expr, p: Parameters) -> pl.Expr:
-    """Values rounded to float32 (and held as float64), unless the precision is float64."""
+    """Return values as float64, rounded to float32 unless the precision is ``float64``."""
     exact = value if p.precision == "float64" else value.cast(pl.Float32).cast(pl.Float64)
-    return exact + 0.0  # one zero, not two
+    return exact + 0.0  # replaces -0.0 by 0.0
 
 
 def power(base: float, exponent: pl.Expr) -> pl.Expr:
-    """base^exponent in float64."""
+    """Return base^exponent as float64."""
     return pl.lit(base, pl.Float64).pow(exponent.cast(pl.Float64))
 
 
@@ -328,7 +379,7 @@ def power(base: float, exponent: pl.Expr) -> pl.Expr:
 
 
 def text_hash(name: str) -> pl.Expr:
-    """The hashes of a column of texts, as `hgpo_envs.hashing` makes them; null where there is none."""
+    """Return the int64 hashes of a text column (`hgpo_envs.hashing.text_hashes`); null for null."""
 
     def hashes(texts: pl.Series) -> pl.Series:
         distinct = texts.drop_nulls().unique()
@@ -339,29 +390,35 @@ def text_hash(name: str) -> pl.Expr:
 
 
 def with_hashes(steps: pl.LazyFrame, depth: int, schema: pl.Schema) -> pl.LazyFrame:
-    """Adds the hashes that a table does not have but has the texts for, contexts down to a depth."""
+    """Add missing hashes of states, actions and contexts that can be computed from a table's other columns.
+
+    Args:
+        steps: A table with keys.
+        depth: The maximum depth k of `history_hash_k` and `context_hash_k`.
+        schema: The columns of the step table.
+    """
     derived = [name for name in ("state", "action") if name in schema and f"{name}_hash" not in schema]
     steps = steps.with_columns(text_hash(name).alias(f"{name}_hash") for name in derived)
-    there = {*schema, *(f"{name}_hash" for name in derived)}
-    if "state_hash" not in there:
+    available = {*schema, *(f"{name}_hash" for name in derived)}
+    if "state_hash" not in available:
         return steps
     steps = steps.with_columns(_next_state(schema).alias("next_state_hash"))
     for kind, stem in CHAINS.items():
         stored = all(f"{stem}{k}" in schema for k in range(depth + 1))
-        if not stored and (kind == "states" or "action_hash" in there):
+        if not stored and (kind == "states" or "action_hash" in available):
             steps = _with_chain(steps, stem, depth, kind)
     return steps
 
 
 def _next_state(columns: Collection[str]) -> pl.Expr:
-    """Where each step led: what the table says, else the state of the trajectory's next step."""
+    """Return the hash of each step's next state: the stored value, else the state of the trajectory's next step."""
     stored = [pl.col("next_state_hash")] if "next_state_hash" in columns else []
     texts = [text_hash("next_state")] if "next_state" in columns else []
     return pl.coalesce(*texts, *stored, neighbour(pl.col("state_hash"), 1))
 
 
 def _with_chain(steps: pl.LazyFrame, stem: str, depth: int, kind: Context) -> pl.LazyFrame:
-    """Contexts as chains of the states before a step, and of the actions between them."""
+    """Add contexts of all depths: chained hashes of the previous states, optionally with the actions between them."""
     before = {
         (name, k): neighbour(pl.col(f"{name}_hash"), -k).alias(f"({name} {k})")
         for name in ("state", "action")[: 2 if kind == "states_actions" else 1]

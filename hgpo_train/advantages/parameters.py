@@ -1,4 +1,4 @@
-"""The parameters that every estimator has: how returns are made from stored columns, and how numbers are rounded."""
+"""The parameters of all estimators: the computation of returns from stored columns, and rounding."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ Discount = Annotated[float, Meta(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """What a step's return and an episode's score are.
+    """The definition of returns and episode scores, the base class of all estimators' parameters.
 
     Attributes:
-        reward: The stored column that rewards are read from: ``reward`` is every step's own; ``success`` is 1 at the
-            last step of a won trajectory (column ``won``); ``score`` is the benchmark's final score at the last step.
-        reward_scale: What that is multiplied with. verl-agent trains with success × 10: ``reward="success",
-            reward_scale=10``. The default takes rewards as they stand.
-        gamma: The discount of a step, in [0, 1].
-        returns: ``per_step``: R_t = Σ_j γ^(j-t) r_j. ``from_end``: R_t = γ^(T-t) Σ_j r_j, with T the last step.
-        invalid_action_penalty: What an invalid action costs, on the scaled rewards.
-        penalty_at: ``return`` takes the penalty off that step's return and off that row's episode score, after
-            discounting, as verl-agent does. ``reward`` takes it off the step's reward, so that it is discounted
-            back to earlier steps and is part of the score of all rows.
-        epsilon: Added to standard deviations (and to HGPO's sum of weights).
-        precision: ``mixed`` rounds returns and scores to float32, as the originals do, and computes in float64 from
-            there: the originals' numbers without their float32 noise. ``float64`` rounds nothing. ``float32`` rounds
-            the result as well: the originals' numbers, but for rows where theirs are noise (docs/estimators.md).
+        reward: The source of rewards: ``reward`` is the stored reward of each step; ``success`` is 1 at the last step
+            of a won trajectory (column ``won``), else 0; ``score`` is the final score at the last step, else 0.
+        reward_scale: A factor of all rewards. verl-agent trains with success × 10: ``reward="success",
+            reward_scale=10``.
+        gamma: γ, the discount per step, in [0, 1].
+        returns: ``per_step``: R_t = Σ_j γ^(j-t) r_j. ``from_end``: R_t = γ^(T-t) Σ_j r_j, where T is the last step.
+        invalid_action_penalty: The penalty of an invalid action, in the scale of scaled rewards.
+        penalty_at: ``return`` subtracts the penalty from that step's return and that row's episode score, after
+            discounting, as verl-agent does. ``reward`` subtracts it from the step's reward: it is then discounted to
+            earlier steps, and part of the score of all rows.
+        epsilon: ε, added to standard deviations (and to HGPO's sum of weights).
+        precision: ``mixed`` rounds returns and scores to float32, as the originals do, and computes everything else in
+            float64. The results equal the originals' without their float32 noise. ``float64`` rounds nothing.
+            ``float32`` also rounds the result, which equals the originals' except in rows where theirs is noise
+            (docs/estimators.md).
     """
 
     reward: Literal["reward", "success", "score"] = "reward"
@@ -54,13 +55,13 @@ class Parameters:
         check(self, "parameter")
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(f"parameter {name}: expected a finite number, got {value}")
+                raise InputError(f"parameter {name}: expected a finite number, received {value}")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Parameters by name.
+        """Create parameters from values by name.
 
         Raises:
-            InputError: A name is unknown, or a value is not what the field's annotation says.
+            InputError: A name is unknown, or a value does not conform to the field's annotation.
         """
         return build(cls, given, "parameter")

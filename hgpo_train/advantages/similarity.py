@@ -1,7 +1,7 @@
-"""Groups of similar texts, as GiGPO and GraphGPO make them.
+"""Clusters of similar texts, as in GiGPO and GraphGPO.
 
-A text joins the first group whose opening text it is similar to, by the ratio of `difflib.SequenceMatcher`, and opens
-a new group where there is none. The outcome depends on the order of the texts.
+Each text is compared with the first text of each cluster by the ratio of `difflib.SequenceMatcher`. It is added to the
+first cluster with a ratio of at least the threshold, or starts a new cluster. The result depends on the order of texts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,24 @@ if TYPE_CHECKING:
 
 
 class TextClusters:
-    """The groups of one task, opened one text at a time."""
+    """The clusters of one task, built one text at a time.
+
+    Args:
+        threshold: The minimum ratio of similar texts, in (0, 1).
+
+    Raises:
+        InputError: The threshold is out of range.
+    """
 
     def __init__(self, threshold: float) -> None:
         if not 0 < threshold < 1:
-            raise InputError(f"similarity_threshold is in (0, 1), got {threshold}")
+            raise InputError(f"similarity_threshold: expected a number between 0 and 1, received {threshold}")
         self.threshold = threshold
         self.known: dict[str, int] = {}
         self.openers: list[SequenceMatcher[str]] = []
 
     def group(self, text: str) -> int:
-        """The number of the group that a text is in. Equal texts are in the same one, whenever they come."""
+        """Return the number of a text's cluster. Equal texts are always in the same cluster."""
         if text not in self.known:
             found = next((i for i, opener in enumerate(self.openers) if self._similar(text, opener)), None)
             if found is None:
@@ -39,22 +46,25 @@ class TextClusters:
         return self.known[text]
 
     def _similar(self, text: str, opener: SequenceMatcher[str]) -> bool:
-        """Whether the ratio reaches the threshold; its cheap upper bounds first."""
-        opener.set_seq1(text)
+        """Return whether the ratio is at least the threshold."""
+        opener.set_seq1(text)  # the two cheap ratios are upper bounds of the third
         ratios = (opener.real_quick_ratio, opener.quick_ratio, opener.ratio)
         return all(ratio() >= self.threshold for ratio in ratios)
 
 
 def similar_states(steps: pl.LazyFrame, threshold: float) -> pl.LazyFrame:
-    """Adds `similar_state`, a key for the states of one task with similar texts.
+    """Add `similar_state`, the int64 number of each state's cluster of similar texts.
 
-    Texts are gone through by trajectory (in order of name) and step.
+    Texts are clustered within each task, in the order of trajectory names and steps.
 
     Args:
-        steps: A table with keys, `trajectory`, `step` and `state`.
-        threshold: The least ratio of similar texts, in (0, 1).
+        steps: A table with `task_key`, `trajectory`, `step` and `state`.
+        threshold: The minimum ratio of similar texts, in (0, 1).
+
+    Raises:
+        InputError: The threshold is out of range.
     """
-    TextClusters(threshold)  # refuses a threshold out of range before anything is read
+    TextClusters(threshold)  # validates the threshold before anything is read
 
     def group(columns: Sequence[pl.Series]) -> pl.Series:
         task, trajectory, step, state = columns
@@ -67,13 +77,19 @@ def similar_states(steps: pl.LazyFrame, threshold: float) -> pl.LazyFrame:
 
 
 def order_by_name(trajectory: pl.Series, step: pl.Series) -> pl.Series:
-    """The rows by trajectory (in order of name) and step."""
+    """Return row indices sorted by trajectory name and step."""
     rows = pl.DataFrame({"trajectory": trajectory, "step": step})
     return rows.select(pl.arg_sort_by("trajectory", "step")).to_series()
 
 
 def number_by_task(texts: Iterable[tuple[int, int, str]], height: int, threshold: float) -> pl.Series:
-    """Groups of (task, row, text), numbered, each task for itself; null for rows that do not come."""
+    """Cluster texts within each task, and return the number of each row's cluster as int64.
+
+    Args:
+        texts: Triples of task, row and text.
+        height: The number of rows; the number of a row without a text is null.
+        threshold: The minimum ratio of similar texts, in (0, 1).
+    """
     tasks: dict[int, TextClusters] = {}
     numbers: dict[tuple[int, int], int] = {}
     code: list[int | None] = [None] * height

@@ -1,1 +1,1 @@
-"""What a step table's advantages rest on: statistics, and a reading of them in words."""
+"""Statistics of a step table's contexts and groups, and their description in sentences."""

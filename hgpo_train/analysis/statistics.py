@@ -1,23 +1,25 @@
-"""What group advantages rest on: how often steps share a context at each depth, and what that is worth.
+"""Statistics of the groups that advantages are computed in: how often steps share a context at each depth.
 
-Of the groups at depth k (n their size, R returns, A_k the advantages within them; see advantages/estimators/hgpo.py):
+The statistics of depth k, where n is a group's size, R a return and A_k an advantage within a group (the equations are
+in advantages/estimators/hgpo.py):
 
-    eligible        steps that have k states before them, of all steps
-    shared          steps in a group of n > 1, of all steps
-    cross           steps in a group with two or more trajectories, of all steps
-    mean_size       Σ n / number of groups, and step_size, the group size of the average step, Σ n² / Σ n
+    eligible        share of all steps with at least k earlier states in their trajectory
+    shared          share of all steps in a group of n > 1
+    cross           share of all steps in a group with two or more trajectories
+    mean_size       Σ n / number of groups; step_size is the group size of the average step, Σ n² / Σ n
     inconsistency   CIR_k = 1 - Σ n_k (n_k - 1) / Σ n_0 (n_0 - 1): of the ordered pairs of steps at the same state,
-                    the share that is not in one group at depth k, for different states before it or for none
-    differing       the same where steps nearer than k to their start, which are in no group at depth k, are compared
-                    by their whole histories: it only grows with k, towards the oracle's
-    variance        the variance of R within a group of n > 1, on average over those groups; and flat, the share of
-                    them with none
-    weight          the level's weight in HGPO's sum after levels without advantage are left out, mean over steps
-    bias            mean |A_k - A_K| over the steps that have both (`compared`), K the deepest level asked for; and
-                    sign_disagreement, the share of those whose signs differ
+                    the share that is not in the same group at depth k, because the earlier states differ or there are
+                    fewer than k of them
+    differing       CIR_k, but steps with fewer than k earlier states, which are in no group at depth k, are compared
+                    by their whole histories; it never decreases with k and is at most the oracle's
+    variance        variance of R within a group of n > 1, averaged over those groups; flat is the share of those
+                    groups in which all returns are equal
+    weight          the level's weight in HGPO's sum after levels without advantage are left out, averaged over steps
+    bias            mean |A_k - A_K| over the steps that have both (`compared`), where K is the deepest level;
+                    sign_disagreement is the share of those steps in which the signs differ
 
-The level after the deepest is the oracle: steps whose whole histories are the same. Its `shared` is the fraction of
-oracle steps, its `inconsistency` that of k = ∞.
+The last level is the oracle, which groups steps by their whole histories. Its `shared` is the fraction of oracle steps
+and its `inconsistency` is that of k = ∞.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from hgpo_train.advantages.chunks import ROWS, chunks
 from hgpo_train.advantages.estimators import hgpo
 from hgpo_train.advantages.input_columns import CHAINS, row_keys
 from hgpo_train.advantages.registry import EstimatorSpec, columns_read, prepare
+from hgpo_train.advantages.required_columns import check_columns
+from hgpo_train.advantages.tables import step_table
 from hgpo_train.advantages.windows import along, chain
 
 if TYPE_CHECKING:
@@ -39,19 +43,21 @@ if TYPE_CHECKING:
     from polars.dataframe.group_by import GroupBy
 
     from hgpo_train.advantages.parameters import Context
+    from hgpo_train.advantages.tables import StepTable
 
 ORACLE: Final = "oracle"
 
 
 class Statistics(NamedTuple):
-    """Tidy frames; the columns named in `by` come first in each.
+    """Tidy frames of statistics; the columns named in `by` come first in each.
 
     Attributes:
-        levels: One row a level: `level` ("0", "1" … "oracle") and the statistics of this module's text.
-        sizes: One row a level and group size: `level`, `size`, `groups`, `steps`.
-        summary: One row: `groups` (of rollouts), `trajectories`, `steps`, `aborted` (trajectories that were aborted and
-            are counted nowhere else), `mean_return`, `success` (episodes with a positive return), `flat_groups` (of
-            rollouts that all have the same return: they teach GRPO nothing), `mean_length`, `invalid` (actions).
+        levels: One row per level: `level` ("0", "1" … "oracle") and the statistics listed in this module's docstring.
+        sizes: One row per level and group size: `level`, `size`, `groups`, `steps`.
+        summary: One row: `groups` (of rollouts), `trajectories`, `steps`, `aborted` (aborted trajectories, which no
+            other column counts), `mean_return`, `success` (share of episodes with a positive return), `flat_groups`
+            (share of groups whose rollouts all have the same return), `mean_length` (in steps), `invalid` (share of
+            invalid actions).
     """
 
     levels: pl.DataFrame
@@ -60,34 +66,40 @@ class Statistics(NamedTuple):
 
 
 def statistics(
-    steps: pl.LazyFrame | pl.DataFrame,
+    steps: StepTable,
     *,
-    by: Sequence[str] = (),
+    by: str | Sequence[str] = (),
     chunk_rows: int = ROWS,
     progress: Callable[[int], object] = lambda _: None,
     **parameters: object,
 ) -> Statistics:
-    """The statistics of a step table, a chunk of whole groups at a time.
+    """Return the statistics of a step table, computed in chunks of whole groups.
 
     Args:
-        steps: A step table; what `hgpo_train.advantages.compute` needs, and the columns of `by`.
-        by: Columns to group by, each the same on all rows of a group: `task_type`, `iteration` …
-        chunk_rows: About how many rows are in memory at a time.
-        progress: Told the rows of each chunk that is done.
+        steps: A step table with the columns of `by` and those that `hgpo_train.advantages.compute` needs, in any form
+            that it accepts.
+        by: Column or columns to split the statistics by, constant within a group, such as `task_type` or `iteration`.
+        chunk_rows: Approximate number of rows in memory at a time.
+        progress: Called with the number of rows of each finished chunk.
         **parameters: HGPO's parameters; `history_length` is the deepest level K.
+
+    Raises:
+        InputError: `steps` is no table, it has no rows, a column is missing, or a parameter is unknown or invalid.
 
     >>> table = pl.DataFrame({"task": "a", "trajectory": ["x", "x", "y", "y"], "step": [0, 1, 0, 1], "reward": 0.0,
     ...                       "state": ["hall", "kitchen", "hall", "cellar"], "action_valid": True})
     >>> statistics(table, history_length=1).levels.select("level", "shared", "inconsistency").rows()
     [('0', 0.5, 0.0), ('1', 0.0, 1.0), ('oracle', 0.5, 0.0)]
     """
-    steps = steps.lazy()
+    by = [by] if isinstance(by, str) else by
+    steps = step_table(steps)
     schema = steps.collect_schema()
     p = hgpo.HGPO.of(parameters)
     for name in by:
         if name not in schema:
-            raise InputError(unknown("column to tell rows apart by", name, schema))
+            raise InputError(unknown("column to split by", name, schema))
     job = EstimatorSpec(hgpo.ESTIMATOR, p, "hgpo", details=True)
+    check_columns(schema, [job])
     optional = ("state_hash", "state", "action_hash", "action", "aborted", "action_valid")
     texts = [name for name in optional if name in schema]
     read = [name for name in schema if name in {*row_keys(schema), *by, *texts, *columns_read(schema, [job])}]
@@ -102,7 +114,7 @@ def statistics(
 
 
 def _chunk_sums(chunk: pl.DataFrame, by: list[str], p: hgpo.HGPO) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """What can be added up over chunks: of levels, of group sizes, and of the whole."""
+    """Return the sums of one chunk, by level, by group size and in total; chunks are combined by adding them."""
     if "action_valid" not in chunk.columns:
         chunk = chunk.with_columns(action_valid=pl.lit(value=True))
     named = chunk.lazy().with_columns(pl.col(name).alias(f"(by) {name}") for name in by)
@@ -121,9 +133,10 @@ def _chunk_sums(chunk: pl.DataFrame, by: list[str], p: hgpo.HGPO) -> tuple[pl.Da
 
 
 def whole_history(context: Context, columns: Collection[str]) -> pl.Expr:
-    """A key for all states (and actions) of a trajectory so far; null where there are only hashes of limited depth.
+    """Return a key of all states (and actions) of a trajectory up to each step.
 
-    Each is hashed together with its place, so the sum stands for the sequence.
+    The key is null where the table stores only context hashes of limited depth. Each item is hashed together with its
+    position, so the running sum of the hashes identifies the sequence.
     """
     names = ["state", "action"] if context == "states_actions" else ["state"]
     if not all(name in columns or f"{name}_hash" in columns for name in names):
@@ -138,7 +151,7 @@ def whole_history(context: Context, columns: Collection[str]) -> pl.Expr:
 def _level(
     rows: pl.DataFrame, by: list[str], context: pl.Expr, k: int | None, p: hgpo.HGPO
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """One level's sums, a row for each kind of `by`; and its groups by size."""
+    """Return one level's sums, one row per value of `by`, and the number of its groups of each size."""
     n, shared = pl.col("size"), pl.col("size") > 1
     trajectory, value = pl.col("trajectory_key"), pl.col("return")
     found = rows.select(*by, "task_key", "trajectory_key", "return", "(whole)", context.alias("context"))
@@ -179,12 +192,12 @@ def _level(
 
 
 def _by(frame: pl.DataFrame, by: list[str]) -> GroupBy:
-    """Rows by kind, or all together."""
+    """Group rows by the columns of `by`, or into a single group if there are none."""
     return frame.with_columns(pl.lit(0).alias("(all)")).group_by(*by, "(all)", maintain_order=True)
 
 
 def _compared(k: int | None, p: hgpo.HGPO) -> list[pl.Expr]:
-    """A level's weight, and how its advantages differ from the deepest level's."""
+    """Return the sums of a level's weights and of the differences between its advantages and the deepest level's."""
     if k is None:
         return [pl.lit(0.0).alias(name) for name in ("weight", "bias", "sign_disagreement", "compared")]
     own, deepest = pl.col(f"k{k}"), pl.col(f"k{p.history_length}")
@@ -197,7 +210,7 @@ def _compared(k: int | None, p: hgpo.HGPO) -> list[pl.Expr]:
 
 
 def _groups(rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """One row a group of rollouts, and one a kind for what was aborted."""
+    """Return one row per group of rollouts, and one per aborted trajectory that has only `aborted` set."""
     episodes = rows.group_by(*by, "task_key", "trajectory_key", maintain_order=True).agg(
         pl.len().cast(pl.Int64).alias("steps"),
         pl.col("episode_return").first().alias("reward"),
@@ -224,13 +237,13 @@ def _groups(rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
 
 
 def _ratio(above: str | pl.Expr, below: str | pl.Expr) -> pl.Expr:
-    """A quotient of two sums, null where there is nothing to divide by."""
+    """Return the quotient of two sums, or null where the divisor is 0."""
     below = pl.col(below) if isinstance(below, str) else below
     return pl.when(below != 0).then((pl.col(above) if isinstance(above, str) else above) / below)
 
 
 def _levels(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """The statistics of each level, from the sums of all chunks."""
+    """Return the statistics of each level from the sums of all chunks."""
     sums = parts.group_by(*by, "level", maintain_order=True).sum()
     all_pairs = pl.col("pairs").filter(pl.col("level") == "0").first()
     pairs = all_pairs.over(by) if by else all_pairs
@@ -259,7 +272,7 @@ def _levels(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
 
 
 def _sizes(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """How many groups of each size, and how many steps are in them."""
+    """Return the number of groups of each size and of the steps in them."""
     sums = parts.group_by(*by, "level", "size", maintain_order=True).sum()
     order = pl.col("level").replace_strict(ORACLE, 1 << 30, default=pl.col("level")).cast(pl.Int64)
     return sums.sort(*by, order, "size").select(
@@ -268,7 +281,7 @@ def _sizes(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
 
 
 def _summary(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """The whole table, or each of its kinds, from one row a group of rollouts."""
+    """Return the summary of the table, or of each value of `by`, from one row per group of rollouts."""
     sums = parts.group_by(by, maintain_order=True).sum() if by else parts.sum()
     return (sums.sort(by) if by else sums).select(
         *by,

@@ -1,16 +1,13 @@
-"""`hgpo advantages`: group advantages of a saved run, by any estimators, as a table beside it."""
+"""`hgpo advantages`: compute group advantages of a saved run with one or more estimators."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import fields
-from glob import has_magic
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from hgpo_envs.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,41 +20,52 @@ if TYPE_CHECKING:
 def advantages(
     run: Annotated[
         Path,
-        typer.Argument(help="A run's folder, a Parquet file of steps, or 'folder/*.parquet'. It is never changed."),
+        typer.Argument(
+            help="A run, a folder that contains runs, a Parquet file of steps, also your own, or a quoted pattern of "
+            "these. It is not modified."
+        ),
     ],
     estimator: Annotated[
         list[str] | None,
         typer.Option(
             "--estimator",
             "-e",
-            help="An estimator, or yours as module:function; repeatable. Default: hgpo.",
+            help="A registered estimator, or a custom one as module:function; may be repeated. Default: hgpo.",
         ),
     ] = None,
-    history_length: Annotated[int | None, typer.Option(help="K, the deepest context (HGPO).")] = None,
-    gamma: Annotated[float | None, typer.Option(help="Discount of a step.")] = None,
-    mode: Annotated[str | None, typer.Option(help="mean_std_norm or mean_norm.")] = None,
-    context: Annotated[
-        str | None, typer.Option(help="states, or states_actions: what the prompt shows (HGPO).")
+    history_length: Annotated[
+        int | None, typer.Option(help="K, the number of past steps in the deepest context (HGPO).")
     ] = None,
-    reward: Annotated[str | None, typer.Option(help="reward, success or score: the column rewards come from.")] = None,
-    reward_scale: Annotated[
-        float, typer.Option(help="What rewards are multiplied with; 10 as verl-agent trains.")
-    ] = 10.0,
+    gamma: Annotated[float | None, typer.Option(help="Discount factor per step.")] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="Normalization in a group: mean_std_norm (by mean and std) or mean_norm.")
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Content of a context: states, or states_actions (HGPO).")] = None,
+    reward: Annotated[str | None, typer.Option(help="Column of rewards: reward, success or score.")] = None,
+    reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = 10.0,
     setting: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Another parameter, name=value, or estimator.name=value for one; may be repeated."),
+        typer.Option(
+            "--set",
+            help="Another parameter, name=value, or estimator.name=value for one estimator; may be repeated.",
+        ),
     ] = None,
     details: Annotated[
-        bool, typer.Option("--details", help="Add every level's advantage, group size, weight.")
+        bool, typer.Option("--details", help="Add columns with every level's advantage, group size and weight.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="The table; default: <run>.advantages/<estimators>.parquet.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a table that is there.")] = False,
-    chunk_rows: Annotated[int, typer.Option(help="About how many rows are in memory at a time.")] = 250_000,
-    listing: Annotated[bool, typer.Option("--list", help="List estimators and their parameters, and stop.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The table to write. Default: <run>.advantages/<estimators>.parquet.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing table.")] = False,
+    chunk_rows: Annotated[int, typer.Option(help="Approximate number of rows in memory at a time.")] = 250_000,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List the estimators with their parameters and exit.")
+    ] = False,
 ) -> None:
-    """Compute group advantages of a saved run and put them beside it."""
+    """Compute group advantages of a saved run and write them to a table beside it."""
     from rich.console import Console
 
+    from hgpo_envs.errors import InputError
     from hgpo_train.advantages.advantage_tables import refuse_own_input
 
     console = Console(stderr=True)
@@ -70,19 +78,31 @@ def advantages(
     target = out or default_out(run, specs)
     refuse_own_input(run, target)
     if target.exists() and not overwrite:
-        raise InputError(f"{target} is there already; --overwrite replaces it, --out names another")
+        raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
     _write(console, run, specs, target, chunk_rows)
 
 
 def make_specs(
     estimators: Sequence[str], given: dict[str, Any], settings: Sequence[str], *, details: bool
 ) -> list[EstimatorSpec]:
-    """The estimators with their parameters: each takes those that it has, and each must be taken by one.
+    """Return the estimators with their parameters.
+
+    Each estimator receives the parameters that it has. A parameter that no estimator has is an error.
+
+    Args:
+        estimators: Names of estimators, or ``module:function``.
+        given: Parameters by name.
+        settings: Further parameters, ``name=value`` or ``estimator.name=value``.
+        details: Whether to add columns with the details of every level.
+
+    Raises:
+        InputError: An estimator or a parameter is unknown, or a value is not valid.
 
     >>> jobs = make_specs(["hgpo", "grpo"], {"gamma": 0.9}, ["hgpo.alpha=2", "cross_steps=false"], details=False)
     >>> [(job.column, job.parameters.gamma) for job in jobs]
     [('advantage_hgpo', 0.9), ('advantage_grpo', 0.9)]
     """
+    from hgpo_envs.errors import InputError, unknown
     from hgpo_train.advantages import EstimatorSpec, get
     from hgpo_train.assignments import read_assignments
     from hgpo_train.settings import types_of
@@ -115,10 +135,25 @@ def make_specs(
 
 
 def default_out(run: Path, specs: Sequence[EstimatorSpec]) -> Path:
-    """Beside the run, under the estimators' names; for a folder's files (`folder/*.parquet`), beside the folder."""
-    run = (run.parent if has_magic(run.name) else run).resolve()
-    stem = run.stem if run.suffix == ".parquet" else run.name
-    return run.parent / f"{stem}.advantages" / f"{'+'.join(spec.estimator.name for spec in specs)}.parquet"
+    """Return the default path of the table: beside the run, named after the estimators.
+
+    It is never in a run: for a run's `steps/` or a shard it is beside the run, and for a pattern (`folder/*.parquet`)
+    beside the folder.
+    """
+    from hgpo_datasets.run_paths import run_of_file, run_with_steps
+    from hgpo_datasets.sources import is_pattern
+
+    while is_pattern(str(run)):
+        run = run.parent
+    run = run.resolve()
+    name = run.name
+    if run.is_file():
+        name, owner = run.stem, run_of_file(run)
+        if owner is not None:
+            run, name = owner, f"{owner.name}.{name}"
+    elif (owner := run_with_steps(run)) is not None:
+        run, name = owner, owner.name
+    return run.parent / f"{name}.advantages" / f"{'+'.join(spec.estimator.name for spec in specs)}.parquet"
 
 
 def _write(console: Console, run: Path, specs: Sequence[EstimatorSpec], target: Path, chunk_rows: int) -> None:
@@ -128,13 +163,14 @@ def _write(console: Console, run: Path, specs: Sequence[EstimatorSpec], target: 
     from rich.progress import Progress
 
     from hgpo_datasets import scan_steps
+    from hgpo_envs.wording import counted
     from hgpo_train.advantages.advantage_tables import fingerprint, write_advantages
 
-    steps = scan_steps(run)
+    steps = scan_steps(run, plain=True)
     total = int(steps.select(pl.len()).collect().item())
     began = time.perf_counter()
     try:
-        with Progress(console=console, transient=True) as progress:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             bar = progress.add_task("advantages", total=total)
             rows = write_advantages(
                 steps,
@@ -145,18 +181,22 @@ def _write(console: Console, run: Path, specs: Sequence[EstimatorSpec], target: 
                 progress=lambda done: progress.advance(bar, done),
             )
     except KeyboardInterrupt:
-        console.print(f"Interrupted: {target} is as it was.", soft_wrap=True)
+        console.print(f"Interrupted. {target} is unchanged.", soft_wrap=True)
         raise typer.Exit(130) from None
     _report(console, target, specs, rows, time.perf_counter() - began)
     where = f"hgpo stats {shlex.quote(str(run))}"
-    console.print(f"{rows:,} rows in [bold]{target}[/]. Next: [bold]{where}[/]", highlight=False, soft_wrap=True)
+    console.print(
+        f"{counted(rows, 'row')} in [bold]{target}[/]. Next: [bold]{where}[/]", highlight=False, soft_wrap=True
+    )
 
 
 def _report(console: Console, target: Path, specs: Sequence[EstimatorSpec], rows: int, seconds: float) -> None:
     import polars as pl
     from rich.table import Table
 
-    table = Table(title=f"{rows:,} rows in {seconds:.2f} s", title_justify="left")
+    from hgpo_envs.wording import counted
+
+    table = Table(title=f"{counted(rows, 'row')} in {seconds:.2f} s", title_justify="left")
     for head in ("column", "parameters", "mean", "std", "zero", "none"):
         table.add_column(head, overflow="fold")
     written = pl.scan_parquet(target)
@@ -178,14 +218,14 @@ def _report(console: Console, target: Path, specs: Sequence[EstimatorSpec], rows
 
 
 def _differences(spec: EstimatorSpec) -> str:
-    """The parameters that are not at their default."""
+    """Return the parameters that differ from their defaults, as text."""
     default = spec.estimator.parameters()
     changed = [
         f"{field.name}={getattr(spec.parameters, field.name)}"
         for field in fields(default)
         if getattr(spec.parameters, field.name) != getattr(default, field.name)
     ]
-    return ", ".join(changed) or "as by default"
+    return ", ".join(changed) or "defaults"
 
 
 def _list(console: Console) -> None:
@@ -193,7 +233,7 @@ def _list(console: Console) -> None:
 
     from hgpo_train.advantages import get, names
 
-    table = Table("estimator", "what it compares", "parameters and their defaults")
+    table = Table("estimator", "summary", "parameters and their defaults")
     for name in names():
         each = get(name)
         defaults = each.parameters()

@@ -1,27 +1,48 @@
-"""Commands and command groups that read arguments in their own way."""
+"""Commands and command groups with custom parsing of arguments, and with redacted output."""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
+
+from hgpo_train.cli.output_paths import check_output_path
+from hgpo_train.cli.redaction import redact_output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class DefaultRunGroup(TyperGroup):
-    """A group whose command `run` may be left out: `show RUN` is `show run RUN`."""
+class RedactedCommand(TyperCommand):
+    """A command whose output has secrets removed, and whose option `--out` is checked before it begins."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (click's, or Typer's own copy)
-        """Puts `run` before arguments that name no command of the group."""
-        if args and args[0] not in self.commands and args[0] != "--help":
-            args = ["run", *args]
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (see below)
+        """Refuse an empty path, which would be the working directory: often a shell variable that is not set."""
+        if "--out=" in args or ("--out", "") in pairwise(args):
+            from hgpo_envs.errors import InputError
+
+            raise InputError("--out: expected a path, received an empty text; use . for the working directory")
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 (click's, or Typer's own copy)
+        """Run the command. Help is printed without this method, and so without the imports that redaction needs."""
+        redact_output()
+        if (out := ctx.params.get("out")) is not None:
+            check_output_path(out)
+        return super().invoke(ctx)
 
-class WorkersCommand(TyperCommand):
-    """A command whose flag `--workers` may be followed by how many: `--workers 2` is `--workers --slots 2`."""
+
+class WorkersCommand(RedactedCommand):
+    """A command whose flag `--workers` accepts an optional number: `--workers 2` is `--workers --slots 2`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (see above)
-        """Reads `--workers 2` and `--workers=2`; what follows is otherwise an argument of its own."""
+        """Expand `--workers 2` and `--workers=2`; other arguments are unchanged."""
         read: list[str] = []
         for arg in args:
             name, equals, number = arg.partition("=")
@@ -32,3 +53,60 @@ class WorkersCommand(TyperCommand):
             else:
                 read.append(arg)
         return super().parse_args(ctx, read)
+
+
+class DefaultRunGroup(TyperGroup):
+    """A group whose command `run` is optional: `show RUN` is `show run RUN`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (see above)
+        """Insert `run` if the first argument is not a command of the group."""
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+class OneLineErrors(TyperGroup):
+    """A group that prints wrong arguments as one line, as all other errors: `error: No such option: --task; …`."""
+
+    def main(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 (as of `TyperGroup`)
+        """Run a command. Wrong arguments end with exit code 2."""
+        if not options.get("standalone_mode", True):
+            return super().main(*args, **options)
+        try:
+            code = super().main(*args, **{**options, "standalone_mode": False})
+        except typer.Abort:
+            sys.exit(1)
+        except TyperException as error:
+            if type(error).__name__ != "NoArgsIsHelpError":  # the help is printed already
+                print(f"error: {_usage_line(error)}", file=sys.stderr)
+            sys.exit(getattr(error, "exit_code", 2))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_line(error: Any) -> str:  # noqa: ANN401 (an exception of Typer's private modules)
+    """Return the message of a wrong argument as one line, with the command whose help lists the right ones."""
+    line = " ".join(error.format_message().split()).rstrip(".").replace("'. Did", "'; did").rstrip("?")
+    parameter, cause = getattr(error, "param", None), error.__cause__
+    if parameter is not None and isinstance(cause, ValueError) and hasattr(cause, "errors"):
+        fault = cause.errors()[0]  # Pydantic's
+        name = _TYPES.get(fault["type"], fault["msg"])
+        line = f"{parameter.opts[0]}: expected {name}, received {fault['input']!r}"
+    context = getattr(error, "ctx", None)
+    return line if context is None else f"{line}; see {context.command_path} --help"
+
+
+_TYPES: Final = {"int_parsing": "an integer", "float_parsing": "a number", "bool_parsing": "true or false"}
+"""What was expected, by the kind of Pydantic's error."""
+
+
+class RedactedApp(typer.Typer):
+    """A Typer application whose commands are of `RedactedCommand`, and whose errors are one line each."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"cls": OneLineErrors, **options})
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any
+    ) -> Callable[[F], F]:
+        """Add a command, as `typer.Typer.command` does."""
+        return super().command(name, cls=cls or RedactedCommand, **options)

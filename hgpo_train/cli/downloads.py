@@ -1,4 +1,4 @@
-"""How downloads and unpacking are shown, and what Ctrl-C says."""
+"""Progress bars of downloads and unpacking."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from rich.progress import (
 )
 from rich.status import Status
 
+from hgpo_envs.wording import counted
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DownloadProgress:
-    """Shows downloads as bars, and counts unpacked files. Ctrl-C ends the command with a line on how to resume."""
+    """A progress display of downloads and unpacked files. On Ctrl-C it prints how to resume, and exits with 130."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -49,17 +51,17 @@ class DownloadProgress:
         self._bars.stop()
         self._files.stop()
         if kind is KeyboardInterrupt:
-            typer.echo("\ninterrupted; what has come is kept: run the same command to resume", err=True)
+            typer.echo("\ninterrupted; finished parts are kept, run the same command again to resume", err=True)
             raise typer.Exit(130)
 
     def downloading(self, name: str) -> fetch.Progress:
-        """A new bar for a download."""
+        """Add a progress bar for a download, and return its update function."""
         bar = self._bars.add_task(name, total=None)
         return lambda done, total: self._bars.update(bar, completed=done, total=total)
 
     def unpacking(self, files: int) -> None:
-        """The number of files unpacked so far."""
+        """Show the number of files unpacked so far."""
         if self._shows_files:
             self._bars.stop()
-            self._files.update(f"unpacked {files:,} files")
+            self._files.update(f"unpacked {counted(files, 'file')}")
             self._files.start()

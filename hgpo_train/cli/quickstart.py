@@ -1,4 +1,4 @@
-"""`hgpo quickstart`: the whole way once through on bundled data, in seconds."""
+"""`hgpo quickstart`: rollouts, a step table and advantages on bundled data, in seconds."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder for what is made.")] = Path("runs/quickstart"),
-    seed: Annotated[int, typer.Option(help="Seeds the order of games and every choice.")] = 0,
-    tasks: Annotated[int, typer.Option(help="Games, each played by one group of rollouts.")] = 24,
-    group_size: Annotated[int, typer.Option(help="Rollouts of each game.")] = 8,
+    out: Annotated[Path, typer.Option(help="The folder for the results.")] = Path("runs/quickstart"),
+    seed: Annotated[int, typer.Option(help="Seed of the order of games and of every rollout.")] = 0,
+    tasks: Annotated[int, typer.Option(help="Number of games, each played by one group of rollouts.")] = 24,
+    group_size: Annotated[int, typer.Option(help="Number of rollouts per group.")] = 16,
     train: Annotated[
-        bool, typer.Option("--train", help="Then train a small model for one iteration (extra train; minutes).")
+        bool,
+        typer.Option(
+            "--train", help="Also train a small model from nothing, which takes minutes (needs the extra train)."
+        ),
     ] = False,
 ) -> None:
-    """Roll out bundled games, compute HGPO advantages for several K, and show what histories change."""
+    """Roll out bundled games, compute HGPO advantages for several K, and show how histories change them."""
     from rich.console import Console
 
     from hgpo_train.cli import quickstart_run as work
@@ -41,19 +44,29 @@ def quickstart(
 def _train(console: Console, folder: Path, seed: int) -> None:
     from hgpo_train.training.first_training import first_training
 
-    console.print("\nOne iteration of training, from nothing: a small model, a warm start, rollouts, HGPO, an update.")
-    run = first_training(folder, console, seed=seed)
-    console.print(f"\nThe run is in [bold]{run}[/]. Next:", highlight=False)
     console.print(
-        "  [bold]hgpo train --list[/]\n      the configurations of the papers' runs, each value with its source"
+        "\nTraining of a small model from nothing, some minutes on two cores. Ctrl-C and the same command resume."
+    )
+    trained = first_training(folder, console, seed=seed)
+    console.print(f"\n{trained.verdict()}\n\nThe run is in [bold]{trained.run}[/]. Next:", highlight=False)
+    console.print(
+        "  [bold]hgpo train --list[/]\n      list the configurations of the papers' runs, with the source of each value"
     )
 
 
 def show(console: Console, found: QuickstartResult, out: Path) -> None:
-    """Prints what was found, where it is (under the name `out`), and what to try next."""
+    """Print the results, their paths and the next commands.
+
+    Args:
+        console: The console.
+        found: The results.
+        out: The folder to print in paths.
+    """
     import polars as pl
 
     from hgpo_datasets import scan_steps
+    from hgpo_envs.wording import counted
+    from hgpo_train.cli.quickstart_run import POLICY
 
     steps = scan_steps(found.run)
     (rows, rollouts, solved) = (
@@ -64,40 +77,51 @@ def show(console: Console, found: QuickstartResult, out: Path) -> None:
         .row(0)
     )
     print_line = partial(console.print, highlight=False)
+    played = f"{counted(rollouts, 'rollout')} of bundled ALFWorld games, {counted(rows, 'step')}"
     if found.tally.trajectories:
         speed = found.tally.steps / max(found.tally.seconds, 1e-9)
-        print_line(f"{rollouts} rollouts of bundled ALFWorld games, {rows:,} steps at {speed:,.0f} a second.")
+        print_line(f"{played} ({speed:,.0f} steps/s).")
     else:
-        print_line(f"{rollouts} rollouts of bundled ALFWorld games were there already, {rows:,} steps.")
-    print_line(f"{solved:.0%} were solved: the policy mixes an expert with random choices.\n")
-    console.print(_table(found))
-    deepest, first = found.depths.row(-1, named=True), found.depths.row(0, named=True)
+        print_line(f"{played} (already collected).")
     print_line(
-        f"\nOf all pairs of steps at the same state, {deepest['inconsistent']:.0%} came there by different last "
-        f"{deepest['K']} states: grouping by state alone compares what is not alike. Taking histories in moves the "
-        f"advantages of {deepest['moved']:.0%} of the steps, by {deepest['shift']:.2f} on average (their standard "
-        f"deviation is {first['spread']:.2f}), and turns the sign of {deepest['flipped']:.0%}.\n"
+        f"Success rate {solved:.0%}. Policy: [bold]{POLICY}[/], which acts on what it sees and, three times in ten, "
+        "repeats an action that no longer works.\n"
     )
+    console.print(_table(found))
+    print_line(f"\n{_explanation(found)}\n")
     run = out / found.run.name
     print_line(f"Steps       [bold]{run}[/]")
     print_line(f"Advantages  [bold]{out / found.advantages.relative_to(found.run.parent)}[/]\n")
     print_line("Next:")
     for command, what in (
-        (f"hgpo stats {run}", "what advantages rest on, level by level, in words"),
-        (f"hgpo advantages {run} -e hgpo -e gigpo -e grpo", "rival estimators side by side"),
-        (f"hgpo data show {run}", "the run at a glance"),
-        ("hgpo eval --policy expert --out runs/expert", "every held-out game once a seed"),
+        (f"hgpo stats {run}", "show group sizes and context inconsistency per level, with an interpretation"),
+        (f"hgpo advantages {run} -e hgpo -e gigpo -e grpo", "compute the advantages of several estimators"),
+        (f"hgpo data show {run}", "show a summary of the run"),
+        ("hgpo eval --policy expert --out runs/expert", "play every held-out game once per seed"),
     ):
         print_line(f"  [bold]{command}[/]\n      {what}")
+
+
+def _explanation(found: QuickstartResult) -> str:
+    """Return what HGPO changes here, in words."""
+    *_, deepest = rows = found.depths.to_dicts()
+    shares = ", ".join(f"{row['shared']:.0%} at k = {row['K']}" for row in rows)
+    return (
+        f"Grouping by state alone (K = 0) compares steps that arrived differently: {deepest['inconsistent']:.0%} of "
+        f"the pairs in a group differ in their last {deepest['K']} states. HGPO also compares each step with those of "
+        f"the same history, level by level: with K = {deepest['K']} it changes the advantages of "
+        f"{deepest['moved']:.0%} of the steps, by {deepest['shift']:.2f} on average (their standard deviation is "
+        f"{deepest['spread']:.2f}), and the sign of {deepest['flipped']:.0%}. Steps that still have a group: {shares}."
+    )
 
 
 def _table(found: QuickstartResult) -> Table:
     from rich.table import Table
 
-    table = Table(title="Steps at the same state: did they come there the same way?", title_justify="left")
-    for name in ("K", "different last K states", "advantages that move", "mean shift", "signs that turn"):
+    table = Table(title="What changes with K, the number of past states compared?", title_justify="left")
+    for name in ("K", "steps with a group", "pairs whose last K states differ", "mean change", "signs changed"):
         table.add_column(name, justify="right")
     for row in found.depths.iter_rows(named=True):
-        moved = (f"{row['moved']:.1%}", f"{row['shift']:.3f}", f"{row['flipped']:.1%}") if row["K"] else ("–", "–", "–")
-        table.add_row(str(row["K"]), f"{row['inconsistent']:.1%}" if row["K"] else "–", *moved)
+        changed = (f"{row['inconsistent']:.1%}", f"{row['shift']:.3f}", f"{row['flipped']:.1%}")
+        table.add_row(str(row["K"]), f"{row['shared']:.1%}", *(changed if row["K"] else ("–", "–", "–")))
     return table

@@ -1,4 +1,4 @@
-"""The whole way once through, on bundled games: rollouts, a step table, advantages for several K, what they rest on."""
+"""The work of `hgpo quickstart`: rollouts of bundled games, advantages for several K, and their comparison."""
 
 from __future__ import annotations
 
@@ -26,27 +26,32 @@ if TYPE_CHECKING:
 
 ENV: Final = "HGPO/ALFWorld-v0"
 DEPTHS: Final = (0, 1, 2, 4)
-"""The K that advantages are computed for."""
+"""The values of K for which advantages are computed."""
 
-POLICY: Final = "mixture:expert=0.3,random=0.7"
-"""Solves most of its rollouts, by different ways: groups hold successes and failures, and states that are met again."""
+POLICY: Final = "mixture:explorer=0.7,outdated=0.3"
+"""A policy that repeats itself, as trained ones do, so that rollouts of a task share states and histories.
+
+The explorer acts on observations alone; three actions in ten are ones that were admissible earlier and no longer are.
+Purely random actions rarely lead to the same history twice, so that only the level k = 0 would have groups.
+"""
 
 REWARD_SCALE: Final = 10.0
-"""A success counts 10, as verl-agent trains."""
+"""The reward of a success, as in verl-agent's training."""
 
 
 @dataclass(frozen=True)
 class QuickstartResult:
-    """What a quickstart found.
+    """The results of a quickstart.
 
     Attributes:
-        tally: The collection.
-        run: The step table's folder.
-        advantages: The table of advantages: one row a step, ``advantage_k0``, ``advantage_k1`` …
-        depths: One row a K: ``K``; ``inconsistent``, the share of pairs of steps at the same state whose K states
-            before it differ; ``moved``, the share of steps whose advantage differs from that of K = 0; ``shift``, the
-            mean |A_K - A_0| over the steps that have both, beside ``spread``, the standard deviation of A_0;
-            ``flipped``, the share of those whose sign turns.
+        tally: The counts of the collection.
+        run: The folder of the step table.
+        advantages: The path of the table of advantages: one row per step, ``advantage_k0``, ``advantage_k1`` …
+        depths: One row per K with the columns ``K``; ``shared``, the share of steps whose state and K states before
+            also occur elsewhere in their group of rollouts; ``inconsistent``, the share of pairs of steps with the same
+            state whose last K states differ; ``moved``, the share of steps whose advantage differs from that of K = 0;
+            ``shift``, the mean |A_K - A_0| over the steps that have both; ``spread``, the standard deviation of A_0;
+            ``flipped``, the share of these steps whose sign changes.
     """
 
     tally: Tally
@@ -56,10 +61,17 @@ class QuickstartResult:
 
 
 def collect_rollouts(run: Path, seed: int, tasks: int, group_size: int, progress: Callable[[Tally], None]) -> Tally:
-    """Collects groups on bundled games by a seeded mixture of expert and random choices.
+    """Collect groups on bundled games with `POLICY`.
+
+    Args:
+        run: The run's folder.
+        seed: Seed of the order of games and of every rollout.
+        tasks: Number of groups.
+        group_size: Number of rollouts per group.
+        progress: Called regularly with the tally.
 
     Raises:
-        InputError: The folder holds something else, or more groups than are asked for.
+        InputError: The folder contains another run or other files, or more than `tasks` groups.
         RolloutError: More than a tenth of the rollouts failed.
     """
     handle = open_env(ENV, split="train", action_format="command")
@@ -69,8 +81,8 @@ def collect_rollouts(run: Path, seed: int, tasks: int, group_size: int, progress
     with StepWriter(run, config=config) as writer:
         if len(writer.committed) > tasks:
             raise InputError(
-                f"{run} holds {len(writer.committed)} groups, more than the {tasks} that are asked for; ask for as "
-                "many, or give another --out"
+                f"{run}: expected at most {tasks} groups, received {len(writer.committed)}; increase --tasks, or use "
+                "another --out"
             )
         tally = collect(handle, policy, writer, spec, retry_failed=True, progress=progress)
     raise_if_too_many(failures_of_tally(tally))
@@ -78,7 +90,7 @@ def collect_rollouts(run: Path, seed: int, tasks: int, group_size: int, progress
 
 
 def write_advantages_by_depth(run: Path) -> Path:
-    """Writes HGPO's advantages for every K of `DEPTHS` beside the run, in one pass."""
+    """Write HGPO's advantages for every K of `DEPTHS` to a table beside the run, in one pass. Return its path."""
     hgpo = get("hgpo")
     specs = [
         EstimatorSpec(hgpo, hgpo.parameters.of({"history_length": k, "reward_scale": REWARD_SCALE}), f"advantage_k{k}")
@@ -90,9 +102,12 @@ def write_advantages_by_depth(run: Path) -> Path:
 
 
 def compare_depths(run: Path, advantages: Path) -> pl.DataFrame:
-    """How often equal states had different histories, and what that changes; see `QuickstartResult`."""
+    """Return how often the histories of equal states differ, and how that changes advantages.
+
+    See `depths` of `QuickstartResult`.
+    """
     levels = statistics(scan_steps(run), history_length=max(DEPTHS), reward_scale=REWARD_SCALE).levels
-    differing = dict(levels.select("level", "differing").iter_rows())
+    of_level = {level: shares for level, *shares in levels.select("level", "shared", "differing").iter_rows()}
     table = pl.read_parquet(advantages)
     state_alone = pl.col("advantage_k0")
     rows = []
@@ -106,7 +121,8 @@ def compare_depths(run: Path, advantages: Path) -> pl.DataFrame:
             flipped=flipped.mean(),
             spread=state_alone.std(),
         )
-        rows.append({"K": k, "inconsistent": differing[str(k)], **values.row(0, named=True)})
+        shared, differing = of_level[str(k)]
+        rows.append({"K": k, "shared": shared, "inconsistent": differing, **values.row(0, named=True)})
     return pl.DataFrame(rows)
 
 
@@ -115,23 +131,24 @@ def quickstart(
     *,
     seed: int = 0,
     tasks: int = 24,
-    group_size: int = 8,
+    group_size: int = 16,
     progress: Callable[[Tally], None] = lambda _: None,
 ) -> QuickstartResult:
-    """Rollouts, step table, advantages and their comparison, in a folder of their own.
+    """Collect rollouts, compute advantages and compare them.
 
     Args:
-        folder: Gets ``run`` and ``run.advantages``. What is already there is used, not made again.
-        seed: Seeds the order of games and every choice.
-        tasks: Games, each played by one group.
-        group_size: Rollouts a game.
-        progress: Called now and then while rollouts are played.
+        folder: The folder in which ``run`` and ``run.advantages`` are created. Rollouts in ``run`` are reused.
+        seed: Seed of the order of games and of every rollout.
+        tasks: Number of games, each played by one group.
+        group_size: Number of rollouts per group.
+        progress: Called regularly with the tally while rollouts are played.
 
     Raises:
-        InputError: The folder holds something else.
+        InputError: The folder contains another run or other files.
+        RolloutError: More than a tenth of the rollouts failed.
     """
     if folder.is_file():
-        raise InputError(f"{folder} is a file; name a folder with --out")
+        raise InputError(f"{folder}: expected a folder, received a file; use another --out")
     run = folder / "run"
     tally = collect_rollouts(run, seed, tasks, group_size, progress)
     advantages = write_advantages_by_depth(run)

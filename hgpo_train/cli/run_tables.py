@@ -1,4 +1,4 @@
-"""Tables that `hgpo data show` prints."""
+"""The tables that `hgpo data show` prints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VALUES: Final[dict[str, Callable[[TaskTypeSummary], str]]] = {
 
 
 def print_run_summary(seen: RunSummary) -> None:
-    """Prints a run at a glance."""
+    """Print the summary of a run."""
     console = Console()
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(seen):
@@ -36,7 +36,7 @@ def print_run_summary(seen: RunSummary) -> None:
 
 
 def _plain(text: str) -> str:
-    """A text from a file without control characters, which a terminal would obey."""
+    """Replace control characters in a text from a file, which a terminal would interpret."""
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
@@ -48,7 +48,7 @@ def _table(first: str, others: Iterable[str]) -> Table:
 def _kinds(seen: RunSummary) -> Table:
     hidden = set() if seen.total.aborted else {"aborted"}
     if seen.total.score is None or all(kind.score == kind.success for kind in seen.kinds):
-        hidden.add("score")  # the same as success
+        hidden.add("score")  # it repeats success
     shown = {name: value for name, value in _VALUES.items() if name not in hidden}
     table = _table("task type", shown)
     for kind in seen.kinds:

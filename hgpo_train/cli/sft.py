@@ -10,18 +10,22 @@ import typer
 
 def sft(
     steps: Annotated[Path, typer.Argument(help="A step table: a run's folder or a Parquet file.")],
-    out: Annotated[Path, typer.Option(help="The run's folder; an interrupted run there is resumed.")],
-    config: Annotated[Path | None, typer.Option(help="A TOML file; the defaults without.")] = None,
-    model: Annotated[str | None, typer.Option(help="The same as --set model.path=…")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="section.field=value; may be repeated.", metavar="A.B=C")
+    out: Annotated[Path, typer.Option(help="The run's folder. An interrupted run in it is resumed.")],
+    config: Annotated[Path | None, typer.Option(help="A TOML file. Default: the default settings.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model's folder or Hugging Face name; short for --set model.path=…")
     ] = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Show all settings and stop.")] = False,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a setting: section.field=value; may be repeated.", metavar="A.B=C"),
+    ] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings and exit.")] = False,
 ) -> None:
-    """Train a model to act as in the steps of a saved run: the warm start before reinforcement learning."""
+    """Fine-tune a model on the steps of a saved run, as a warm start before reinforcement learning."""
     from rich.console import Console
 
     from hgpo_train.cli.training_errors import exit_on_training_errors
+    from hgpo_train.rollout.new_folder import removed_if_unused
     from hgpo_train.settings import to_toml
     from hgpo_train.training.config import SftConfig, load_config
     from hgpo_train.training.display import Display
@@ -34,7 +38,11 @@ def sft(
         return
     console = Console()
     display = Display(console, settings.update.epochs)
-    with exit_on_training_errors(f"the same command (it continues after the last epoch in {out})"), display.live():
+    with (
+        removed_if_unused(out),
+        exit_on_training_errors(f"the same command (it continues after the last saved epoch in {out})"),
+        display.live(),
+    ):
         checkpoint = run_sft(settings, steps, out, display)
     console.print(
         f"The policy is in [bold]{checkpoint}[/]. Next: [bold]hgpo train CONFIG --set model.path={out}[/]",

@@ -1,4 +1,4 @@
-"""How long work on one's own machine is shown: a bar a stage."""
+"""Progress bars of long local work, one per stage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Makes a callback that takes a stage's name, how much of it is done, and how much there is."""
+    """Yield a function that updates a stage's bar from the stage's name, the amount done and the total amount."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""`hgpo stats`: what group advantages of a run would rest on, level by level, with a reading in words."""
+"""`hgpo stats`: group sizes, context inconsistency and bias of a run per level of context, with an interpretation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hgpo_train.cli.output_paths import check_folder
+
 if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console
@@ -14,13 +16,13 @@ if TYPE_CHECKING:
     from hgpo_train.analysis.statistics import Statistics
 
 ROWS = {
-    "eligible": "steps with k states before them",
+    "eligible": "steps with k previous states",
     "shared": "steps that share a context",
-    "cross": "… of another rollout",
+    "cross": "… with another rollout",
     "mean_size": "mean group size",
-    "step_size": "group size of the mean step",
+    "step_size": "mean group size per step",
     "differing": "same state, different history",
-    "inconsistency": "same state, not in one group",
+    "inconsistency": "same state, another group",
     "variance": "variance of returns in a group",
     "flat": "groups of equal returns",
     "weight": "weight in HGPO's sum",
@@ -28,17 +30,17 @@ ROWS = {
     "sign_disagreement": "signs of A_k and A_K differ",
     "compared": "steps that have both",
 }
-"""Statistics of a level, in the words of the table; hgpo_train/analysis/statistics.py defines them."""
+"""Row labels of the table of levels, by statistic; hgpo_train/analysis/statistics.py defines the statistics."""
 
 SUMMARY = {
     "trajectories": "rollouts",
     "steps": "steps",
     "mean_length": "length",
     "success": "success",
-    "flat_groups": "all equal",
+    "flat_groups": "equal returns",
     "invalid": "invalid",
 }
-"""Columns of the summary that are shown, and their heads; all of them are in --out."""
+"""Column labels of the summary that is printed, by statistic; the files of --out contain all statistics."""
 
 SHARES = {
     "eligible",
@@ -55,21 +57,25 @@ SHARES = {
 
 
 def stats(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or a Parquet file of steps.")],
-    history_length: Annotated[int, typer.Option(help="K, the deepest level.")] = 4,
-    context: Annotated[str, typer.Option(help="states, or states_actions: what the prompt shows.")] = "states",
-    mode: Annotated[str, typer.Option(help="mean_std_norm or mean_norm.")] = "mean_std_norm",
-    reward_scale: Annotated[
-        float, typer.Option(help="What rewards are multiplied with; 10 as verl-agent trains.")
-    ] = 10.0,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="A run, a folder that contains runs, a Parquet file (also your own), or a quoted pattern of these."
+        ),
+    ],
+    history_length: Annotated[int, typer.Option(help="K, the number of past steps in the deepest context.")] = 4,
+    context: Annotated[str, typer.Option(help="Content of a context: states, or states_actions.")] = "states",
+    mode: Annotated[
+        str, typer.Option(help="Normalization in a group: mean_std_norm (by mean and std) or mean_norm.")
+    ] = "mean_std_norm",
+    reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = 10.0,
     by: Annotated[
-        list[str] | None, typer.Option(help="Tell rows apart by task_type, iteration …; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Report statistics per value of a column such as task_type or iteration; may be repeated."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="A folder to write levels.csv, sizes.csv and summary.csv to.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for levels.csv, sizes.csv and summary.csv.")] = None,
 ) -> None:
-    """Report how often steps share a context at each depth of history, and what that is worth."""
+    """Report how often steps share a context at each depth of history, and how this affects advantages."""
     import polars as pl
     from rich.console import Console
     from rich.progress import Progress
@@ -78,11 +84,14 @@ def stats(
     from hgpo_train.analysis.describe import describe
     from hgpo_train.analysis.statistics import statistics
 
+    if out is not None:
+        check_folder("--out", out)
     console = Console()
-    steps = scan_steps(run)
+    steps = scan_steps(run, plain=True)
     total = int(steps.select(pl.len()).collect().item())
     kinds = by or []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    errors = Console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
         bar = progress.add_task("reading steps", total=total)
         found = statistics(
             steps,
@@ -101,8 +110,9 @@ def stats(
             console.print(f"• {sentence}", highlight=False)
     if out is not None:
         _write(found, out)
-    files = f"[bold]{out}[/] holds the tables. " if out is not None else ""
-    more = "" if kinds else f"[bold]hgpo stats {run} --by task_type[/], "
+    files = f"The tables are in [bold]{out}[/]. " if out is not None else ""
+    split = not kinds and "task_type" in steps.collect_schema()
+    more = f"[bold]hgpo stats {run} --by task_type[/], " if split else ""
     console.print(f"{files}Next: {more}[bold]hgpo advantages {run}[/]", highlight=False, soft_wrap=True)
 
 
@@ -119,7 +129,7 @@ def _print_summary(console: Console, frame: pl.DataFrame, kinds: list[str]) -> N
 
 
 def _print_levels(console: Console, levels: pl.DataFrame, kinds: list[str]) -> None:
-    """One table for each value of `kinds`: statistics downwards, levels across."""
+    """Print one table per value of `kinds`, with statistics as rows and levels as columns."""
     from rich.table import Table
 
     parts = levels.partition_by(kinds, maintain_order=True, include_key=True) if kinds else [levels]

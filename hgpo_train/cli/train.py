@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hgpo_envs.errors import InputError
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -17,21 +15,21 @@ if TYPE_CHECKING:
 
 def train(
     config: Annotated[
-        str | None, typer.Argument(help="A TOML file, or the name of a shipped configuration (--list).")
+        str | None, typer.Argument(help="A TOML file, or the name of a shipped configuration (see --list).")
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="section.field=value; may be repeated.", metavar="A.B=C")
+        list[str] | None,
+        typer.Option("--set", help="Override a setting: section.field=value; may be repeated.", metavar="A.B=C"),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run's folder; runs/<name of the configuration> without.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in that folder.")] = False,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Show all settings and stop.")] = False,
-    list_configs: Annotated[bool, typer.Option("--list", help="Show the shipped configurations and stop.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<configuration>.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings and exit.")] = False,
+    list_configs: Annotated[bool, typer.Option("--list", help="List the shipped configurations and exit.")] = False,
 ) -> None:
-    """Train a policy: collect, estimate advantages, update, evaluate, again and again."""
+    """Train a policy with reinforcement learning: iterate rollouts, advantages, updates and evaluation."""
     from rich.console import Console
 
+    from hgpo_envs.errors import InputError
     from hgpo_train.settings import to_toml
     from hgpo_train.training.config import Config, load_config, shipped
 
@@ -55,11 +53,13 @@ def train(
 
 def _run(settings: Config, folder: Path, console: Console, *, resume: bool) -> None:
     from hgpo_train.cli.training_errors import exit_on_training_errors
+    from hgpo_train.rollout.new_folder import removed_if_unused
     from hgpo_train.training.display import Display
     from hgpo_train.training.trainer import Trainer, start_run
 
     display = Display(console, settings.iterations)
     with (
+        removed_if_unused(folder),
         exit_on_training_errors(f"hgpo train --resume --out {folder}"),
         start_run(settings, folder, resume=resume) as run,
     ):
@@ -69,9 +69,7 @@ def _run(settings: Config, folder: Path, console: Console, *, resume: bool) -> N
     console.print(
         f"Metrics are in [bold]{folder / 'metrics.jsonl'}[/], the steps in [bold]{folder / 'steps'}[/].", soft_wrap=True
     )
-    console.print(
-        f"The policy is in [bold]{trainer.newest_checkpoint()}[/]. Next: [bold]hgpo stats {folder / 'steps'}[/]"
-    )
+    console.print(f"The policy is in [bold]{trainer.newest_checkpoint()}[/]. Next: [bold]hgpo stats {folder}[/]")
 
 
 def _first_comment(path: Path) -> str:

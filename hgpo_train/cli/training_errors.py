@@ -1,4 +1,4 @@
-"""What `hgpo train` and `hgpo sft` have in common: errors that end a run early, and warnings in one line."""
+"""Errors and warnings of `hgpo train` and `hgpo sft`, each printed as one line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 @contextmanager
 def exit_on_training_errors(again: str) -> Iterator[None]:
-    """Turns what ends a run early into a line and an exit status, and shows each warning in one line.
+    """Print errors that end a run early and warnings as one line each.
 
-    A run that was interrupted exits with 130; one that too many failures or the disk ended, with 1.
+    The exit code is 130 after Ctrl-C, and 1 after too many failures or an error of the disk.
 
     Args:
         again: The command that resumes the run.
+
+    Raises:
+        typer.Exit: An error ended the run.
     """
     from hgpo_train.rollout.failures import RolloutError
 
@@ -48,7 +51,7 @@ def _show(
     file: object = None,
     line: str | None = None,
 ) -> None:
-    """Takes the place of `warnings.showwarning`, which shows a line of code, too."""
+    """Replace `warnings.showwarning`, which also prints a line of source code."""
     del category, filename, lineno, file, line
     _print(f"warning: {message}")
 

@@ -1,4 +1,4 @@
-"""`hgpo verify`: are the bytes, files and rows of a run, and the bytes of its checkpoints, right?"""
+"""`hgpo verify`: verify the bytes, files and rows of a run, and the bytes of its checkpoints."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 def verify(
     run: Annotated[
-        list[Path], typer.Argument(help="a run's folder, a checkpoint, or a single file; several are taken")
+        list[Path], typer.Argument(help="One or more runs, folders that contain runs, checkpoints or single files.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="print the reports as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON.")] = False,
 ) -> None:
-    """Finds every changed byte, truncated, missing or foreign file, and broken rule.
+    """Find changed bytes, truncated, missing or foreign files, and rows that violate a rule.
 
-    Exit code 1 when something is wrong, 2 when a path holds nothing that can be verified.
+    The exit code is 1 if there is a problem, and 2 if a path contains nothing that can be verified.
     """
     import orjson
     from rich.console import Console
@@ -57,11 +57,13 @@ def _show(report: VerifyReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    found = f"{len(report.problems)} problems" if report.problems else "all right"
+    from hgpo_envs.wording import counted
+
+    found = counted(len(report.problems), "problem") if report.problems else "no problems"
     typer.echo(f"{report.source}: {report.summary()}: {found}")
     if not (report.problems or report.notes):
         return
-    table = Table("kind", "file", "what is wrong")
+    table = Table("kind", "file", "problem")
     for problem in (*report.problems, *report.notes):
         table.add_row(*(Text(text) for text in (problem.kind, Path(problem.file).name, problem.message)))
     Console().print(table)

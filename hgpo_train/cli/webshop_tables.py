@@ -1,4 +1,4 @@
-"""What `hgpo data show webshop` prints."""
+"""The tables that `hgpo data show webshop` prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def catalogue_summary(catalogue: Catalogue) -> Table:
-    """What a catalogue holds and how it was made."""
+    """Return a table of a catalogue's counts, sources and size."""
     manifest = catalogue.manifest
     table = Table("", escape(str(catalogue.folder)), title="WebShop catalogue")
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in manifest["skipped"].items() if count)
@@ -26,7 +26,7 @@ def catalogue_summary(catalogue: Catalogue) -> Table:
         ("synthetic goals", f"{catalogue.synthetic_goals():,}"),
         ("nouns", catalogue.nouns),
         ("skipped records", skipped or "none"),
-        ("made from", ", ".join(f"{name} ({digest[:12]})" for name, digest in manifest["sources"].items())),
+        ("sources", ", ".join(f"{name} ({digest[:12]})" for name, digest in manifest["sources"].items())),
         ("size", f"{size:,} bytes"),
     ):
         table.add_row(name, Text(value))
@@ -34,7 +34,7 @@ def catalogue_summary(catalogue: Catalogue) -> Table:
 
 
 def search_results(catalogue: Catalogue, query: str) -> Table:
-    """What a query finds, best first."""
+    """Return a table of the results of a query, best first."""
     table = Table("", "score", "asin", "price", "title", title=Text(f"{query!r} in {catalogue.folder}"))
     for place, (index, score) in enumerate(catalogue.scored(query), 1):
         product = catalogue.product(index)

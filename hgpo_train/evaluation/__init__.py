@@ -1,4 +1,4 @@
-"""Evaluation: every task of a split exactly once a seed, and intervals of the result."""
+"""Evaluation: play every task of a split once per seed, and report results with confidence intervals."""
 
 from hgpo_train.evaluation.comparison import Comparison, compare
 from hgpo_train.evaluation.play import evaluate

@@ -1,4 +1,4 @@
-"""Two evaluations compared task by task: the difference, its interval, and a permutation test."""
+"""Paired comparison of two evaluations: the difference, its confidence interval, and a permutation test."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from hgpo_train.evaluation.report import _RESAMPLES, _SEED, bootstrap_tasks
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two evaluations, task by task.
+    """The result of a paired comparison of two evaluations.
 
     Attributes:
-        measure: What is compared.
-        tasks: Tasks that both have played.
-        difference: Mean over tasks of (first - second), each the mean over the seeds.
-        low: Lower end of its 95% interval, tasks resampled.
-        high: Its upper end.
-        better: Tasks on which the first is better.
-        worse: Tasks on which it is worse.
-        p: Two-sided p of the paired permutation test: the share of sign flips whose difference is at least as far from
-            0 (all of them up to 16 tasks that differ, else 10,000 drawn ones with the observed one counted).
+        measure: The measure that is compared.
+        tasks: Number of tasks in both evaluations.
+        difference: Mean over tasks of (first - second), where each is the mean over the seeds.
+        low: Lower bound of the difference's 95% confidence interval (bootstrap over tasks).
+        high: Upper bound of this interval.
+        better: Number of tasks on which the first evaluation is better.
+        worse: Number of tasks on which the first evaluation is worse.
+        p: Two-sided p-value of the paired permutation test: the share of sign flips whose difference is at least as far
+            from 0. With up to 16 tasks that differ, all sign flips are counted; otherwise the observed one and 10,000
+            drawn ones.
     """
 
     measure: str
@@ -44,15 +45,15 @@ class Comparison:
 
 
 def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success") -> Comparison:
-    """Compares two evaluations by the tasks that both have played.
+    """Compare two evaluations on the tasks that both contain.
 
     Args:
-        first: Episodes, as `episode_table` makes them.
-        second: Likewise.
+        first: Episodes of `episode_table`.
+        second: Episodes of the other evaluation.
         measure: One of `MEASURES`.
 
     Raises:
-        InputError: They have no task in common.
+        InputError: The evaluations have no task in common.
 
     >>> table = pl.DataFrame({"task_id": ["a", "b", "c"], "success": [1.0, 1.0, 0.0], "aborted": False})
     >>> compare(table, table.with_columns(success=pl.lit(0.0))).p  # 2 of 3 differ: 2 of 4 sign flips are as extreme
@@ -80,9 +81,11 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
 
 
 def _permutation_p(differences: NDArray[np.float64]) -> float:
-    """The two-sided p of the sign-flip test of mean 0."""
+    """Return the two-sided p-value of the sign-flip test of mean 0."""
     number = len(differences)
-    observed = abs(differences.sum()) - 1e-12 * np.abs(differences).sum()  # sums in another order may round otherwise
+    observed = (
+        abs(differences.sum()) - 1e-12 * np.abs(differences).sum()
+    )  # tolerance for rounding: order of summation differs
     if number <= 16:
         flips = (np.arange(2**number)[:, None] >> np.arange(number) & 1) * 2 - 1
         return float((np.abs(flips @ differences) >= observed).mean())

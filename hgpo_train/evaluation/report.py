@@ -1,8 +1,9 @@
-"""Evaluation: every task of a split exactly once a seed, and intervals of the result.
+"""Reports of evaluations: means and confidence intervals, over all tasks and per task type.
 
-An evaluation is a step table whose `iteration` is the seed. Intervals and tests take tasks, not episodes, for the
-independent units: episodes of one task under several seeds are alike, and counting them apart makes intervals too
-narrow. Resampling is seeded, so the same table gives the same numbers.
+An evaluation is a step table whose `iteration` is the seed. Intervals and tests treat tasks, not episodes, as the
+independent units: episodes of one task with different seeds are correlated, and treating them as independent makes
+intervals too narrow. Resampling is seeded, so the same table gives the same numbers. A bootstrap interval has no width
+if all values are equal, so the success rate also has Wilson's interval.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError
+from hgpo_train.evaluation.intervals import wilson_interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 MEASURES: Final = ("success", "score", "length", "validity")
-"""What is measured of an episode: solved (0 or 1), last score, steps, share of valid actions."""
+"""Measures of an episode: success (0 or 1), final score, number of steps, share of valid actions."""
 
 _RESAMPLES: Final = 10_000
 _SEED: Final = 20_260_222
 
 
 def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
-    """One row an episode: seed, task_id, task_type, success, score, length, validity, aborted.
+    """Return a frame with one row per episode, sorted by seed and task.
 
-    Rows are sorted by seed and task.
+    Its columns are seed, task_id, task_type, success, score, length, validity and aborted.
     """
     return (
         steps.group_by("iteration", "task_id", "trajectory")
@@ -53,29 +55,34 @@ class MeasureSummary:
     """One measure over a set of episodes.
 
     Attributes:
-        mean: Over all episodes.
-        std: Standard deviation (ddof 1) of the seeds' means; None with one seed.
-        low: Lower end of the 95% interval of the mean, tasks resampled (percentile bootstrap).
-        high: Its upper end.
+        mean: Mean over all episodes.
+        std: Standard deviation (ddof 1) of the means per seed; None with one seed.
+        low: Lower bound of the mean's 95% confidence interval (percentile bootstrap over tasks).
+        high: Upper bound of this interval.
+        wilson_low: Lower bound of Wilson's 95% interval with the tasks as trials
+            (`hgpo_train.evaluation.intervals.wilson_interval`). None for measures other than success.
+        wilson_high: Upper bound of this interval.
     """
 
     mean: float
     std: float | None
     low: float
     high: float
+    wilson_low: float | None = None
+    wilson_high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """What an evaluation found, of all tasks or of one task type.
+    """The results of an evaluation over all tasks or over one task type.
 
     Attributes:
         name: ``all``, or the task type.
-        tasks: How many tasks.
-        episodes: How many whole episodes.
-        aborted: Episodes that failed for a reason outside the task; they are left out.
+        tasks: Number of tasks.
+        episodes: Number of episodes without failure.
+        aborted: Number of episodes that failed for a reason outside the task; the measures exclude them.
         seeds: The seeds.
-        measures: Each of `MEASURES`.
+        measures: A summary of each of `MEASURES`.
     """
 
     name: str
@@ -86,21 +93,21 @@ class EvaluationReport:
     measures: dict[str, MeasureSummary]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return the report as nested dictionaries, for JSON."""
         return asdict(self)
 
 
 def evaluation_reports(table: pl.DataFrame) -> list[EvaluationReport]:
-    """Reports of all tasks and of each task type.
+    """Return a report over all tasks, then one per task type.
 
     Args:
-        table: Episodes, as `episode_table` makes them.
+        table: Episodes of `episode_table`.
 
     Raises:
-        InputError: There is no whole episode.
+        InputError: Every episode failed.
     """
     if not len(table.filter(~pl.col("aborted"))):
-        raise InputError("the run holds no whole episode; look at its `error` column")
+        raise InputError("the run contains no episode without failure; see its `error` column")
     kinds = sorted(kind for kind in table["task_type"].unique().to_list() if kind)
     parts = [("all", table), *((kind, table.filter(pl.col("task_type") == kind)) for kind in kinds)]
     return [_report(name, part) for name, part in parts if len(part.filter(~pl.col("aborted")))]
@@ -126,15 +133,19 @@ def _summarize_measure(table: pl.DataFrame, measure: str) -> MeasureSummary:
     means = total[drawn].sum(1) / number[drawn].sum(1)
     low, high = np.quantile(means, [0.025, 0.975])
     deviation = seeds.std(ddof=1) if len(seeds) > 1 else None
+    mean = float(total.sum() / number.sum())
+    wilson = wilson_interval(mean, len(sums)) if measure == "success" else (None, None)
     return MeasureSummary(
-        mean=float(total.sum() / number.sum()),
+        mean=mean,
         std=None if deviation is None else float(deviation),  # type: ignore[arg-type]  # a float column's is a float
         low=float(low),
         high=float(high),
+        wilson_low=wilson[0],
+        wilson_high=wilson[1],
     )
 
 
 def bootstrap_tasks(tasks: int) -> NDArray[np.int64]:
-    """Tasks drawn with replacement, a resample a row."""
+    """Return indices of tasks drawn with replacement, int64 of shape (resamples, tasks). The draws are seeded."""
     rng = np.random.Generator(np.random.PCG64(_SEED))
     return rng.integers(0, tasks, (min(_RESAMPLES, 20_000_000 // tasks + 1), tasks))

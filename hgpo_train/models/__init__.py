@@ -1,1 +1,1 @@
-"""Language models: loaded, made on the spot, and as files of checkpoints."""
+"""Language models: loading, small models with random weights, and the files of checkpoints."""

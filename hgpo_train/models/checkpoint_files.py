@@ -1,14 +1,14 @@
-"""The files of checkpoints: which there are, whether their bytes are right, and which may be removed. Without torch.
+"""The files of checkpoints: listing, verification and safe removal. Does not import torch.
 
     checkpoints/000010/                 after ten iterations
-        model.safetensors …             save_pretrained of the model (or of its adapters), with tokenizer and settings
-        trainer/optimiser.safetensors   AdamW's moments and steps by parameter; apart, because vLLM loads every
-                                        *.safetensors beside the model
-        trainer/state.json              how far the run is
+        model.safetensors …             save_pretrained of the model (or its adapters), with tokenizer and settings
+        trainer/optimiser.safetensors   AdamW's moments and steps by parameter; in a subfolder, because vLLM loads
+                                        every *.safetensors beside the model
+        trainer/state.json              progress of the run
         trainer/manifest.json           size and SHA-256 of every other file, written last
 
-A checkpoint is used only after its files were compared with its manifest. Checkpoints of version 0.1 have no manifest:
-of those the structure is verified, and a flipped bit goes unnoticed.
+A checkpoint is used only after its files have been compared with its manifest. Checkpoints of version 0.1 have no
+manifest: only their structure is verified, so a flipped bit is not detected.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ MANIFEST: Final = "trainer/manifest.json"
 
 _FORMAT: Final = "hgpo checkpoint 1"
 _NAME: Final = re.compile(r"\d{6,}")
+# Suffixes of files that Transformers or vLLM may load: an unlisted file with one of them is a problem, not a note.
 _LOADED: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".json", ".jinja", ".py", ".model"})
+# The files that version 0.1 wrote, which has no manifest to list them.
 _OLD_NAMES: Final = re.compile(
     r"(.*\.safetensors|.*\.json|chat_template\.jinja|additional_chat_templates/.*\.jinja|merges\.txt|vocab\.txt"
     r"|.*\.model|README\.md)"
 )
 _JSON_BYTES: Final = 256 << 20
+# Some file systems store times in steps of 2 s: a file that changed more recently may change again with the same time.
 _RACY_NS: Final = 2_000_000_000
 
 
@@ -53,14 +56,14 @@ class CheckpointWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """How far a run is.
+    """The progress of a training run.
 
     Attributes:
-        iteration: Iterations that are done.
-        tasks_drawn: Tasks of the order that they played.
-        environment_steps: Steps that were collected for training.
-        versions: Versions of what computed it.
-        run: What the run was begun with (`hgpo_train.training.run_folder`); empty if unknown.
+        iteration: Number of completed iterations.
+        tasks_drawn: Number of tasks that they took from the task order.
+        environment_steps: Number of steps collected for training.
+        versions: Versions of the packages that computed it.
+        run: Fingerprint of the run's origin (`hgpo_train.training.run_folder`); empty if unknown.
     """
 
     iteration: int = 0
@@ -71,7 +74,7 @@ class TrainingState:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first, damaged ones included."""
+    """Return the checkpoints in a folder, oldest first, including damaged ones."""
     if not folder.is_dir():
         return []
     found = (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
@@ -79,18 +82,18 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_valid_checkpoint(folder: Path, *, run: str = "", weights_only: bool = False) -> Path | None:
-    """The newest checkpoint whose files are right; warns in one line of newer ones that are damaged.
+    """Return the newest valid checkpoint. Emit one warning that lists newer, damaged ones.
 
     Args:
-        folder: Of all checkpoints.
-        run: Takes only checkpoints of this run (`TrainingState.run`), or of unknown ones.
-        weights_only: The optimiser's state may be damaged.
+        folder: The folder that contains the checkpoints.
+        run: Accept only checkpoints of this run (`TrainingState.run`) or of an unknown run; empty accepts all.
+        weights_only: Do not verify the optimiser's state.
 
     Returns:
-        The checkpoint, or None if there is none at all.
+        The checkpoint, or None if the folder contains no checkpoint.
 
     Raises:
-        InputError: There are checkpoints, but none can be used.
+        InputError: The folder contains checkpoints, but none can be used.
     """
     damaged: list[str] = []
     for path in reversed(list_checkpoints(folder)):
@@ -104,16 +107,16 @@ def newest_valid_checkpoint(folder: Path, *, run: str = "", weights_only: bool =
     if damaged:
         raise InputError(
             f"{folder} has no checkpoint that can be used: {'; '.join(damaged)}; restore one from a backup, "
-            "or begin anew in another folder"
+            "or start again in another folder"
         )
     return None
 
 
 def checkpoint_to_resume(folder: Path, run: str = "") -> Path | None:
-    """The checkpoint to resume from: `newest_valid_checkpoint`; newer ones are renamed, so that their names are free.
+    """Return `newest_valid_checkpoint`, and rename newer ones: the resumed run will write their names again.
 
     Raises:
-        InputError: There are checkpoints, but none can be used. Nothing is renamed then.
+        InputError: The folder contains checkpoints, but none can be used. Nothing is renamed.
     """
     newest = newest_valid_checkpoint(folder, run=run)
     if newest is not None:
@@ -124,22 +127,22 @@ def checkpoint_to_resume(folder: Path, run: str = "") -> Path | None:
 
 
 def resolve_model(path: str) -> str:
-    """Where a model is: a run's folder stands for its newest sound checkpoint, anything else for itself.
+    """Return the newest valid checkpoint of a run's folder; return any other path unchanged.
 
     Raises:
-        InputError: The run has checkpoints, but none can be used; or the path is a checkpoint and is damaged.
+        InputError: The run has checkpoints, but none can be used; or the path is a damaged checkpoint.
     """
     folder = Path(path)
     newest = newest_valid_checkpoint(folder / "checkpoints", weights_only=True)
     if newest is not None:
         return str(newest)
     if _has(folder, MANIFEST) and (fault := _problem(folder, "", weights_only=True, named=False)) is not None:
-        raise InputError(f"checkpoint {path} is damaged ({fault}); take another one")
+        raise InputError(f"checkpoint {path} is damaged ({fault}); use another one")
     return path
 
 
 def rename_damaged(path: Path) -> Path:
-    """Renames something that is in the way to `NAME.damaged`, `NAME.damaged-2` …, and returns the new path."""
+    """Rename a path to `NAME.damaged`, `NAME.damaged-2` …, the first that is free, and return the new path."""
     number = 1
     while True:
         target = path.with_name(f"{path.name}.damaged" + (f"-{number}" if number > 1 else ""))
@@ -149,7 +152,7 @@ def rename_damaged(path: Path) -> Path:
 
 
 def is_removable(folder: Path) -> bool:
-    """Whether a folder is a checkpoint and holds nothing else than what was written for it."""
+    """Return whether a folder is a checkpoint that contains only files that training wrote."""
     if folder.is_symlink() or not folder.is_dir() or not _NAME.fullmatch(folder.name):
         return False
     try:
@@ -165,7 +168,7 @@ def is_removable(folder: Path) -> bool:
 
 
 def write_manifest(folder: Path) -> None:
-    """Lists every file of a checkpoint with size and SHA-256. Call it when everything else is written."""
+    """Write a checkpoint's manifest: size and SHA-256 of every file. Call it after all other files are written."""
     files = {}
     for name, _ in _entries(folder):
         with (folder / name).open("rb") as file:
@@ -174,24 +177,24 @@ def write_manifest(folder: Path) -> None:
 
 
 def checksums(folder: Path) -> dict[str, str] | None:
-    """The SHA-256 of every file of a checkpoint by its manifest, or None if it has none."""
+    """Return the SHA-256 of every file that a checkpoint's manifest lists, or None without a manifest."""
     if not _has(folder, MANIFEST):
         return None
     return {name: sha256 for name, (_, sha256) in _read_manifest(folder).items()}
 
 
 def write_state(folder: Path, state: TrainingState) -> None:
-    """Writes a checkpoint's `state.json`."""
-    values = {**asdict(state), "manifest": MANIFEST}  # so that a manifest that was lost is missed
+    """Write a checkpoint's `state.json`."""
+    values = {**asdict(state), "manifest": MANIFEST}  # read_state reports a manifest that is missing
     (folder / STATE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def read_state(folder: Path) -> TrainingState:
-    """Reads a checkpoint's `state.json`.
+    """Read a checkpoint's `state.json`.
 
     Raises:
-        InputError: It is not what training writes.
-        OSError: It cannot be read.
+        InputError: The file has another form than training writes, or the manifest that it names is missing.
+        OSError: The file cannot be read.
     """
     values = _read_json(folder, STATE)
     listed = values.pop("manifest", None)
@@ -200,23 +203,23 @@ def read_state(folder: Path) -> TrainingState:
     try:
         state = TrainingState(**values)
     except TypeError:
-        raise InputError(f"{STATE} has other keys than expected") from None
+        raise InputError(f"{STATE} has unexpected keys") from None
     counts: tuple[Any, ...] = (state.iteration, state.tasks_drawn, state.environment_steps)
     if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts):
-        raise InputError(f"{STATE} holds counts that are none: {counts}")
+        raise InputError(f"{STATE}: expected counts of at least 0, received {counts}")
     names: Any = state.versions
     texts: list[Any] = [state.run, *names.values()] if isinstance(names, dict) else [None]
     if not all(isinstance(text, str) for text in texts):
-        raise InputError(f"{STATE} holds versions that are none")
+        raise InputError(f"{STATE}: expected versions as text")
     return state
 
 
 def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> VerifyReport:
-    """Compares a checkpoint's files with its manifest; without one (version 0.1) their structure is verified.
+    """Compare a checkpoint's files with its manifest. Without one (version 0.1), verify only their structure.
 
     Args:
         folder: The checkpoint.
-        weights_only: Leave the optimiser's state out.
+        weights_only: Do not verify the optimiser's state.
     """
     report = VerifyReport(str(folder))
     try:
@@ -233,11 +236,11 @@ def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> VerifyRepo
 
 
 _verified: dict[tuple[Path, bool], tuple[object, ...]] = {}
-"""Checkpoints that were verified, with the sizes and times of their files."""
+"""Verified checkpoints (folder, weights_only), with the names, sizes and times of their files."""
 
 
 def _problem(folder: Path, run: str, *, weights_only: bool, named: bool = True) -> str | None:
-    """Why a checkpoint cannot be used, or None; one that was verified is read again only if it may have changed."""
+    """Return why a checkpoint cannot be used, or None. A verified one is verified again only if it may have changed."""
     key = (folder.resolve(), weights_only)
     before = _stamps(folder)
     if before is None or _verified.get(key) != before:
@@ -260,7 +263,7 @@ def _problem(folder: Path, run: str, *, weights_only: bool, named: bool = True) 
 
 
 def _stamps(folder: Path) -> tuple[object, ...] | None:
-    """What changes if a file changes; None if one changed so recently that the clock may not tell."""
+    """Return names, sizes and times of all files; None if a file changed so recently that times are not reliable."""
     stamps: list[object] = []
     newest = 0
     try:
@@ -326,12 +329,12 @@ def _verify_structure(folder: Path, report: VerifyReport, *, weights_only: bool)
                 _read_json(folder, name)
         except (SafetensorError, InputError) as error:
             report.problems.append(Problem("bytes", str(folder / name), str(error)))
-    note = "version 0.1 wrote it without checksums: flipped bits go unnoticed"
+    note = "version 0.1 wrote it without checksums: flipped bits are not detected"
     report.notes.append(Problem("version", str(folder), note))
 
 
 def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of each file that a manifest lists."""
+    """Return size and SHA-256 of each file that a manifest lists."""
     values = _read_json(folder, MANIFEST)
     if read_bytes(folder / MANIFEST, _JSON_BYTES) != _manifest_bytes(values):
         raise InputError(f"{MANIFEST} has changed since it was written")
@@ -346,7 +349,7 @@ def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
         if not isinstance(size, int) or isinstance(size, bool) or not isinstance(sha256, str):
             raise InputError(f"{MANIFEST} lists {name!r} without size or SHA-256")
         if path_inside(folder, name) != folder / name:
-            raise InputError(f"{MANIFEST} lists {name!r}, which is no file's name")
+            raise InputError(f"{MANIFEST} lists {name!r}, which is not a valid file name")
         listed[name] = (size, sha256)
     if not {STATE, OPTIMISER} <= listed.keys():
         raise InputError(f"{MANIFEST} does not list {STATE} and {OPTIMISER}")
@@ -358,14 +361,14 @@ def _manifest_bytes(values: dict[str, Any]) -> bytes:
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    """A file that holds a JSON object."""
+    """Read a file that contains a JSON object."""
     data = read_bytes(folder / name, _JSON_BYTES)
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):
         raise InputError(f"{name} is not JSON") from None
     if not isinstance(values, dict):
-        raise InputError(f"{name} holds no JSON object")
+        raise InputError(f"{name}: expected a JSON object")
     return values
 
 
@@ -374,7 +377,10 @@ def _sha256(file: IO[bytes]) -> str:
 
 
 def _entries(folder: Path) -> Iterator[tuple[str, int]]:
-    """Everything in a folder but folders: relative name with `/`, and mode. Links to files count as files."""
+    """Yield the relative name (with `/`) and the mode of everything below a folder except folders.
+
+    Links to files count as files.
+    """
     waiting = [folder]
     while waiting:
         with os.scandir(waiting.pop()) as inside:
@@ -384,7 +390,7 @@ def _entries(folder: Path) -> Iterator[tuple[str, int]]:
                     continue
                 try:
                     mode = entry.stat().st_mode
-                except OSError:  # a link to nowhere
+                except OSError:  # a broken link
                     mode = entry.stat(follow_symlinks=False).st_mode
                 yield Path(entry.path).relative_to(folder).as_posix(), mode
 

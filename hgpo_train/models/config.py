@@ -1,4 +1,4 @@
-"""Which model is loaded, and how: the `model` section of configurations."""
+"""The `model` section of configurations: which model is loaded, and how."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hgpo_train.settings import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig(Settings):
-    """Low-rank adapters (arXiv 2106.09685) by peft; without them all weights are trained."""
+    """Low-rank adapters (arXiv 2106.09685) of peft. Without them all weights are trained."""
 
     rank: NonNegativeInt = 0
     """r of the adapters; 0 trains all weights."""

@@ -1,4 +1,4 @@
-"""Names for Transformers' objects, whose classes a strict type checker cannot follow."""
+"""Type aliases and helpers for Transformers' objects, whose classes a strict type checker cannot check."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Model: TypeAlias = Any
-"""A causal language model of Transformers, bare or wrapped by peft."""
+"""A causal language model of Transformers, with or without peft's wrapper."""
 
 Tokenizer: TypeAlias = Any
 """A tokenizer of Transformers."""
 
 
 def unwrap_peft(model: Model) -> Model:
-    """The causal language model itself, without peft's wrapper; its layers hold the adapters all the same."""
+    """Return the causal language model without peft's wrapper. Its layers still contain the adapters."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Keeps Transformers from drawing progress bars into ours."""
+    """Disable the progress bars of Transformers, which would overwrite those of HGPO, within the block."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""Loads the policy to be trained: weights in float32, adapters by peft, a frozen reference."""
+"""Loading of the model to train: float32 weights, adapters by peft, a frozen reference model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 def choose_device(name: str) -> torch.device:
-    """The named device; ``auto`` takes an accelerator if there is one."""
+    """Return the named device; ``auto`` selects an accelerator if one is available.
+
+    Raises:
+        InputError: The device does not exist or cannot be used.
+    """
     if name != "auto":
         try:
             return torch.empty(0, device=name).device
@@ -32,52 +36,55 @@ def choose_device(name: str) -> torch.device:
 
 
 def compute_dtype(config: ModelConfig) -> torch.dtype:
-    """The dtype that autocast computes in."""
+    """Return the dtype that autocast computes in."""
     return torch.bfloat16 if config.compute_dtype == "bfloat16" else torch.float32
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """Loads a tokenizer and makes sure that it can render a chat.
+    """Load a tokenizer that can render a chat.
+
+    Args:
+        path: A model's folder, a run's folder (its newest checkpoint is used), or a Hugging Face name.
 
     Raises:
-        InputError: Nothing can be loaded, or there is no chat template.
+        InputError: The tokenizer cannot be loaded, or it has no chat template or no end-of-turn token.
     """
     from transformers import AutoTokenizer
 
     folder = resolve_model(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # damaged files raise whatever their parsers raise
-        a_folder = path.count("/") > 1  # a Hugging Face name has one slash at most
+    except Exception as error:  # damaged files can raise any exception of their parsers
+        a_folder = path.count("/") > 1  # a Hugging Face name has at most one slash
         why = "no such folder" if a_folder and not Path(path).exists() else _first_line(error)
         raise InputError(
-            f"cannot load a tokenizer from {path!r} ({why}): expected a model's folder, a run's, or a Hugging Face "
-            "name; `hgpo train --list` says what makes the models of the tiny configurations"
+            f"cannot load a tokenizer from {path!r} ({why}): expected a model's folder, a run's folder or a Hugging "
+            "Face name; `hgpo train --list` shows how to create the models of the tiny configurations"
         ) from error
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
-            f"the tokenizer of {path!r} has no chat template; take the model's -Instruct form, or put a "
-            "chat_template.jinja into its folder"
+            f"the tokenizer of {path!r} has no chat template; use the -Instruct variant of the model, or add "
+            "a chat_template.jinja to its folder"
         )
     if tokenizer.eos_token_id is None:
-        raise InputError(f"the tokenizer of {path!r} names no end-of-turn token (eos_token), so no response would end")
+        raise InputError(f"the tokenizer of {path!r} has no end-of-turn token (eos_token), so no response would end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 def load_model(config: ModelConfig, seed: int = 0) -> Model:
-    """Loads a causal language model for training.
+    """Load a causal language model for training.
 
-    All weights are float32 masters, computed on under autocast; with adapters the frozen base is held in the compute
-    dtype and the adapters in float32.
+    All weights are float32 masters, and the forward pass runs under autocast. With adapters, the frozen base model is
+    stored in the compute dtype and the adapters in float32.
 
     Args:
-        config: What to load and how.
-        seed: Of the adapters' first weights.
+        config: The model, its device, dtype and adapters.
+        seed: Seed of the adapters' initial weights.
 
     Raises:
-        InputError: Nothing can be loaded from the path.
+        InputError: The model cannot be loaded, or its files lack weights.
     """
     from transformers import AutoModelForCausalLM
 
@@ -92,12 +99,12 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-    except Exception as error:  # damaged files raise whatever their parsers raise
+    except Exception as error:  # damaged files can raise any exception of their parsers
         raise InputError(f"cannot load a causal language model from {config.path!r}: {_first_line(error)}") from error
     model: Model = loaded[0]
-    if missing := sorted(loaded[1]["missing_keys"]):  # Transformers fills them with random numbers
+    if missing := sorted(loaded[1]["missing_keys"]):  # Transformers initializes them with random numbers
         raise InputError(
-            f"cannot load a causal language model from {config.path!r}: its files hold no weights for {missing[0]!r}"
+            f"cannot load a causal language model from {config.path!r}: its files contain no weights for {missing[0]!r}"
             + (f" and {len(missing) - 1} more" if missing[1:] else "")
         )
     model.to(choose_device(config.device))
@@ -109,18 +116,23 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
 
 
 def checkpoint_layers(model: Model) -> None:
-    """Recomputes each layer in the backward pass instead of keeping what it computed."""
+    """Enable gradient checkpointing: recompute each layer in the backward pass instead of storing its activations."""
     plain = unwrap_peft(model)
-    # Transformers 5.2x renames it; the old name still works and warns.
+    # Transformers 5.2x renames the method; the old name still works, with a warning.
     enable = getattr(plain, "activation_checkpointing_enable", plain.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
 
 
 def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
-    """Wraps a model with trainable low-rank adapters; the base is frozen. Global random state is left as it was.
+    """Add trainable low-rank adapters to a model and freeze its own weights. Global random state is unchanged.
+
+    Args:
+        model: The base model.
+        config: Rank, scale, dropout and target layers of the adapters.
+        seed: Seed of the adapters' initial weights.
 
     Raises:
-        InputError: None of the target layers is in the model.
+        InputError: The model has none of the target layers.
     """
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
@@ -143,17 +155,21 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
 
 
 def check_context(model: Model, longest: int) -> None:
-    """Refuses sequences that are longer than the model's context."""
+    """Check that sequences of `longest` tokens fit into the model's context.
+
+    Raises:
+        InputError: They are longer.
+    """
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and longest > positions:
         raise InputError(
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens is {longest}, but the model reads at most "
-            f"{positions} tokens; make one of them smaller"
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens is {longest}, but the model accepts at most "
+            f"{positions} tokens; reduce one of them"
         )
 
 
 def vocabulary(model: Model) -> int:
-    """How many token ids a model knows: rows of its input embedding, which may be more than its tokenizer's."""
+    """Return the number of token ids of a model: the rows of its input embedding, which can exceed its tokenizer's."""
     rows: int = unwrap_peft(model).get_input_embeddings().weight.shape[0]
     return rows
 
@@ -161,8 +177,12 @@ def vocabulary(model: Model) -> int:
 class Reference:
     """The policy before training, for the KL term.
 
-    With adapters it is the same model with the adapters switched off, so it costs no memory; otherwise a frozen copy in
-    the compute dtype.
+    With adapters it is the same model with the adapters disabled, which needs no further memory. Otherwise it is a
+    frozen copy in the compute dtype.
+
+    Args:
+        model: The model that will be trained.
+        dtype: The dtype of the copy.
     """
 
     def __init__(self, model: Model, dtype: torch.dtype) -> None:
@@ -171,7 +191,7 @@ class Reference:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[Model]:
-        """The reference model, for as long as the context lasts."""
+        """Yield the reference model; adapters are disabled within the block."""
         if not self._adapted:
             yield self._model
             return

@@ -1,7 +1,7 @@
-"""A small Qwen-style model made on the spot: for tests, quick starts and learning curves on a CPU. No download.
+"""Small Qwen3 models with random weights, for tests, quick starts and learning curves on a CPU. No download.
 
-The tokenizer is Qwen's kind (byte-level BPE, digits apart, ChatML) trained on texts of the environments, so that a word
-such as " countertop" is one token. The model is Transformers' own Qwen3 with random weights. The same texts and seed
+The tokenizer has the design of Qwen's (byte-level BPE, single digits, ChatML). It is trained on texts of the
+environments, so a word such as " countertop" is one token. The model is Transformers' Qwen3. The same texts and seed
 give the same bytes.
 """
 
@@ -31,24 +31,31 @@ CHAT_TEMPLATE: Final = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""ChatML, as Qwen uses it, with no default system message."""
+"""Qwen's ChatML template, without a default system message."""
 
 _WORDS: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Where byte-pair merges may not cross: Qwen2's pattern."""
+"""Qwen2's pattern for splitting text before byte-pair encoding; merges do not cross its matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class TinyShape:
-    """The model's sizes. head_dim is at least 32: vLLM has no kernels for less.
+    """The sizes of a small model.
 
-    The defaults make about 1.1 million parameters with a vocabulary of 1,024.
+    The defaults give about 1.1 million parameters with a vocabulary of 1,024.
 
     Attributes:
-        vocabulary: Most tokens that are trained.
-        initial: Standard deviation of the random weights. Qwen's 0.02 is small for so narrow a model: it learns to copy
-            several times faster from about 1 / sqrt(width).
+        vocabulary: Maximum size of the vocabulary, in tokens.
+        initial: Standard deviation of the random weights. Qwen's 0.02 is small for a narrow model: with about
+            1 / sqrt(width) the model learns to copy several times faster.
+        width: Size of the hidden states.
+        layers: Number of layers.
+        heads: Number of attention heads.
+        key_value_heads: Number of key-value heads.
+        head_dim: Size of an attention head, at least 32: vLLM has no kernels for smaller ones.
+        intermediate: Width of the feed-forward layers.
+        positions: Maximum length of a sequence, in tokens.
     """
 
     vocabulary: int = 1024
@@ -63,14 +70,14 @@ class TinyShape:
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Trains a byte-level BPE tokenizer with ChatML's special tokens and chat template.
+    """Train a byte-level BPE tokenizer with ChatML's special tokens and chat template.
 
     Args:
-        texts: Any texts of the environments; all 256 bytes are in the alphabet, so every text can be encoded.
-        vocabulary: Most tokens, special ones included.
+        texts: Texts of the environments. The alphabet contains all 256 bytes, so any text can be encoded.
+        vocabulary: Maximum number of tokens, special tokens included.
 
     Returns:
-        A Transformers fast tokenizer; `<|im_end|>` ends a turn, `<|endoftext|>` pads.
+        A fast tokenizer of Transformers. `<|im_end|>` ends a turn, `<|endoftext|>` is the padding token.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -98,9 +105,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def make_model(tokenizer: Tokenizer, shape: TinyShape | None = None, seed: int = 0) -> Model:
-    """A Qwen3 causal language model with random float32 weights for a tokenizer.
+    """Create a Qwen3 causal language model with random float32 weights for a tokenizer.
 
-    Global random state is left as it was.
+    Global random state is unchanged.
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -125,7 +132,7 @@ def make_model(tokenizer: Tokenizer, shape: TinyShape | None = None, seed: int =
 
 
 def save_tiny(folder: Path, texts: Iterable[str], shape: TinyShape | None = None, seed: int = 0) -> Path:
-    """Trains a tokenizer on texts, makes a model and saves both to a folder that any Transformers program loads.
+    """Train a tokenizer on texts, create a model and save both to a folder that Transformers can load.
 
     Returns:
         The folder.

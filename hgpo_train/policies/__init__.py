@@ -1,1 +1,1 @@
-"""Policies: prompts in; responses, token ids, log-probabilities and finish reasons out. One file a policy."""
+"""Policies: map prompts to responses with token ids, log-probabilities and finish reasons. One module per policy."""

@@ -1,13 +1,16 @@
-"""The protocol that every policy keeps, and two bases that most policies are made from.
+"""The policy protocol, and two base classes that implement most of it.
 
-A policy is a small event source: requests are handed in as they come, answers are taken out as they are ready, in any
-order. So nothing ever waits for the slowest of a batch unless the policy itself works in batches.
+The collector submits requests as they arise and collects replies as they become ready, in any order. No request waits
+for the slowest of a batch unless the policy itself works in batches.
 
-- `BatchPolicy`: write `respond`, a list of requests to a list of replies. For scripted and in-process policies.
-- `AsyncPolicy`: write `reply`, a coroutine for one request. For servers. It runs in an event loop of its own.
-- Engines that batch continuously (vLLM) keep the protocol directly: `submit` adds requests, `collect` steps the engine.
+- `BatchPolicy`: implement `respond`, which maps a list of requests to a list of replies. For scripted and in-process
+  policies.
+- `AsyncPolicy`: implement `reply`, a coroutine for one request. For servers. It runs in its own event loop.
+- Engines with continuous batching (vLLM) implement the protocol directly: `submit` adds requests, `collect` steps the
+  engine.
 
-A call that fails is a `Failure`, not an exception: it costs the trajectory that asked, and no other.
+A call that fails returns a `Failure` instead of raising: it aborts the trajectory of its request and no other. Bugs in
+a user's own policy (`hgpo_train.policies.own`) are an exception: they end the collection and are raised.
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import random
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.secrets import redact
 
 if TYPE_CHECKING:
@@ -33,25 +39,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CLOSING_S: Final = 5.0
-"""The longest that closing an `AsyncPolicy` takes."""
+"""The maximum time that closing an `AsyncPolicy` takes, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question to a policy: what to do at this step.
+    """A request for the action of one step.
 
     Attributes:
-        id: Names the request; unique in a run of the collector.
-        prompt: What to read.
-        seed: This step's own seed in [0, 2⁶³), from the run's seed, the task, the group, the member and the step: a
-            policy that draws from nothing else is reproducible however many environments run at once.
-        slot: Which environment asks; its requests come one after the other, step 0 begins a new trajectory.
+        id: Identifier of the request, unique in a run of the collector.
+        prompt: The prompt.
+        seed: The step's seed in [0, 2⁶³), derived from the run's seed, the task, the group, the member and the step. A
+            policy with no other source of randomness is reproducible for any number of environments.
+        slot: The number of the environment. Its requests arrive one after the other; step 0 starts a new trajectory.
         step: Position in the trajectory, from 0.
-        task: What is being played.
-        state: What the environment shows now, for scripted policies.
-        engine: The engine that plays, for experts that look into it; None when it runs in another process.
-        with_shorter_history: Renders the prompt with at most this many past pairs, for a policy whose budget the prompt
-            exceeds.
+        task: The task that is played.
+        state: The environment's current state, for scripted policies.
+        engine: The environment's engine, for experts that inspect it; None if it runs in another process.
+        with_shorter_history: Renders the prompt with at most the given number of past steps, for a policy whose token
+            budget the prompt exceeds.
+
+    The most frequently used parts are also properties: `observation`, `admissible_actions`, `instruction`, `messages`
+    and `rng`.
     """
 
     id: int
@@ -63,21 +72,53 @@ class Request:
     state: State
     engine: Engine | None
     with_shorter_history: Callable[[int], str]
+    _rng: random.Random | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def observation(self) -> str:
+        """The environment's current observation, without the instruction and the history."""
+        return self.state.text
+
+    @property
+    def admissible_actions(self) -> list[str]:
+        """The admissible actions. An open query, such as WebShop's `search[<your query>]`, stands for any text."""
+        return list(self.state.actions)
+
+    @property
+    def instruction(self) -> str:
+        """The task's instruction."""
+        return self.task.instruction
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The prompt as the messages of a chat: one message of the user."""
+        return [{"role": "user", "content": self.prompt}]
+
+    @property
+    def rng(self) -> random.Random:
+        """A random generator with the step's seed, one per request. It makes a random policy reproducible."""
+        if self._rng is None:
+            object.__setattr__(self, "_rng", random.Random(self.seed))
+        assert self._rng is not None
+        return self._rng
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer.
+    """The reply to one request.
 
     Attributes:
-        response: What the policy wrote.
-        prompt: What it really read, when that is not the request's prompt (chat template, shorter history).
-        prompt_token_ids: The prompt in the policy's tokens.
-        response_token_ids: The response in the policy's tokens.
+        response: The text that the policy generated.
+        prompt: The prompt that the policy used, if it is not the request's (chat template, shorter history).
+        prompt_token_ids: Token ids of the prompt.
+        response_token_ids: Token ids of the response.
         response_logprobs: Log-probability of each response token, in nats.
-        finish_reason: Why the response ends: ``stop``, or ``length`` when the limit cut it; None when unknown.
-        cut_pairs: How many past pairs were left out of the prompt to keep its budget; None when it has none.
-        cut_tokens: How many tokens were dropped from the prompt's beginning to keep it; None likewise.
+        finish_reason: Why the response ends: ``stop``, or ``length`` if it was truncated; None if unknown.
+        cut_pairs: Number of past steps left out of the prompt to fit the token budget; None without a budget.
+        cut_tokens: Number of tokens dropped from the start of the prompt to fit the budget; None without a budget.
+        prompt_tokens: Number of tokens of the prompt, as the server counted them; None if `prompt_token_ids` is the
+            count, or if it is unknown.
+        response_tokens: Number of tokens of the response, likewise.
     """
 
     response: str
@@ -88,20 +129,36 @@ class Reply:
     finish_reason: str | None = "stop"
     cut_pairs: int | None = None
     cut_tokens: int | None = None
+    prompt_tokens: int | None = None
+    response_tokens: int | None = None
+
+    @property
+    def token_counts(self) -> tuple[int | None, int | None]:
+        """The numbers of tokens of prompt and response; None where they are unknown."""
+        return (
+            _count(self.prompt_tokens, self.prompt_token_ids),
+            _count(self.response_tokens, self.response_token_ids),
+        )
+
+
+def _count(counted: int | None, ids: Sequence[int] | None) -> int | None:
+    return counted if counted is not None or ids is None else len(ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A call or a step that failed. Secrets (`hgpo_envs.secrets`) are removed from what it says.
+    """A failed call or step. Secrets (`hgpo_envs.secrets`) are removed from its texts.
 
     Attributes:
-        kind: Whose fault it is: ``PolicyFailed``, ``PolicyTimedOut``, ``EnvironmentFailed``, ``WorkerDied``,
+        kind: The part that failed: ``PolicyFailed``, ``PolicyTimedOut``, ``EnvironmentFailed``, ``WorkerDied``,
             ``WorkerTimedOut``, ``RowsRefused`` …
-        line: What happened, in one line of at most 500 characters.
+        line: The error message, one line of at most 500 characters.
+        error: The exception that was caught; None if the policy returned the failure itself.
     """
 
     kind: str
     line: str
+    error: BaseException | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, most in (("kind", 50), ("line", 500)):
@@ -111,54 +168,80 @@ class Failure:
     def __str__(self) -> str:
         return f"{self.kind}: {self.line}"
 
+    def __reduce__(self) -> tuple[type[Failure], tuple[str, str]]:
+        """Pickle the texts only: worker processes send failures, and some exceptions cannot be pickled."""
+        return Failure, (self.kind, self.line)
+
     @classmethod
     def of(cls, kind: str, error: BaseException) -> Failure:
-        """The failure that an exception stands for."""
+        """Create a failure that states an exception, for a policy that handles the exception itself."""
         return cls(kind, f"{type(error).__name__}: {error}")
+
+    @classmethod
+    def caught(cls, kind: str, error: BaseException) -> Failure:
+        """Create a failure from an exception that a policy or an environment did not handle."""
+        return cls(kind, f"{type(error).__name__}: {error}", error)
 
 
 def attempt(kind: str, call: Callable[..., T], *arguments: Any) -> T | Failure:
-    """What a call of foreign code returns, or the failure that it raised.
+    """Call third-party code and return its result, or a `Failure` if it raises.
 
-    `SystemExit`, `asyncio.CancelledError` and the panics of extensions are no `Exception`; they too concern one
-    trajectory and must not end the run. `KeyboardInterrupt` is the user's and is raised.
+    `SystemExit`, `asyncio.CancelledError` and panics of extensions do not derive from `Exception`. They are caught as
+    well: they concern one trajectory and must not end the run. `KeyboardInterrupt` is raised again.
     """
     try:
         return call(*arguments)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - see above
-        return Failure.of(kind, error)
+        return Failure.caught(kind, error)
+
+
+def is_bug(failure: Failure) -> bool:
+    """Return whether a failure is an exception that is not transient.
+
+    Transient are `ConnectionError` and `TimeoutError`, and exceptions of other types that one of them has caused, as
+    those of HTTP clients.
+    """
+    error, seen = failure.error, set()
+    if error is None:
+        return False
+    while error is not None and id(error) not in seen:
+        if isinstance(error, ConnectionError | TimeoutError):
+            return False
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return True
 
 
 class Policy(Protocol):
-    """What the collector asks of a policy."""
+    """The protocol between the collector and a policy."""
 
     name: str
-    """What it is called in tables and reports."""
+    """The policy's name in tables and reports."""
 
     reproducible: bool
-    """Whether replies depend on requests alone; timings are then left out of the table, which is thus the same bytes
-    however the run went."""
+    """Whether replies depend only on requests. Timings are then left out of the step table, so its bytes are the same
+    in every run."""
 
     version: int
-    """Weight updates that the policy has seen; written into every row."""
+    """Number of weight updates that the policy has received; written to every row."""
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Takes requests in; returns at once or after little work."""
+        """Add requests. Returns without waiting for replies."""
         ...
 
-    def collect(self, timeout: float | None) -> Sequence[tuple[int, Reply | Failure]]:
-        """The replies that are ready, by request id; waits for the first one.
+    def collect(self, timeout: float | None) -> Sequence[tuple[int, str | Reply | Failure]]:
+        """Return the replies that are ready, with their request ids. Wait for the first one.
 
         Args:
-            timeout: Seconds to wait at most; None waits until there is one. A policy that works in this thread may
-                take longer, and works even when it is 0.
+            timeout: Maximum seconds to wait; None waits until a reply is ready. A policy that computes in the caller's
+                thread may take longer, and computes even if it is 0.
         """
         ...
 
     def close(self) -> None:
-        """Frees what the policy holds."""
+        """Release the policy's resources."""
         ...
 
 
@@ -166,104 +249,121 @@ class TrainablePolicy(Policy, Protocol):
     """A policy whose weights can be replaced.
 
     Attributes:
-        options: How prompts are read and responses drawn; may be replaced between calls.
+        options: Options of tokenization and sampling; may be replaced between calls.
     """
 
     options: GenerationOptions
 
     def publish(self, model: Model, version: int) -> None:
-        """Takes the weights as they are now; whatever was cached under the old ones is forgotten.
+        """Use the model's current weights from now on, and clear caches computed with the old ones.
 
         Args:
             model: The model that is trained.
-            version: Written into the rows from here on.
+            version: The policy version written to rows from now on.
         """
         ...
 
 
 class BatchPolicy(ABC):
-    """A policy that answers batches in the caller's thread.
+    """A policy that replies to batches of requests in the caller's thread.
 
     Attributes:
-        batch_size: The most requests that `respond` is given at once; None for all that wait.
+        batch_size: Maximum number of requests per call of `respond`; None for all waiting ones.
+        raise_errors: Whether an exception of the policy ends the collection and is raised, instead of failing the
+            rollout (`is_bug`). None means True for a user's own policy (`hgpo_train.policies.own`), otherwise False.
     """
 
     name: str = "policy"
     reproducible: bool = False
     version: int = 0
+    raise_errors: bool | None = None
     batch_size: int | None = None
 
     def __init__(self) -> None:
         self._waiting: deque[Request] = deque()
 
     @abstractmethod
-    def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
-        """One reply for each request, in their order."""
+    def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
+        """Return one reply per request, in the order of the requests. A text is the response of a `Reply`."""
 
     def submit(self, requests: Sequence[Request]) -> None:
         """See `Policy`."""
         self._waiting.extend(requests)
 
-    def collect(self, timeout: float | None) -> Sequence[tuple[int, Reply | Failure]]:
+    def collect(self, timeout: float | None) -> Sequence[tuple[int, str | Reply | Failure]]:
         """See `Policy`."""
         del timeout
         size = len(self._waiting) if self.batch_size is None else min(self.batch_size, len(self._waiting))
         batch = [self._waiting.popleft() for _ in range(size)]
         return list(zip((request.id for request in batch), self._answer(batch), strict=True)) if batch else []
 
-    def close(self) -> None:  # noqa: B027 - most hold nothing
+    def close(self) -> None:  # noqa: B027 - most policies have nothing to release
         """See `Policy`."""
 
-    def _answer(self, batch: Sequence[Request]) -> Sequence[Reply | Failure]:
-        """The batch's replies; when the whole call fails, each request is asked again alone."""
+    def _answer(self, batch: Sequence[Request]) -> Sequence[str | Reply | Failure]:
+        """Return the replies to a batch. If the call fails, retry each request alone, so that only the cause fails."""
         replies = attempt("PolicyFailed", self._respond, batch)
         if not isinstance(replies, Failure):
             return replies
-        return [replies] if len(batch) == 1 else [self._answer([request])[0] for request in batch]
+        if len(batch) == 1 or (self.raise_errors and is_bug(replies)):
+            return [replies] * len(batch)
+        return [self._answer([request])[0] for request in batch]
 
-    def _respond(self, batch: Sequence[Request]) -> Sequence[Reply | Failure]:
-        replies = list(self.respond(batch))
-        if len(replies) != len(batch):
-            raise RuntimeError(f"{len(batch)} requests, {len(replies)} replies")
-        return replies
+    def _respond(self, batch: Sequence[Request]) -> Sequence[str | Reply | Failure]:
+        replies: object = self.respond(batch)
+        if isinstance(replies, str | bytes) or not isinstance(replies, Iterable):
+            raise InputError(
+                f"policy {self.name}: expected `respond` to return a list of {len(batch)} replies, one per request, "
+                f"received {type(replies).__name__} {one_line(repr(replies), 60)}"
+            )
+        listed = list(replies)
+        if len(listed) != len(batch):
+            raise InputError(
+                f"policy {self.name}: expected `respond` to return {len(batch)} replies, one per request, "
+                f"received {len(listed)}"
+            )
+        return listed
 
 
 class AsyncPolicy(ABC):
-    """A policy that answers each request by a coroutine of its own, many at a time.
+    """A policy that replies to each request with its own coroutine, many concurrently.
 
     Args:
-        concurrency: How many requests run at once; the others wait their turn.
+        concurrency: Maximum number of requests that run concurrently; the others wait.
 
     Attributes:
-        loop: The event loop, in a thread of its own.
-        deadline_s: Seconds that `reply` may take; a request that takes longer is a ``PolicyTimedOut``. None for none.
+        loop: The event loop, which runs in its own thread.
+        deadline_s: Maximum seconds for `reply`; a request that takes longer fails with ``PolicyTimedOut``. None for no
+            limit.
+        raise_errors: As of `BatchPolicy`.
     """
 
     name: str = "policy"
     reproducible: bool = False
     version: int = 0
+    raise_errors: bool | None = None
     deadline_s: float | None = None
 
     def __init__(self, concurrency: int = 128) -> None:
-        self._ready: queue.SimpleQueue[tuple[int, Reply | Failure]] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[int, str | Reply | Failure]] = queue.SimpleQueue()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="hgpo-policy", daemon=True)
         self._thread.start()
         self._gate = asyncio.Semaphore(concurrency)
-        self._tasks: set[asyncio.Task[None]] = set()  # held, or they are collected as garbage
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop keeps only weak references to tasks
 
     @abstractmethod
-    async def reply(self, request: Request) -> Reply | Failure:
-        """The answer to one request. What it raises becomes a `Failure`."""
+    async def reply(self, request: Request) -> str | Reply | Failure:
+        """Return the reply to one request. An exception becomes a `Failure`."""
 
-    async def release(self) -> None:  # noqa: B027 - most hold nothing
-        """Frees what the coroutines share (connections); called once, in the event loop, when the policy is closed."""
+    async def release(self) -> None:  # noqa: B027 - most policies have nothing to release
+        """Release what the coroutines share, such as connections. Called once, in the event loop, by `close`."""
 
     def submit(self, requests: Sequence[Request]) -> None:
         """See `Policy`."""
         self.loop.call_soon_threadsafe(self._begin, list(requests))
 
-    def collect(self, timeout: float | None) -> Sequence[tuple[int, Reply | Failure]]:
+    def collect(self, timeout: float | None) -> Sequence[tuple[int, str | Reply | Failure]]:
         """See `Policy`."""
         if not self._thread.is_alive() and self._ready.empty():
             raise RuntimeError("the policy's event loop has ended")
@@ -276,13 +376,13 @@ class AsyncPolicy(ABC):
         return ready
 
     def close(self) -> None:
-        """Cancels what still runs and ends the event loop; returns within `CLOSING_S`, whatever the coroutines do."""
+        """Cancel running requests and stop the event loop. Returns within `CLOSING_S`, even if a coroutine blocks."""
         if self.loop.is_closed():
             return
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self._end()))
             self._thread.join(CLOSING_S)
-        if not self._thread.is_alive():  # else a coroutine blocks the thread: it ends with the process
+        if not self._thread.is_alive():  # otherwise a coroutine blocks the thread, which ends with the process
             self.loop.close()
 
     def _begin(self, requests: Sequence[Request]) -> None:
@@ -292,30 +392,30 @@ class AsyncPolicy(ABC):
             task.add_done_callback(self._tasks.discard)
 
     async def _run(self, request: Request) -> None:
-        """Answers one request, whatever happens: a request without an answer would be waited for."""
-        answer: Reply | Failure
+        """Reply to one request. Every exception becomes a reply: the collector waits for each request."""
+        answer: str | Reply | Failure
         try:
             async with self._gate:
                 answer = await self._bounded(request)
-        except BaseException as error:  # noqa: BLE001 - SystemExit and CancelledError, too, concern one request
-            answer = Failure.of("PolicyFailed", error)
+        except BaseException as error:  # noqa: BLE001 - SystemExit and CancelledError also concern one request
+            answer = Failure.caught("PolicyFailed", error)
         self._ready.put((request.id, answer))
 
-    async def _bounded(self, request: Request) -> Reply | Failure:
+    async def _bounded(self, request: Request) -> str | Reply | Failure:
         deadline = asyncio.timeout(self.deadline_s)
         try:
             async with deadline:
                 return await self.reply(request)
         except TimeoutError as error:
             if not deadline.expired():
-                return Failure.of("PolicyFailed", error)
+                return Failure.caught("PolicyFailed", error)
             return Failure("PolicyTimedOut", f"no answer within {self.deadline_s:g} s")
 
     async def _end(self) -> None:
         for task in self._tasks:
             task.cancel()
         try:
-            with contextlib.suppress(Exception):  # what cannot be freed in time is freed with the process
+            with contextlib.suppress(Exception):  # what is not released in time is released when the process ends
                 async with asyncio.timeout(CLOSING_S / 2):
                     await asyncio.gather(*self._tasks, return_exceptions=True)
                     await self.release()

@@ -1,4 +1,4 @@
-"""What in-process language models share: how prompts become tokens within a budget, and how responses are drawn."""
+"""Common parts of in-process language models: tokenization of prompts within a budget, and sampling options."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """How prompts are read and responses drawn."""
+    """Options of tokenization and sampling."""
 
     temperature: Temperature = 1.0
-    """Of the sampling; 0 takes the most likely token."""
+    """Sampling temperature; 0 selects the most likely token."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Nucleus sampling: the fewest most likely tokens that reach this probability; 1 takes all."""
+    """Nucleus sampling: the smallest set of most likely tokens that reaches this probability; 1 includes all."""
     stop: tuple[str, ...] = ()
-    """Texts that end a response; the one that did is part of it."""
+    """Texts that end a response; the response includes the one that ended it."""
     max_prompt_tokens: PositiveInt = 4096
-    """Longer prompts are cut, see overflow."""
+    """Maximum length of a prompt, in tokens; see overflow for longer ones."""
     max_response_tokens: PositiveInt = 512
-    """Responses end here."""
+    """Maximum length of a response, in tokens."""
     overflow: Literal["left", "history", "error"] = "left"
-    """How too long a prompt is cut: left drops its beginning, as verl does; history first shows fewer past steps;
-    error fails the rollout."""
+    """How a prompt that is too long is shortened: left drops its start, as verl does; history first shows fewer past
+    steps; error fails the rollout."""
     max_batch_tokens: PositiveInt = 131_072
-    """Bound on tokens in memory at a time."""
+    """Maximum number of tokens in memory at a time."""
     chat_template: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template, for example { enable_thinking = false }."""
 
@@ -44,13 +44,13 @@ class GenerationOptions:
 
 
 class FittedPrompt(NamedTuple):
-    """A prompt within the budget.
+    """A prompt that fits the token budget.
 
     Attributes:
-        tokens: Its token ids.
-        prompt: Its text, if that is not the request's.
-        cut_pairs: How many past steps were left out.
-        cut_tokens: How many tokens were dropped from its beginning.
+        tokens: Token ids of the prompt.
+        prompt: Text of the prompt, if it is not the request's.
+        cut_pairs: Number of past steps that were left out.
+        cut_tokens: Number of tokens that were dropped from its start.
     """
 
     tokens: list[int]
@@ -62,10 +62,15 @@ class FittedPrompt(NamedTuple):
 def encode_prompts(
     tokenizer: Tokenizer, prompts: Sequence[str], chat_template: Mapping[str, Any] | None = None
 ) -> list[list[int]]:
-    """Each prompt as a user's turn in the chat template, followed by the beginning of the assistant's turn.
+    """Render each prompt as a user turn of the chat template, with the start of the assistant turn, and tokenize it.
+
+    Args:
+        tokenizer: A tokenizer with a chat template.
+        prompts: The prompts.
+        chat_template: Further arguments of the chat template.
 
     Returns:
-        Token ids, one list a prompt.
+        One list of token ids per prompt.
     """
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False, **(chat_template or {}))
@@ -76,7 +81,7 @@ def encode_prompts(
 def fit_prompts(
     tokenizer: Tokenizer, requests: Sequence[Request], options: GenerationOptions
 ) -> list[FittedPrompt | Failure]:
-    """The requests' prompts in tokens, each within the budget as `options.overflow` says."""
+    """Tokenize the requests' prompts; shorten those over the budget according to `options.overflow`."""
     encoded = encode_prompts(tokenizer, [request.prompt for request in requests], options.chat_template)
     return [_fit(tokenizer, request, tokens, options) for request, tokens in zip(requests, encoded, strict=True)]
 

@@ -1,4 +1,4 @@
-"""``mixture:expert=0.7,random=0.3``: at each step one of several policies, drawn by weight."""
+"""``mixture:expert=0.7,random=0.3``: one of several policies, drawn by weight at each step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class MixturePolicy(BatchPolicy):
-    """Every part is shown every state; the request's seed draws whose answer is taken.
+    """A mixture of policies. Every policy receives every request; the request's seed draws whose reply is used.
 
     Args:
-        parts: Policies with their weights, which are made to add up to 1.
+        parts: Policies with their weights, which are normalized to a sum of 1.
     """
 
     def __init__(self, parts: Sequence[tuple[BatchPolicy, float]]) -> None:
@@ -30,8 +30,9 @@ class MixturePolicy(BatchPolicy):
         self._parts = [(policy, weight / total) for policy, weight in parts]
         self.name = "mixture:" + ",".join(f"{policy.name}={weight:g}" for policy, weight in self._parts)
         self.reproducible = all(policy.reproducible for policy, _ in parts)
+        self.raise_errors = any(policy.raise_errors for policy, _ in parts)
 
-    def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
+    def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
         """See `Policy`."""
         answers = [policy.respond(requests) for policy, _ in self._parts]
         return [answers[self._drawn(request.seed)][n] for n, request in enumerate(requests)]
@@ -46,10 +47,10 @@ class MixturePolicy(BatchPolicy):
 
 
 def parse_weights(text: str) -> Mapping[str, float]:
-    """Reads ``expert=0.7,random=0.3``.
+    """Parse ``expert=0.7,random=0.3``.
 
     Raises:
-        InputError: It has another form, or a weight is not positive.
+        InputError: The text has another form, or a weight is not positive.
 
     >>> parse_weights("expert=3,random=1")
     {'expert': 3.0, 'random': 1.0}
@@ -58,20 +59,20 @@ def parse_weights(text: str) -> Mapping[str, float]:
     named = [split(part, "policy mixture", form) for part in text.split(",")]
     given = {name: read_value(value, float) for name, value in named}
     if not all(type(weight) in (int, float) and 0 < weight < math.inf for weight in given.values()):
-        raise InputError(f"policy mixture: expected {form}, got {text!r}")
+        raise InputError(f"policy mixture: expected {form}, received {text!r}")
     return {name: float(weight) for name, weight in given.items()}
 
 
 def make(argument: str, context: PolicyContext) -> MixturePolicy:
-    """`mixture:NAME=WEIGHT,NAME=WEIGHT`.
+    """Create the policy `mixture:NAME=WEIGHT,NAME=WEIGHT`.
 
     Raises:
-        InputError: The argument has another form, a name is unknown, or a policy does not answer in this process.
+        InputError: The argument has another form, a name is unknown, or a policy is not a `BatchPolicy`.
     """
     parts = [(make_policy(name, context), weight) for name, weight in parse_weights(argument).items()]
     batch = [(policy, weight) for policy, weight in parts if isinstance(policy, BatchPolicy)]
     if len(batch) != len(parts):
-        raise InputError(f"mixture: only policies that answer in this process can be mixed, got {argument!r}")
+        raise InputError(f"policy mixture: expected policies that run in this process, received {argument!r}")
     return MixturePolicy(batch)
 
 

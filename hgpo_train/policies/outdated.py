@@ -1,8 +1,8 @@
-"""``outdated``: an action that was possible earlier in the episode and is not now, the mistake that small models make.
+"""``outdated``: an action that was admissible earlier in the episode and no longer is, a usual mistake of small models.
 
-Mixed into demonstrations (``mixture:explorer=0.85,outdated=0.15``) it leads the player into the states that follow a
-mistake, so that a model which imitates the player's own steps learns to go on from them (noise injection, DART,
-arXiv 1703.09327). Supervised training leaves rows of invalid actions out.
+In demonstrations (``mixture:explorer=0.85,outdated=0.15``) it leads to the states that follow a mistake, so a model
+that imitates the player's steps learns to recover from them (noise injection, DART, arXiv 1703.09327). Supervised
+training excludes rows with invalid actions.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class OutdatedActionPolicy(RandomPolicy):
-    """Draws from the actions that were admissible in the episode and are not now, by the request's seed.
+    """A policy that draws from the actions that were admissible earlier in the episode and no longer are.
 
-    Where there is none, as at the first step, any admissible action is drawn.
+    If there is none, as at the first step, it draws any admissible action. Draws use the request's seed.
     """
 
     name = "outdated"
@@ -41,10 +41,10 @@ class OutdatedActionPolicy(RandomPolicy):
 
 
 def make(argument: str, context: PolicyContext) -> OutdatedActionPolicy:
-    """`outdated`, called `stale` in version 0.1.
+    """Create the policy `outdated`, named `stale` in version 0.1.
 
     Raises:
-        InputError: Something follows the name.
+        InputError: There is an argument or an option.
     """
     refuse_settings("outdated", argument, context)
     return OutdatedActionPolicy(context.action_format)

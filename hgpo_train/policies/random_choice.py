@@ -1,4 +1,4 @@
-"""``random``: any admissible action, every one as likely."""
+"""``random``: a uniformly drawn admissible action."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 class RandomPolicy(BatchPolicy):
-    """Draws from the admissible actions by the request's seed alone.
+    """A policy that draws uniformly from the admissible actions, by the request's seed.
 
-    A search whose query is left open is given one to three words of the instruction.
+    An open search query is filled with one to three words of the instruction.
 
     Args:
-        action_format: How the action is written, ``command``, ``response`` or ``number``.
+        action_format: The format of the action: ``command``, ``response`` or ``number``.
     """
 
     name = "random"
@@ -48,7 +48,7 @@ class RandomPolicy(BatchPolicy):
 
 
 def fill_query(action: str, request: Request) -> str:
-    """The action, with words of the instruction where it leaves a query open."""
+    """Replace an open query in the action by words of the instruction."""
     return action.replace(_QUERY, _query(request)) if _QUERY in action else action
 
 
@@ -59,15 +59,15 @@ def _query(request: Request) -> str:
 
 
 def seeded_choice(seed: int, what: str, choices: int) -> int:
-    """An integer in [0, choices) from a seed and a name: the text hash of ``"<seed>/<name>"``, scaled."""
+    """Return an integer in [0, choices) for a seed and a name: the text hash of ``"<seed>/<name>"``, scaled."""
     return ((text_hash(f"{seed}/{what}") % (1 << 64)) * choices) >> 64
 
 
 def make(argument: str, context: PolicyContext) -> RandomPolicy:
-    """`random`.
+    """Create the policy `random`.
 
     Raises:
-        InputError: Something follows the name.
+        InputError: There is an argument or an option.
     """
     refuse_settings("random", argument, context)
     return RandomPolicy(context.action_format)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class ScriptedPolicy(BatchPolicy):
-    """A scripted player in every slot.
+    """A scripted player, one instance per slot.
 
     Args:
         name: The player's name.
-        make: Makes a player for a slot.
-        action_format: How the action is written, ``command``, ``response`` or ``number``.
+        make: Creates the player of a slot.
+        action_format: The format of the action: ``command``, ``response`` or ``number``.
     """
 
     reproducible = True
@@ -44,12 +44,17 @@ class ScriptedPolicy(BatchPolicy):
                     self._players[request.slot].act(request.state), self._action_format, request.state.actions
                 )
             )
-        except Exception as error:  # noqa: BLE001 - a player that fails costs its trajectory alone
+        except Exception as error:  # noqa: BLE001 - a player that raises aborts only its trajectory
             return Failure.of("PolicyFailed", error)
 
 
 def format_action(action: str, action_format: str, admissible: Sequence[str]) -> str:
-    """An action as a policy writes it: with empty thoughts where a whole response is asked for, or its number.
+    """Format an action as a policy would: as a response with empty thoughts, as its number, or unchanged.
+
+    Args:
+        action: The action.
+        action_format: ``command``, ``response`` or ``number``.
+        admissible: The admissible actions, which are numbered from 1. An action that is not among them is unchanged.
 
     >>> format_action("look", "response", ["go", "look"])
     '<think></think><action>look</action>'
@@ -66,26 +71,26 @@ def format_action(action: str, action_format: str, admissible: Sequence[str]) ->
 
 
 def make_expert(argument: str, context: PolicyContext) -> ScriptedPolicy:
-    """`expert`.
+    """Create the policy `expert`.
 
     Raises:
-        InputError: Something follows the name, or the benchmark has no such player.
+        InputError: There is an argument or an option, or the benchmark has no such player.
     """
     return _make("expert", argument, context)
 
 
 def make_explorer(argument: str, context: PolicyContext) -> ScriptedPolicy:
-    """`explorer`.
+    """Create the policy `explorer`.
 
     Raises:
-        InputError: Something follows the name, or the benchmark has no such player.
+        InputError: There is an argument or an option, or the benchmark has no such player.
     """
     return _make("explorer", argument, context)
 
 
 def _make(name: str, argument: str, context: PolicyContext) -> ScriptedPolicy:
     refuse_settings(name, argument, context)
-    players.make_player(name, context.benchmark)  # an unknown one is refused now, not in the middle of a run
+    players.make_player(name, context.benchmark)  # raises for an unknown player before the run begins
     return ScriptedPolicy(name, lambda: players.make_player(name, context.benchmark), context.action_format)
 
 

@@ -1,11 +1,11 @@
-"""Any OpenAI-compatible server as a policy: `openai:MODEL`, served by OpenAI, vLLM, SGLang, llama.cpp, a gateway.
+"""`openai:MODEL`: any OpenAI-compatible server as a policy (OpenAI, vLLM, SGLang, llama.cpp, a gateway).
 
-The client library retries what is worth retrying (rate limits with their Retry-After, time-outs, broken connections,
-5xx) and gives up after `retries`; what then fails costs one trajectory. What no retry mends (no key, no such model, no
-server) is found before the first rollout. Every try has a deadline for the whole of it, and a limit on the size of the
-answer, which goes by what was asked for: a server may send its answer byte by byte, or never stop sending.
+The client library retries transient errors (rate limits with Retry-After, time-outs, broken connections, 5xx) up to
+`retries` times; a request that still fails aborts one trajectory. Permanent errors (no key, unknown model, no server)
+are detected before the first rollout. A server may send its answer byte by byte, or never stop sending: every try has a
+deadline for the complete answer and a limit on its size, which depends on the request.
 
-The key is read from the environment alone and is in no log and no table (`hgpo_envs.secrets`).
+The key is read only from the environment and appears in no log and no table (`hgpo_envs.secrets`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import Meta
 
@@ -30,6 +30,7 @@ from hgpo_train.settings import LARGEST_FLOAT, NonNegativeFloat, NonNegativeInt,
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import openai
     from openai import AsyncOpenAI
     from openai.types.chat import ChatCompletion
 
@@ -39,14 +40,15 @@ if TYPE_CHECKING:
 LOCAL_URL: Final = "http://localhost:8000/v1"
 
 LARGEST_ANSWER: Final = 64 << 20
-"""Bytes of an answer, decompressed, at which it is given up unless `ServerOptions.max_answer_mb` allows more."""
+"""Maximum size of an answer in bytes, decompressed, unless `ServerOptions.max_answer_mb` allows more."""
 
 _OVERHEAD: Final = 1 << 20
-_PER_RESPONSE_TOKEN: Final = 4 << 10  # its text, id and log-probability, and those of twenty alternatives
-_PER_SENT_BYTE: Final = 16  # a prompt has no more tokens than bytes; an id in JSON takes about 8 bytes
+_PER_RESPONSE_TOKEN: Final = 4 << 10  # text, id and log-probability of the token and of twenty alternatives
+_PER_SENT_BYTE: Final = 16  # a prompt has at most as many tokens as bytes; a token id in JSON takes about 8 bytes
 
-_PAUSE_S: Final = 60.0  # the longest that the client library waits before another try
+_PAUSE_S: Final = 60.0  # the longest pause of the client library between two tries
 _CHECK_S: Final = 90.0
+_TIMEOUTS: Final = 4
 _OF_THE_BODY: Final = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 _LOCAL_HOSTS: Final = ("http://localhost", "http://127.0.0.1", "http://[::1]", "http://0.0.0.0")
 _TOO_LONG: Final = (
@@ -61,38 +63,51 @@ _TOO_LONG: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How a server is asked."""
+    """Options of `openai:MODEL`."""
+
+    EXECUTION: ClassVar = (
+        "base_url",
+        "api_key_env",
+        "concurrency",
+        "timeout_s",
+        "retries",
+        "max_answer_mb",
+        "check_model",
+    )
+    """The options that do not affect replies (`hgpo_train.policies.registry.execution_options`)."""
 
     base_url: str = ""
-    """The server's address up to /v1; empty takes OPENAI_BASE_URL, and without it http://localhost:8000/v1."""
+    """The server's address up to /v1. Default: the environment variable OPENAI_BASE_URL, else
+    http://localhost:8000/v1."""
     api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that holds the key. Servers on this machine need none."""
+    """The environment variable with the key. Servers on this machine need none."""
     temperature: Temperature = 1.0
-    """Of the sampling."""
+    """Sampling temperature."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Nucleus sampling; 1 takes all tokens."""
+    """Nucleus sampling; 1 includes all tokens."""
     max_response_tokens: PositiveInt = 512
-    """Responses end here."""
+    """Maximum length of a response, in tokens."""
     stop: tuple[str, ...] = ()
     """Texts that end a response."""
     send_seed: bool = True
-    """Send each step's own seed; some servers refuse the field."""
+    """Send each step's seed; some servers reject the field."""
     logprobs: bool = False
-    """Ask for the response tokens' log-probabilities."""
+    """Request the log-probabilities of the response tokens."""
     token_ids: bool = False
-    """Ask for prompt and response token ids, as vLLM's server gives them (return_token_ids)."""
+    """Request prompt and response token ids (return_token_ids of vLLM's server)."""
     overflow: Literal["history", "error"] = "history"
-    """When the server says that the prompt is too long: show fewer past steps, or fail."""
+    """If the server rejects a prompt as too long: history shows fewer past steps, error fails the rollout."""
     concurrency: PositiveInt = 128
-    """Requests at once."""
+    """Maximum number of concurrent requests."""
     timeout_s: Annotated[float, Meta(gt=0, le=LARGEST_FLOAT)] = 120.0
-    """Seconds from sending a request to the last byte of its answer; after that it is sent again."""
+    """Maximum seconds from sending a request to the last byte of its answer; then it is sent again."""
     retries: NonNegativeInt = 5
-    """How often a request is sent again."""
+    """How often a failed request is sent again."""
     max_answer_mb: NonNegativeFloat = 0.0
-    """An answer that is larger fails, in megabytes; 0 goes by the lengths of prompt and response (`largest_answer`)."""
+    """Maximum size of an answer in megabytes; 0 derives it from the lengths of prompt and response
+    (`largest_answer`)."""
     check_model: bool = True
-    """Ask the server for its models before the first rollout, and refuse one that it does not list."""
+    """Request the server's list of models before the first rollout, and raise an error if it lacks the model."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of the request's body, for example { top_k = 20 }."""
 
@@ -101,11 +116,11 @@ class ServerOptions:
 
 
 class ServerPolicy(AsyncPolicy):
-    """Answers by asking a server for a chat completion a step.
+    """A policy that requests one chat completion per step from a server.
 
     Args:
         model: The model's name on the server.
-        options: How it is asked.
+        options: Options of the requests.
     """
 
     def __init__(self, model: str, options: ServerOptions) -> None:
@@ -126,10 +141,24 @@ class ServerPolicy(AsyncPolicy):
                 return self._read(await self._ask(prompt, request.seed), prompt, request.step - shown)
             except openai.BadRequestError as error:
                 if self.options.overflow != "history" or shown == 0 or not _is_too_long(error):
-                    return Failure.of("PolicyFailed", error)
+                    return Failure("PolicyFailed", self._describe(error))
                 shown, prompt = self._shorten(request, shown, prompt)
-            except openai.OpenAIError as error:
-                return Failure.of("PolicyFailed", error)
+            except (openai.OpenAIError, ValueError) as error:
+                return Failure("PolicyFailed", self._describe(error))
+
+    def _describe(self, error: Exception) -> str:
+        """Describe an error of the client in words that do not depend on the library and its version."""
+        import openai
+
+        if isinstance(error, openai.APITimeoutError):
+            return f"timed out: no complete answer within {self.options.timeout_s:g} s"
+        if isinstance(error, openai.APIStatusError):
+            return f"HTTP {error.status_code}: {_message(error)}"
+        if isinstance(error, openai.APIConnectionError):
+            return f"the connection failed: {Failure.of('', error.__cause__ or error).line}"
+        if isinstance(error, json.JSONDecodeError):
+            return f"the answer is not JSON: {error}"
+        return Failure.of("", error).line
 
     async def _ask(self, prompt: str, seed: int) -> ChatCompletion:
         options = self.options
@@ -137,7 +166,7 @@ class ServerPolicy(AsyncPolicy):
         if options.stop:
             body["stop"] = list(options.stop)
         if options.send_seed:
-            body["seed"] = seed % (1 << 31)  # the widest that every server takes
+            body["seed"] = seed % (1 << 31)  # some servers accept only 31 bits
         if options.logprobs:
             body["logprobs"] = True
         extra = {**options.extra, **({"return_token_ids": True} if options.token_ids else {})}
@@ -151,21 +180,29 @@ class ServerPolicy(AsyncPolicy):
         return completion
 
     def _connection(self) -> AsyncOpenAI:
-        """The client, made in the loop that it runs in."""
+        """Return the client. It is created on first use, in the event loop that it belongs to."""
         if self._client is None:
             self._client = _client(self._given, partial(largest_answer, self.options))
         return self._client
 
+    @property
+    def endpoint(self) -> str:
+        """The server's address, without secrets."""
+        return _shown_url(self.options)
+
     async def release(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         if self._client is not None:
             await self._client.close()
 
     def check(self) -> None:
-        """Asks the server whether it is there, takes the key, and knows the model.
+        """Check that the server is reachable, accepts the key and serves the model.
+
+        A server without a list of models (an HTTP error other than 401) passes the check.
 
         Raises:
-            InputError: It is not, does not, or gives no list of models.
+            InputError: The server is not reachable, rejects the key, does not list the model, or returns something
+                else than a list of models.
         """
         asking = asyncio.run_coroutine_threadsafe(self._models(), self.loop)
         try:
@@ -173,13 +210,13 @@ class ServerPolicy(AsyncPolicy):
         except TimeoutError:
             asking.cancel()
             raise InputError(
-                f"{_shown_url(self.options)} did not answer within {_CHECK_S:g} s; is it the server?"
+                f"{_shown_url(self.options)} did not answer within {_CHECK_S:g} s; check the address of the server"
             ) from None
         if known and self._model not in known:
             raise InputError(f"{_shown_url(self.options)}: {unknown('model', self._model, known)}")
 
     async def _models(self) -> list[str]:
-        """The models that the server lists; empty where it has no such list."""
+        """Return the models that the server lists; empty if it has no such list."""
         import openai
 
         url = _shown_url(self.options)
@@ -189,28 +226,28 @@ class ServerPolicy(AsyncPolicy):
             listed = await client.models.with_raw_response.list()
             return _model_names(json.loads(listed.http_response.content))
         except openai.AuthenticationError as error:
-            raise InputError(f"{url} refuses the key in {self.options.api_key_env} (401)") from error
+            raise InputError(f"{url} rejects the key in {self.options.api_key_env} (401)") from error
         except openai.APIStatusError:
-            return []  # a server without a list of models: the first request will tell
+            return []  # the server has no list of models: the first request shows whether it serves the model
         except openai.APIConnectionError as error:
             reason = Failure.of("", error.__cause__ or error).line
             raise InputError(
                 f"no OpenAI-compatible server answers at {url} ({reason}); "
-                "start it, or name another with --policy-option base_url=…"
+                "start it, or set another address with --policy-option base_url=…"
             ) from None
-        except Exception as error:  # noqa: BLE001 - whatever it answers, and whatever the client makes of it
+        except Exception as error:  # noqa: BLE001 - the answer may be anything, and so may the client's exception
             raise InputError(
-                f"{url}/models gave no list of models ({Failure.of('', error).line}); expected the address of an "
+                f"{url}/models returned no list of models ({Failure.of('', error).line}); expected the address of an "
                 "OpenAI-compatible server up to /v1; if it is one, add --policy-option check_model=false"
             ) from None
         finally:
             await client.close()
 
     def _read(self, completion: object, prompt: str, cut: int) -> Reply | Failure:
-        """The reply in a completion. Its values may be of any type: they are validated where the reply arrives."""
+        """Return the reply in a completion. Its values may be of any type: the collector validates them."""
         choices = getattr(completion, "choices", None)
         if not isinstance(choices, list) or not choices:
-            return Failure("PolicyFailed", f"the server's reply holds no choice: {preview(completion)}")
+            return Failure("PolicyFailed", f"the server's reply contains no choice: {preview(completion)}")
         choice = choices[0]
         content = getattr(getattr(choice, "message", None), "content", None)
         logprobs = getattr(getattr(choice, "logprobs", None), "content", None)
@@ -224,10 +261,15 @@ class ServerPolicy(AsyncPolicy):
             response_logprobs=logprobs,
             finish_reason=getattr(choice, "finish_reason", None),
             cut_pairs=cut,
+            prompt_tokens=_count(completion, "prompt_tokens"),
+            response_tokens=_count(completion, "completion_tokens"),
         )
 
     def _shorten(self, request: Request, shown: int, prompt: str) -> tuple[int, str]:
-        """The longest prompt that is shorter than this one, by fewer past steps; with none it is the shortest."""
+        """Return the longest prompt with fewer past steps that is shorter than this one, and its number of past steps.
+
+        If no such prompt is shorter, return the prompt without past steps.
+        """
         while shown:
             shown -= 1
             with_shorter_history = request.with_shorter_history(shown)
@@ -237,11 +279,11 @@ class ServerPolicy(AsyncPolicy):
 
 
 def make(argument: str, context: PolicyContext) -> ServerPolicy:
-    """`openai:MODEL`, after asking the server whether it is there and knows the model.
+    """Create the policy `openai:MODEL`, and check that the server is reachable and serves the model.
 
     Raises:
-        InputError: No model is named, an option is wrong, the key is missing or refused, there is no server at the
-            address, or it does not know the model.
+        InputError: The model is missing, an option is not valid, the key is missing or rejected, no server answers at
+            the address, or it does not serve the model.
     """
     try:
         import openai
@@ -260,6 +302,20 @@ def make(argument: str, context: PolicyContext) -> ServerPolicy:
     return policy
 
 
+def _count(completion: object, name: str) -> int | None:
+    """Return a number of tokens that a server counted. Servers may report none, or nonsense, which is ignored."""
+    value = getattr(getattr(completion, "usage", None), name, None)
+    return value if type(value) is int and 0 <= value < 1 << 31 else None
+
+
+def _message(error: openai.APIStatusError) -> str:
+    """Return the message of an error's body, or the start of the body."""
+    body: object = error.body
+    for name in ("error", "message", "detail"):
+        body = body.get(name, body) if isinstance(body, dict) else body
+    return body if isinstance(body, str) and body.strip() else preview(body) if body else error.response.reason_phrase
+
+
 def _url(options: ServerOptions) -> str:
     return options.base_url or os.environ.get("OPENAI_BASE_URL", "") or LOCAL_URL
 
@@ -269,27 +325,28 @@ def _shown_url(options: ServerOptions) -> str:
 
 
 def _model_names(listed: object) -> list[str]:
-    """The names in a server's list of models.
+    """Return the names in a server's list of models.
 
     Raises:
-        ValueError: It is no such list.
+        ValueError: The answer is not a list of models.
     """
     entries = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(entries, list):
-        raise ValueError(f'expected {{"data": [...]}}, got {preview(listed)}')  # noqa: TRY004 - of data, not of an argument
+        raise ValueError(f'expected {{"data": [...]}}, received {preview(listed)}')  # noqa: TRY004 - of data, not of an argument
     names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
     return [name for name in names if isinstance(name, str)]
 
 
 def _client_options(options: ServerOptions) -> dict[str, Any]:
-    """The arguments of the client; whatever is secret in them is registered.
+    """Return the arguments of the client, and register the secrets among them.
 
     Raises:
-        InputError: The key is missing, or no header can hold it; or the address is none.
+        InputError: The key is missing or not allowed in a header, or the address is not an HTTP address.
     """
     redact_logging()
     url = _url(options)
     register_url(url)
+    _check_scheme(url, "base_url" if options.base_url else "OPENAI_BASE_URL")
     key = Secret(os.environ.get(options.api_key_env, ""))
     register(key.reveal().strip())
     text = key.reveal().strip()
@@ -297,23 +354,35 @@ def _client_options(options: ServerOptions) -> dict[str, Any]:
         raise InputError(f"{redact(url)} needs a key: expected it in the environment variable {options.api_key_env}")
     if not (text.isascii() and text.isprintable()):
         raise InputError(
-            f"the key in {options.api_key_env} holds a character that no header can (a line break in the middle, a "
+            f"the key in {options.api_key_env} contains a character that is not allowed in a header (a line break, a "
             "control character, or one that is not ASCII); set the variable again"
         )
-    if not url.startswith(("http://", "https://")):
-        raise InputError(f"base_url: expected an address that begins with http:// or https://, got {redact(url)!r}")
     return {"base_url": url, "api_key": key, "max_retries": options.retries, "timeout": options.timeout_s}
 
 
-def largest_answer(options: ServerOptions, sent: int) -> int:
-    """The most bytes that an answer to a prompt may have.
+def _check_scheme(url: str, name: str) -> None:
+    if url.startswith(("http://", "https://")):
+        return
+    path = url.rpartition("://")[2]
+    local = path.startswith(tuple(host.removeprefix("http://") for host in _LOCAL_HOSTS))
+    written = f"{'http' if local else 'https'}://{path}"
+    register_url(written)
+    shown = redact(written)
+    raise InputError(
+        f"{name}: expected an address that begins with http:// or https://, received {shown.partition('://')[2]!r}; "
+        f"write {shown!r}"
+    )
 
-    A limit that fits every model would let each of `concurrency` answers take that much memory. So it goes by what was
-    asked for, with ample room.
+
+def largest_answer(options: ServerOptions, sent: int) -> int:
+    """Return the maximum size in bytes of an answer to a request.
+
+    With a limit that fits every request, each of `concurrency` answers could take that much memory. The limit therefore
+    depends on the request, with a wide margin.
 
     Args:
-        options: How the server is asked.
-        sent: Bytes of the request, whose tokens the answer may repeat.
+        options: Options of the requests.
+        sent: Size of the request in bytes; the answer may repeat its tokens.
 
     >>> largest_answer(ServerOptions(), 10_000), largest_answer(ServerOptions(max_response_tokens=10**6), 10_000)
     (3305728, 67108864)
@@ -325,11 +394,15 @@ def largest_answer(options: ServerOptions, sent: int) -> int:
 
 
 def _client(given: Mapping[str, Any], largest: Callable[[int], int] = lambda _: LARGEST_ANSWER) -> AsyncOpenAI:
-    """A client whose every try ends after the time-out, and whose answers are of a bounded size.
+    """Create a client with a deadline for every try and a limit on the size of every answer.
+
+    A request that timed out at least twice is not sent again if the last `_TIMEOUTS` tries of all requests timed out,
+    without an answer in between. Otherwise a server that hangs would delay the end of a run by the time limits of all
+    retries.
 
     Args:
         given: The client's arguments.
-        largest: The most bytes of an answer to a request of so many bytes.
+        largest: Maps the size of a request to the maximum size of its answer, in bytes.
     """
     import openai
 
@@ -338,16 +411,23 @@ def _client(given: Mapping[str, Any], largest: Callable[[int], int] = lambda _: 
         next(kind.__module__ for kind in base.__mro__ if kind.__name__ == "AsyncClient").partition(".")[0]
     )
     limit = given["timeout"]
+    timeouts = 0  # in a row
 
     class BoundedClient(base):  # type: ignore[misc]  # the class depends on the library's version
         async def send(self, request: Any, **options: Any) -> Any:  # noqa: ANN401 - of httpx or httpx2
-            deadline = asyncio.timeout(limit)
+            nonlocal timeouts
             try:
-                async with deadline:
+                async with asyncio.timeout(limit):
                     response = await super().send(request, **{**options, "stream": True})
-                    return await self._whole(request, response)
-            except TimeoutError:
-                raise library.ReadTimeout(f"no whole answer within {limit:g} s", request=request) from None
+                    whole = await self._whole(request, response)
+            except (TimeoutError, library.TimeoutException) as error:
+                timeouts += 1
+                tried_before = request.headers.get("x-stainless-retry-count", "0") != "0"
+                if tried_before and timeouts >= _TIMEOUTS:
+                    raise openai.APITimeoutError(request=request) from error  # not retried
+                raise library.ReadTimeout(f"no complete answer within {limit:g} s", request=request) from None
+            timeouts = 0
+            return whole
 
         async def _whole(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - see above
             most = largest(len(request.content))

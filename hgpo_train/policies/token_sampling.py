@@ -1,8 +1,8 @@
-"""Sampling from a causal language model in process: prefill, then one token at a time for a whole batch.
+"""Sampling from a causal language model in process: prefill, then one token per step for a whole batch.
 
-Every request brings its own stream of uniform numbers and tokens are drawn by inverting the cumulative distribution,
-so a response depends on its own prompt and seed alone, up to the rounding of matrix products of differing shapes. For
-small models this loop spends less time outside the matrix products than `generate` does.
+Every request has its own stream of uniform numbers, and tokens are drawn by inverting the cumulative distribution. A
+response therefore depends only on its prompt and seed, up to the rounding of matrix products of different shapes. For
+small models this loop spends less time outside matrix products than Transformers' `generate`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How tokens are drawn.
+    """Options of sampling.
 
     Attributes:
-        max_new_tokens: A response is cut off here.
-        temperature: 0 takes the most likely token; its log-probabilities are those at temperature 1.
-        stop: Tokens that end a response; the one that did is part of it.
-        top_p: Only the fewest most likely tokens that reach this probability are drawn from.
-        max_batch_tokens: Bound on rows · (prompt + response) of one batch, for memory.
+        max_new_tokens: Maximum length of a response, in tokens.
+        temperature: Sampling temperature. 0 selects the most likely token and reports log-probabilities at
+            temperature 1.
+        stop: Ids of tokens that end a response; the response includes the one that ended it.
+        top_p: Draw only from the smallest set of most likely tokens that reaches this probability.
+        max_batch_tokens: Maximum of rows · (prompt + response) tokens in one batch, which bounds memory.
     """
 
     max_new_tokens: int
@@ -44,11 +45,11 @@ class SamplingOptions:
 
 
 class SampledResponse(NamedTuple):
-    """One response.
+    """One sampled response.
 
     Attributes:
-        tokens: int32 of shape (length,).
-        logprobs: float32 of shape (length,), under the distribution that was sampled from.
+        tokens: Token ids, int32 of shape (length,).
+        logprobs: Log-probabilities under the distribution that was sampled from, float32 of shape (length,).
     """
 
     tokens: NDArray[np.int32]
@@ -58,16 +59,16 @@ class SampledResponse(NamedTuple):
 def sample_responses(
     model: Model, prompts: Sequence[Sequence[int]], seeds: Sequence[int], options: SamplingOptions
 ) -> list[SampledResponse]:
-    """Draws a response to each prompt.
+    """Sample a response to each prompt.
 
     Args:
-        model: A causal language model; its weights are read as they are now.
-        prompts: Token ids, at least one each.
-        seeds: One a prompt; the same prompt, weights and seed give the same response.
-        options: How tokens are drawn.
+        model: A causal language model.
+        prompts: Token ids, at least one per prompt.
+        seeds: One seed per prompt; the same prompt, weights and seed give the same response.
+        options: Options of sampling.
 
     Returns:
-        Responses in the prompts' order.
+        Responses in the order of the prompts.
     """
     order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     responses: dict[int, SampledResponse] = {}
@@ -97,7 +98,7 @@ def _sample_batch(
     padded[there] = np.concatenate([np.asarray(prompt, np.int64) for prompt in prompts])
     uniform = np.stack([np.random.Generator(np.random.PCG64(seed)).random(options.max_new_tokens) for seed in seeds])
 
-    # Prompts are padded on the right: the causal mask alone hides the padding, and the mask below does so afterwards.
+    # Prompts are padded on the right: in the prefill the causal mask hides the padding, afterwards `mask` does.
     cache = DynamicCache(config=plain.config)
     hidden = decoder(input_ids=torch.from_numpy(padded).to(device), past_key_values=cache, use_cache=True)[0]
     hidden = hidden[torch.arange(rows), torch.from_numpy(lengths - 1).to(device)]
@@ -129,16 +130,17 @@ def _sample_batch(
 
 
 def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
-    """One token a row by inverting the cumulative distribution of softmax(logits / temperature).
+    """Draw one token per row by inverting the cumulative distribution of softmax(logits / temperature).
 
     Args:
-        logits: Shape (rows, vocabulary).
-        uniform: float64 of shape (rows,), in [0, 1).
-        temperature: 0 takes the most likely token.
-        top_p: Less likely tokens beyond this probability are left out, and the others' made to add up to 1.
+        logits: Logits of shape (rows, vocabulary).
+        uniform: Uniform random numbers in [0, 1), float64 of shape (rows,).
+        temperature: Sampling temperature; 0 selects the most likely token.
+        top_p: Draw only from the smallest set of most likely tokens that reaches this probability; their
+            probabilities are normalized to a sum of 1.
 
     Returns:
-        Tokens, int64 of shape (rows,), and their log-probabilities, float32 of the same shape.
+        Token ids, int64 of shape (rows,), and their log-probabilities, float32 of shape (rows,).
 
     >>> token, logprob = sample_tokens(torch.log(torch.tensor([[0.25, 0.75]])), torch.tensor([0.3]).double(), 1.0)
     >>> token.item(), round(logprob.exp().item(), 4)
@@ -151,14 +153,14 @@ def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: fl
         token = logprob.argmax(-1, keepdim=True)
     else:
         total = logprob.double().exp().cumsum(-1)
-        # Right of all values ≤ u · total: a token of probability zero is never drawn.
+        # right=True skips all cumulative values ≤ u · total, so a token of probability zero is never drawn.
         token = torch.searchsorted(total, (uniform * total[:, -1])[:, None], right=True)
         token = token.clamp(max=logits.shape[-1] - 1)
     return token.squeeze(-1), logprob.gather(-1, token).squeeze(-1)
 
 
 def _nucleus(logprob: Tensor, top_p: float) -> Tensor:
-    """Log-probabilities among the fewest most likely tokens that reach `top_p`, minus infinity elsewhere."""
+    """Return normalized log-probabilities of the most likely tokens that reach `top_p`, minus infinity elsewhere."""
     ordered, order = logprob.sort(-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
     kept = torch.zeros_like(logprob, dtype=torch.bool).scatter(-1, order, before < top_p)

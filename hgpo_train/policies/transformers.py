@@ -1,4 +1,4 @@
-"""A Transformers model in process as a policy: `transformers:MODEL`, or the very model that is being trained."""
+"""`transformers:MODEL`: a Transformers model in process as a policy, also the model that is trained."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class TransformersOptions(GenerationOptions):
     """Options of `transformers:MODEL`."""
 
     device: str = "auto"
-    """A torch device; auto takes an accelerator if there is one."""
+    """A torch device; auto selects an accelerator if one is available."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What autocast computes in."""
+    """The dtype that autocast computes in."""
 
 
 class TransformersPolicy(BatchPolicy):
-    """Answers by sampling from a causal language model.
+    """A policy that samples from a causal language model.
 
-    A reply depends on its request's prompt and seed and on the weights; on a CPU that makes it reproducible.
+    A reply depends on the request's prompt and seed and on the weights. On a CPU it is reproducible.
 
     Args:
-        model: The model; its weights are read as they are at each call.
-        tokenizer: With a chat template.
-        options: How prompts are read and responses drawn; may be replaced between calls.
-        dtype: What autocast computes in.
+        model: The model. Each call uses its current weights.
+        tokenizer: The model's tokenizer, with a chat template.
+        options: Options of tokenization and sampling; may be replaced between calls.
+        dtype: The dtype that autocast computes in.
     """
 
     name = "transformers"
@@ -57,7 +57,7 @@ class TransformersPolicy(BatchPolicy):
         self._ends = end_tokens(model, tokenizer)
 
     def publish(self, model: Model, version: int) -> None:
-        """Takes new weights: where the model is the same object they are there already."""
+        """See `TrainablePolicy`. If the model is the same object, it has the new weights already."""
         self._model = model
         self.version = version
 
@@ -97,7 +97,7 @@ class TransformersPolicy(BatchPolicy):
         )
 
     def _stop_at(self, sampled: SampledResponse) -> int | None:
-        """How many tokens it takes until one of the stop texts is there; None if none is."""
+        """Return the number of tokens up to the first stop text; None if there is no stop text."""
         for count in range(1, len(sampled.tokens) + 1):
             text = self._tokenizer.decode(sampled.tokens[:count], skip_special_tokens=True)
             if any(stop in text for stop in self.options.stop):
@@ -111,24 +111,32 @@ class TransformersPolicy(BatchPolicy):
 
 
 def end_tokens(model: Model, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end a response: the tokenizer's end of turn and those of the model's generation settings."""
+    """Return the ids of the tokens that end a response: the tokenizer's, then the generation config's."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     listed = named if isinstance(named, list) else [named]
     return tuple(dict.fromkeys(token for token in (tokenizer.eos_token_id, *listed) if token is not None))
 
 
 def make(argument: str, context: PolicyContext) -> TransformersPolicy:
-    """`transformers:MODEL`, for `hgpo rollout` and `hgpo eval`; MODEL may be the folder of a training run.
+    """Create the policy `transformers:MODEL` for `hgpo rollout` and `hgpo eval`.
+
+    Args:
+        argument: A model's folder, the folder of a training run, or a Hugging Face name.
+        context: The properties of the run.
 
     Raises:
-        InputError: No model is named, it cannot be loaded, or an option is unknown.
+        InputError: The model is missing or cannot be loaded, an option is not valid, or the device cannot be used.
+            Nothing is downloaded if that can be known before.
     """
     from hgpo_train.models.config import ModelConfig
-    from hgpo_train.models.loading import compute_dtype, load_model, load_tokenizer
+    from hgpo_train.models.loading import choose_device, compute_dtype, load_model, load_tokenizer
+    from hgpo_train.models.preflight import check_model_source
 
     if not argument:
         raise InputError("policy transformers: expected a model, as in transformers:Qwen/Qwen2.5-1.5B-Instruct")
     options = build(TransformersOptions, context.options, "policy option")
+    choose_device(options.device)
+    check_model_source(argument)
     config = ModelConfig(
         path=argument, device=options.device, compute_dtype=options.compute_dtype, gradient_checkpointing=False
     )
@@ -136,10 +144,10 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
 
 
 def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> TransformersPolicy:
-    """Samples from the very model that is trained: publishing costs nothing.
+    """Create a policy that samples from the model object that is trained, so publishing copies no weights.
 
     Raises:
-        InputError: An engine option is unknown or has a wrong value.
+        InputError: An engine option is unknown or has an invalid value.
     """
     from hgpo_train.models.loading import compute_dtype
 

@@ -1,7 +1,7 @@
-"""vLLM in process as a policy: `vllm:MODEL`. Requests join the running batch as they come, nothing waits for a batch.
+"""`vllm:MODEL`: vLLM in process as a policy, with continuous batching.
 
-New weights come by a folder that vLLM loads in place (`vllm_worker.py`), and the prefix cache is emptied afterwards: it
-holds keys and values of the old weights.
+New weights are saved to a folder, from which vLLM loads them in place (`vllm_worker.py`). Then the prefix cache is
+cleared, which contains keys and values of the old weights.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import resolve_model
+from hgpo_train.models.preflight import check_model_source
 from hgpo_train.policies.base import Failure, Reply, attempt
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts
 from hgpo_train.policies.registry import PolicySpec
@@ -36,26 +37,25 @@ class VLLMOptions(GenerationOptions):
 
 
 class VLLMPolicy:
-    """Answers by vLLM's engine, stepped in the caller's thread (`hgpo_train.policies.base.Policy`).
+    """A policy that runs vLLM's engine in the caller's thread (`hgpo_train.policies.base.Policy`).
 
-    Log-probabilities are those of the distribution that was sampled from (temperature and top-p taken in), as the
-    ratio of a policy update needs them.
+    Log-probabilities are those of the distribution that was sampled from, after temperature and top-p, as the ratio of
+    a policy update requires.
 
     Args:
-        model: A folder or a Hugging Face name.
-        options: How prompts are read and responses drawn; may be replaced between calls.
+        model: A model's folder or a Hugging Face name.
+        options: Options of tokenization and sampling; may be replaced between calls.
         engine: Further arguments of `vllm.LLM` (tensor_parallel_size, gpu_memory_utilization, enforce_eager, …).
     """
 
     name = "vllm"
-    reproducible = False  # batches differ with timing, and rounding with batches
+    reproducible = False  # the composition of batches depends on timing, and rounding depends on the batch
     version = 0
 
     def __init__(self, model: str, options: GenerationOptions, engine: Mapping[str, Any] | None = None) -> None:
-        try:
-            from vllm import LLM
-        except ImportError as error:
-            raise InputError("policy vllm needs vLLM 0.32 or newer: pip install 'hgpo[vllm]'") from error
+        check_vllm()
+        from vllm import LLM
+
         self.options = options
         given = {
             "max_model_len": options.max_prompt_tokens + options.max_response_tokens,
@@ -98,13 +98,13 @@ class VLLMPolicy:
             self._running[str(request.id)] = (request.id, fitted)
 
     def collect(self, timeout: float | None) -> Sequence[tuple[int, Reply | Failure]]:
-        """See `Policy`: steps the engine until a response is finished."""
+        """See `Policy`. Steps the engine until a response is finished."""
         answers: list[tuple[int, Reply | Failure]] = list(self._refused)
         self._refused.clear()
         while self._running and not answers:
             try:
                 outputs = self._engine.step()
-            except Exception as error:  # noqa: BLE001 - a dead engine costs what it was answering
+            except Exception as error:  # noqa: BLE001 - an engine that raises aborts the running requests only
                 failure = Failure.of("PolicyFailed", error)
                 answers = [(number, failure) for number, _ in self._running.values()]
                 self._running.clear()
@@ -118,11 +118,11 @@ class VLLMPolicy:
         return answers
 
     def publish(self, model: Model, version: int) -> None:
-        """Takes the weights as they are now, adapters merged in, and forgets what was cached under the old ones.
+        """Load the model's current weights, with adapters merged, and clear the prefix cache.
 
         Args:
-            model: The model that is trained: the same shapes as the one that is served.
-            version: Written into the rows from here on.
+            model: The model that is trained; its shapes equal those of the served model.
+            version: The policy version written to rows from now on.
         """
         if version != self.version:
             folder = Path(self._weights.name) / f"{version:06d}"
@@ -135,7 +135,7 @@ class VLLMPolicy:
         self.version = version
 
     def close(self) -> None:
-        """Drops what is running and frees the engine, also one that has died."""
+        """Abort running requests and shut the engine down, even if it has died."""
         try:
             with contextlib.suppress(Exception):
                 self._engine.abort_request(list(self._running))
@@ -145,7 +145,26 @@ class VLLMPolicy:
             self._weights.cleanup()
 
 
-def _reply(output: Any, fitted: FittedPrompt) -> Reply:  # noqa: ANN401 - vLLM has no types to be followed
+def check_vllm() -> None:
+    """Check that vLLM is installed and finds a device.
+
+    Raises:
+        InputError: It is not installed, or finds no device, such as a build for GPUs on a machine without one.
+    """
+    try:
+        from vllm import LLM
+        from vllm.platforms import current_platform
+    except ImportError as error:
+        raise InputError("policy vllm needs vLLM 0.32 or newer: pip install 'hgpo[vllm]'") from error
+    del LLM
+    if not current_platform.device_type:
+        raise InputError(
+            "policy vllm: vLLM finds no GPU here; use a machine with one, vLLM's build for CPUs, or the policy "
+            "transformers:MODEL"
+        )
+
+
+def _reply(output: Any, fitted: FittedPrompt) -> Reply:  # noqa: ANN401 - mypy treats vLLM as untyped
     (completion,) = output.outputs
     tokens = list(completion.token_ids)
     return Reply(
@@ -161,14 +180,14 @@ def _reply(output: Any, fitted: FittedPrompt) -> Reply:  # noqa: ANN401 - vLLM h
 
 
 def _device_arguments() -> dict[str, Any]:
-    """On a CPU, vLLM 0.32 dies when a request with a seed is prefilled in chunks: it is prefilled whole there."""
+    """Return arguments for the device. On a CPU, chunked prefill of a request with a seed crashes vLLM 0.32."""
     from vllm.platforms import current_platform
 
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": 16_384} if current_platform.is_cpu() else {}
 
 
 def merge_adapters(model: Model) -> Model:
-    """The model with its adapters folded into its weights, in a copy; a model without adapters as it is."""
+    """Return a copy of the model with its adapters merged into its weights; a model without adapters is not copied."""
     if not hasattr(model, "merge_and_unload"):
         return model
     import copy
@@ -177,19 +196,26 @@ def merge_adapters(model: Model) -> Model:
 
 
 def make(argument: str, context: PolicyContext) -> VLLMPolicy:
-    """`vllm:MODEL`, MODEL being a model or a run's folder; the option `engine` holds further arguments of `vllm.LLM`.
+    """Create the policy `vllm:MODEL`. The option `engine` contains further arguments of `vllm.LLM`.
+
+    Args:
+        argument: A model's folder, the folder of a training run, or a Hugging Face name.
+        context: The properties of the run.
 
     Raises:
-        InputError: No model is named, an option is unknown, or vLLM is not installed.
+        InputError: The model is missing, an option is not valid, or vLLM is not installed or finds no device.
+            Nothing is downloaded if that can be known before.
     """
     if not argument:
         raise InputError("policy vllm: expected a model, as in vllm:Qwen/Qwen2.5-1.5B-Instruct")
     options = build(VLLMOptions, context.options, "policy option")
+    check_vllm()
+    check_model_source(argument)
     return VLLMPolicy(resolve_model(argument), options, options.engine)
 
 
 def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> VLLMPolicy:
-    """Serves a copy of the weights that are trained; the engine options are arguments of `vllm.LLM`.
+    """Create a policy that serves a copy of the trained weights. The engine options are arguments of `vllm.LLM`.
 
     Raises:
         InputError: vLLM is not installed.

@@ -1,4 +1,4 @@
-"""What vLLM's workers are taught (`worker_extension_cls`): to take new weights, tied output layers included."""
+"""An extension of vLLM's workers (`worker_extension_cls`) that loads new weights, including tied output layers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 
 class WeightUpdate:
-    """Mixed into vLLM's worker class; called by `collective_rpc`."""
+    """A mixin that vLLM adds to its worker class. `collective_rpc` calls its methods."""
 
-    reload_weights: Any  # the worker's own
+    reload_weights: Any  # a method of the worker
     model_runner: Any
 
     def take_weights(self, weights_path: str) -> None:
-        """Loads the weights in a folder into the running model.
+        """Load the weights in a folder into the running model.
 
-        vLLM's own reload finds no weights for an output layer that is tied to the embedding, and leaves it with what
-        it was prepared from (on a CPU a packed copy of the old ones): it is tied and prepared anew here.
+        vLLM's `reload_weights` finds no weights for an output layer that is tied to the embedding. The layer then keeps
+        its processed copy of the old weights (on a CPU, a packed one). This method ties and processes it again.
         """
         self.reload_weights(weights_path=weights_path)
         model = self.model_runner.model

@@ -1,1 +1,48 @@
-"""Collecting rollouts: any policy in any environment, every step into the step table."""
+"""Collection of rollouts: any policy plays any environment, and every step becomes a row of the step table.
+
+`collect` plays groups of rollouts with a policy by name or of one's own. `collect_groups` is its core, for trainers.
+"""
+
+from typing import TYPE_CHECKING
+
+from hgpo_train.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Policy, Reply, Request
+    from hgpo_train.policies.registry import PolicyContext, PolicySpec, make_policy
+    from hgpo_train.rollout.collection import CollectedRun, collect
+    from hgpo_train.rollout.env_handle import EnvHandle, open_env
+    from hgpo_train.rollout.failures import RolloutError
+    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
+
+__all__ = [
+    "AsyncPolicy",
+    "BatchPolicy",
+    "CollectedRun",
+    "EnvHandle",
+    "ExecutionOptions",
+    "Failure",
+    "Policy",
+    "PolicyContext",
+    "PolicySpec",
+    "Reply",
+    "Request",
+    "RolloutError",
+    "RolloutSpec",
+    "collect",
+    "collect_groups",
+    "make_policy",
+    "open_env",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "hgpo_train.policies.base": ("AsyncPolicy", "BatchPolicy", "Failure", "Policy", "Reply", "Request"),
+        "hgpo_train.policies.registry": ("PolicyContext", "PolicySpec", "make_policy"),
+        "hgpo_train.rollout.collection": ("CollectedRun", "collect"),
+        "hgpo_train.rollout.env_handle": ("EnvHandle", "open_env"),
+        "hgpo_train.rollout.failures": ("RolloutError",),
+        "hgpo_train.rollout.run": ("ExecutionOptions", "RolloutSpec", "collect_groups"),
+    },
+)

@@ -1,4 +1,4 @@
-"""Finished groups into the step table, so that one trajectory's bad rows cost no other."""
+"""Commits of finished groups to the step table. Invalid rows of one trajectory do not affect any other."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _IDENTITY = ("env_id", "iteration", "task_id", "group", "trajectory")
 class GroupCommitter:
     """Commits finished groups to a run.
 
-    Values are validated where they arrive, so the writer refuses nothing. Should it do so all the same, the trajectory
-    whose rows it refuses is kept as an aborted one, and everything else is committed.
+    The collector validates values, so the writer should not reject rows. If it does, the trajectory is stored as
+    aborted, and all others are committed.
 
     Args:
-        writer: The run.
-        env_id: Written into every row.
-        tally: Counts the trajectories that the writer refuses.
+        writer: The writer of the run.
+        env_id: The environment id for every row.
+        tally: Counts the trajectories that the writer rejects.
     """
 
     def __init__(self, writer: StepWriter, env_id: str, tally: Tally) -> None:
         self._writer, self._env_id, self._tally = writer, env_id, tally
 
     def __call__(self, groups: Sequence[FinishedGroup]) -> None:
-        """Commits groups. Those that were played again take the place of what the run holds of them."""
+        """Commit groups. The rows of retried rollouts replace the aborted ones in the run."""
         if rows := self._rows(group for group in groups if group.again):
             self._take(self._writer.replace, rows)
         if rows := self._rows(group for group in groups if not group.again):
@@ -50,7 +50,7 @@ class GroupCommitter:
         try:
             take(rows)
         except OSError:
-            raise  # the disk's fault, not a trajectory's
+            raise  # caused by the disk, not by a trajectory
         except Exception:
             sound = self._without_refused(rows)
             if sound is None:
@@ -58,7 +58,7 @@ class GroupCommitter:
             take(sound)
 
     def _without_refused(self, rows: list[Row]) -> list[Row] | None:
-        """The rows with an aborted row in place of each trajectory that is refused; None where none is."""
+        """Return the rows with one aborted row in place of each rejected trajectory; None if none is rejected."""
         sound: list[Row] = []
         failed = False
         for _, steps in groupby(rows, key=lambda row: row["trajectory"]):

@@ -1,4 +1,4 @@
-"""An environment id, opened for rollouts: this package's, or another package's text environment."""
+"""Opening of environments for rollouts: those of this package, and text environments of other packages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import gymnasium
 
 from hgpo_envs.env import TextEnv
+from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.episode import Settings, check_template, settings_for
 from hgpo_envs.errors import InputError
+from hgpo_envs.registration import resolve_id
 from hgpo_envs.sources import SharedSource, Split, open_shared
 
 if TYPE_CHECKING:
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EnvHandle:
-    """What is played: an environment id, opened.
+    """An environment that is open for rollouts.
 
     Attributes:
         env_id: The Gymnasium id.
         shared: The task source.
-        settings: Prompts, parsing, limits.
-        tasks: The split's task ids.
+        settings: Prompt template, action format and step limit of episodes.
+        tasks: The task ids of the split.
     """
 
     env_id: str
@@ -35,34 +37,50 @@ class EnvHandle:
 
 
 def open_env(env_id: str, **options: Any) -> EnvHandle:
-    """Opens an environment id for rollouts.
+    """Open an environment for rollouts.
 
     Args:
-        env_id: The id of a `hgpo_envs.env.TextEnv`, or of another package's environment whose observations and actions
-            are text (`hgpo_envs.gymnasium_source`).
-        options: The environment's keyword arguments.
+        env_id: The Gymnasium id of a `hgpo_envs.env.TextEnv`, its `hgpo_envs.environment_spec.EnvironmentSpec` as
+            ``module:object``, or the id of another package's environment whose observations and actions are text
+            (`hgpo_envs.gymnasium_source`).
+        options: Keyword arguments of the environment.
 
     Raises:
-        InputError: The id or an argument is unknown, the environment is not one of text, or the prompt template fails
-            at the first task.
+        InputError: The id or an argument is unknown, observations or actions are not text, or the prompt template
+            fails for the first task.
     """
+    if not isinstance(env_id, str):
+        raise InputError(f"env: expected a Gymnasium id such as 'HGPO/ALFWorld-v0', received {env_id!r}")
+    env_id = resolve_id(env_id)
     try:
         env = gymnasium.make(env_id, **options).unwrapped
     except gymnasium.error.Error as error:
-        known = sorted(name for name in gymnasium.registry if name.startswith("HGPO/"))
-        raise InputError(f"unknown environment {env_id!r} ({error}). Known: {', '.join(known)}") from error
-    except TypeError:  # it does not know this package's arguments
+        raise InputError(f"unknown environment {env_id!r} ({error}). Known: {', '.join(environment_ids())}") from error
+    except TypeError:  # another package's environment, which lacks this package's arguments
         return _open_foreign_env(env_id, options)
     if not isinstance(env, TextEnv):
         return _open_foreign_env(env_id, options)
     return EnvHandle(env_id, env.shared, env.episode.settings, env.tasks)
 
 
+def evaluation_split(env_id: str) -> str:
+    """Return the default split for evaluations of an environment.
+
+    Raises:
+        InputError: The environment declares none, or belongs to another package and has no `EnvironmentSpec`.
+    """
+    env_id = resolve_id(env_id)
+    split = environment_spec(env_id).evaluation_split if env_id in environment_ids() else None
+    if split is None:
+        raise InputError(f"{env_id} has no default split for evaluation; give one with --split")
+    return split
+
+
 _EPISODE_OPTIONS: Final = ("history_length", "history_depth", "action_format", "max_steps", "prompt_template")
 
 
 def _open_foreign_env(env_id: str, options: Mapping[str, Any]) -> EnvHandle:
-    """An environment of another package: its own arguments for it, the shell's for the shell."""
+    """Open an environment of another package. Options of episodes are applied here, all others are passed to it."""
     own = {name: value for name, value in options.items() if name not in (*_EPISODE_OPTIONS, "split")}
     shell = {name: options[name] for name in _EPISODE_OPTIONS if name in options}
     shared = open_shared("hgpo_envs.gymnasium_source:GymnasiumSource", env_id=env_id, options=json.dumps(own))

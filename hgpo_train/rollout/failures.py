@@ -1,4 +1,4 @@
-"""How much of a collection failed, why, and whether that is too much."""
+"""Failed rollouts of a collection: counts, reasons, and the share from which the collection fails."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.collector import Tally
 
 MAX_FAILED: Final = 0.1
-"""The share of failed rollouts from which a collection counts as failed, unless another is given.
+"""Default of the largest share of failed rollouts with which a collection still counts as successful.
 
-A few failures do no harm: a group's advantages are computed from the members that are left, and the same command plays
-the failed ones again. Failures are seldom spread evenly, though: long prompts time out, hard tasks break engines.
-Beyond a tenth, what is left is too likely another distribution than the one that was asked for.
+A few failures do no harm: a group's advantages are computed from the remaining members, and the same command retries
+the failed ones. But failures are rarely uniform: long prompts time out, and hard tasks crash engines. With more than a
+tenth, the distribution of the remaining rollouts probably differs from the requested one.
 """
 
 _NUMBER: Final = re.compile(r"\d+")
 _DISTINCT: Final = 1_000
+_SHOWN: Final = 3
 
 
 class RolloutError(RuntimeError):
-    """Too many rollouts fail. The message is one line; the command line prints it and exits with 1."""
+    """Too many rollouts failed. The message is one line, which the command line prints before it exits with 1."""
 
 
 class FailureReasons:
-    """Counts reasons for failures. Reasons that differ only in numbers count as one, shown by the first of them."""
+    """Counts of the reasons of failures. Reasons that differ only in numbers count as one, shown as the first."""
 
     def __init__(self) -> None:
         self._times: Counter[str] = Counter()
         self._shown: dict[str, str] = {}
 
     def add(self, reason: Failure | str, times: int = 1) -> None:
-        """Counts a reason; beyond a thousand different ones, new ones are counted together."""
+        """Count a reason. After a thousand different reasons, new ones are counted as "other reasons"."""
         line = str(reason)
         kind = _NUMBER.sub("0", line)
         if kind not in self._shown and len(self._shown) >= _DISTINCT:
@@ -48,20 +49,18 @@ class FailureReasons:
         self._shown.setdefault(kind, line)
         self._times[kind] += times
 
-    def commonest(self) -> tuple[str, int]:
-        """The commonest reason and how often it was met; ``("", 0)`` where there is none."""
-        for kind, times in self._times.most_common(1):
-            return self._shown[kind], times
-        return "", 0
+    def counts(self) -> tuple[tuple[str, int], ...]:
+        """Return each reason with its count, the most frequent first."""
+        return tuple((self._shown[kind], times) for kind, times in self._times.most_common())
 
 
 @dataclass(frozen=True, slots=True)
 class FailedGroup:
-    """A committed group some of whose rollouts failed, and are to be played again.
+    """A committed group with failed rollouts, which are to be retried.
 
     Attributes:
-        trajectories: The failed rollouts.
-        outcomes: The outcomes of the others.
+        trajectories: Ids of the failed rollouts.
+        outcomes: Outcomes of the other rollouts.
     """
 
     trajectories: frozenset[str]
@@ -70,41 +69,67 @@ class FailedGroup:
 
 @dataclass(frozen=True, slots=True)
 class FailureSummary:
-    """How much of a set of rollouts failed.
+    """Counts of failures in a set of rollouts.
 
     Attributes:
-        rollouts: How many rollouts there are.
-        failed: How many of them failed.
-        reason: The commonest reason.
-        times: How many failed for it.
+        rollouts: Number of rollouts.
+        failed: Number of failed rollouts.
+        reasons: Each reason with the number of rollouts that failed for it, the most frequent first.
+
+    >>> str(FailureSummary(102, 12, (("timed out", 9), ("HTTP 500", 3))))
+    '12 of 102 rollouts failed (12%): 9 × timed out; 3 × HTTP 500'
     """
 
     rollouts: int
     failed: int
-    reason: str = ""
-    times: int = 0
+    reasons: tuple[tuple[str, int], ...] = ()
 
     @property
     def share(self) -> float:
-        """The share that failed, in [0, 1]; 0 where there are no rollouts."""
+        """The share of failed rollouts, in [0, 1]; 0 if there are no rollouts."""
         return self.failed / self.rollouts if self.rollouts else 0.0
 
     def __str__(self) -> str:
-        return (
-            f"{self.failed} of {self.rollouts} rollouts failed ({self.share:.0%}), "
-            f"{self.times} of them with {self.reason.rstrip('.')}"
-        )
+        return self.describe()
+
+    def describe(self, noun: str = "rollouts") -> str:
+        """Return the counts and the most frequent reasons in one line.
+
+        Args:
+            noun: What the rollouts are called, in the plural.
+        """
+        shown = [f"{times} × {reason.rstrip('.')}" for reason, times in self.reasons[:_SHOWN]]
+        if others := sum(times for _, times in self.reasons[_SHOWN:]):
+            shown.append(f"{others} × other reasons")
+        return f"{self.failed} of {self.rollouts} {noun} failed ({self.share:.0%}): {'; '.join(shown)}"
+
+
+def allowed_in_a_row(rollouts: int, most: float = MAX_FAILED) -> int:
+    """Return the number of rollouts that may fail in a row, without a step in between, before a collection stops.
+
+    It is the smallest number that fails the collection in any case: more than the share `most` of the rollouts. It is
+    at least 3, because one failure says nothing about the next, and at most 64, because so many failures in a row
+    are no accident.
+
+    Args:
+        rollouts: Number of rollouts of the complete collection.
+        most: The largest allowed share of failed rollouts, in [0, 1].
+
+    >>> [allowed_in_a_row(rollouts) for rollouts in (1, 5, 36, 108, 10_000)]
+    [3, 3, 4, 11, 64]
+    """
+    return min(64, max(3, int(rollouts * most) + 1))
 
 
 def failures_of_tally(tally: Tally) -> FailureSummary:
-    """What failed of the rollouts that were played now for the first time."""
+    """Summarize the failures of a tally, without retried rollouts."""
     return FailureSummary(
-        tally.trajectories - tally.retried, tally.aborted - tally.retries_failed, *tally.reasons.commonest()
+        tally.trajectories - tally.retried, tally.aborted - tally.retries_failed, tally.reasons.counts()
     )
 
 
 def failures_of_run(run: str | os.PathLike[str]) -> FailureSummary:
-    """What failed of the rollouts that a run's step table holds; none where it holds no rows."""
+    """Summarize the failures in a run's folder; a folder without rows has none."""
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
 
@@ -115,7 +140,7 @@ def failures_of_run(run: str | os.PathLike[str]) -> FailureSummary:
 
 
 def failures_of_steps(steps: pl.LazyFrame) -> FailureSummary:
-    """What failed of the rollouts that a step table holds."""
+    """Summarize the failures in a step table."""
     import polars as pl
 
     last = steps.group_by("run", "trajectory").agg(pl.col("aborted").any(), pl.col("error").drop_nulls().first())
@@ -124,20 +149,22 @@ def failures_of_steps(steps: pl.LazyFrame) -> FailureSummary:
     reasons = FailureReasons()
     for error, times in failed.collect().iter_rows():
         reasons.add(error or "no reason is stored", times)
-    reason, times = reasons.commonest()
-    return FailureSummary(rollouts, aborted, reason, times)
+    return FailureSummary(rollouts, aborted, reasons.counts())
 
 
-def raise_if_too_many(failures: FailureSummary, most: float = MAX_FAILED, advice: str = "") -> None:
-    """Raises where more than a share failed, or all.
+def raise_if_too_many(
+    failures: FailureSummary, most: float = MAX_FAILED, advice: str = "", noun: str = "rollouts"
+) -> None:
+    """Raise if more than a given share of rollouts failed, or all of them.
 
     Args:
-        failures: What failed.
-        most: The largest share that is allowed, in [0, 1].
-        advice: Said after the reason.
+        failures: The counts of failures.
+        most: The largest allowed share, in [0, 1].
+        advice: A sentence to append to the message.
+        noun: What the rollouts are called, in the plural.
 
     Raises:
-        RolloutError: More failed; its line holds the counts and the commonest reason.
+        RolloutError: More failed. The message contains the counts and the most frequent reasons.
     """
     if failures.failed and (failures.share > most or failures.failed == failures.rollouts):
-        raise RolloutError(f"{failures}. {advice}".rstrip())
+        raise RolloutError(f"{failures.describe(noun)}. {advice}".rstrip())

@@ -1,7 +1,7 @@
-"""Fingerprints of what a run's configuration only names: data, prompt template, model, demonstrations.
+"""Fingerprints of a run's inputs: data, prompt template, model, demonstrations.
 
-A path says where something is, not what it is. A run stores these fingerprints when it begins, so that it is never
-resumed with something else under the same path.
+The configuration contains paths, whose content may change. A run stores these fingerprints when it begins, and cannot
+be resumed with other content under the same path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOT_THE_MODEL: Final = (".md", "made_from")
 
 
 def fingerprint_texts(texts: Iterable[str | None]) -> str:
-    """The SHA-256 of texts one after another: where one ends matters, and an absent one is not an empty one."""
+    """Return the SHA-256 of a sequence of texts. It depends on their boundaries; None differs from an empty text."""
     digest = hashlib.sha256()
     for text in texts:
         data = b"" if text is None else text.encode("utf-8", "surrogatepass")
@@ -37,16 +37,16 @@ def fingerprint_texts(texts: Iterable[str | None]) -> str:
 
 
 def fingerprint_rows(rows: pl.DataFrame) -> str:
-    """The SHA-256 of a table's columns, rows and values."""
+    """Return the SHA-256 of a table's column names and values."""
     values = (None if value is None else str(value) for row in rows.iter_rows() for value in row)
     return fingerprint_texts(itertools.chain(rows.columns, values))
 
 
 def fingerprint_path(path: Path) -> str:
-    """The SHA-256 of a file's content, or of the names and contents of all files below a folder.
+    """Return the SHA-256 of a file's content, or of the names and contents of all files below a folder.
 
     Raises:
-        InputError: Something there cannot be read.
+        InputError: A file or folder cannot be read.
     """
     try:
         if not path.is_dir():
@@ -58,9 +58,12 @@ def fingerprint_path(path: Path) -> str:
 
 
 def fingerprint_model(path: str) -> str | None:
-    """What identifies a model: a folder's files, or a Hugging Face name's commit; None if neither is known.
+    """Return a fingerprint of a model: the SHA-256 of its files, or the commit of a Hugging Face name; None if unknown.
 
-    A run's folder stands for its newest checkpoint. A checkpoint, and a copy of it elsewhere, are the same model.
+    For a run's folder it is the fingerprint of the newest checkpoint. A copy of a checkpoint has the same fingerprint.
+
+    Raises:
+        InputError: A file cannot be read, or the checkpoint is damaged.
     """
     folder = Path(resolve_model(path))
     if not folder.is_dir():
@@ -79,7 +82,10 @@ def fingerprint_model(path: str) -> str | None:
 
 
 def fingerprint_tasks(handle: EnvHandle, options: Mapping[str, Any]) -> str:
-    """A world's tasks: their ids, the versions that the first one records, and the content of data in the options."""
+    """Return a fingerprint of an environment's tasks.
+
+    It covers the task ids, the versions in the first task, and the content of files and folders that options name.
+    """
     ids = list(itertools.islice(iter(handle.tasks), _TASKS))
     versions = handle.shared.source.task(ids[0]).versions
     texts: list[str | None] = [handle.shared.source.name, str(len(handle.tasks)), *ids]
@@ -87,7 +93,7 @@ def fingerprint_tasks(handle: EnvHandle, options: Mapping[str, Any]) -> str:
     for name, value in sorted(options.items()):
         if isinstance(value, str):
             path = Path(value).expanduser()
-            # Folders under other names may be caches or logs, whose content changes while tasks are played.
+            # A folder in any other option may be a cache or a log, whose content changes during the run.
             named = (name in _DATA and path.exists()) or (os.sep in value and path.is_file())
             texts += [name, fingerprint_path(path)] if named else []
     return fingerprint_texts(texts)
@@ -99,12 +105,12 @@ def _fingerprint_file(path: Path) -> str:
 
 
 def _commit(name: str) -> str | None:
-    """The commit that a Hugging Face name stands for, as Transformers would load it."""
+    """Return the commit of a Hugging Face name that Transformers would load; None if it cannot be found."""
     from transformers.utils.hub import cached_file
 
     try:
         found = cached_file(name, "config.json", _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError):
-        return None  # loading it says why
+        return None  # loading the model raises the error
     parts = Path(found).parts if found else ()
     return parts[parts.index("snapshots") + 1] if "snapshots" in parts else None

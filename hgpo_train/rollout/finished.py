@@ -1,8 +1,8 @@
-"""The rows of a finished group, plain or packed, until they are committed.
+"""Finished groups that wait to be committed, optionally compressed.
 
 Groups are committed in the plan's order, so groups that finish early wait for slower ones, sometimes hundreds of them.
-As Python objects a row takes about 6 KB. Each prompt repeats the steps before it, so rows compress well: packed, the
-same row takes about 0.2 KB. Packing and unpacking take about 15 µs a row.
+A row takes about 6 KB as Python objects. Each prompt repeats the steps before it, so rows compress well: a packed row
+takes about 0.2 KB. Packing and unpacking take about 15 µs per row.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ _OTHER_COLUMNS: Final = 300  # bytes of a row's numbers, hashes and offsets
 
 @dataclass(frozen=True, slots=True)
 class FinishedGroup:
-    """A finished group.
+    """The rows of a finished group.
 
     Attributes:
-        size: About how many bytes its rows take in a table. It depends on their values alone: not on how they came, nor
-            on how well they compress.
-        again: Whether the rows take the place of failed rollouts that are committed.
+        size: Estimated size of the rows in a table, in bytes. It depends only on the values, not on the compression.
+        again: Whether the rows replace failed rollouts that are already committed.
 
     >>> rows = [{"step": 0, "state": "a room " * 1000, "admissible_actions": ["look", "wait"]}]
     >>> packed = FinishedGroup.of(rows).packed()
@@ -41,11 +40,11 @@ class FinishedGroup:
 
     @classmethod
     def of(cls, rows: list[Row], *, again: bool = False) -> FinishedGroup:
-        """A group with these rows, in the order of their rollouts and steps; none where the run has them already."""
+        """Create a group from rows in the order of rollouts and steps; no rows if the run contains them already."""
         return cls(sum(map(_size, rows)), again, rows)
 
     def packed(self) -> FinishedGroup:
-        """The same group in little memory."""
+        """Return the group with compressed rows."""
         if not self._plain:
             return self
         data = zlib.compress(pickle.dumps(self._plain, pickle.HIGHEST_PROTOCOL), _FASTEST)
@@ -61,7 +60,7 @@ class FinishedGroup:
 
     @property
     def bytes(self) -> int:
-        """About how many bytes of memory the group takes."""
+        """Estimated memory that the group takes, in bytes."""
         return len(self._packed) or 2 * self.size
 
 

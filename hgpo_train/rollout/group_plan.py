@@ -1,4 +1,4 @@
-"""What is to be played: groups of rollouts in a fixed order, endless where groups may be refilled."""
+"""The plan of a collection: an endless sequence of groups in a fixed order."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """G rollouts of one task.
+    """A group of G rollouts of one task.
 
     Attributes:
-        position: Place in the plan, from 0.
+        position: Position in the plan, from 0.
         iteration: Training iteration; 0 outside training.
-        task_id: The task.
-        group: Which group of this task in this iteration, from 0.
-        size: G.
+        task_id: Id of the task.
+        group: Number of the group among those of this task in this iteration, from 0.
+        size: G, the number of rollouts.
     """
 
     position: int
@@ -35,39 +35,39 @@ class PlannedGroup:
 
     @property
     def key(self) -> tuple[int, str, int]:
-        """What names the group in a step table: iteration, task id, group."""
+        """The key of the group in a step table: iteration, task id, group."""
         return self.iteration, self.task_id, self.group
 
     def trajectory(self, member: int) -> str:
-        """The identifier of a member's trajectory; unique in a run, in the plan's order when sorted."""
+        """Return the id of a member's trajectory. Ids are unique in a run and sort in the plan's order."""
         return f"{self.iteration:05d}-{self.position:07d}-{member:04d}"
 
     def seed(self, run_seed: int, member: int) -> int:
-        """A member's seed in [0, 2⁶³): it does not depend on what else is played, nor when."""
+        """Return a member's seed in [0, 2⁶³). It does not depend on other groups or on timing."""
         return text_hash(f"{run_seed}/{self.iteration}/{self.task_id}/{self.group}/{member}") % (1 << 63)
 
 
 def plan_groups(
     ids: Sequence[str], *, order: str, seed: int, group_size: int, iteration: int = 0, skip: int = 0
 ) -> Iterator[PlannedGroup]:
-    """The groups, endlessly, in the order that `hgpo_envs.task_sampling` names.
+    """Yield groups without end, in an order of `hgpo_envs.task_sampling`.
 
     Args:
-        ids: The split's tasks.
+        ids: Task ids of the split.
         order: ``shuffled``, ``sweep``, ``random`` or ``verl-agent``.
-        seed: Seeds the order.
-        group_size: G.
+        seed: Seed of the order.
+        group_size: G, the number of rollouts per group.
         iteration: Training iteration.
-        skip: How many tasks of the order to pass over: what earlier iterations have played.
+        skip: Number of tasks to skip at the start of the order, which earlier iterations have played.
 
     Raises:
-        InputError: A task id is no text, or a text that no table can hold.
+        InputError: A task id is not text, or contains lone surrogates.
     """
     times: dict[str, int] = {}
     for position, task_id in enumerate(islice(task_stream(order, ids, seed), skip, None)):
         given: object = task_id
         if not isinstance(given, str) or clean_text(given) != given:
-            raise InputError(f"expected text without lone surrogates as a task id, got {task_id!r}")
+            raise InputError(f"expected text without lone surrogates as a task id, received {task_id!r}")
         group = times.get(task_id, 0)
         times[task_id] = group + 1
         yield PlannedGroup(position, iteration, task_id, group, group_size)

@@ -1,4 +1,4 @@
-"""Groups under way and done: which may begin, what was learnt from them, and the order in which they are committed."""
+"""The scheduler of groups: which group begins next, whether groups are informative, and the order of commits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.trajectory import Row, Trajectory
 
 Key = tuple[int, str, int]
-"""Names a group in a run: iteration, task id, group."""
+"""The key of a group in a run: iteration, task id, group."""
 
 MOST_WAITING: Final = 256 << 20
-"""Bytes of finished groups that may wait for an earlier one (`FinishedGroup.bytes`); beyond that no further group
-begins."""
+"""Maximum bytes of finished groups that wait for an earlier one (`FinishedGroup.bytes`); beyond it no group begins."""
 
 BATCH_SIZE: Final = 128 << 20
-"""Estimated bytes of a table (`FinishedGroup.size`) at which groups are committed, even where they are few."""
+"""Estimated bytes of a table (`FinishedGroup.size`) at which a batch of groups is committed."""
 
 
 @dataclass
@@ -37,29 +36,29 @@ class _ActiveGroup:
 
 
 class GroupScheduler:
-    """Hands out groups in the plan's order and gives their rows back in the plan's order, whatever finished first.
+    """Starts groups and commits their rows in the plan's order, whatever the order in which they finish.
 
-    So a run's files do not depend on how many environments played it. Groups that wait far from their turn are packed,
-    so that hundreds may wait while one hangs.
+    A run's files therefore do not depend on the number of environments. Groups that are far from their turn are packed,
+    so hundreds can wait for one slow group.
 
     Args:
-        plan: The groups, endlessly.
-        wanted: How many groups are to be collected.
-        max_groups: With dynamic sampling, `wanted` counts only informative groups, those whose trajectories' outcomes
-            are not all the same, and at most so many are played; None turns it off. A group begins only while the
-            informative groups and those under way are fewer than wanted, so that which groups are played does not
-            depend on the order in which they finish.
-        outcome: The outcome that is looked at, a name of `hgpo_train.rollout.outcomes.OUTCOMES`.
-        commit: Takes whole groups.
-        together: How many groups are committed at once; those that wait further from their turn are packed.
-        done: Groups that were committed before, and whether each was informative: they are not played again.
-        failed: Groups of which only the failed rollouts are to be played again, also when nothing more is wanted; none
-            of them is in `done`.
-        lookahead: How far beyond the first unfinished group others may begin. It bounds how many finished groups a
-            killed process loses.
-        most_waiting: Bytes of finished groups that may wait for an earlier one. Beyond that no further group begins
-            until the earlier one is finished; those under way still add theirs.
-        batch_size: Estimated bytes of a table at which groups are committed, even where they are fewer than `together`.
+        plan: The groups, without end.
+        wanted: Number of groups to collect.
+        commit: Commits a batch of finished groups.
+        max_groups: Maximum number of groups to play with dynamic sampling, where `wanted` counts only informative
+            groups, those whose trajectories' outcomes are not all equal. A group begins only while informative groups
+            and active groups together are fewer than `wanted`, so the choice of groups does not depend on the order in
+            which they finish. None turns dynamic sampling off.
+        outcome: The outcome that makes a group informative, a key of `hgpo_train.rollout.outcomes.OUTCOMES`.
+        together: Number of groups in a batch; groups that wait further from their turn are packed.
+        done: Groups that are committed already and not played again, and whether each is informative.
+        failed: Committed groups whose failed rollouts are retried, even if no further group is wanted. They are not in
+            `done`.
+        lookahead: Maximum distance of a new group from the first unfinished one. It bounds the number of finished
+            groups that are lost if the process is killed.
+        most_waiting: Maximum bytes of finished groups that wait for an earlier one. Beyond it no group begins until the
+            earlier one has finished; active groups are still added.
+        batch_size: Estimated bytes of a table at which a batch is committed, even with fewer groups than `together`.
     """
 
     def __init__(
@@ -87,13 +86,13 @@ class GroupScheduler:
         self._iteration = 0
         self._open: dict[int, _ActiveGroup] = {}
         self._waiting: dict[int, FinishedGroup] = {}
-        self._first = 0  # the first position that is not yet committed or waiting in the batch
+        self._first = 0  # the first position that is neither committed nor in the batch
         self._batch: list[FinishedGroup] = []
-        self._waiting_bytes = self._size = 0  # of what waits, in memory, and of the batch, in a table
+        self._waiting_bytes = self._size = 0  # bytes of waiting groups in memory, and of the batch in a table
         self.begun = self.skipped = self.informative = self.finished = self.committed = 0
 
     def begin(self) -> tuple[PlannedGroup, Sequence[int]] | None:
-        """The next group, and which of its members are to be played; None when none may begin now."""
+        """Start the next group. Return it with the members to play, or None if no group may begin now."""
         while (wanted := self._may_begin()) or self._must_retry():
             group = next(self._plan)
             self.begun += 1
@@ -108,7 +107,7 @@ class GroupScheduler:
         return None
 
     def is_retry(self, group: PlannedGroup) -> bool:
-        """Whether this group's rollouts had failed in an earlier run."""
+        """Return whether a group's rollouts are retries of rollouts that failed in an earlier run."""
         return group.key in self._failed
 
     def _to_play(self, group: PlannedGroup) -> tuple[Sequence[int], list[float | bool]]:
@@ -120,7 +119,7 @@ class GroupScheduler:
         return members, list(failed.outcomes)
 
     def finish(self, trajectory: Trajectory) -> None:
-        """Takes a trajectory that has ended; commits what can be."""
+        """Add a finished trajectory. Commit groups that are complete and whose turn it is."""
         position = trajectory.group.position
         opened = self._open[position]
         opened.rows[trajectory.member] = trajectory.rows
@@ -136,14 +135,14 @@ class GroupScheduler:
         self._wait(position, FinishedGroup.of(rows, again=self.is_retry(opened.group)))
 
     def flush(self) -> None:
-        """Commits every finished group, in order; what is under way is left out."""
+        """Commit every finished group, in the plan's order. Active groups are dropped."""
         waiting = [group for _, group in sorted(self._waiting.items())]
         self._waiting.clear()
         self._waiting_bytes = 0
         batches = [full for group in waiting if (full := self._batched(group))]
         batches.append(self._batch)
         self._batch, self._size = [], 0
-        with ExitStack() as all_of_them:  # if the disk refuses one batch, the writer still takes the others
+        with ExitStack() as all_of_them:  # if the commit of one batch fails, the others are still committed
             for batch in reversed(batches):
                 all_of_them.callback(self._give, batch)
 
@@ -155,16 +154,16 @@ class GroupScheduler:
         return self.begun < self._max_groups and self.informative + len(self._open) < self._wanted
 
     def _must_retry(self) -> bool:
-        """Whether the plan is followed although no further group is wanted, because failed rollouts are still to come.
+        """Return whether to continue the plan only to retry failed rollouts, although no further group is wanted.
 
-        An earlier run went further than this one, where failures hid that groups were informative. While groups are
-        under way, it is not known whether the next one is wanted.
+        An earlier run may have played more groups than this one needs, because failures hid that groups were
+        informative. While groups are active, it is unknown whether the next one is wanted.
         """
         max_groups = self._wanted if self._max_groups is None else self._max_groups
         return not self._open and self._to_retry[self._iteration] > 0 and self.begun < max_groups
 
     def _wait(self, position: int, group: FinishedGroup) -> None:
-        """Keeps a finished group until all groups before it are finished, then commits all whose turn has come."""
+        """Store a finished group until all earlier ones have finished. Then add it and its successors to the batch."""
         if position - self._first >= self._together or self._waiting_bytes + group.bytes > self._most_waiting:
             group = group.packed()
         self._waiting[position] = group
@@ -177,9 +176,9 @@ class GroupScheduler:
                 self._give(full)
 
     def _batched(self, group: FinishedGroup) -> list[FinishedGroup]:
-        """Adds a group to the batch. Returns the batch, and begins another, where it is full; else nothing.
+        """Add a group to the batch. If the batch is full, start a new one and return it; otherwise return nothing.
 
-        What makes it full are the groups' values alone, so that a run's files do not depend on how it was played.
+        Whether it is full depends only on the groups' values, so a run's files do not depend on timing.
         """
         self._batch.append(group)
         self._size += group.size

@@ -1,7 +1,8 @@
-"""Resuming rollouts that version 0.1 began: it stored no fingerprints of tasks and weights.
+"""Whether a run in a folder can be resumed with a configuration.
 
-What it did store must be equal, as for every run. Instead of the fingerprint, the tasks that the run's rows name are
-compared with the tasks of the world. Of weights nothing is known.
+All values that its rows depend on must be equal. Runs of version 0.1 stored no fingerprints of tasks and weights, but
+the options of a policy that do not affect its replies, such as a server's address. Instead of a fingerprint, the tasks
+in the run's rows are compared with those of the task source. Weights cannot be compared. The options are ignored.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_envs.secrets import redact
+from hgpo_envs.secrets import redact, redact_json
 from hgpo_train.policies.base import Failure
+from hgpo_train.policies.registry import execution_options
 from hgpo_train.policies.validation import checked_task
 
 if TYPE_CHECKING:
@@ -22,24 +24,25 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
 
 _TASKS: Final = 1_000
-"""How many of the run's tasks are compared."""
+"""Maximum number of the run's tasks that are compared."""
 
 
 def comparable(
     folder: Path, config: Mapping[str, Any], handle: EnvHandle, say: Callable[[str], object] = lambda _: None
 ) -> dict[str, Any]:
-    """The configuration with which a run is opened: without the fingerprints that the run in the folder does not have.
+    """Return the configuration as the run in a folder would store it, so that the run can be resumed with it.
 
     Args:
-        folder: The run's, which may not exist.
-        config: What `hgpo_train.rollout.run.run_config` gives.
-        handle: What is played.
-        say: Called with a line that says what could not be compared, if anything.
+        folder: The run's folder, which may not exist.
+        config: The configuration of `hgpo_train.rollout.run.run_config`.
+        handle: The environment.
+        say: Called with one line that names the missing fingerprints, if any.
 
     Raises:
-        InputError: The run has no fingerprint of its tasks, and its rows were played with other tasks.
+        InputError: A value differs from the stored one, or the run stores no fingerprint of its tasks and its rows
+            contain other tasks.
     """
-    before = _stored(folder)
+    before = stored_config(folder)
     if before is None:
         return dict(config)
     kept, missing = dict(config), []
@@ -48,9 +51,15 @@ def comparable(
         _compare_tasks(folder, handle)
         missing.append("data")
     acting, acted = config.get("policy"), before.get("policy")
-    if isinstance(acting, dict) and isinstance(acted, dict) and "weights" in acting and "weights" not in acted:
-        kept["policy"] = {name: value for name, value in acting.items() if name != "weights"}
-        missing.append("weights")
+    if isinstance(acting, dict) and isinstance(acted, dict):
+        unstored = {"weights"} & (acting.keys() - acted.keys())
+        ignored = execution_options(str(acting.get("name", ""))) & acted.keys()
+        kept["policy"] = {
+            **{name: value for name, value in acting.items() if name not in unstored},
+            **{name: acted[name] for name in ignored},
+        }
+        missing += unstored
+    _check_same(folder, manifest.plain(kept), before)
     if missing:
         say(
             f"{folder} stores no fingerprints of its {' and '.join(missing)} (version 0.1): they may have changed since"
@@ -58,12 +67,40 @@ def comparable(
     return kept
 
 
-def _stored(folder: Path) -> Mapping[str, Any] | None:
-    """The configuration of the run in a folder; None where there is none, or it cannot be read."""
+def _check_same(folder: Path, config: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Raise an error that names the first value which differs."""
+    try:
+        now = _leaves(manifest.plain(config))
+    except TypeError:
+        return  # not JSON: opening the run raises the error
+    was = _leaves(redact_json(before))  # runs of version 0.1 may contain secrets
+    for name in sorted(now.keys() | was.keys()):
+        if name not in was:
+            difference = f"without {name}, which is now {now[name]!r}"
+        elif name not in now:
+            difference = f"with {name} = {was[name]!r}, which is not given now"
+        elif now[name] != was[name]:
+            difference = f"with {name} = {was[name]!r}, not {now[name]!r}"
+        else:
+            continue
+        raise InputError(f"{folder} was written {difference}; use another folder or the same value")
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested tables by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = isinstance(value, dict) and value
+        found |= _leaves(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return found
+
+
+def stored_config(folder: Path) -> Mapping[str, Any] | None:
+    """Return the configuration of the run in a folder; None if there is none or it cannot be read."""
     try:
         header = manifest.read(folder).header
     except InputError:
-        return None  # opening the run says why
+        return None  # opening the run raises the error
     return None if header is None else header.config
 
 
@@ -72,13 +109,13 @@ def _compare_tasks(folder: Path, handle: EnvHandle) -> None:
         played = scan_steps(folder).select("task_id", "task", "env_version").drop_nulls("task")
         rows = played.unique().sort("task_id").head(_TASKS).collect().rows()
     except InputError:
-        return  # there are no rows yet, or opening the run says what is wrong with them
+        return  # there are no rows yet, or opening the run raises the error
     for task_id, text, versions in rows:
         task = _task(handle, task_id)
         if task != (redact(text, patterns=False), versions):
             raise InputError(
-                f"{folder} was written with another task {task_id!r}; give another folder, or the data that it was "
-                "begun with"
+                f"{folder} was written with another task {task_id!r}; use another folder, or the data with which the "
+                "run began"
             )
 
 

@@ -1,6 +1,7 @@
-"""Informative groups: their trajectories have different outcomes, so that advantages are not all zero.
+"""Informative groups: groups whose trajectories have different outcomes, so their advantages are not all zero.
 
-What an end is goes by what the estimator reads rewards from (`hgpo_train.advantages.Parameters.reward`).
+The outcome corresponds to the column from which the estimator reads rewards
+(`hgpo_train.advantages.Parameters.reward`).
 
 Source: dynamic sampling of DAPO (arXiv 2503.14476), Eq. 11.
 """
@@ -24,25 +25,25 @@ OUTCOMES: Final[Mapping[str, Callable[[Sequence[dict[str, Any]]], float | bool]]
     "success": lambda rows: rows[-1]["won"],
     "score": lambda rows: rows[-1]["score"],
 }
-"""A trajectory's outcome from its rows, in the order of steps."""
+"""The outcome of a trajectory, computed from its rows in the order of steps."""
 
 OUTCOME_EXPRESSIONS: Final[Mapping[str, pl.Expr]] = {
     "reward": pl.col("episode_return").first(),
     "success": pl.col("won").sort_by("step").last(),
     "score": pl.col("score").sort_by("step").last(),
 }
-"""The same from a step table's rows of one trajectory."""
+"""The outcome of a trajectory, aggregated from its rows in a step table."""
 
 
 def groups_with_mixed_outcomes(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:
-    """The groups of a step table whose trajectories, aborted ones aside, did not all end the same.
+    """Select the groups of a step table whose trajectories have different outcomes. Aborted ones are ignored.
 
     Args:
         steps: A step table.
-        outcome: A name of `OUTCOME_EXPRESSIONS`.
+        outcome: A key of `OUTCOME_EXPRESSIONS`.
 
     Returns:
-        Their ``iteration``, ``task_id`` and ``group``.
+        A frame with the columns ``iteration``, ``task_id`` and ``group``.
     """
     group = ("iteration", "task_id", "group")
     trajectories = steps.group_by(*group, "trajectory").agg(
@@ -53,11 +54,11 @@ def groups_with_mixed_outcomes(steps: pl.LazyFrame, outcome: str) -> pl.LazyFram
 
 
 def failed_groups(steps: pl.LazyFrame, outcome: str | None) -> dict[Key, FailedGroup]:
-    """The groups of a step table with failed rollouts: which failed, and how the others ended.
+    """Return the groups of a step table with failed rollouts, and the outcomes of their other rollouts.
 
     Args:
         steps: A step table.
-        outcome: A name of `OUTCOME_EXPRESSIONS`; None leaves the outcomes out.
+        outcome: A key of `OUTCOME_EXPRESSIONS`; None omits the outcomes.
     """
     group = ("iteration", "task_id", "group")
     end = pl.lit(None) if outcome is None else OUTCOME_EXPRESSIONS[outcome]

@@ -1,4 +1,4 @@
-"""What is shown while a collection runs: rollouts, steps and tokens a second, success so far, time left."""
+"""The progress line of a collection: rollouts, steps and tokens per second, success so far, remaining time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _EVERY_S = 0.2
 
 @contextmanager
 def live_progress(console: Console, expected: int) -> Iterator[Callable[[Tally], None]]:
-    """A progress line for the time of the block.
+    """Show a progress line within the block.
 
     Args:
-        console: Where to draw; nothing is drawn where it is not a terminal.
-        expected: Rollouts that will be played.
+        console: The console; nothing is shown if it is not a terminal.
+        expected: Number of rollouts that will be played.
 
     Yields:
-        A function that takes the tally, as often as one likes.
+        A function that updates the line from a tally. It limits the rate of updates itself.
     """
     columns = (
         TextColumn("rollouts"),
@@ -53,7 +53,7 @@ def live_progress(console: Console, expected: int) -> Iterator[Callable[[Tally],
 
 
 def format_tally(tally: Tally) -> str:
-    """One line about a tally."""
+    """Format a tally as one line."""
     seconds = max(tally.seconds, 1e-9)
     parts = [f"{tally.steps / seconds:,.0f} steps/s"]
     if tally.tokens:

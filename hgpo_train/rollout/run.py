@@ -1,7 +1,8 @@
-"""A whole collection: environment and policy by name, from a plan to committed shards."""
+"""A complete collection: from an environment, a policy and a plan to committed shards."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from contextlib import contextmanager
@@ -12,10 +13,13 @@ import gymnasium
 
 import hgpo_envs
 from hgpo_datasets import scan_steps
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.secrets import redact_json
+from hgpo_envs.task_sampling import TASK_SAMPLINGS
+from hgpo_train.policies.registry import execution_options
 from hgpo_train.rollout.collector import Collector, Tally
 from hgpo_train.rollout.commits import GroupCommitter
+from hgpo_train.rollout.failures import allowed_in_a_row
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_tasks
 from hgpo_train.rollout.group_plan import plan_groups
 from hgpo_train.rollout.group_scheduler import GroupScheduler, Key
@@ -36,18 +40,21 @@ gymnasium.register_envs(hgpo_envs)
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """What is to be collected; the same values give the same table.
+    """The content of a collection. The same values give the same step table.
 
     Attributes:
-        tasks: How many groups.
-        group_size: G, rollouts of each task.
-        seed: Seeds the order of tasks and every rollout.
-        order: How tasks are ordered: a name of `hgpo_envs.task_sampling`.
-        iteration: Training iteration, written into every row.
-        skip: Tasks of the order to pass over.
-        max_groups: With dynamic sampling, the most groups to play until `tasks` of them are informative; None turns it
-            off.
-        outcome: What must differ within a group for it to be informative (`hgpo_train.rollout.outcomes`).
+        tasks: Number of groups.
+        group_size: G, the number of rollouts per group.
+        seed: Seed of the task order and of every rollout.
+        order: The task order, one of `hgpo_envs.task_sampling`.
+        iteration: Training iteration, written to every row.
+        skip: Number of tasks to skip at the start of the order.
+        max_groups: Maximum number of groups to play with dynamic sampling, until `tasks` of them are informative. None
+            turns dynamic sampling off.
+        outcome: The outcome that must differ within an informative group (`hgpo_train.rollout.outcomes`).
+
+    Raises:
+        InputError: A value is out of range.
     """
 
     tasks: int
@@ -61,28 +68,49 @@ class RolloutSpec:
 
     def __post_init__(self) -> None:
         for name, least in (("tasks", 1), ("group_size", 1), ("iteration", 0), ("skip", 0)):
-            value = getattr(self, name)
-            if value < least:
-                raise InputError(f"{name}: expected at least {least}, got {value}")
-        if self.max_groups is not None and self.max_groups < self.tasks:
-            raise InputError(
-                f"max_groups: expected at least as many groups as are wanted ({self.tasks}), got {self.max_groups}"
-            )
+            check_integer(name, getattr(self, name), least)
+        check_integer("seed", self.seed)
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise InputError(f"seed: expected an integer of at most 64 bits, received {self.seed}")
+        if self.order not in TASK_SAMPLINGS:
+            raise InputError(unknown("task order", self.order, TASK_SAMPLINGS))
+        if self.max_groups is not None:
+            check_integer("max_groups", self.max_groups)
+            if self.max_groups < self.tasks:
+                line = f"expected at least the number of wanted groups ({self.tasks}), received {self.max_groups}"
+                raise InputError(f"max_groups: {line}")
         if self.outcome not in OUTCOMES:
-            raise InputError(f"outcome: expected one of {', '.join(OUTCOMES)}, got {self.outcome!r}")
+            raise InputError(f"outcome: expected one of {', '.join(OUTCOMES)}, received {self.outcome!r}")
+
+
+def check_integer(name: str, value: object, least: int | None = None) -> None:
+    """Check that a value is an integer of at least `least`.
+
+    Raises:
+        InputError: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{name}: expected an integer, received {one_line(repr(value))}")
+    if least is not None and value < least:
+        raise InputError(f"{name}: expected at least {least}, received {value}")
 
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """How the collection is run; changes how long it takes, never what it gives.
+    """How a collection is executed. The values affect its duration, not its content.
 
     Attributes:
-        slots: Environments at once.
-        workers: Run each environment in a subprocess of its own.
-        worker_timeout_s: A command that takes longer ends its worker.
-        policy_timeout_s: A request that the policy does not answer within this many seconds fails.
-        groups_per_shard: Groups that make a shard.
-        max_consecutive_failures: Rollouts that may fail one after the other before the run stops.
+        slots: Number of environments that run concurrently.
+        workers: Whether each environment runs in its own subprocess.
+        worker_timeout_s: Maximum seconds for a command in a worker; a worker that takes longer is killed.
+        policy_timeout_s: Maximum seconds for a reply of the policy; a request that takes longer fails.
+        groups_per_shard: Number of groups per shard.
+        max_consecutive_failures: Number of rollouts that fail in a row, without a step in between, at which the run
+            stops (`hgpo_train.rollout.collector.Collector`). None derives it from the number of all rollouts
+            (`hgpo_train.rollout.failures.allowed_in_a_row`).
+
+    Raises:
+        InputError: A value is out of range.
     """
 
     slots: int = 256
@@ -90,18 +118,24 @@ class ExecutionOptions:
     worker_timeout_s: float = 300.0
     policy_timeout_s: float = 3600.0
     groups_per_shard: int = 64
-    max_consecutive_failures: int = 64
+    max_consecutive_failures: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("slots", "groups_per_shard", "max_consecutive_failures"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected at least 1, got {getattr(self, name)}")
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
         for name in ("worker_timeout_s", "policy_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name}: expected more than 0 seconds, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value > 0:
+                raise InputError(f"{name}: expected more than 0 seconds, received {one_line(repr(value))}")
 
 
-def collect(
+def default_slots(*, workers: bool) -> int:
+    """Return the default number of slots: one per processor if each environment is a process."""
+    return max(2, os.cpu_count() or 1) if workers else ExecutionOptions.slots
+
+
+def collect_groups(
     handle: EnvHandle,
     policy: Policy,
     writer: StepWriter,
@@ -111,25 +145,31 @@ def collect(
     retry_failed: bool = False,
     progress: Callable[[Tally], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
+    tally: Tally | None = None,
 ) -> Tally:
-    """Collects groups into a run; groups that the run already has are not played again.
+    """Collect groups into a run. Groups that the run contains already are not played again.
 
     Args:
-        handle: What is played.
-        policy: What acts.
-        writer: The run.
-        spec: What is to be collected.
-        execution: How it is run.
-        retry_failed: Play the rollouts again that the run holds as aborted. Each takes the place of the aborted one;
-            the other rollouts of its group stay as they are.
-        progress: Called now and then.
-        should_stop: Asked now and then; when it says so, whole groups are committed and the rest is left for later.
+        handle: The environment.
+        policy: The policy.
+        writer: The writer of the run.
+        spec: The content of the collection.
+        execution: How it is executed; defaults if None.
+        retry_failed: Whether to play the run's aborted rollouts again. A retried rollout replaces the aborted one; the
+            other rollouts of its group are unchanged.
+        progress: Called regularly with the tally.
+        should_stop: Called regularly; True stops early. Finished groups are committed.
+        tally: The counts to update, for several calls that belong together; new ones if None.
+
+    Returns:
+        The updated counts.
 
     Raises:
-        RolloutError: Rollouts fail one after the other; whole groups are committed.
+        RolloutError: Too many rollouts failed in a row. Finished groups are committed.
+        Exception: A bug in a user's own policy (`hgpo_train.policies.own`). Finished groups are committed.
     """
     execution = execution or ExecutionOptions()
-    tally = Tally()
+    tally = tally or Tally()
     done, failed = already_collected(
         writer, None if spec.max_groups is None else spec.outcome, retry_failed=retry_failed
     )
@@ -165,7 +205,8 @@ def collect(
             policy,
             groups,
             seed=spec.seed,
-            max_consecutive_failures=execution.max_consecutive_failures,
+            max_consecutive_failures=execution.max_consecutive_failures
+            or allowed_in_a_row((spec.max_groups or spec.tasks) * spec.group_size),
             policy_timeout_s=execution.policy_timeout_s,
             progress=progress,
             should_stop=should_stop,
@@ -175,18 +216,22 @@ def collect(
         slots.close()
 
 
+collect = collect_groups
+"""Its name in version 0.1. `hgpo_train.rollout.collect` is another function, which opens the environment as well."""
+
+
 def already_collected(
     writer: StepWriter, outcome: str | None, *, retry_failed: bool
 ) -> tuple[Mapping[Key, bool], Mapping[Key, FailedGroup]]:
-    """What a run holds already.
+    """Return the groups that a run contains already.
 
     Args:
-        writer: The run.
+        writer: The writer of the run.
         outcome: The outcome that makes a group informative; None counts every group as informative.
-        retry_failed: Whether failed rollouts are to be played again.
+        retry_failed: Whether failed rollouts are retried.
 
     Returns:
-        The groups that are not played again, and whether each was informative; the failed groups that are.
+        The groups that are not played again, with whether each is informative, and the groups with rollouts to retry.
     """
     done: dict[Key, bool] = dict.fromkeys(writer.committed, True)
     if not done:
@@ -201,18 +246,18 @@ def already_collected(
 
 @dataclass
 class StopRequest:
-    """Ctrl-C as a wish: the first one is noted, the second one interrupts."""
+    """A flag that the first Ctrl-C sets. See `stop_on_interrupt`."""
 
     requested: bool = field(default=False)
 
     def __call__(self) -> bool:
-        """Whether Ctrl-C was pressed."""
+        """Return whether Ctrl-C was pressed."""
         return self.requested
 
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[StopRequest]:
-    """Within the block, the first Ctrl-C is noted only, so that what is whole can be committed."""
+    """Set a flag at the first Ctrl-C within the block, so finished groups can be committed. A second one interrupts."""
     interruption = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
@@ -237,18 +282,29 @@ _LOCAL_MODELS: Final = ("transformers", "vllm")
 def run_config(
     handle: EnvHandle, env_options: Mapping[str, Any], policy: str, policy_options: Mapping[str, Any], spec: RolloutSpec
 ) -> dict[str, Any]:
-    """What a run's rows depend on, stored with the run: not `ExecutionOptions`, nor how many groups are wanted.
+    """Return the configuration that is stored with a run: everything that its rows depend on.
 
-    Paths name data and models that may change: their fingerprints are part of it. Secrets are replaced
-    (`hgpo_envs.secrets`): another password does not make another run.
+    It excludes `ExecutionOptions`, the number of groups, and options of the policy that do not affect its replies
+    (`hgpo_train.policies.registry.execution_options`): a server's address, time limits, retries. It contains
+    fingerprints of data and models, because the content of a path may change. Secrets are replaced
+    (`hgpo_envs.secrets`), so a run can be resumed with another password.
+
+    Args:
+        handle: The environment.
+        env_options: Keyword arguments of the environment.
+        policy: The policy, ``<name>`` or ``<name>:<argument>``.
+        policy_options: Options of the policy.
+        spec: The content of the collection.
     """
     kind, _, model = policy.partition(":")
     weights = {"weights": fingerprint_model(model)} if kind in _LOCAL_MODELS else {}
+    execution = execution_options(policy)
+    acting = {name: value for name, value in policy_options.items() if name not in execution}
     config: dict[str, Any] = {
         "env": {"id": handle.env_id, **env_options},
         "tasks": fingerprint_tasks(handle, env_options),
         "prompt_template": handle.settings.template.fingerprint,
-        "policy": {"name": policy, **policy_options, **weights},
+        "policy": {"name": policy, **acting, **weights},
         "group_size": spec.group_size,
         "seed": spec.seed,
         "order": spec.order,

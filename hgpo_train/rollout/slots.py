@@ -1,4 +1,4 @@
-"""Where environments run. In this process: `LocalSlots`. In subprocesses that may die: `hgpo_train.rollout.workers`."""
+"""Slots, which run environments in this process (`LocalSlots`) or in subprocesses (`hgpo_train.rollout.workers`)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class SlotResult(NamedTuple):
-    """The result of a reset or step in a slot.
+    """The result of a start or a command in a slot.
 
     Attributes:
-        slot: Which.
-        outcome: The state that a start or a command led to, or why there is none.
-        seconds: Time that the engine took.
+        slot: Number of the slot.
+        outcome: The new state, or the failure.
+        seconds: Duration of the call of the engine.
     """
 
     slot: int
@@ -34,40 +34,40 @@ class Slots(Protocol):
     """A fixed number of engines, each playing one task at a time."""
 
     count: int
-    """How many."""
+    """Number of slots."""
 
     @property
     def busy(self) -> int:
-        """How many starts and commands have not come back yet."""
+        """Number of starts and commands whose results have not been collected."""
         ...
 
     def engine(self, slot: int) -> Engine | None:
-        """The slot's engine, for experts that look into it; None when it is in another process."""
+        """Return the slot's engine, for experts that inspect it; None if it runs in another process."""
         ...
 
     def start(self, slot: int, task_id: str) -> None:
-        """Begins a task; the first state arrives by `collect`."""
+        """Start a task. `collect` returns its first state."""
         ...
 
     def act(self, slot: int, command: str) -> None:
-        """Carries out a command; the next state arrives by `collect`."""
+        """Execute a command. `collect` returns the next state."""
         ...
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
-        """What has come back; waits at most `timeout` seconds for the first."""
+        """Return the results that are ready. Wait at most `timeout` seconds for the first one."""
         ...
 
     def close(self) -> None:
-        """Frees what the slots hold."""
+        """Release the resources of all slots."""
         ...
 
 
 class LocalSlots:
-    """Engines in this process, all over one task source.
+    """Slots whose engines run in this process and share one task source.
 
     Args:
         shared: The task source.
-        count: How many engines.
+        count: Number of slots.
     """
 
     def __init__(self, shared: SharedSource, count: int) -> None:

@@ -1,4 +1,4 @@
-"""One rollout under way, and the rows that it leaves."""
+"""A rollout that is being played, and its rows."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Row = dict[str, Any]
 
 
 class Trajectory:
-    """A member of a group, playing in one slot.
+    """A member of a group that is played in one slot.
 
     Args:
         group: The group.
-        member: Which of its rollouts.
+        member: Number of the rollout in the group, from 0.
         seed: The member's seed.
         episode: The slot's episode.
-        clocked: Whether rows hold timings.
+        clocked: Whether rows contain timings.
 
     Attributes:
-        rows: One row a finished step, without what is the same for the whole run.
+        rows: One row per finished step, without the columns that are constant in a run.
     """
 
     def __init__(self, group: PlannedGroup, member: int, seed: int, episode: Episode, *, clocked: bool) -> None:
@@ -42,11 +42,11 @@ class Trajectory:
         }
 
     def step_seed(self) -> int:
-        """The seed of the step that comes next."""
+        """Return the seed of the next step."""
         return text_hash(f"{self.seed}/{len(self.rows)}") % (1 << 63)
 
     def open_row(self, prompt: str) -> None:
-        """The episode shows a state, and the policy is asked: a row is opened."""
+        """Begin the row of a step with its state and prompt, when the policy receives the request."""
         state = self.episode.state
         if not self.rows:
             self._common |= _task_columns(self.episode.task)
@@ -59,7 +59,7 @@ class Trajectory:
         }
 
     def add_reply(self, reply: Reply, command: str, seconds: float, version: int) -> None:
-        """The policy has answered, and a command was found in its response."""
+        """Add the policy's reply and the command that was parsed from it to the open row."""
         self._open |= {
             "policy_version": version,
             "response": reply.response,
@@ -77,7 +77,7 @@ class Trajectory:
             self._open["policy_s"] = seconds
 
     def close_row(self, seconds: float) -> None:
-        """The episode has taken the step: the row is closed."""
+        """Finish the row after the episode has taken the step."""
         episode = self.episode
         self._open |= {
             "action_valid": episode.action_valid,
@@ -94,12 +94,12 @@ class Trajectory:
         self._close()
 
     def abort(self, failure: Failure) -> None:
-        """Ends the rollout for a reason outside the task: what is known is kept, marked as aborted."""
+        """End the rollout because of a failure. Its rows are kept, and the last one is marked as aborted."""
         failed = {"aborted": True, "error": str(failure)}
         if not self._open and self.rows:  # between two steps
             self.rows[-1] |= {**failed, "next_state": self.episode.state.text}
             return
-        if not self._open:  # it never began: there is no state to be kept
+        if not self._open:  # the failure occurred before the first state
             self._open = {**self._common, "step": 0, "state": ""}
         self._open |= {**failed, "reward": 0.0}
         self._close()

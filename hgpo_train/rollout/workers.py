@@ -1,15 +1,15 @@
-"""Engines in subprocesses: for environments that are slow, that leak, or that may die.
+"""Engines in subprocesses, for environments that are slow, leak memory or may crash.
 
-One process per engine, so that a process that dies takes one rollout with it and no other. It is replaced when its slot
-is used again; the rollout is kept as aborted, with what happened in its row. Processes are spawned, not forked: a fork
-would copy threads and devices that the policy holds.
+Each engine has its own process, so a crash aborts only one rollout. The rollout is stored as aborted, with the reason.
+The process is replaced when its slot is used again. Processes are spawned, not forked: a fork would copy the policy's
+threads and devices.
 
 Each slot has a thread that starts its process, sends commands and receives states. A process that is stopped, or that
-dies in the middle of a message, blocks that thread only. The collector never reads or writes a pipe: it waits for the
-threads' results, and kills processes that are too late, which ends their threads' waiting.
+dies while it writes a message, blocks only this thread. The collector never reads from or writes to a pipe. It waits
+for the threads' results and kills processes that exceed the time limit, which unblocks their threads.
 
-No process outlives the collector: Linux kills it when its parent ends, also while it is stopped or hangs. Other systems
-have no such call; there a process ends when it next reads its pipe, whose other end is then closed.
+No process outlives the collector. Linux kills it when its parent ends, even if it is stopped or hangs. Other systems
+have no such call: there a process ends when it next reads its pipe, whose other end is closed.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _SPAWN = multiprocessing.get_context("spawn")
 _CLOSING_S = 5.0
 _READY = "ready"
 _PDEATHSIG = 1
-"""Linux's PR_SET_PDEATHSIG. The parent is the thread that starts the process: a slot's, which lives as long as it."""
+"""Linux's PR_SET_PDEATHSIG. The signal is sent when the thread that started the process ends, which is the slot's."""
 
 
 @dataclass
 class _Call:
-    """A start or a command, from its thread's point of view."""
+    """A start or a command that is queued for a slot's thread."""
 
     method: str
     text: str
@@ -59,30 +59,31 @@ class _Call:
 
 @dataclass
 class _Worker:
-    """A slot: its thread, and its process while there is one. The lock guards process, connection and times."""
+    """A slot's thread, and its process while there is one. The lock guards process, connection and times."""
 
     calls: queue.SimpleQueue[_Call | None] = field(default_factory=queue.SimpleQueue)
     lock: threading.Lock = field(default_factory=threading.Lock)
     thread: threading.Thread | None = None
     process: SpawnProcess | None = None
     connection: Connection | None = None
-    asked: int = 0  # the number of the call that is waited for; 0 while none is
-    since: float = 0.0  # when it was sent, or when its process began to start
+    asked: int = 0  # the number of the open call; 0 if there is none
+    since: float = 0.0  # when the call was sent, or when its process began to start
     starting: bool = False
-    doomed: bool = False  # killed for being late: not to be used again
+    doomed: bool = False  # killed because of the time limit: not to be used again
     restarts: int = 0
 
 
 class WorkerSlots:
-    """Each slot's engine in a process of its own.
+    """Slots whose engines run in one subprocess each.
+
+    At most as many processes as there are processors, but at least four, start at the same time.
 
     Args:
-        shared: The task source; it is pickled, and opened again in each process.
-        count: How many processes.
-        timeout_s: A start or a command that takes longer costs the process its life.
-        opening_s: The same for a process that starts and opens the task source, for which it imports packages and reads
-            data; twice `timeout_s` and a minute unless given. As many processes as there are processors, but at least
-            four, open at a time: the first play while the last wait for their turn.
+        shared: The task source. It is pickled, and opened again in each process.
+        count: Number of slots.
+        timeout_s: Maximum seconds for a start or a command; a process that takes longer is killed.
+        opening_s: Maximum seconds until a process has started and opened the task source, for which it imports packages
+            and reads data. Default: twice `timeout_s` plus a minute.
 
     Raises:
         InputError: The task source cannot be pickled.
@@ -100,9 +101,7 @@ class WorkerSlots:
         self._done: queue.SimpleQueue[tuple[int, int, State | Failure, float]] = queue.SimpleQueue()
         pickled = attempt("", ForkingPickler.dumps, shared)
         if isinstance(pickled, Failure):
-            raise InputError(
-                f"the environment cannot be sent to worker processes ({pickled.line}); leave --workers out"
-            )
+            raise InputError(f"the environment cannot be sent to worker processes ({pickled.line}); remove --workers")
         self._pickled = bytes(pickled)
         self._workers = [_Worker() for _ in range(count)]
         for slot, worker in enumerate(self._workers):
@@ -111,7 +110,7 @@ class WorkerSlots:
 
     @property
     def restarts(self) -> int:
-        """How many processes were replaced."""
+        """Number of processes that were ended, because they failed or at `close`."""
         return sum(worker.restarts for worker in self._workers)
 
     @property
@@ -120,17 +119,17 @@ class WorkerSlots:
         return sum(worker.asked > 0 for worker in self._workers)
 
     def engine(self, slot: int) -> Engine | None:
-        """None: the engine is elsewhere."""
+        """Return None: the engine runs in another process."""
         del slot
         return None
 
     def process_id(self, slot: int) -> int | None:
-        """The operating system's number of a slot's process; None while it has none."""
+        """Return the process id of a slot's process; None if there is none."""
         process = self._workers[slot].process
         return None if process is None else process.pid
 
     def start(self, slot: int, task_id: str) -> None:
-        """See `Slots`. A process that died between two rollouts is replaced first: it costs no rollout."""
+        """See `Slots`. A process that died between two rollouts is replaced without a failure."""
         self._ask(slot, "start", task_id)
 
     def act(self, slot: int, command: str) -> None:
@@ -142,7 +141,7 @@ class WorkerSlots:
         return [*self._received(timeout), *self._overdue()]
 
     def close(self) -> None:
-        """Ends every process; takes a few seconds at most, whatever they do."""
+        """Kill every process. Returns within a few seconds, even if a process hangs."""
         until = perf_counter() + _CLOSING_S
         self._closing = True
         for worker in self._workers:
@@ -151,7 +150,7 @@ class WorkerSlots:
             with worker.lock:
                 process = worker.process
                 if process is not None:
-                    process.kill()  # an engine holds nothing that needs to be closed, and may be stopped or hang
+                    process.kill()  # engines have nothing to close, and a process may be stopped or hang
         for worker in self._workers:
             if worker.thread is not None:
                 worker.thread.join(max(0.0, until - perf_counter()))
@@ -174,7 +173,7 @@ class WorkerSlots:
         return arrived
 
     def _accepted(self, result: tuple[int, int, State | Failure, float]) -> list[SlotResult]:
-        """The result as an arrival; empty where it came after its call had been given up."""
+        """Return the result of the open call. The list is empty if the call has already timed out."""
         slot, number, outcome, seconds = result
         worker = self._workers[slot]
         if worker.asked != number:
@@ -194,14 +193,14 @@ class WorkerSlots:
                 worker.asked = 0
                 if worker.process is not None:
                     worker.doomed = True
-                    worker.process.kill()  # what its thread waits for ends with it
+                    worker.process.kill()  # unblocks the slot's thread, which waits for the process
             failure = Failure("WorkerTimedOut", f"{what} within {allowed:g} s")
             arrived.append(SlotResult(slot, failure, now - worker.since))
         return arrived
 
     def _run(self, slot: int, worker: _Worker) -> None:
-        """A slot's thread: makes its calls one after the other, in a process that it starts when it needs one."""
-        if hasattr(signal, "pthread_sigmask"):  # inherited by the process: Ctrl-C is for the collector alone
+        """Run a slot's thread: make its calls one after the other, in a process that it starts on demand."""
+        if hasattr(signal, "pthread_sigmask"):  # the process inherits the mask: only the collector handles Ctrl-C
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while (call := worker.calls.get()) is not None:
             outcome, seconds = self._make(worker, call)
@@ -209,7 +208,7 @@ class WorkerSlots:
         self._discard(worker)
 
     def _make(self, worker: _Worker, call: _Call) -> tuple[State | Failure, float]:
-        """Makes one call. A process that fails is discarded; had it died before a start, another makes the start."""
+        """Make one call. A process that fails is discarded. A start is retried if a reused process fails at it."""
         began = perf_counter()
         if worker.doomed:
             self._discard(worker)
@@ -217,7 +216,7 @@ class WorkerSlots:
             reused = worker.process is not None
             try:
                 return self._exchange(worker, call)
-            except Exception as error:  # noqa: BLE001 - it died, died while it wrote, or wrote what cannot be read
+            except Exception as error:  # noqa: BLE001 - it died, or sent data that cannot be unpickled
                 failure = self._death(worker, error)
                 reused = reused and not worker.doomed
                 self._discard(worker)
@@ -235,9 +234,9 @@ class WorkerSlots:
         return outcome, float(seconds)
 
     def _spawn(self, worker: _Worker) -> None:
-        """Starts a process, when it is its turn, and waits until it has opened the task source."""
+        """Start a process, when it is its turn, and wait until it has opened the task source."""
         with worker.lock:
-            worker.starting, worker.since = True, math.inf  # waiting for its turn takes none of its time
+            worker.starting, worker.since = True, math.inf  # the time limit begins when it is its turn
         try:
             while not self._opening.acquire(timeout=0.2):
                 if self._closing:
@@ -269,7 +268,7 @@ class WorkerSlots:
 
     @staticmethod
     def _death(worker: _Worker, error: Exception) -> Failure:
-        """Why a process could not make a call."""
+        """Return why a process could not make a call."""
         if isinstance(error, _UnreadyError):
             return Failure("EnvironmentFailed", str(error))
         process = worker.process
@@ -283,7 +282,7 @@ class WorkerSlots:
         return Failure("WorkerDied", f"the environment's process ended with {how}")
 
     def _discard(self, worker: _Worker) -> None:
-        """Ends the slot's process, if it has one; the next call starts another."""
+        """End the slot's process, if it has one. The next call starts another."""
         with worker.lock:
             process, connection = worker.process, worker.connection
             worker.process = worker.connection = None
@@ -297,12 +296,12 @@ class WorkerSlots:
 
 
 class _UnreadyError(Exception):
-    """The process lives and cannot open the task source."""
+    """A process that runs could not open the task source."""
 
 
 def _serve(pickled: bytes, connection: Connection) -> None:
-    """The process: plays what it is asked until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the collector, which ends its processes itself
+    """Run a worker process: execute calls until the other end of the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the collector handles Ctrl-C and ends its processes
     _end_with_parent()
     with contextlib.suppress(EOFError, OSError):
         engine = attempt("EnvironmentFailed", _engine, pickled)
@@ -315,22 +314,22 @@ def _serve(pickled: bytes, connection: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Makes Linux kill this process when its parent ends."""
+    """Let Linux kill this process when its parent ends."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     parent = multiprocessing.parent_process()
-    if parent is not None and os.getppid() != parent.pid:  # it ended before the call
+    if parent is not None and os.getppid() != parent.pid:  # the parent ended before the call
         os._exit(1)
 
 
 def _engine(pickled: bytes) -> Engine:
-    shared: SharedSource = pickle.loads(pickled)  # noqa: S301 - what the parent process has just pickled
+    shared: SharedSource = pickle.loads(pickled)  # noqa: S301 - pickled by the parent process
     return shared.source.engine()
 
 
 def _pickled(outcome: object, seconds: float) -> bytes:
-    """The answer for the pipe; a failure where the state cannot be pickled."""
+    """Pickle the result of a call for the pipe; a failure if the state cannot be pickled."""
     data = attempt("EnvironmentFailed", pickle.dumps, (outcome, seconds))
     if isinstance(data, Failure):
         failure = Failure(data.kind, f"its state cannot be sent between processes: {data.line}")

@@ -1,6 +1,7 @@
-"""Checkpoints: complete or absent, safetensors only, and readable by Transformers and vLLM as they are.
+"""Saving and loading checkpoints.
 
-What is in one, and how it is verified: `hgpo_train.models.checkpoint_files`.
+A checkpoint is written atomically, contains only safetensors, JSON and tokenizer files, and can be loaded by
+Transformers and vLLM directly. `hgpo_train.models.checkpoint_files` lists its files and verifies them.
 """
 
 from __future__ import annotations
@@ -50,29 +51,30 @@ def save_checkpoint(
     *,
     keep: int = 0,
 ) -> Path:
-    """Writes a checkpoint and removes all but the newest ones.
+    """Write a checkpoint and remove all but the newest `keep` checkpoints.
 
-    A checkpoint of the same iteration is replaced. Whatever else has its name is renamed (`rename_damaged`), and
-    folders that hold something else than a checkpoint are never removed.
+    A checkpoint of the same iteration is replaced. Any other file or folder of that name is renamed
+    (`rename_damaged`). Folders that are not checkpoints are never removed.
 
     Args:
-        folder: Of all checkpoints.
-        state: How far the run is.
-        model: Bare, or wrapped by peft: then its adapters are saved.
-        tokenizer: Saved beside it.
-        optimiser: Its state is saved by parameter.
-        keep: How many to keep; 0 keeps all.
+        folder: The folder that contains all checkpoints of the run.
+        state: The run's progress.
+        model: A bare model, or one wrapped by peft, of which only the adapters are saved.
+        tokenizer: The model's tokenizer, saved in the same folder.
+        optimiser: The optimiser, whose state is saved by parameter.
+        keep: Number of checkpoints to keep; 0 keeps all.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        OSError: The disk is full, or the folder cannot be written. The checkpoints are as before.
+        OSError: The disk is full, or the folder cannot be written. Existing checkpoints are unchanged.
     """
     target = folder / f"{state.iteration:06d}"
     if os.path.lexists(target) and not is_removable(target):
         kept = rename_damaged(target)
-        warnings.warn(f"{target} is no checkpoint of this run; renamed to {kept.name}", CheckpointWarning, stacklevel=2)
+        line = f"{target} is not a checkpoint of this run; renamed to {kept.name}"
+        warnings.warn(line, CheckpointWarning, stacklevel=2)
     with new_folder(target, replace=is_removable) as made:
         (made / OPTIMISER).parent.mkdir()
         try:
@@ -80,7 +82,7 @@ def save_checkpoint(
                 model.save_pretrained(made)
             tokenizer.save_pretrained(made)
             save_file(optimiser_tensors(model, optimiser), made / OPTIMISER)
-        except Exception as error:  # safetensors and tokenizers hide errors of the operating system in their own
+        except Exception as error:  # safetensors and tokenizers wrap operating system errors in their own types
             number = re.search(r"\(os error (\d+)\)", str(error))
             if number is not None and not isinstance(error, OSError):
                 raise OSError(int(number[1]), os.strerror(int(number[1])), str(target)) from error
@@ -94,14 +96,14 @@ def save_checkpoint(
 
 
 def remove_superseded(folder: Path, current: Path, keep: int) -> None:
-    """Removes all but the newest checkpoints.
+    """Remove all but the newest `keep` checkpoints.
 
-    A run that is resumed does this, too: its process may have been killed between saving and removing.
+    A resumed run calls this as well, because its process may have been killed between saving and removing.
 
     Args:
-        folder: Of all checkpoints.
-        current: The checkpoint that was just saved or loaded; it stays.
-        keep: How many to keep; 0 keeps all.
+        folder: The folder that contains all checkpoints of the run.
+        current: The checkpoint that was just saved or loaded; it is never removed.
+        keep: Number of checkpoints to keep; 0 keeps all.
 
     Raises:
         OSError: The folder cannot be written.
@@ -112,12 +114,12 @@ def remove_superseded(folder: Path, current: Path, keep: int) -> None:
 
 
 def load_checkpoint(folder: Path, model: Model, optimiser: torch.optim.Optimizer) -> TrainingState:
-    """Puts a checkpoint's weights and moments into a model and an optimiser of the same shapes.
+    """Load a checkpoint's weights and moments into a model and an optimiser of the same shapes.
 
-    Its files are not verified here: `hgpo_train.models.checkpoint_files.checkpoint_to_resume` does it.
+    The files are not verified here; `hgpo_train.models.checkpoint_files.checkpoint_to_resume` verifies them.
 
     Raises:
-        InputError: The checkpoint is of another model.
+        InputError: The checkpoint belongs to another model.
     """
     load_weights(folder, model)
     restore_optimiser(model, optimiser, load_file(folder / OPTIMISER))
@@ -125,16 +127,17 @@ def load_checkpoint(folder: Path, model: Model, optimiser: torch.optim.Optimizer
 
 
 def load_weights(folder: Path, model: Model) -> None:
-    """Puts a checkpoint's weights into a model (or its adapters) of the same shapes.
+    """Load a checkpoint's weights into a model, or into its adapters, of the same shapes.
 
     Raises:
-        InputError: The checkpoint is of another model.
+        InputError: The checkpoint belongs to another model, or contains no weights.
     """
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(file)
     if not tensors:
-        raise InputError(f"{folder} holds no weights (*.safetensors); expected a checkpoint of hgpo train or hgpo sft")
+        line = f"{folder} contains no weights (*.safetensors); expected a checkpoint of hgpo train or hgpo sft"
+        raise InputError(line)
     if hasattr(model, "peft_config"):
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
@@ -142,6 +145,7 @@ def load_weights(folder: Path, model: Model) -> None:
         set_peft_model_state_dict(model, tensors)
         return
     own = model.state_dict()
+    # Transformers saves tied weights once, under the name of one of the parameters.
     tied = {name for name in own if name not in tensors and name in (getattr(model, "_tied_weights_keys", None) or {})}
     _check_same(folder, tensors, {name: value for name, value in own.items() if name not in tied})
     model.load_state_dict(tensors, strict=False)
@@ -150,21 +154,21 @@ def load_weights(folder: Path, model: Model) -> None:
 def _check_same(folder: Path, saved: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     if odd := sorted(saved.keys() ^ expected.keys()):
         where = "the checkpoint" if odd[0] in saved else "the model"
-        raise InputError(f"{folder} is a checkpoint of another model: only {where} has {odd[0]!r}; check model.path")
+        raise InputError(f"{folder} belongs to another model: only {where} has {odd[0]!r}; check model.path")
     for name, value in saved.items():
         if value.shape != expected[name].shape:
             raise InputError(
-                f"{folder} is a checkpoint of another model: {name!r} is {list(value.shape)} there, "
-                f"{list(expected[name].shape)} in the model; check model.path"
+                f"{folder} belongs to another model: expected {name!r} of shape {list(expected[name].shape)}, received "
+                f"{list(value.shape)}; check model.path"
             )
 
 
 def resumed_state(stored: TrainingState, now: TrainingState) -> TrainingState:
-    """The state of a run that is resumed, with the versions of today; warns if they are others than they were."""
+    """Return the stored state with the installed versions and run id; warn about each version that has changed."""
     for name, version in now.versions.items():
         if (was := stored.versions.get(name, version)) != version:
             warnings.warn(
-                f"the run was computed with {name} {was} until now, and is resumed with {version}: results may differ",
+                f"the run was computed with {name} {was} and is resumed with {version}: results may differ",
                 CheckpointWarning,
                 stacklevel=3,
             )
@@ -172,7 +176,7 @@ def resumed_state(stored: TrainingState, now: TrainingState) -> TrainingState:
 
 
 def versions(names: Iterable[str] = ("hgpo", "torch", "transformers", "peft", "polars")) -> dict[str, str]:
-    """The installed versions of packages."""
+    """Return the installed version of each package, or "not installed"."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}

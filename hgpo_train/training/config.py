@@ -1,7 +1,7 @@
-"""The configuration of a training run: one frozen dataclass a section, one docstring a field.
+"""The configuration of a training run: one frozen dataclass per section, one docstring per field.
 
-`hgpo train CONFIG.toml --set section.field=value --print-config` shows all of it with these docstrings. The whole
-configuration is stored with the run (`config.toml`), as it was after all overrides.
+`hgpo train CONFIG.toml --set section.field=value --print-config` prints all settings with these docstrings. The
+complete configuration, after all overrides, is stored in the run's folder as `config.toml`.
 """
 
 from __future__ import annotations
@@ -40,22 +40,23 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentConfig(Settings):
-    """What is played."""
+    """The environment that rollouts are collected in."""
 
     id: str = "HGPO/ALFWorld-v0"
     """A registered environment, such as HGPO/ALFWorld-v0 or HGPO/WebShop-v0."""
     split: str = "train"
     """The split whose tasks are trained on."""
     max_steps: PositiveInt = 50
-    """Steps after which a trajectory is cut off."""
+    """Steps after which an episode is truncated."""
     history_length: NonNegativeInt = 2
-    """K of the prompt: how many past steps the prompt shows."""
+    """Number of past steps in the prompt (K)."""
     action_format: Literal["response", "command", "number"] = "response"
-    """What the policy writes: a response with the action in tags, the command, or an admissible action's number."""
+    """Form of the policy's output: a response with the action in tags, a command, or the number of an admissible
+    action."""
     prompt_template: str | None = None
-    """A Jinja file that replaces the environment's own prompt, or the name of one that is shipped, such as compact."""
+    """A Jinja file that replaces the environment's prompt, or the name of a bundled template, such as compact."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Further keyword arguments of gym.make, for example { data = "/data/json_2.1.1" } or { goals = "human" }."""
+    """Other keyword arguments of gym.make, for example { data = "/data/json_2.1.1" } or { goals = "human" }."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,41 +64,42 @@ class RolloutConfig(Settings):
     """How trajectories are collected."""
 
     engine: str = "transformers"
-    """Who generates: transformers in process, or vllm."""
+    """The generation engine: transformers (in the same process) or vllm."""
     engine_options: dict[str, Any] = field(default_factory=dict)
-    """Further keyword arguments of the engine, for example { tensor_parallel_size = 2 }."""
+    """Other keyword arguments of the engine, for example { tensor_parallel_size = 2 }."""
     tasks: PositiveInt = 16
-    """Tasks an iteration."""
+    """Tasks per iteration."""
     group_size: PositiveInt = 8
-    """Trajectories a task, the group of group advantages."""
+    """Trajectories per task; they form the group that advantages are computed in."""
     temperature: PositiveFloat = 1.0
-    """Sampling temperature. Not 0: greedy trajectories of a group are all alike."""
+    """Sampling temperature. It cannot be 0, because the greedy trajectories of a group would be identical."""
     max_prompt_tokens: PositiveInt = 4096
-    """Longer prompts are cut, see overflow."""
+    """Maximum prompt length in tokens; overflow sets how longer prompts are truncated."""
     max_response_tokens: PositiveInt = 512
-    """Responses are cut off here."""
+    """Maximum response length in tokens; longer responses are truncated."""
     overflow: Literal["left", "history"] = "left"
-    """How too long a prompt is cut: left drops its beginning, history first shows fewer past steps."""
+    """How a prompt that is too long is truncated: left drops its beginning, history first removes past steps."""
     slots: PositiveInt = 1024
-    """Environments at once; changes the speed alone."""
+    """Number of environments that run at the same time; affects only the speed."""
     filter_groups: bool = False
-    """Dynamic sampling (DAPO): groups whose trajectories all end the same, by the estimator's reward, are left out and
-    others collected."""
+    """Dynamic sampling (DAPO): leave out groups in which all trajectories have the same outcome (the estimator's
+    reward), and collect others in their place."""
     max_generation_batches: PositiveInt = 10
-    """With filter_groups: how many times tasks are drawn an iteration before going on with what there is."""
+    """With filter_groups: how many times tasks are drawn per iteration at most; training then uses the groups that
+    were collected."""
     max_failed: NonNegativeFloat = MAX_FAILED
-    """Training stops if more than this share of an iteration's rollouts failed, or of an evaluation's; resuming plays
-    the failed ones again. 1 stops only if all of them failed."""
+    """Stop if more than this share of the rollouts of an iteration or evaluation failed; resuming repeats the failed
+    ones. 1 stops only if all of them failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageConfig(Settings):
-    """How steps are credited."""
+    """How advantages are computed."""
 
     estimator: str = "hgpo"
-    """A registered estimator: hgpo, gigpo, grpo, g2po, graphgpo, rloo, reinforce_pp, or an installed one."""
+    """A registered estimator: hgpo, gigpo, grpo, g2po, graphgpo, rloo, reinforce_pp, or one from a plugin."""
     parameters: dict[str, Any] = field(default_factory=dict)
-    """The estimator's parameters by name, for example { history_length = 2, reward_scale = 10.0 }."""
+    """The estimator's parameters, for example { history_length = 2, reward_scale = 10.0 }."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,31 +107,32 @@ class UpdateConfig(Settings):
     """The policy update."""
 
     mini_batch_size: PositiveInt = 256
-    """Most rows an optimiser step sees. An iteration's rows are cut into the fewest mini-batches of equal size."""
+    """Maximum number of rows per optimiser step. The rows of an iteration are split into as few mini-batches as
+    possible, of nearly equal size."""
     epochs: PositiveInt = 1
-    """Passes over an iteration's rows."""
+    """Passes over the rows of an iteration."""
     micro_batch_tokens: PositiveInt = 16384
-    """Most tokens in memory at a time, padding included; has no influence on the result."""
+    """Maximum number of tokens per forward pass, including padding; does not affect the result."""
     layout: Literal["padded", "packed"] = "padded"
-    """Rows of a micro-batch padded to one length, or packed one after another."""
+    """How the rows of a micro-batch are arranged: padded to one length, or packed into one sequence."""
     logit_chunk: NonNegativeInt = 128
-    """Positions whose logits exist at a time; 0 holds all."""
+    """Number of positions whose logits are in memory at a time; 0 computes all logits together."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
-    """How token losses are averaged, see hgpo_train.training.update.losses.token_weights."""
+    """How token losses are averaged; see hgpo_train.training.update.losses.token_weights."""
     clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.2
-    """The ratio is clipped below 1 - clip_low."""
+    """Lower clipping bound of the ratio, 1 - clip_low."""
     clip_high: NonNegativeFloat = 0.2
-    """The ratio is clipped above 1 + clip_high."""
+    """Upper clipping bound of the ratio, 1 + clip_high."""
     dual_clip: Annotated[float, Meta(gt=1)] | None = 3.0
-    """Bounds the loss of negative advantages at this multiple; none leaves it out."""
+    """Upper bound of the loss of a negative advantage, as a multiple of its absolute value; none disables the bound."""
     kl_weight: NonNegativeFloat = 0.01
-    """Weight of the low-variance KL to the model at the start; 0 keeps no reference model."""
+    """Weight of the KL divergence (low-variance estimate) from the initial model; 0 uses no reference model."""
     entropy_weight: float = 0.001
     """Weight of the entropy bonus."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
-    """Denominator of the ratio: computed by the trainer before the update, or as the rollout engine reported it."""
+    """Source of the ratio's denominator: recomputed by the trainer before the update, or reported by the engine."""
     gap_warning: float = 0.05
-    """Warn if engine and trainer disagree on log-probabilities by more than this on average."""
+    """Warn if the engine's log-probabilities differ from the trainer's by more than this on average."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,27 +146,27 @@ class OptimiserConfig(Settings):
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the first and second moments."""
     epsilon: float = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls to 0 over the run's iterations, after the warm-up."""
+    """Learning-rate schedule after the warm-up; linear and cosine fall to 0 by the last iteration."""
     warmup_iterations: NonNegativeInt = 0
-    """Iterations over which the learning rate rises from 0."""
+    """Iterations over which the learning rate rises linearly from 0."""
     gradient_clip: NonNegativeFloat = 1.0
-    """Largest norm of the gradient; 0 never clips."""
+    """Maximum gradient norm; 0 disables clipping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig(Settings):
-    """How the policy is measured on held-out tasks."""
+    """How the policy is evaluated on held-out tasks."""
 
     every: NonNegativeInt = 5
-    """Iterations between evaluations; 0 never evaluates. The policy before the first iteration is evaluated too."""
+    """Iterations between evaluations; 0 disables them. The initial policy is evaluated as well."""
     split: str = "valid_seen"
     """The held-out split."""
     tasks: PositiveInt = 128
-    """Most tasks; a smaller split is played whole."""
+    """Maximum number of tasks; all tasks of a smaller split are evaluated."""
     group_size: PositiveInt = 1
-    """Trajectories a task."""
+    """Trajectories per task."""
     temperature: NonNegativeFloat = 0.4
     """Sampling temperature."""
     seed: int = 1000
@@ -172,17 +175,18 @@ class EvaluationConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig(Settings):
-    """What is kept to resume from."""
+    """When checkpoints are written and how many are kept."""
 
     every: PositiveInt = 1
-    """Iterations between checkpoints; the last iteration always makes one. A killed run replays at most this many."""
+    """Iterations between checkpoints; the last iteration always writes one. An interrupted run repeats at most this
+    many iterations."""
     keep: NonNegativeInt = 2
-    """Checkpoints kept, the newest ones; 0 keeps all."""
+    """Number of checkpoints to keep, the newest ones; 0 keeps all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackingConfig(Settings):
-    """Further trackers that receive the metrics; metrics.jsonl is always written."""
+    """Trackers that receive the metrics; metrics.jsonl is always written."""
 
     tensorboard: bool = True
     """Write TensorBoard events, if tensorboard is installed."""
@@ -199,27 +203,27 @@ class Config(Settings):
     name: str = "hgpo"
     """The run's name in trackers and step tables."""
     seed: int = 0
-    """Seeds tasks, sampling and mini-batches."""
+    """Seed of the task order, sampling and mini-batches."""
     iterations: NonNegativeInt = 160
-    """Iterations of collect, estimate, update."""
+    """Number of iterations; each collects rollouts, computes advantages and updates the policy."""
     environment_steps: PositiveInt | None = None
-    """End earlier, with the iteration that reaches so many environment steps: to compare runs at equal ones."""
+    """Stop after the iteration that reaches this number of environment steps, to compare runs of equal length."""
     environment: EnvironmentConfig = EnvironmentConfig()
-    """What is played."""
+    """The environment that rollouts are collected in."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """The policy."""
     rollout: RolloutConfig = RolloutConfig()
     """How trajectories are collected."""
     advantage: AdvantageConfig = AdvantageConfig()
-    """How steps are credited."""
+    """How advantages are computed."""
     update: UpdateConfig = UpdateConfig()
     """The policy update."""
     optimiser: OptimiserConfig = OptimiserConfig()
     """AdamW and its schedule."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """Measuring on held-out tasks."""
+    """How the policy is evaluated on held-out tasks."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """What is kept to resume from."""
+    """When checkpoints are written and how many are kept."""
     tracking: TrackingConfig = TrackingConfig()
     """Trackers that receive the metrics."""
 
@@ -227,8 +231,8 @@ class Config(Settings):
         check(self)
         if self.rollout.group_size == 1 and self.advantage.estimator != "reinforce_pp":
             raise InputError(
-                f"setting rollout.group_size: expected at least 2 for the estimator {self.advantage.estimator!r}, got "
-                "1; a group of one has nothing to be compared with"
+                f"setting rollout.group_size: expected at least 2 for the estimator {self.advantage.estimator!r}, "
+                "received 1; a singleton group has no advantage"
             )
 
 
@@ -239,38 +243,38 @@ class SftConfig(Settings):
     name: str = "sft"
     """The run's name."""
     seed: int = 0
-    """Seeds the order of rows."""
+    """Seed of the row order."""
     rows: Literal["won", "all"] = "won"
-    """The valid steps of trajectories that solved their task, or all steps."""
+    """Rows to train on: won takes the valid steps of trajectories that solved their task, all takes every step."""
     max_trajectories: Annotated[int, Meta(ge=2)] | None = None
-    """Take the first so many trajectories, at least 2 (one is held out); none takes all."""
+    """Use only the first trajectories, at least 2 of which one is held out; none uses all."""
     max_prompt_tokens: PositiveInt = 4096
-    """Longer prompts lose their beginning."""
+    """Maximum prompt length in tokens; longer prompts lose their beginning."""
     prompt_loss: bool = False
-    """Learn to predict the prompts too: for models that have not learnt to read yet. Held-out rows stay as they are."""
+    """Compute the loss on prompt tokens as well, for untrained models. The held-out loss covers responses only."""
     held_out: Annotated[float, Meta(gt=0, lt=1)] = 0.05
-    """Share of trajectories that are not trained on and on which the loss is reported, at least one."""
+    """Share of trajectories (at least one) that are not trained on and on which the loss is reported."""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """What is trained."""
+    """The model to train."""
     update: UpdateConfig = UpdateConfig(mini_batch_size=64, epochs=3, kl_weight=0.0, entropy_weight=0.0, dual_clip=None)
-    """Batches and epochs; clips do not matter."""
+    """Batches and epochs; clipping has no effect."""
     optimiser: OptimiserConfig = OptimiserConfig(learning_rate=1e-5, schedule="cosine")
-    """AdamW; its schedule runs over optimiser steps here."""
+    """AdamW and its schedule, which runs over optimiser steps instead of iterations."""
     tracking: TrackingConfig = TrackingConfig()
     """Trackers that receive the metrics."""
 
 
 def shipped() -> dict[str, Path]:
-    """The configurations that come with the package, by name."""
+    """Return the files of the bundled configurations by name."""
     folder = Path(str(files("hgpo_train.training") / "configs"))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def template_path(config: EnvironmentConfig) -> str | None:
-    """The prompt template's file: the one named, or the shipped one of that name.
+    """Return the file of the configured prompt template: a path, or the bundled template of that name.
 
     Raises:
-        InputError: There is neither.
+        InputError: There is neither a file nor a bundled template of that name.
     """
     name = config.prompt_template
     if name is None or Path(name).is_file():
@@ -278,20 +282,20 @@ def template_path(config: EnvironmentConfig) -> str | None:
     folder = Path(str(files("hgpo_train.training") / "configs"))
     known = {path.stem: str(path) for path in sorted(folder.glob("*.j2"))}
     if name not in known:
-        raise InputError(unknown("prompt template (no such file either)", name, known))
+        raise InputError(unknown("prompt template or missing file", name, known))
     return known[name]
 
 
 def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: type[C] = Config) -> C:  # type: ignore[assignment]
-    """Reads a configuration file, or one that is shipped by its name, and applies overrides of the form a.b=c.
+    """Read a configuration from a file or by the name of a bundled one, and apply overrides.
 
     Args:
-        source: A TOML file, or a name of `shipped`; None starts from the defaults.
-        overrides: `section.field=value` texts, later ones over earlier ones.
+        source: A TOML file, or a name from `shipped`; None starts from the defaults.
+        overrides: Strings of the form `section.field=value`; later ones take precedence.
         cls: `Config` or `SftConfig`.
 
     Raises:
-        InputError: No such file or name, an unknown key, a value of another type or an impossible size.
+        InputError: The file or name does not exist, a key is unknown, or a value has the wrong type or is out of range.
     """
     merged: dict[str, Any] = to_dict(cls())
     if source is not None:
@@ -299,7 +303,7 @@ def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: t
         if not path.is_file():
             known = shipped()
             if str(source) not in known:
-                raise InputError(unknown("configuration (no such file either)", str(source), known, limit=6))
+                raise InputError(unknown("configuration or missing file", str(source), known, limit=6))
             path = known[str(source)]
         merged = merge(merged, read_toml(path))
     for text in overrides:
@@ -308,7 +312,7 @@ def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: t
 
 
 def _override(text: str, cls: type) -> dict[str, Any]:
-    """One `section.field=value`, as a table."""
+    """Return one `section.field=value` as a nested dictionary."""
     form = "an override of the form section.field=value"
     name, given = split(text, "--set", form)
     value = read_value(given, annotation_of(cls, name))
@@ -318,7 +322,7 @@ def _override(text: str, cls: type) -> dict[str, Any]:
 
 
 def replace(config: C, **changes: object) -> C:
-    """A configuration with other values: sections take a dictionary of their changed fields.
+    """Return a copy of a configuration with changed values; a section takes a dictionary of its changed fields.
 
     >>> replace(Config(), seed=1, update={"epochs": 2}).update.epochs
     2

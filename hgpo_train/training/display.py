@@ -1,4 +1,4 @@
-"""What people see of a training run: a live table on a terminal, a line an iteration elsewhere."""
+"""Progress display of a training run: a live table on a terminal, one line per iteration elsewhere."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hgpo_envs.wording import counted
 from hgpo_train.rollout.progress_line import format_tally
 
 if TYPE_CHECKING:
@@ -38,28 +39,30 @@ _COLUMNS: Final = (
     ("env steps", "training/environment_steps", "{:,.0f}"),
 )
 _SHOWN: Final = 15
+"""Number of rows in the live table."""
 _EVERY_S: Final = 0.2
+"""Minimum time between two updates of the live table, in seconds."""
 
 
 class Display:
-    """Shows a run while it goes.
+    """Progress display of a run.
 
     Args:
-        console: Where to.
-        iterations: How many there will be.
+        console: The console to write to.
+        iterations: Total number of iterations, or of epochs in supervised training.
     """
 
     def __init__(self, console: Console, iterations: int) -> None:
         self._console, self._iterations = console, iterations
         self._rows: list[tuple[int, Mapping[str, float]]] = []
         self._stage = ""
-        self._told = ""
+        self._progress = ""
         self._last = 0.0
         self._live: Live | None = None
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """The live table, for the time of the block."""
+        """Show the live table while the block runs; has no effect if the console is not a terminal."""
         if not self._console.is_terminal:
             yield
             return
@@ -69,24 +72,24 @@ class Display:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Names what is being done."""
-        before, self._stage, self._told = self._stage, name, ""
+        """Show the name of a stage while the block runs."""
+        before, self._stage, self._progress = self._stage, name, ""
         self._refresh(force=True)
         yield
-        self._stage, self._told = before, ""
+        self._stage, self._progress = before, ""
 
     def tally(self, tally: Tally) -> None:
-        """A collection's progress."""
-        self._told = f"{tally.trajectories} rollouts · {format_tally(tally)}"
+        """Show the progress of a collection of rollouts."""
+        self._progress = f"{counted(tally.trajectories, 'rollout')} · {format_tally(tally)}"
         self._refresh()
 
     def progress(self, done: int, of: int) -> None:
-        """An update's progress."""
-        self._told = f"{done} of {of} optimiser steps"
+        """Show the progress of an update: `done` of `of` optimiser steps."""
+        self._progress = f"{done} of {of} optimiser steps"
         self._refresh()
 
     def row(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """An iteration's metrics."""
+        """Add an iteration's metrics to the table, or print them as a line."""
         self._rows.append((iteration, metrics))
         if self._live is None:
             parts = [f"{title} {text}" for title, name, form in _COLUMNS if (text := _cell(metrics, name, form))]
@@ -107,7 +110,7 @@ class Display:
             table.add_column(title, justify="right")
         for iteration, row in shown:
             table.add_row(f"{iteration}/{self._iterations}", *(_cell(row, name, form) for _, name, form in columns))
-        return Group(table, Text(f"{self._stage}  {self._told}", style="dim"))
+        return Group(table, Text(f"{self._stage}  {self._progress}", style="dim"))
 
 
 def _cell(metrics: Mapping[str, float], name: str, form: str) -> str:

@@ -1,12 +1,23 @@
-"""One whole iteration of training on the bundled games, small enough for a laptop: `hgpo quickstart --train`."""
+"""A small model trained from nothing on the bundled games, on a laptop: `hgpo quickstart --train`.
+
+FOLDER/games.pack        generated games for the demonstrations
+FOLDER/demonstrations/   steps of the explorer, mixed with random actions
+FOLDER/sft/              the model after imitation
+FOLDER/train/            the run: imitated model, rollouts on the bundled games, HGPO (K = 2), updates
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
+from hgpo_envs.alfworld.data.pack import write_pack
+from hgpo_envs.alfworld.generation.store import GeneratedStore
 from hgpo_train.models.tiny import TinyShape
 from hgpo_train.training.config import load_config, replace
 from hgpo_train.training.display import Display
+from hgpo_train.training.tracking import read_metrics
 from hgpo_train.training.trainer import Trainer, start_run
 from hgpo_train.training.warm_start import WarmStart, warm_start
 
@@ -15,36 +26,103 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+GAMES: Final = 1_800
+"""Number of generated games; two thirds are demonstrated. The 144 bundled ones are too few to imitate from."""
 
-def first_training(folder: Path, console: Console, *, seed: int = 0) -> Path:
-    """Makes a small model, teaches it a little, and trains it for one iteration of HGPO (K = 2).
+POLICY: Final = "mixture:explorer=0.85,outdated=0.15"
+"""The policy to imitate: it acts on observations alone, and some of its actions are no longer possible."""
 
-    It takes about a minute on two cores; the policy it leaves has seen too little to play well. Called again with the
-    same folder it resumes.
+ITERATIONS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTraining:
+    """The result of a first training.
+
+    Attributes:
+        run: The run's folder, with its configuration, step table, metrics and checkpoint.
+        before: The success rate on held-out games before training, in [0, 1].
+        after: The same after training.
+        episodes: The number of held-out episodes behind each of them.
+    """
+
+    run: Path
+    before: float
+    after: float
+    episodes: int
+
+    def verdict(self) -> str:
+        """Return in words whether the policy is better, given the noise of the measurement."""
+        rates = f"Success on held-out games: {self.before:.0%} before training, {self.after:.0%} after"
+        mean = (self.before + self.after) / 2
+        noise = 1.96 * math.sqrt(2 * mean * (1 - mean) / self.episodes)
+        measured = f"{self.episodes} episodes each, so a difference of less than {100 * noise:.0f} points may be chance"
+        if self.after - self.before > noise:
+            return f"{rates} ({measured})."
+        return (
+            f"{rates} ({measured}). This does not show an improvement: {ITERATIONS} iterations are few. "
+            "`hgpo train tiny-alfworld` trains for longer (docs/training.md has its learning curves)."
+        )
+
+
+def first_training(
+    folder: Path, console: Console, *, seed: int = 0, games: int = GAMES, iterations: int = ITERATIONS
+) -> FirstTraining:
+    """Create a small model, train it by imitation, and then by HGPO (K = 2).
+
+    A second call with the same folder resumes the first.
 
     Args:
-        folder: Where everything goes.
-        console: Where progress and figures are shown.
-        seed: Of everything.
+        folder: The folder for all output.
+        console: The console that shows progress and metrics, in lines if it is not a terminal.
+        seed: Seed of the games, the demonstrations, the model and the training.
+        games: Number of generated games.
+        iterations: Number of iterations of training.
 
     Returns:
-        The run's folder: configuration, step table, metrics, checkpoint.
+        The run and the success rates before and after training.
     """
     config = replace(
         load_config("tiny-alfworld"),
         name="first-training",
         seed=seed,
-        iterations=1,
-        environment={"max_steps": 15},
-        rollout={"tasks": 4, "group_size": 4, "filter_groups": False},
-        evaluation={"every": 1, "tasks": 12, "group_size": 1},
+        iterations=iterations,
+        evaluation={"every": iterations},
     )
-    start = WarmStart(demonstrations=144, epochs=6, batch=16, shape=TinyShape(layers=2), seed=seed)
+    console.print(f"1. Generate {games:,} games, play two thirds of them, and imitate: a line per pass.")
+    start = WarmStart(
+        policy=POLICY,
+        data=(str(_games(folder / "games.pack", games, seed)),),
+        demonstrations=games,
+        epochs=2,
+        shape=TinyShape(layers=2),
+        seed=seed,
+    )
     display = Display(console, start.epochs)
     with display.live():
         warm = warm_start(folder, config, start, display)
+    console.print(
+        f"2. Train on the bundled games with HGPO (K = 2): a line for each of {iterations} iterations, after line 0, "
+        "the policy before training.",
+        soft_wrap=True,
+    )
     config = replace(config, model={"path": str(warm)})
     display = Display(console, config.iterations)
     with start_run(config, folder / "train", resume=True) as run, display.live():
         Trainer(run, display).run()
-    return run.folder
+    measured = [
+        value
+        for line in read_metrics(run.folder / "metrics.jsonl")
+        if (value := line.get("val/success_rate")) is not None
+    ]
+    evaluation = config.evaluation
+    return FirstTraining(run.folder, measured[0], measured[-1], evaluation.tasks * evaluation.group_size)
+
+
+def _games(pack: Path, games: int, seed: int) -> Path:
+    """Write generated games, unless an earlier call did."""
+    if not pack.exists():
+        store = GeneratedStore(games, seed)
+        pack.parent.mkdir(parents=True, exist_ok=True)
+        write_pack(pack, ((task_id, store.read(task_id), store.trajectory(task_id)) for task_id in store.ids()))
+    return pack

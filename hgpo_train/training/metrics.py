@@ -1,4 +1,4 @@
-"""What one iteration's steps say, under the field's names (verl's and verl-agent's)."""
+"""Metrics of one iteration's steps, named as in verl and verl-agent."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ _LEVEL = re.compile(r"advantage_(size|weight)_(\w+)")
 
 
 def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, float]:
-    """Success, reward, length and valid actions of whole trajectories; success also for each task type.
+    """Return success rate, reward, score, length and valid actions of trajectories, and the success rate per task type.
+
+    Aborted trajectories count only in `trajectories`, `aborted` and `valid_action_ratio`.
 
     Args:
         steps: A step table.
         prefix: ``episode`` for training, ``val`` for held-out tasks.
+
+    Returns:
+        Means over trajectories by name, such as ``episode/success_rate``; empty if there are no steps.
     """
     if steps.is_empty():
         return {}
@@ -40,12 +45,12 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
 
 
 def batch_metrics(steps: pl.DataFrame, max_prompt_tokens: int, max_response_tokens: int) -> dict[str, float]:
-    """Lengths, truncation and advantages of the rows that are trained on.
+    """Return token lengths, truncation and advantages of the rows that are trained on.
 
     Args:
-        steps: Rows with `advantage`, and if it was computed with details its levels (`advantage_size_k0` …).
-        max_prompt_tokens: A prompt of this length was probably cut.
-        max_response_tokens: A response of this length was probably cut.
+        steps: Rows with `advantage`; the statistics of its levels (`advantage_size_k0` …) are included if present.
+        max_prompt_tokens: Prompts of at least this length count as truncated.
+        max_response_tokens: Responses of at least this length count as truncated.
     """
     metrics: dict[str, float] = {}
     for name, column, most in (
@@ -73,7 +78,7 @@ def batch_metrics(steps: pl.DataFrame, max_prompt_tokens: int, max_response_toke
 
 
 def _level_metrics(steps: pl.DataFrame) -> dict[str, float]:
-    """Of each level of a hierarchical estimator: group size, share of steps in shared contexts, effective weight."""
+    """Return group size, share of steps in shared contexts and weight of each level of a hierarchical estimator."""
     metrics: dict[str, float] = {}
     for column in steps.columns:
         found = _LEVEL.fullmatch(column)
@@ -93,5 +98,5 @@ def _mean(column: pl.Series) -> float:
     return _number(column.cast(pl.Float64).mean())
 
 
-def _number(value: Any) -> float:  # noqa: ANN401 - what a Polars aggregation gives
+def _number(value: Any) -> float:  # noqa: ANN401 - the result of a Polars aggregation
     return float("nan") if value is None else float(value)

@@ -1,9 +1,11 @@
-"""A training run's folder: one writer at a time, and resumed only with what it was begun with.
+"""A training run's folder. One process writes to it at a time, and a run is resumed only with its original inputs.
 
 RUN/config.toml    the configuration, after all overrides
-RUN/origin.json    fingerprints of what the configuration only names (`hgpo_train.rollout.fingerprints`), and the text
-of the prompt template
-RUN/.lock          held by the process that trains; it ends with the process
+RUN/origin.json    fingerprints of the inputs that the configuration refers to by name (data, prompt template, model;
+                   see `hgpo_train.rollout.fingerprints`), and the text of the prompt template
+RUN/.lock          locked by the training process; the operating system releases it when the process ends
+
+The folder is also the run of its step table: RUN/manifest.jsonl and RUN/steps/ (see `hgpo_datasets.run_paths`).
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ import hashlib
 import json
 import os
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
-from hgpo_envs.atomic import FolderLock, make_folder, remove_abandoned, write_file
+from hgpo_datasets import manifest
+from hgpo_datasets.run_paths import STEPS
+from hgpo_envs.atomic import LOCK, FolderLock, make_folder, remove_abandoned, write_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.secrets import redact, redact_json
 from hgpo_envs.untrusted_files import read_bytes
@@ -31,23 +36,25 @@ C = TypeVar("C", Config, SftConfig)
 
 CONFIG: Final = "config.toml"
 ORIGIN: Final = "origin.json"
-_CONTENT: Final = ("steps", "evaluation", "checkpoints", "metrics.jsonl", "tensorboard")
+_CONTENT: Final = (manifest.NAME, STEPS, "evaluation", "checkpoints", "metrics.jsonl", "tensorboard")
+"""Names in a folder that mark it as a run."""
 _FORMAT: Final = "hgpo run 1"
 _ORIGIN_BYTES: Final = 16 << 20
+"""Size limit of `origin.json`, in bytes."""
 
 
 class RunFolderWarning(UserWarning):
-    """Something about a run's folder that training goes on in spite of."""
+    """A problem with a run's folder that does not stop training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Something that a run is begun with, and that its configuration only names.
+    """An input of a run that its configuration refers to by name, such as a data folder or a model.
 
     Attributes:
-        setting: Where the configuration names it, for example ``model.path = 'tiny'``.
-        fingerprint: Identifies its content; None if nothing does.
-        text: It, if it is short enough to be stored.
+        setting: The setting that refers to it, for example ``model.path = 'tiny'``.
+        fingerprint: Identifies its content; None if the content cannot be identified.
+        text: The content, if it is short enough to be stored.
     """
 
     setting: str
@@ -56,22 +63,24 @@ class Origin:
 
 
 class RunFolder(Generic[C]):
-    """Exclusive use of a run's folder, from before anything is written until `release` or the process's end.
+    """A run's folder, locked for this process from before anything is written until `release` or the process's end.
 
     Args:
-        folder: Made if it is missing.
-        config: The configuration.
-        free: Settings (`section` or `section.field`) that may differ from those the run was begun with.
-        purpose: What is done there, for the error message of others.
-        resume: Whether a run that is there is to be resumed.
+        folder: The folder; created if it is missing.
+        config: The run's configuration.
+        free: Settings (`section` or `section.field`) that may change when a run is resumed.
+        purpose: What this process does in the folder; shown to other processes that try to lock it.
+        resume: Whether to resume a run that the folder already contains.
 
     Attributes:
-        begun: Whether the folder held a run already.
-        id: What the run was begun with, in 16 hexadecimal digits; empty until `pin`.
+        begun: Whether the folder already contained a run.
+        id: Hash of the configuration and fingerprints that the run was started with, 16 hexadecimal digits; empty
+            until `pin` is called.
+        lock: The lock of the folder.
 
     Raises:
-        InputError: Another process trains there; the folder holds a run and is not to be resumed; or it holds a run of
-            another configuration. Nothing is changed then.
+        InputError: Another process trains in the folder, the folder contains a run and `resume` is False, or it
+            contains a run of another configuration. The folder is then unchanged.
     """
 
     def __init__(self, folder: Path, config: C, free: Collection[str], *, purpose: str, resume: bool) -> None:
@@ -80,10 +89,11 @@ class RunFolder(Generic[C]):
         self._fixed = fixed_values(config, free)
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; name a folder with --out")
+        self._made = _missing(folder)
         make_folder(folder.absolute())
-        self._lock = FolderLock(folder, purpose)
+        self.lock = FolderLock(folder, purpose)
         try:
-            # A wrong path ends a run before it has left anything but its configuration: it may be begun again.
+            # A configuration alone is not a run: after an early failure, such as a wrong path, anything may be changed.
             self.begun = any(os.path.lexists(folder / name) for name in _CONTENT)
             if self.begun:
                 self._check_config(free, resume=resume)
@@ -93,10 +103,13 @@ class RunFolder(Generic[C]):
             raise
 
     def pin(self, origins: Mapping[str, Origin]) -> None:
-        """Stores the configuration and what the run is begun with, by its name; if it was begun before, compares first.
+        """Store the configuration and the run's inputs; for a resumed run, first compare the inputs with those stored.
+
+        Args:
+            origins: The run's inputs by name, for example "model".
 
         Raises:
-            InputError: The run was begun with something else.
+            InputError: The run was started with other inputs.
         """
         path = self.folder / ORIGIN
         if self.begun and os.path.lexists(path):
@@ -110,19 +123,29 @@ class RunFolder(Generic[C]):
         write_file(self.folder / CONFIG, to_toml(shown).encode())
 
     def compare(self, origins: Mapping[str, Origin]) -> str:
-        """Compares what the run was begun with, and returns the run's id.
+        """Compare the run's inputs with those it was started with, and return the run's id.
 
         Raises:
-            InputError: The run was begun with something else, or does not say with what.
+            InputError: The run was started with other inputs, or its `origin.json` is damaged.
         """
         was = read_origin(self.folder / ORIGIN)
         for name, origin in origins.items():
             self._check_origin(name, origin, was["fingerprints"].get(name))
         return str(was["run"])
 
+    def has_separate_steps(self) -> bool:
+        """Return whether the steps are a run of their own in `steps/`, as in the first version."""
+        return any(os.path.lexists(self.folder / STEPS / name) for name in (manifest.NAME, LOCK))
+
     def release(self) -> None:
-        """Lets others use the folder. Releasing twice is harmless."""
-        self._lock.release()
+        """Unlock the folder, and remove it if this process created it and stored nothing. Can be called again."""
+        if self._made and {path.name for path in self.folder.iterdir()} <= {LOCK}:
+            with suppress(OSError):  # another process may have written into it
+                (self.folder / LOCK).unlink()
+                for folder in self._made:
+                    folder.rmdir()
+        self._made = []
+        self.lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -135,15 +158,15 @@ class RunFolder(Generic[C]):
     def _check_config(self, free: Collection[str], *, resume: bool) -> None:
         path = self.folder / CONFIG
         if not path.is_file():
-            raise InputError(f"{self.folder} holds something of a run but no {CONFIG}; give another --out")
+            raise InputError(f"{self.folder} contains files of a run but no {CONFIG}; choose another --out")
         if not resume:
-            raise InputError(f"{self.folder} holds a run already; add --resume to resume it, or give another --out")
+            raise InputError(f"{self.folder} already contains a run; resume it with --resume, or choose another --out")
         was = fixed_values(load_config(path, cls=type(self.config)), free)
         for name, value in self._fixed.items():
             if was.get(name) != value:
                 raise InputError(
-                    f"{self.folder} was begun with {name} = {was.get(name)!r}, not {value!r}; resume it with the same, "
-                    "or give another --out"
+                    f"{self.folder} was started with {name} = {was.get(name)!r}, not {value!r}; resume it with the "
+                    "original value, or choose another --out"
                 )
 
     def _store(self, origins: Mapping[str, Origin]) -> None:
@@ -160,16 +183,22 @@ class RunFolder(Generic[C]):
             return
         stored = f" (its text is in {self.folder / ORIGIN})" if origin.text is not None else ""
         raise InputError(
-            f"{self.folder} was begun with another {name}: {redact(origin.setting)} has the fingerprint {now[:16]}, "
-            f"not {was[:16]}; put back what was there{stored}, or give another --out"
+            f"{self.folder} was started with another {name}: {redact(origin.setting)} has the fingerprint {now[:16]}, "
+            f"not {was[:16]}; restore the original{stored}, or choose another --out"
         )
 
 
+def _missing(folder: Path) -> list[Path]:
+    """Return a folder and its parents that do not exist, innermost first."""
+    folder = folder.absolute()
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
 def read_origin(path: Path) -> dict[str, Any]:
-    """The values of an `origin.json`.
+    """Read an `origin.json`.
 
     Raises:
-        InputError: It is damaged.
+        InputError: The file is damaged.
     """
     try:
         values: dict[str, Any] = json.loads(read_bytes(path, _ORIGIN_BYTES))
@@ -178,11 +207,14 @@ def read_origin(path: Path) -> dict[str, Any]:
             return values
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-    raise InputError(f"{path} is damaged; if data, model and prompt template are what they were, remove it and resume")
+    raise InputError(f"{path} is damaged; if data, model and prompt template are unchanged, remove it and resume")
 
 
 def fixed_values(config: Config | SftConfig, free: Collection[str]) -> dict[str, Any]:
-    """Every setting by `section.field` but those that are free, secrets replaced: another password is no other run."""
+    """Return all settings except the free ones, by `section.field`.
+
+    Secrets are replaced, so that a changed password does not make a run differ from the stored one.
+    """
     values: dict[str, Any] = {}
     for section, held in to_dict(config).items():
         named = {f"{section}.{field}": value for field, value in held.items()} if isinstance(held, dict) else {}

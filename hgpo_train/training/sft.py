@@ -1,6 +1,6 @@
-"""Supervised training on the rows of a step table: the warm start, by the batches and learner of the policy update.
+"""Supervised training on the rows of a step table, with the batches and the learner of the policy update.
 
-The loss is the negative log-likelihood of each row's response (and the end of turn) after its prompt.
+The loss is the negative log-likelihood of each row's response, including its end-of-turn token, given its prompt.
 """
 
 from __future__ import annotations
@@ -43,21 +43,23 @@ _FREE: Final = frozenset(
         "model.gradient_checkpointing",
     }
 )
-"""What may change between a run and its resumption: it does not decide what is learnt, but for rounding."""
-
-
+"""Settings that may change when a run is resumed; they affect the weights only by rounding."""
 _KEPT: Final = 1
-"""How many checkpoints are kept."""
+"""Number of checkpoints to keep."""
 
 
 def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
-    """The rows to be imitated: `trajectory`, `step`, `prompt`, `response`, sorted by trajectory and step.
+    """Return the rows to imitate: `trajectory`, `step`, `prompt`, `response`, sorted by trajectory and step.
 
-    A row without a response (a policy that named its action directly) answers with its action. Of trajectories that
-    solved their task, rows whose action was invalid are left out: nobody should learn those.
+    The response of a row without one is its action, for policies that choose actions directly. Aborted trajectories are
+    left out. With `rows = "won"`, so are trajectories that did not solve their task and rows with invalid actions.
+
+    Args:
+        source: A step table.
+        config: The configuration; its fields `rows` and `max_trajectories` select the rows.
 
     Raises:
-        InputError: The table stores no prompts, or no trajectory is left.
+        InputError: The table stores no prompts, or fewer than two trajectories remain.
     """
     table = scan_steps(source)
     response = pl.coalesce("response", "action").alias("response")
@@ -72,16 +74,16 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     if config.max_trajectories is not None:
         names = rows["trajectory"].unique(maintain_order=True).head(config.max_trajectories)
         rows = rows.filter(pl.col("trajectory").is_in(names.implode()))
-    if rows["trajectory"].n_unique() < 2:
+    if (number := rows["trajectory"].n_unique()) < 2:
         raise InputError(
-            f"{source} has {rows['trajectory'].n_unique()} trajectories to imitate (rows = {config.rows!r}); expected "
-            'at least 2, collect some with --policy explorer, or take rows = "all"'
+            f"expected at least 2 trajectories to imitate in {source} (rows = {config.rows!r}), received "
+            f'{number}; collect more with --policy explorer, or set rows = "all"'
         )
     return rows
 
 
 def tokenise(rows: pl.DataFrame, tokenizer: Tokenizer, max_prompt_tokens: int) -> pl.DataFrame:
-    """Adds `prompt_token_ids` and `response_token_ids`, the response with its end of turn."""
+    """Add the columns `prompt_token_ids` and `response_token_ids`; responses end with the end-of-turn token."""
     prompts = [tokens[-max_prompt_tokens:] for tokens in encode_prompts(tokenizer, rows["prompt"].to_list())]
     responses = tokenizer(rows["response"].to_list(), add_special_tokens=False)["input_ids"]
     ended = [[*tokens, tokenizer.eos_token_id] for tokens in responses]
@@ -92,14 +94,14 @@ def tokenise(rows: pl.DataFrame, tokenizer: Tokenizer, max_prompt_tokens: int) -
 
 
 def with_prompts_as_responses(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows whose prompt is its first token and whose response is everything after it."""
+    """Move all but the first token of each prompt into the response, so that the loss covers them."""
     prompt, response = pl.col("prompt_token_ids"), pl.col("response_token_ids")
     rest = prompt.list.slice(1).list.concat(response)
     return rows.with_columns(prompt.list.head(1), rest.alias("response_token_ids"))
 
 
 def split_held_out(rows: pl.DataFrame, share: float, seed: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Trajectories to train on, and at least one that is held out."""
+    """Split rows by trajectory into those to train on and those held out, of at least one trajectory."""
     names = rows["trajectory"].unique(maintain_order=True).to_list()
     order = np.random.default_rng([seed, 1]).permutation(len(names))
     held = [names[i] for i in order[: max(1, round(share * len(names)))]]
@@ -108,22 +110,22 @@ def split_held_out(rows: pl.DataFrame, share: float, seed: int) -> tuple[pl.Data
 
 
 def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Display) -> Path:
-    """Trains a model on demonstrations, epoch by epoch; an interrupted run is resumed after its last epoch.
+    """Train a model on demonstrations; an interrupted run is resumed after its last complete epoch.
 
     Args:
-        config: The run's.
+        config: The run's configuration.
         source: A step table.
-        folder: The run's; no other process may train there meanwhile.
-        display: Shows what happens.
+        folder: The run's folder; it is locked against other training processes.
+        display: Shows the progress.
 
     Returns:
         The folder of the last checkpoint.
 
     Raises:
-        InputError: Something cannot be used, another process trains in the folder, or the folder holds a run of
-            another configuration, of other demonstrations or of another model.
+        InputError: The demonstrations or the model cannot be used, another process trains in the folder, or the folder
+            contains a run with another configuration, other demonstrations or another model.
     """
-    # A schedule that falls to 0 over the epochs makes each of them depend on how many there are.
+    # With a schedule that falls to 0, every epoch's learning rate depends on the number of epochs.
     free = _FREE | {"update.epochs"} if config.optimiser.schedule == "constant" else _FREE
     with RunFolder(folder, config, free, purpose="training", resume=True) as run:
         return _run_sft(run, source, display)
@@ -147,7 +149,7 @@ def _run_sft(run: RunFolder[SftConfig], source: str | Path, display: Display) ->
     known = vocabulary(model)
     train = samples_from_steps(with_prompts_as_responses(train_rows) if config.prompt_loss else train_rows, known)
     held_out = samples_from_steps(held_out_rows, known)
-    # Imitation has advantages of 1 and no policy before it: of the update's loss only the log-likelihood is left.
+    # With advantages of 1 and ratios of 1, the policy loss reduces to the negative log-likelihood.
     update = dataclasses.replace(config.update, entropy_weight=0.0, dual_clip=None)
     learner = Learner(model, dataclasses.replace(config, update=update), reference=False)
     state = TrainingState(versions=versions(), run=run.id)
@@ -171,7 +173,7 @@ def _run_sft(run: RunFolder[SftConfig], source: str | Path, display: Display) ->
 
 
 def _epoch(learner: Learner, config: SftConfig, samples: Samples, epoch: int, display: Display) -> dict[str, float]:
-    """One pass over the rows; the learning rate follows the optimiser steps of all passes."""
+    """Train for one epoch and return its metrics; the schedule runs over the optimiser steps of all epochs."""
     generator = np.random.default_rng([config.seed, epoch, 2])
     batches = mini_batches(np.flatnonzero(samples.response_length > 0), config.update.mini_batch_size, generator)
     steps = []

@@ -1,4 +1,4 @@
-"""Where metrics go: a JSON line an iteration, TensorBoard, and trackers by option."""
+"""Trackers that record metrics: one JSON line per iteration, TensorBoard, and optional hosted services."""
 
 from __future__ import annotations
 
@@ -22,41 +22,40 @@ if TYPE_CHECKING:
 
 
 class Tracker(Protocol):
-    """Receives the metrics of each iteration."""
+    """A receiver of each iteration's metrics."""
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Takes one iteration's metrics."""
+        """Record one iteration's metrics."""
         ...
 
     def close(self) -> None:
-        """Ends the run."""
+        """End the run."""
         ...
 
 
 DAMAGED: Final = ".damaged"
-"""Ends the name of the file that damaged lines are moved to."""
-
-
+"""Suffix of the file that damaged lines are moved to."""
 _METRICS_BYTES: Final = 4 << 30
+"""Size limit of `metrics.jsonl`, in bytes."""
 
 
 class TrackingWarning(UserWarning):
-    """Metrics that were stored cannot be read."""
+    """Stored metrics that cannot be read."""
 
 
 class JsonLines:
-    """`metrics.jsonl`: one object an iteration, `iteration` first. A line is on disk when `log` returns.
+    """A tracker that writes `metrics.jsonl`: one object per iteration, with the key `iteration` first.
 
-    Lines that are damaged are moved to `metrics.jsonl.damaged`. A last line without its end was never finished: its
-    iteration is logged again.
+    A line is on disk when `log` returns. Damaged lines are moved to `metrics.jsonl.damaged`. An incomplete last line is
+    dropped, because its iteration is logged again.
 
     Args:
-        path: The file; lines of iterations from `start` on are dropped, because they will be written again.
-        start: The first iteration to come.
+        path: The file; its lines of iterations from `start` on are dropped, because they are logged again.
+        start: The first iteration that will be logged.
 
     Raises:
-        InputError: `path` is something else than a file, or cannot be read.
-        OSError: It cannot be written.
+        InputError: `path` is not a file, or cannot be read.
+        OSError: `path` cannot be written.
     """
 
     def __init__(self, path: Path, start: int) -> None:
@@ -68,7 +67,7 @@ class JsonLines:
             if not before.endswith(joined := b"".join(line + b"\n" for line in damaged)):
                 write_file(aside, before + joined)
             warnings.warn(
-                f"{path} holds {len(damaged)} damaged lines, which are moved to {aside.name}",
+                f"{path} contains {len(damaged)} damaged lines; moved them to {aside.name}",
                 TrackingWarning,
                 stacklevel=2,
             )
@@ -79,31 +78,33 @@ class JsonLines:
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """See `Tracker`. A value that is not finite is written as null."""
+        """See `Tracker`. Values that are not finite are written as null."""
         finite = {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}
         append(self._descriptor, _line({"iteration": iteration, **finite}))
 
     def close(self) -> None:
-        """See `Tracker`. Closing twice is harmless."""
+        """See `Tracker`. Calling this again has no effect."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`; damaged ones are left out with a warning, an unfinished last one without.
+    """Read the lines of a `metrics.jsonl`.
+
+    Damaged lines are left out with a warning, an incomplete last line without one.
 
     Raises:
-        InputError: `path` is something else than a file, or cannot be read.
+        InputError: `path` is not a file, or cannot be read.
     """
     _, lines, damaged = _read(path)
     if damaged:
-        warnings.warn(f"{path} holds {len(damaged)} damaged lines, which are left out", TrackingWarning, stacklevel=2)
+        warnings.warn(f"{path} contains {len(damaged)} damaged lines; ignored them", TrackingWarning, stacklevel=2)
     return lines
 
 
 def _read(path: Path) -> tuple[bytes, list[dict[str, Any]], list[bytes]]:
-    """A file's bytes, its lines and its damaged lines."""
+    """Return a file's bytes, its parsed lines and its damaged lines."""
     data = read_bytes(path, _METRICS_BYTES, "metrics.jsonl") if os.path.lexists(path) else b""
     lines, damaged = [], []
     for line in data.split(b"\n")[:-1]:
@@ -116,7 +117,7 @@ def _read(path: Path) -> tuple[bytes, list[dict[str, Any]], list[bytes]]:
 
 
 def _values(line: bytes) -> dict[str, Any] | None:
-    """What a line holds, or None if it is damaged."""
+    """Return a line's values, or None if the line is damaged."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
@@ -132,7 +133,7 @@ def _line(values: Mapping[str, Any]) -> bytes:
 
 
 class TensorBoard:
-    """TensorBoard events under `tensorboard/`; a resumed run hides what it writes again."""
+    """A tracker that writes TensorBoard events; a resumed run purges the events that it logs again."""
 
     def __init__(self, folder: Path, start: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -151,7 +152,7 @@ class TensorBoard:
 
 
 class Hosted:
-    """Weights & Biases, or trackio, which has the same few functions."""
+    """A tracker for Weights & Biases or trackio, which share the functions `init`, `log` and `finish`."""
 
     def __init__(self, module: str, project: str, config: Config | SftConfig, folder: Path) -> None:
         import importlib
@@ -175,12 +176,15 @@ class Hosted:
 
 
 def make_trackers(config: Config | SftConfig, folder: Path, start: int) -> list[Tracker]:
-    """The trackers that a configuration asks for.
+    """Return the trackers of a configuration; `metrics.jsonl` is always among them.
 
     Args:
-        config: The run's.
-        folder: The run's.
-        start: The first iteration to come; what was logged from there on is logged again.
+        config: The run's configuration.
+        folder: The run's folder.
+        start: The first iteration that will be logged; records from it on are replaced.
+
+    Raises:
+        InputError: A configured tracker is not installed, or `metrics.jsonl` cannot be read.
     """
     trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl", start)]
     if config.tracking.tensorboard and _has_tensorboard():
@@ -192,7 +196,10 @@ def make_trackers(config: Config | SftConfig, folder: Path, start: int) -> list[
 
 
 def log_to(trackers: Iterable[Tracker], metrics: Mapping[str, float], iteration: int) -> None:
-    """Gives one iteration's metrics to trackers; secrets in names, which environments choose some of, are replaced."""
+    """Log one iteration's metrics to all trackers.
+
+    Secrets in metrics' names are replaced, because environments choose some of the names (task types).
+    """
     shown = redact_json(metrics)
     for tracker in trackers:
         tracker.log(shown, iteration)

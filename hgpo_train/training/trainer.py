@@ -1,15 +1,17 @@
 """The training loop: collect, commit, estimate, update, publish, evaluate, checkpoint.
 
-Each stage reads what the one before it left on disk, and all randomness comes from (seed, iteration, …). So a run that
-was killed goes on from its last checkpoint: what it had collected beyond that is in the step table and is used again,
-what it had not is collected again, and on a CPU the weights are the same bytes as those of an unbroken run.
+Rollouts are written to the step table before they are trained on, and all random numbers are derived from the seed and
+the iteration. An interrupted run is therefore resumed from its last checkpoint: rollouts that were committed after the
+checkpoint are used again, others are collected again. On a CPU the resulting weights are byte for byte those of an
+uninterrupted run.
 
     RUN/config.toml     the configuration, after all overrides
     RUN/origin.json     fingerprints of the data, the prompt template and the model (`hgpo_train.training.run_folder`)
-    RUN/steps/          the step table that was trained on
-    RUN/evaluation/     the step table of held-out tasks, `iteration` being the number of iterations before
+    RUN/manifest.jsonl  the committed shards of the step table that is trained on
+    RUN/steps/          the shards
+    RUN/evaluation/     the step table of held-out tasks; `iteration` is the number of iterations trained before
     RUN/checkpoints/    weights and optimiser
-    RUN/metrics.jsonl   one line an iteration
+    RUN/metrics.jsonl   one line per iteration
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 import polars as pl
 
 from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets.run_paths import STEPS
 from hgpo_envs.atomic import remove_abandoned
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
@@ -35,7 +38,7 @@ from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_many
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_tasks, fingerprint_texts
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
 from hgpo_train.training.config import template_path
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from hgpo_train.training.display import Display
 
 _ONE_BATCH: Final = 1_000_000
+"""Groups per shard: more than any iteration collects."""
 _FREE: Final = frozenset(
     {
         "iterations",
@@ -72,41 +76,47 @@ _FREE: Final = frozenset(
         "model.gradient_checkpointing",
     }
 )
-"""What may change between a run and its resumption: it does not decide what is learnt, but for rounding."""
+"""Settings that may change when a run is resumed; they affect the weights only by rounding, or by training longer."""
 
 
 class TrainingWarning(UserWarning):
-    """Something that training goes on in spite of."""
+    """A problem that does not stop training."""
 
 
 def start_run(config: Config, folder: Path, *, resume: bool) -> RunFolder[Config]:
-    """Opens a run's folder for training; no other process may train there until it is released.
+    """Open a run's folder for training and lock it against other training processes.
+
+    Args:
+        config: The run's configuration.
+        folder: The run's folder; created if it is missing.
+        resume: Whether to resume a run that the folder already contains.
 
     Raises:
-        InputError: Another process trains there; the folder holds a run and is not to be resumed; or it holds a run of
-            another configuration.
+        InputError: Another process trains in the folder, the folder contains a run and `resume` is False, or it
+            contains a run of another configuration.
     """
-    # A schedule that falls to 0 over the iterations makes each of them depend on how many there are.
+    # With a schedule that falls to 0, every iteration's learning rate depends on the number of iterations.
     free = _FREE if config.optimiser.schedule == "constant" else _FREE - {"iterations"}
     return RunFolder(folder, config, free, purpose="training", resume=resume)
 
 
 def is_finished(config: Config, iteration: int, environment_steps: float) -> bool:
-    """Whether a run is over after so many iterations and environment steps."""
+    """Return whether a run is finished after this number of iterations and environment steps."""
     budget = config.environment_steps
     return iteration >= config.iterations or (budget is not None and environment_steps >= budget)
 
 
 class Trainer:
-    """Trains a policy by a configuration.
+    """A training run: the policy, its learner and the folder that everything is written to.
 
     Args:
-        run: What `start_run` opened. It is resumed from its newest sound checkpoint, and released when `run` returns.
-        display: Shows what happens.
+        run: A folder opened with `start_run`. The run is resumed from its newest valid checkpoint. The folder is
+            released when `Trainer.run` returns or raises.
+        display: Shows the progress.
 
     Raises:
-        InputError: Something in the configuration cannot be used, or the run was begun with another model, prompt
-            template or data.
+        InputError: The configuration cannot be used, or the run was started with another model, prompt template or
+            data.
     """
 
     def __init__(self, run: RunFolder[Config], display: Display) -> None:
@@ -127,11 +137,11 @@ class Trainer:
             remove_superseded(folder / "checkpoints", newest, config.checkpoint.keep)
         self.policy = make_trainable(config.rollout.engine, self.model, self.tokenizer, _trainable_context(config))
         self.policy.publish(self.model, self.state.iteration)
-        done = self.state.iteration  # line 0 is the evaluation before training, which is then made again
+        done = self.state.iteration  # line 0 is the evaluation before training, which is repeated if done is 0
         self._trackers = make_trackers(config, folder, done + 1 if done else 0)
 
     def run(self) -> TrainingState:
-        """Trains until all iterations are done, or all environment steps are taken."""
+        """Train until the configured number of iterations or environment steps is reached; return the final state."""
         try:
             if self.state.iteration == 0 and self.config.evaluation.every:
                 metrics = self.evaluate()
@@ -146,7 +156,12 @@ class Trainer:
         return self.state
 
     def iterate(self) -> dict[str, float]:
-        """One iteration; its checkpoint, if one is due, is its last act."""
+        """Run one iteration and return its metrics.
+
+        Raises:
+            InputError: The data, the rows or the device's memory do not allow training.
+            RolloutError: Too many rollouts failed.
+        """
         clock = StageTimer()
         iteration = self.state.iteration
         with clock("gen"), self._display.stage("collect"):
@@ -158,6 +173,7 @@ class Trainer:
         metrics |= batch_metrics(rows, self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens)
         with clock("update_actor"), self._display.stage("update"):
             rate = learning_rate(self.config.optimiser, iteration, self.config.iterations)
+            # The last number separates this stream from others that are derived from the same seed.
             rng = np.random.default_rng([self.config.seed, iteration, 2])
             metrics |= self.learner.update(samples_from_steps(rows), rng, rate, self._display.progress)
         self.state = dataclasses.replace(
@@ -177,12 +193,13 @@ class Trainer:
         metrics |= clock.metrics() | {"perf/throughput": tokens / clock.total()}
         self._warn(metrics)
         self._track(metrics)
+        # The checkpoint is last: an iteration that it counts has its metrics and its evaluation on disk.
         if self._due(self.config.checkpoint.every):
             self.checkpoint()
         return metrics
 
     def evaluate(self) -> dict[str, float]:
-        """Plays held-out tasks once each and returns metrics named ``val/…``."""
+        """Evaluate the policy on held-out tasks and return metrics named ``val/…``."""
         config = self.config
         handle = open_training_env(config, config.evaluation.split)
         training = self.policy.options
@@ -201,12 +218,12 @@ class Trainer:
             self.policy.options = training
 
     def newest_checkpoint(self) -> Path | None:
-        """The newest checkpoint, or None before the first."""
+        """Return the newest checkpoint's folder, or None before the first checkpoint."""
         whole = list_checkpoints(self.folder / "checkpoints")
         return whole[-1] if whole else None
 
     def checkpoint(self) -> Path:
-        """Writes a checkpoint of the run as it is."""
+        """Write a checkpoint of the run's present state and return its folder."""
         with self._display.stage("checkpoint"):
             return save_checkpoint(
                 self.folder / "checkpoints",
@@ -218,7 +235,7 @@ class Trainer:
             )
 
     def _collect(self, iteration: int) -> tuple[pl.DataFrame, int]:
-        """The iteration's steps, from the table, and how many tasks were drawn for them."""
+        """Return the iteration's steps and the number of groups that they contain."""
         rollout = self.config.rollout
         spec = RolloutSpec(
             tasks=rollout.tasks,
@@ -229,11 +246,11 @@ class Trainer:
             max_groups=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
             outcome=self._outcome(),
         )
-        steps = self._played("steps", self._world, spec)
+        steps = self._played(STEPS, self._world, spec)
         return steps, steps.select(pl.struct("task_id", "group").n_unique()).item()
 
     def _compute_advantages(self, steps: pl.DataFrame) -> pl.DataFrame:
-        """The rows to train on, with their advantages; aborted trajectories have none."""
+        """Return the rows that have an advantage and response tokens; aborted trajectories have no advantage."""
         config = self.config.advantage
         rows = compute(steps, config.estimator, details=True, **config.parameters).collect()
         if self.config.rollout.filter_groups:
@@ -242,42 +259,47 @@ class Trainer:
         return rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
 
     def _usable(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-        """The rows that can be trained on, and how many cannot: one odd row costs no other."""
+        """Return the rows that can be trained on, and the number of rows that cannot; warn about the latter."""
         if rows.is_empty():
             return rows, 0
         faults = row_faults(rows, vocabulary(self.model))
         left_out = len(faults) - faults.null_count()
         if left_out:
             warnings.warn(
-                f"{left_out} of {len(rows)} rows cannot be trained on and are left out: {faults.drop_nulls()[0]}",
+                f"left out {left_out} of {len(rows)} rows that cannot be trained on: {faults.drop_nulls()[0]}",
                 TrainingWarning,
                 stacklevel=3,
             )
         return rows.filter(faults.is_null()), left_out
 
     def _outcome(self) -> str:
-        """The outcome that the estimator reads rewards from; groups in which it differs are informative."""
+        """Return the name of the outcome that the estimator uses as reward; informative groups differ in it."""
         return str(self.config.advantage.parameters.get("reward", "reward"))
 
     def _played(self, table: str, handle: EnvHandle, spec: RolloutSpec) -> pl.DataFrame:
-        """An iteration's rows in a table, after what was missing or had failed was played.
+        """Collect an iteration's missing or failed rollouts into a table, and return all rows of the iteration.
 
         Raises:
-            RolloutError: Too many rollouts failed. They are committed, and played again on the next call.
+            RolloutError: Too many rollouts failed. They are committed, and repeated on the next call.
         """
         with self._writer(table) as writer:
-            collect(
+            collect_groups(
                 handle, self.policy, writer, spec, self._execution(), retry_failed=True, progress=self._display.tally
             )
         steps = scan_steps(self.folder / table).filter(pl.col("iteration") == spec.iteration).collect()
-        raise_if_too_many(failures_of_steps(steps.lazy()), self.config.rollout.max_failed, "Resuming plays them again")
+        raise_if_too_many(failures_of_steps(steps.lazy()), self.config.rollout.max_failed, "Resuming repeats them")
         return steps
 
     def _writer(self, table: str) -> StepWriter:
-        return StepWriter(self.folder / table, run=self.config.name, config=fixed_values(self.config, _FREE))
+        options: dict[str, Any] = {"run": self.config.name, "config": fixed_values(self.config, _FREE)}
+        # The steps are the folder's own run. In the first version, each table was a run in a subfolder.
+        if table == STEPS and not self._run.has_separate_steps():
+            return StepWriter(self.folder, lock=self._run.lock, **options)
+        return StepWriter(self.folder / table, **options)
 
     def _execution(self) -> ExecutionOptions:
-        # One shard an iteration: a killed collection is then played again as a whole, in batches of the same shapes.
+        # One shard per iteration: an interrupted collection is repeated completely, so its batches have the same shapes
+        # and its log-probabilities the same bytes.
         return ExecutionOptions(slots=self.config.rollout.slots, groups_per_shard=_ONE_BATCH)
 
     def _due(self, every: int) -> bool:
@@ -293,19 +315,19 @@ class Trainer:
         gap = metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)
         if gap > self.config.update.gap_warning:
             warnings.warn(
-                f"the engine's log-probabilities are {gap:.3f} off the trainer's on average (update.gap_warning = "
-                f"{self.config.update.gap_warning}): the update is off-policy; look at dtypes and at stale caches",
+                f"the engine's log-probabilities differ from the trainer's by {gap:.3f} on average "
+                f"(update.gap_warning = {self.config.update.gap_warning}), so the update is off-policy; check the "
+                "dtypes and whether the engine uses the current weights",
                 TrainingWarning,
                 stacklevel=2,
             )
         if metrics.get("actor/skipped", 0.0) > 0:
-            warnings.warn(
-                "an update with a loss or gradient that is not finite was left out", TrainingWarning, stacklevel=2
-            )
+            line = "skipped an optimiser step whose loss or gradient was not finite"
+            warnings.warn(line, TrainingWarning, stacklevel=2)
         if metrics.get("prompt_length/clip_ratio", 0.0) > 0.01:
             warnings.warn(
                 f"{metrics['prompt_length/clip_ratio']:.1%} of prompts are as long as rollout.max_prompt_tokens and "
-                "were probably cut",
+                "were probably truncated",
                 TrainingWarning,
                 stacklevel=2,
             )
@@ -323,7 +345,7 @@ def _trainable_context(config: Config) -> TrainableContext:
 
 
 def _origins(config: Config, handle: EnvHandle) -> dict[str, Origin]:
-    """What a run depends on and its configuration only names."""
+    """Return the inputs that a configuration refers to by name, with their fingerprints."""
     environment, template = config.environment, handle.settings.template
     named = f"environment.prompt_template = {environment.prompt_template!r}"
     return {
@@ -336,7 +358,11 @@ def _origins(config: Config, handle: EnvHandle) -> dict[str, Origin]:
 
 
 def open_training_env(config: Config, split: str) -> EnvHandle:
-    """The environment of a configuration, for one of its splits."""
+    """Open the configured environment for one of its splits.
+
+    Raises:
+        InputError: The environment, its options, its data or its prompt template cannot be used.
+    """
     environment = config.environment
     options: dict[str, Any] = dict(environment.options)
     if (template := template_path(environment)) is not None:
@@ -352,7 +378,7 @@ def open_training_env(config: Config, split: str) -> EnvHandle:
 
 
 class StageTimer:
-    """Seconds a stage took."""
+    """A stopwatch for the stages of an iteration, in seconds."""
 
     def __init__(self) -> None:
         self._begin = time.perf_counter()
@@ -360,17 +386,17 @@ class StageTimer:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Times the block."""
+        """Time the block and add its duration to the stage's."""
         begin = time.perf_counter()
         yield
         self._stages[stage] = self._stages.get(stage, 0.0) + time.perf_counter() - begin
 
     def total(self) -> float:
-        """Seconds since the clock was made."""
+        """Return the seconds since the timer was created."""
         return time.perf_counter() - self._begin
 
     def metrics(self) -> dict[str, float]:
-        """Named ``timing_s/…``, as verl does."""
+        """Return the durations in seconds, named ``timing_s/…`` as in verl."""
         return {f"timing_s/{stage}": seconds for stage, seconds in self._stages.items()} | {
             "timing_s/step": self.total()
         }

@@ -1,48 +1,83 @@
-"""Verifies whatever this package leaves on disk: step tables, checkpoints, and training runs with both."""
+"""Verification of everything that this package writes: step tables, checkpoints and training runs."""
 
 from __future__ import annotations
 
+import glob
 import os
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hgpo_datasets
 from hgpo_datasets import Problem, VerifyReport
+from hgpo_datasets.run_paths import folders_below, run_at
+from hgpo_datasets.sources import PARQUET, is_pattern
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import MANIFEST, STATE, list_checkpoints, verify_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-_TABLES = ("steps", "evaluation")
+_EVALUATION = "evaluation"
 
 
 def verify_run(path: Path) -> Iterator[VerifyReport]:
-    """Reports of everything at a path, one after the other.
+    """Verify everything at a path and yield a report of each part.
 
     Args:
-        path: A run's folder, a file of a step table, or a checkpoint. Of a training run: its step tables, its
-            checkpoints, its configuration and its metrics.
+        path: A step table or one of its files, a checkpoint, a training run's folder, a folder that contains any of
+            these at any depth, or a glob pattern. Of a training run, the step tables, checkpoints, configuration,
+            fingerprints and metrics are verified.
 
     Raises:
-        InputError: There is no such thing.
+        InputError: The path does not exist or contains none of these.
     """
-    if any(os.path.lexists(path / name) for name in (MANIFEST, STATE)):
-        yield verify_checkpoint(path)
-    elif any(os.path.lexists(path / name) for name in ("checkpoints", "metrics.jsonl", "config.toml")):
-        yield _verify_files(path)
-        for table in _TABLES:
-            if (path / table).is_dir():
-                yield hgpo_datasets.verify(path / table)
-        for checkpoint in list_checkpoints(path / "checkpoints"):
-            yield verify_checkpoint(checkpoint)
-    else:
-        yield hgpo_datasets.verify(path)
+    parts = _matching(path) if is_pattern(str(path)) else _parts(path)
+    for part in parts or [path]:  # a path without parts is an error, which names what was found
+        if _is_checkpoint(part):
+            yield verify_checkpoint(part)
+        elif _is_training(part):
+            yield from _verify_training(part)
+        else:
+            yield hgpo_datasets.verify(part)
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """Return what the pattern matches that can be verified, each once and nothing inside another part."""
+    matches = [Path(name) for name in sorted(glob.glob(str(pattern), recursive=True))]  # noqa: PTH207 (absolute patterns)
+    found = [part for one in matches if one.is_dir() or one.suffix == PARQUET for part in _parts(one)]
+    places = {one.resolve(): one for one in found}
+    return [one for place, one in places.items() if places.keys().isdisjoint(place.parents)]
+
+
+def _parts(path: Path) -> list[Path]:
+    """Return the topmost folders at or below a path that can be verified, or the path if it is a file."""
+    return list(folders_below(path, _part)) if path.is_dir() else [path]
+
+
+def _part(folder: Path) -> Path | None:
+    return folder if _is_checkpoint(folder) or _is_training(folder) or run_at(folder) is not None else None
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return any(os.path.lexists(folder / name) for name in (MANIFEST, STATE))
+
+
+def _is_training(folder: Path) -> bool:
+    return any(os.path.lexists(folder / name) for name in ("checkpoints", "metrics.jsonl", "config.toml"))
+
+
+def _verify_training(folder: Path) -> Iterator[VerifyReport]:
+    yield _verify_files(folder)
+    for table in (folder, folder / _EVALUATION):
+        if (run := run_at(table)) is not None:
+            yield hgpo_datasets.verify(run)
+    for checkpoint in list_checkpoints(folder / "checkpoints"):
+        yield verify_checkpoint(checkpoint)
 
 
 def _verify_files(folder: Path) -> VerifyReport:
-    """The files of a training run beside its tables and checkpoints."""
+    """Verify a training run's files other than its tables and checkpoints."""
     from hgpo_train.settings import read_toml
     from hgpo_train.training.run_folder import CONFIG, ORIGIN, read_origin
     from hgpo_train.training.tracking import read_metrics

@@ -1,11 +1,11 @@
-"""From nothing to a small policy that can play a little: demonstrations, a tokenizer and a model, supervised training.
+"""A small policy trained from scratch: demonstrations, a tokenizer and a model, and supervised training.
 
-For machines without a large model: everything is made here, nothing is downloaded. Each part that is there already is
-resumed or used again, if it was made from the same; if not, it is refused.
+For machines without a large model; nothing is downloaded. A second call resumes or reuses each part that exists. A part
+that was created from other inputs is an error.
 
     FOLDER/demonstrations/   the explorer's steps
-    FOLDER/model/            a small Qwen-style model, its tokenizer trained on those texts
-    FOLDER/sft/              the model after supervised training; give this folder to `hgpo train` as model.path
+    FOLDER/model/            a small Qwen-style model with a tokenizer trained on those texts
+    FOLDER/sft/              the model after supervised training; use this folder as model.path of `hgpo train`
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.failures import failures_of_run, raise_if_too_many
 from hgpo_train.rollout.fingerprints import fingerprint_path, fingerprint_texts
-from hgpo_train.rollout.run import RolloutSpec, collect
+from hgpo_train.rollout.run import RolloutSpec, collect_groups
 from hgpo_train.training.config import Config, OptimiserConfig, SftConfig, TrackingConfig, UpdateConfig, template_path
 from hgpo_train.training.sft import run_sft
 from hgpo_train.training.trainer import open_training_env
@@ -36,24 +36,25 @@ if TYPE_CHECKING:
     from hgpo_train.training.display import Display
 
 MADE_FROM: Final = "made_from"
-"""The file in a model's folder that holds the fingerprint of what it was made from."""
+"""The file in a model's folder that contains the fingerprint of the model's inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
-    """How much is learnt by imitation.
+    """Settings of a warm start by imitation.
 
     Attributes:
-        policy: Whom to imitate: the explorer acts on what it is shown, as a policy must, and now and then is led into a
-            mistake, so that it shows how to go on from one (`hgpo_train.policies.outdated`).
-        data: Games or catalogues for the demonstrations, if not those that are trained on.
-        demonstrations: Tasks that are demonstrated, as many in each of them.
-        rows: Which of their steps are imitated: ``won``, the valid ones of tasks that were solved, or ``all``.
-        epochs: Passes over them.
-        batch: Rows of an optimiser step.
-        learning_rate: The peak; cosine to 0.
+        policy: The policy to imitate. The default is the explorer, which acts on observations alone, mixed with 15% of
+            outdated actions, so that demonstrations also show how to recover from mistakes
+            (`hgpo_train.policies.outdated`).
+        data: Games or catalogues for the demonstrations; by default those of the training configuration.
+        demonstrations: Number of tasks to demonstrate, divided equally among `data`.
+        rows: Steps to imitate: ``won``, the valid steps of solved tasks, or ``all``.
+        epochs: Passes over the steps.
+        batch: Rows per optimiser step.
+        learning_rate: The peak learning rate of a cosine schedule that falls to 0.
         shape: The model's sizes.
-        seed: Seeds the order of tasks, the weights and the batches.
+        seed: Seed of the task order, the weights and the batches.
     """
 
     policy: str = "mixture:explorer=0.85,stale=0.15"
@@ -68,17 +69,21 @@ class WarmStart:
 
 
 def warm_start(folder: Path, config: Config, start: WarmStart, display: Display, model: Path | None = None) -> Path:
-    """Makes a small model and teaches it to imitate.
+    """Create a small model and train it by imitation.
 
     Args:
-        folder: Where everything goes.
-        config: The run that is to follow; its environment's prompts and action format are what is taught.
-        start: How much is learnt.
+        folder: The folder for all output.
+        config: The configuration of the run to prepare for; it sets the prompts and the action format.
+        start: Settings of the imitation.
         display: Shows the progress.
-        model: Teaches this one instead of a new one.
+        model: Folder of a model to train; by default a new model is created.
 
     Returns:
-        The folder to be used as `model.path`.
+        The folder to use as `model.path`.
+
+    Raises:
+        InputError: The folder contains parts that were created from other inputs, or is in use by another process.
+        RolloutError: Too many demonstrations failed.
     """
     steps = collect_demonstrations(folder / "demonstrations", config, start, display)
     if model is None:
@@ -111,10 +116,15 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
 
 
 def new_model(folder: Path, steps: Path, start: WarmStart) -> Path:
-    """Makes a small model with a tokenizer of a step table's texts; one that is there is used again.
+    """Create a small model with a tokenizer trained on a step table's texts, or reuse the existing one.
+
+    Args:
+        folder: The model's folder.
+        steps: A step table; its prompts and actions train the tokenizer.
+        start: Settings of the imitation; `shape` and `seed` define the model.
 
     Raises:
-        InputError: The model that is there was made from something else.
+        InputError: The existing model was created from other inputs.
     """
     rows = scan_steps(steps).select("trajectory", "step", "prompt", "action").sort("trajectory", "step").collect()
     texts = rows.select(pl.format("{}\n{}", "prompt", "action")).to_series().to_list()
@@ -122,8 +132,8 @@ def new_model(folder: Path, steps: Path, start: WarmStart) -> Path:
     if (folder / MADE_FROM).exists():
         if (was := read_bytes(folder / MADE_FROM, 1 << 10).decode(errors="replace").strip()) != made_from:
             raise InputError(
-                f"{folder} was made from other demonstrations, sizes or another seed (fingerprint {was[:16]}, now "
-                f"{made_from[:16]}); remove it, or choose another folder"
+                f"{folder} was created from other demonstrations, sizes or another seed (expected fingerprint "
+                f"{made_from[:16]}, received {was[:16]}); remove it, or choose another folder"
             )
         return folder
     with new_folder(folder) as made:
@@ -133,11 +143,11 @@ def new_model(folder: Path, steps: Path, start: WarmStart) -> Path:
 
 
 def collect_demonstrations(folder: Path, config: Config, start: WarmStart, display: Display) -> Path:
-    """Collects demonstrations into a step table, an iteration a place; those that are there are not played again.
+    """Collect demonstrations into a step table, one iteration per data source; existing ones are not repeated.
 
     Raises:
-        InputError: The table that is there was made otherwise.
-        RolloutError: Too many rollouts failed. They are played again on the next call.
+        InputError: The existing table was collected with other settings.
+        RolloutError: Too many rollouts failed. They are repeated on the next call.
     """
     environment = config.environment
     places = [{"data": place} for place in start.data] or [{}]
@@ -163,6 +173,6 @@ def collect_demonstrations(folder: Path, config: Config, start: WarmStart, displ
             policy = make_policy(start.policy, PolicyContext(handle.shared.source.name, environment.action_format))
             tasks = min(start.demonstrations // len(places), len(handle.tasks))
             spec = RolloutSpec(tasks=tasks, seed=start.seed, iteration=number)
-            collect(handle, policy, writer, spec, retry_failed=True, progress=display.tally)
+            collect_groups(handle, policy, writer, spec, retry_failed=True, progress=display.tally)
     raise_if_too_many(failures_of_run(folder))
     return folder

@@ -1,4 +1,4 @@
-"""G2PO's nodes in ALFWorld: the vectorised rule beside the rule as one would say it, step by step."""
+"""G2PO's nodes in ALFWorld: the vectorised rule against a step-by-step one."""
 
 import polars as pl
 import pytest
@@ -18,8 +18,8 @@ EPISODES = st.lists(
 )
 
 
-def said(episode: list[tuple[str, list[str]]]) -> list[object]:
-    """Each step's node of one episode, as something that can be compared."""
+def expected_nodes(episode: list[tuple[str, list[str]]]) -> list[object]:
+    """Return each step's node of an episode as a comparable value."""
     happened: list[tuple[str, list[str]]] = []
     nodes: list[object] = [episode[0][0]]
     for observation, actions in episode[1:]:
@@ -31,20 +31,20 @@ def said(episode: list[tuple[str, list[str]]]) -> list[object]:
 
 
 @given(EPISODES)
-def test_nodes_are_equal_where_the_rule_says_so(episodes: list[list[tuple[str, list[str]]]]) -> None:
+def test_nodes_are_equal_where_the_rule_requires_it(episodes: list[list[tuple[str, list[str]]]]) -> None:
     rows = [
         {"trajectory_key": number, "step": step, "state": observation, "admissible_actions": actions}
         for number, episode in enumerate(episodes)
         for step, (observation, actions) in enumerate(episode)
     ]
     found = with_alfworld_nodes(pl.LazyFrame(rows)).collect()["alfworld_node"].to_list()
-    expected = [repr(node) for episode in episodes for node in said(episode)]
+    expected = [repr(node) for episode in episodes for node in expected_nodes(episode)]
     pairs = pl.DataFrame({"found": found, "expected": expected}).unique()
     assert pairs.height == pairs["found"].n_unique() == pairs["expected"].n_unique()
 
 
 def table() -> pl.DataFrame:
-    """Two rollouts of a task; the first wastes a step at the desk."""
+    """Return two rollouts of a task, of which the first wastes a step at the desk."""
     rows = [
         ("a", "room", "go to desk 1", False),
         ("a", "desk", "fly", False),
@@ -62,7 +62,7 @@ def table() -> pl.DataFrame:
     )
 
 
-def test_where_nothing_happens_nothing_is_gained() -> None:
+def test_steps_without_progress_gain_nothing() -> None:
     options = {"reward": "success", "reward_scale": 10.0, "invalid_action_penalty": 0.0}
     plain, official = (
         compute(table(), "g2po", details=True, nodes=nodes, **options).collect() for nodes in ("states", "alfworld")
@@ -73,7 +73,7 @@ def test_where_nothing_happens_nothing_is_gained() -> None:
     assert plain["advantage_value"][1] == pytest.approx(10 * 0.95**3)
 
 
-def test_the_texts_are_needed() -> None:
+def test_missing_text_columns_are_reported() -> None:
     with pytest.raises(InputError, match="needs the column `admissible_actions`"):
         compute(table().drop("admissible_actions"), "g2po", reward="success", nodes="alfworld")
     odd = compute(
@@ -82,5 +82,5 @@ def test_the_texts_are_needed() -> None:
         reward="success",
         nodes="alfworld",
     )
-    with pytest.raises(InputError, match="admissible_actions must not be null"):
+    with pytest.raises(InputError, match="expected a value as admissible_actions, received null"):
         odd.collect()

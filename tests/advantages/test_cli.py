@@ -1,4 +1,4 @@
-"""`hgpo advantages` and `hgpo stats` on a small run: beside it, never in it, and clear when they cannot."""
+"""`hgpo advantages` and `hgpo stats` on a small run: output next to the run, never in its folder, and errors."""
 
 import hashlib
 from pathlib import Path
@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def said(*arguments: object) -> str:
+def hgpo(*arguments: object) -> str:
     done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
     if done.exception:
         raise done.exception
@@ -47,41 +47,43 @@ def said(*arguments: object) -> str:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*.*"))}
 
 
-def test_side_by_side_and_the_run_unchanged(run: Path) -> None:
+def test_tables_are_written_next_to_the_run_which_is_unchanged(run: Path) -> None:
     before = digests(run)
-    told = said("advantages", run, "-e", "hgpo", "-e", "gigpo", "--history-length", 1, "--set", "gigpo.step_weight=0.5")
+    output = hgpo(
+        "advantages", run, "-e", "hgpo", "-e", "gigpo", "--history-length", 1, "--set", "gigpo.step_weight=0.5"
+    )
     assert digests(run) == before
     table = pl.read_parquet(run.parent / "first.advantages" / "hgpo+gigpo.parquet")
-    assert "96 rows" in told
+    assert "96 rows" in output
     want = compute(scan_steps(run), "gigpo", step_weight=0.5, reward_scale=10.0).collect()["advantage"]
     assert table["advantage_gigpo"].equals(want.alias("advantage_gigpo"))
     want = compute(scan_steps(run), "hgpo", history_length=1, reward_scale=10.0).collect()["advantage"]
     assert table["advantage_hgpo"].equals(want.alias("advantage_hgpo"))
 
 
-def test_files_without_a_manifest_are_named_by_a_pattern(run: Path) -> None:
+def test_files_without_a_manifest_are_selected_by_a_pattern(run: Path) -> None:
     (run / "manifest.jsonl").unlink()
-    with pytest.raises(InputError, match=r"folder/\*\.parquet"):
-        said("advantages", run)
-    assert "96 rows" in said("advantages", run / "*.parquet")
-    table = pl.read_parquet(run.parent / "first.advantages" / "hgpo.parquet")
-    want = compute(pl.scan_parquet(run / "*.parquet"), "hgpo", reward_scale=10.0).collect()["advantage"]
+    with pytest.raises(InputError, match=r"pass a pattern \(.*first/steps/\*\.parquet\)"):
+        hgpo("advantages", run)
+    assert "96 rows" in hgpo("advantages", run / "steps/*.parquet")
+    table = pl.read_parquet(run / "steps.advantages" / "hgpo.parquet")
+    want = compute(pl.scan_parquet(run / "steps/*.parquet"), "hgpo", reward_scale=10.0).collect()["advantage"]
     assert table["advantage"].equals(want)
 
 
-def test_a_table_that_is_there_stays(run: Path) -> None:
-    said("advantages", run)
-    with pytest.raises(InputError, match="is there already; --overwrite"):
-        said("advantages", run)
-    said("advantages", run, "--overwrite", "--details")
+def test_an_existing_table_is_not_overwritten(run: Path) -> None:
+    hgpo("advantages", run)
+    with pytest.raises(InputError, match="exists already; replace it with --overwrite"):
+        hgpo("advantages", run)
+    hgpo("advantages", run, "--overwrite", "--details")
 
 
-def test_an_output_never_replaces_what_is_read(run: Path, tmp_path: Path) -> None:
+def test_an_output_never_replaces_the_input(run: Path, tmp_path: Path) -> None:
     before = digests(run)
-    shard = next(run.glob("*.parquet"))
+    shard = next(run.glob("steps/*.parquet"))
     (tmp_path / "link").symlink_to(run)
     (tmp_path / "twin.parquet").hardlink_to(shard)
     for source, out in [
@@ -90,10 +92,13 @@ def test_an_output_never_replaces_what_is_read(run: Path, tmp_path: Path) -> Non
         (run, tmp_path / "link" / "new.parquet"),
         (run, tmp_path / "twin.parquet"),
         (shard, shard),
-        (run / "*.parquet", shard),
+        (run / "steps/*.parquet", shard),
+        (run / "steps/*.parquet", run / "steps/new.parquet"),
+        (shard, run / "steps/new/deeper.parquet"),
+        (run / "steps", run / "new.parquet"),
     ]:
-        with pytest.raises(InputError, match="expected an output file outside of what is read"):
-            said("advantages", source, "--out", out, "--overwrite")
+        with pytest.raises(InputError, match="expected an output file outside of the input"):
+            hgpo("advantages", source, "--out", out, "--overwrite")
     assert digests(run) == before
 
 
@@ -102,43 +107,43 @@ def test_an_output_never_replaces_what_is_read(run: Path, tmp_path: Path) -> Non
     [
         (["-e", "hgppo"], "did you mean 'hgpo'"),
         (["--set", "alfa=2"], "did you mean 'alpha'"),
-        (["--set", "alpha"], "--set: expected name=value, got 'alpha'"),
+        (["--set", "alpha"], "--set: expected name=value, received 'alpha'"),
         (["--set", "gigpo.alpha=2"], "unknown estimator of this call 'gigpo'"),
         (["--history-length", "99"], None),
         (["-e", "grpo", "--history-length", "2"], "unknown parameter 'history_length'"),
     ],
 )
-def test_wrong_options(run: Path, arguments: list[str], line: str | None) -> None:
-    if line is None:  # deeper than stored: made from the texts
-        said("advantages", run, *arguments)
+def test_invalid_options_are_reported(run: Path, arguments: list[str], line: str | None) -> None:
+    if line is None:  # deeper than the stored hashes: computed from the texts
+        hgpo("advantages", run, *arguments)
         return
     with pytest.raises(InputError, match=line):
-        said("advantages", run, *arguments)
+        hgpo("advantages", run, *arguments)
     assert not (run.parent / "first.advantages").exists()
 
 
-def test_listing(run: Path) -> None:
-    told = said("advantages", run, "--list")
-    assert all(name in told for name in ("hgpo", "graphgpo", "reinforce_pp", "history_length=2"))
+def test_list_shows_the_estimators(run: Path) -> None:
+    output = hgpo("advantages", run, "--list")
+    assert all(name in output for name in ("hgpo", "graphgpo", "reinforce_pp", "history_length=2"))
 
 
-def test_stats_in_words(run: Path) -> None:
-    told = said("stats", run, "--history-length", 2)
-    assert "96 steps of 24 rollouts in 6 groups" in told
-    assert "Context inconsistency" in told
+def test_stats_prints_a_summary(run: Path) -> None:
+    output = hgpo("stats", run, "--history-length", 2)
+    assert "96 steps of 24 rollouts in 6 groups" in output
+    assert "Context inconsistency" in output
 
 
-def test_stats_by_kind_and_to_files(run: Path, tmp_path: Path) -> None:
-    told = said("stats", run, "--by", "task_type", "--out", tmp_path / "tables")
-    assert "even" in told
+def test_stats_by_column_are_printed_and_written(run: Path, tmp_path: Path) -> None:
+    output = hgpo("stats", run, "--by", "task_type", "--out", tmp_path / "tables")
+    assert "even" in output
     levels = pl.read_csv(tmp_path / "tables" / "levels.csv")
     assert levels.filter(pl.col("level") == "0")["steps"].to_list() == [48, 48]
     with pytest.raises(InputError, match="did you mean 'task_type'"):
-        said("stats", run, "--by", "task_typ")
+        hgpo("stats", run, "--by", "task_typ")
 
 
-def refusing(steps: pl.LazyFrame) -> pl.LazyFrame:
-    raise InputError("not these steps")
+def failing(steps: pl.LazyFrame) -> pl.LazyFrame:
+    raise InputError("invalid steps")
 
 
 def interrupted(steps: pl.LazyFrame) -> pl.LazyFrame:
@@ -146,10 +151,10 @@ def interrupted(steps: pl.LazyFrame) -> pl.LazyFrame:
 
 
 @pytest.mark.parametrize("option", [[], ["--out", "new/deeper/table.parquet"]])
-def test_a_failure_leaves_nothing(run: Path, monkeypatch: pytest.MonkeyPatch, option: list[str]) -> None:
-    """Neither the table nor the folder that was made for it."""
+def test_a_failure_leaves_no_files(run: Path, monkeypatch: pytest.MonkeyPatch, option: list[str]) -> None:
+    """Neither the table nor the folder created for it remains."""
     monkeypatch.chdir(run.parent)
-    for arguments in (["-e", f"{__name__}:refusing"], ["-e", f"{__name__}:interrupted"]):
+    for arguments in (["-e", f"{__name__}:failing"], ["-e", f"{__name__}:interrupted"]):
         before = sorted(run.parent.rglob("*"))
         done = CliRunner().invoke(app, ["advantages", str(run), *arguments, *option])
         assert done.exit_code

@@ -1,4 +1,4 @@
-"""Each estimator against a plain-Python one, written from the formulas: slow, obvious, in exact fractions."""
+"""Each estimator against a plain Python implementation of its formulas in exact fractions."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ def f32(x):
 
 
 def trajectories(rows):
-    """The rows of each trajectory, by step; a row's index is its key everywhere below."""
+    """Return the row indices of each trajectory by step; all functions below identify rows by their index."""
     found = defaultdict(list)
     for i, row in enumerate(rows):
         found[row["trajectory"]].append(i)
@@ -79,7 +79,7 @@ def mean(values):
 
 
 def normalised(values, x, mode, ddof):
-    """One value against a sample, in fractions up to the root."""
+    """Normalise a value by a sample, in fractions except for the square root."""
     centred = Fraction(x) - mean(values)
     if mode == "mean_norm":
         return float(centred)
@@ -108,7 +108,7 @@ def episode(rows, mode, cross_steps=True, penalty=0.1, lone_scale=None):
 
 
 def within(groups, value, mode, ddof):
-    """Values normalised within groups; 0 for a lone one."""
+    """Return values normalised within groups; 0 in singleton groups."""
     result = {}
     for members in groups.values():
         for i in members:
@@ -118,7 +118,7 @@ def within(groups, value, mode, ddof):
 
 
 def histories(rows, k, actions):
-    """The steps of each context of depth k."""
+    """Return the steps of each context of depth k."""
     groups = defaultdict(list)
     for members in trajectories(rows):
         for t, i in enumerate(members):
@@ -215,7 +215,7 @@ def graphgpo(rows, mode="mean_std_norm", gamma=0.1, normalize_distance=False):
         edge[members[-1]] = "success" if reward[members[-1]] > 0 else None
     for members in by_task(rows):
         distance = {"success": 0}
-        for _ in members:  # Bellman–Ford, as often as there are edges
+        for _ in members:  # Bellman–Ford, with one pass per edge
             for i in members:
                 if edge[i] in distance:
                     state = rows[i]["state"]
@@ -239,7 +239,7 @@ STATES = ["", "hall", "kitchen", "ñ", "ñ", " hall", "鍵 🗝", "success"]
 
 @st.composite
 def tables(draw):
-    """Small tables with loops, lone tasks, gaps in step numbers, shuffled rows, rewards of one magnitude."""
+    """Small tables with loops, singleton groups, gaps in step numbers, shuffled rows and rewards of one magnitude."""
     scale = draw(st.sampled_from([1.0, 1.0, 1.0, 1e8, 1e-8]))
     rewards = st.sampled_from([0.0, 0.0, 0.0, 10.0, 1.0, -0.5, 3.25])
     states = st.sampled_from(STATES[: draw(st.integers(1, len(STATES)))])
@@ -264,7 +264,7 @@ def tables(draw):
 
 
 def agree(rows, name, want, **parameters):
-    """Equal to 1e-9, of the value or of the rewards that it is a difference of."""
+    """Assert equality to 1e-9, relative to the value or to the rewards that it is a difference of."""
     got = compute(pl.DataFrame(rows), name, **parameters).collect()["advantage"]
     size = max(1.0, *(abs(row["reward"]) for row in rows))
     for i, value in enumerate(got):
@@ -276,7 +276,7 @@ MODES = st.sampled_from(["mean_std_norm", "mean_norm"])
 
 @given(tables(), st.integers(0, 7), st.sampled_from([0.0, 0.5, 1.0, 2.0]), MODES, st.booleans(),
        st.sampled_from(["states", "states_actions"]), st.sampled_from(["code", "paper"]), st.booleans())  # fmt: skip
-def test_hgpo(rows, depth, alpha, mode, base_group, context, weights, skip):
+def test_hgpo_matches_its_formulas(rows, depth, alpha, mode, base_group, context, weights, skip):
     p = {"history_length": depth, "alpha": alpha, "mode": mode, "base_group": base_group, "context": context,
          "weights": weights, "skip_zero_advantages": skip}  # fmt: skip
     agree(rows, "hgpo", hgpo(rows, **p), **p)
@@ -284,45 +284,45 @@ def test_hgpo(rows, depth, alpha, mode, base_group, context, weights, skip):
 
 @given(tables(), st.sampled_from(["return", "reward"]), st.sampled_from(["per_step", "from_end"]),
        st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.1, 2.0]))  # fmt: skip
-def test_returns(rows, penalty_at, returns, gamma, penalty):
+def test_returns_match_their_formulas(rows, penalty_at, returns, gamma, penalty):
     want = hgpo(rows, mode="mean_norm", gamma=gamma, penalty=penalty, penalty_at=penalty_at, returns=returns)
     p = {"penalty_at": penalty_at, "returns": returns, "gamma": gamma, "invalid_action_penalty": penalty}
     agree(rows, "hgpo", want, mode="mean_norm", **p)
 
 
 @given(tables(), MODES, st.booleans())
-def test_grpo(rows, mode, cross_steps):
+def test_grpo_matches_its_formulas(rows, mode, cross_steps):
     agree(rows, "grpo", grpo(rows, mode, cross_steps), mode=mode, cross_steps=cross_steps)
 
 
 @given(tables(), st.booleans())
-def test_rloo(rows, cross_steps):
+def test_rloo_matches_its_formulas(rows, cross_steps):
     agree(rows, "rloo", rloo(rows, cross_steps), cross_steps=cross_steps)
 
 
 @given(tables(), st.booleans())
-def test_reinforce_pp(rows, baseline):
+def test_reinforce_pp_matches_its_formulas(rows, baseline):
     agree(rows, "reinforce_pp", reinforce_pp(rows, baseline), baseline=baseline)
 
 
 @given(tables(), MODES, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 1.0]))
-def test_gigpo(rows, mode, step_weight, episode_weight):
+def test_gigpo_matches_its_formulas(rows, mode, step_weight, episode_weight):
     p = {"mode": mode, "step_weight": step_weight, "episode_weight": episode_weight}
     agree(rows, "gigpo", gigpo(rows, **p), **p)
 
 
 @given(tables(), MODES, st.sampled_from([0.8, 1.0]))
-def test_g2po(rows, mode, step_weight):
+def test_g2po_matches_its_formulas(rows, mode, step_weight):
     agree(rows, "g2po", g2po(rows, mode, step_weight), mode=mode, step_weight=step_weight)
 
 
 @given(tables(), MODES, st.sampled_from([0.1, 0.2, 0.95]), st.booleans())
-def test_graphgpo(rows, mode, gamma, normalize_distance):
+def test_graphgpo_matches_its_formulas(rows, mode, gamma, normalize_distance):
     p = {"mode": mode, "gamma": gamma, "normalize_distance": normalize_distance}
     agree(rows, "graphgpo", graphgpo(rows, **p), **p)
 
 
-# ------------------------------------------------------------------------------------------- what must not matter
+# ----------------------------------------------------------------------------------------------------- invariances
 
 
 ALL = ["hgpo", "gigpo", "grpo", "g2po", "graphgpo", "rloo", "reinforce_pp"]
@@ -330,7 +330,7 @@ ALL = ["hgpo", "gigpo", "grpo", "g2po", "graphgpo", "rloo", "reinforce_pp"]
 
 @settings(max_examples=30)
 @given(tables(), st.randoms(use_true_random=False), st.sampled_from(ALL))
-def test_row_order_and_names_change_no_bit(rows, random, name):
+def test_row_order_and_names_do_not_change_the_bytes(rows, random, name):
     def bits(table):
         return compute(pl.DataFrame(table), name).collect()["advantage"].to_numpy().view(np.int64).tolist()
 
@@ -366,8 +366,8 @@ def test_stored_hashes_and_texts_agree(rows, depth, context):
 
 @settings(max_examples=30)
 @given(tables(), st.data())
-def test_similar_states(rows, data):
-    """Groups of similar texts, opened in order of trajectory and step; threshold just below 1 is equality."""
+def test_similar_states_match_the_reference(rows, data):
+    """Clusters of similar texts are created by trajectory and step; a threshold just below 1 means equality."""
     from difflib import SequenceMatcher
 
     threshold = data.draw(st.sampled_from([0.5, 0.75, 0.999]))

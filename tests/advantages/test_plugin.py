@@ -1,4 +1,4 @@
-"""Estimators of one's own: the examples against plain Python; entry point, decorator and module:function."""
+"""Custom estimators: the examples against plain Python, and registration by entry point, decorator and function."""
 
 import os
 import re
@@ -10,12 +10,14 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from distribution import write_distribution
 from typer.testing import CliRunner
 
-from examples import estimators as examples
+from examples import own_estimator as examples
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, get
+from hgpo_train.advantages.windows import Level, normalise
 from hgpo_train.cli import app
 
 ROOT = Path(__file__).parent.parent.parent
@@ -41,7 +43,7 @@ def returns() -> list[float]:
 
 
 def levels(baseline, depth=2):
-    """HGPO's weighted mean over levels, with any baseline of a row's group."""
+    """Return HGPO's weighted mean over levels, with any baseline computed from a row's group."""
     rows, value = TABLE.rows(named=True), returns()
     states = {(row["trajectory"], row["step"]): row["state"] for row in rows}
     items = defaultdict(list)
@@ -70,7 +72,7 @@ def mean_of_others(value, members, i):
 @pytest.mark.parametrize(
     ("function", "baseline"), [(examples.hgpo_median, median), (examples.hgpo_leave_one_out, mean_of_others)]
 )
-def test_examples_with_another_baseline(function, baseline) -> None:
+def test_example_estimators_match_plain_python(function, baseline) -> None:
     want = levels(baseline)
     assert any(want)
     assert compute(TABLE, function).collect()["advantage"].to_list() == pytest.approx(want, abs=1e-5)
@@ -91,12 +93,12 @@ def test_credit_by_time_to_success() -> None:
     ]
     task = credit[:8]
     want = [(value - statistics.fmean(task)) / (statistics.pstdev(task) + 1e-6) for value in task] + [0.0]
-    found = compute(TABLE, "time_to_success", gamma=0.5, details=True).collect()  # its decorator registered it
+    found = compute(TABLE, "time_to_success", gamma=0.5, details=True).collect()  # registered by its decorator
     assert found["advantage"].to_list() == pytest.approx(want)
     assert found["advantage_credit"].to_list() == credit
 
 
-def test_a_function_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_accepts_a_function_as_estimator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_estimators.py").write_text(
         "import polars as pl\n"
         "def halves(steps: pl.LazyFrame, *, strength: float = 0.5) -> pl.LazyFrame:\n"
@@ -107,40 +109,42 @@ def test_a_function_on_the_command_line(tmp_path: Path, monkeypatch: pytest.Monk
             last = pl.col("step") == pl.col("step").max().over("trajectory")
             writer.add_group(group.with_columns(action=pl.lit("look"), terminated=last).rows(named=True))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # importing adds the working directory
     command = ["advantages", "steps", "-e", "my_estimators:halves", "--set", "strength=2", "--reward-scale", "1"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     written = pl.read_parquet(tmp_path / "steps.advantages" / "halves.parquet").sort("trajectory", "step")
     want = TABLE.with_columns(want=pl.Series(returns())).sort("trajectory", "step")["want"]
     assert written["advantage"].to_list() == pytest.approx([2 * value for value in want], rel=1e-6)
-    assert str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
         ("no_such_module:function", "No module named 'no_such_module'"),
-        ("examples.estimators:no_such_function", "no_such_function"),
-        ("examples.estimators:__doc__", "must be a function or an Estimator"),
+        ("examples.own_estimator:no_such_function", "no_such_function"),
+        ("examples.own_estimator:__doc__", "expected a function or an Estimator, received"),
     ],
 )
-def test_names_of_functions_that_are_none(name: str, line: str) -> None:
+def test_invalid_function_names_are_reported(name: str, line: str) -> None:
     with pytest.raises(InputError, match=line):
         get(name)
 
 
-def test_functions_that_are_no_estimators() -> None:
+def test_functions_that_are_not_estimators_are_reported() -> None:
     def positional(steps: pl.LazyFrame, strength: float) -> pl.LazyFrame:
         return steps
 
-    with pytest.raises(InputError, match=r"by keyword, each with a default; 'strength'"):
+    with pytest.raises(InputError, match=r"expected keyword-only parameters with defaults .* received 'strength'"):
         compute(TABLE, positional)
-    with pytest.raises(InputError, match="must add a column 'advantage'"):
+    with pytest.raises(InputError, match="to add a column 'advantage', received none"):
         compute(TABLE, lambda steps: steps)
     with pytest.raises(InputError, match="needs the column `no_such_column`"):
         compute(TABLE, lambda steps: steps.with_columns(advantage=pl.col("no_such_column")))
-    with pytest.raises(InputError, match=r"the advantage of .* must be a finite number, got nan.*task='a'"):
+    with pytest.raises(InputError, match=r"expected a finite advantage of .*, received nan.*task='a'"):
         compute(TABLE, lambda steps: steps.with_columns(advantage=pl.lit(float("nan")))).collect()
+    with pytest.raises(InputError, match=r"a singleton group needs one too.* received null at task='b'"):
+        compute(TABLE.filter(task="b"), lambda steps: normalise(steps, {"advantage": Level("return")})).collect()
 
 
 USE = """
@@ -153,7 +157,7 @@ print(compute(table, "task_baseline", strength=0.5).collect()["advantage"].to_li
 """
 
 
-def test_the_documented_entry_point(tmp_path: Path) -> None:
+def test_the_documented_entry_point_registers_an_estimator(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "estimators.md").read_text("utf-8")
     code = re.search(r"```python\n# advantage_plugin\.py\n(.*?)```", text, re.DOTALL)
     entry = re.search(r'```toml\n\[project\.entry-points\."hgpo\.estimators"\]\n(.*?)```', text, re.DOTALL)
@@ -168,3 +172,26 @@ def test_the_documented_entry_point(tmp_path: Path) -> None:
     command = [sys.executable, "-c", USE]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.stdout.strip() == "[1.0, -1.0]", ran.stderr
+
+
+def test_broken_packages_break_no_others(tmp_path: Path) -> None:
+    modules = {"broken_estimators": "import absent_module", "fine_estimators": "def fine(steps):\n    return steps\n"}
+    points = {"broken": "broken_estimators:mine", "fine": "fine_estimators:fine"}
+    write_distribution(tmp_path, "half-broken", modules, {"hgpo.estimators": points})
+    script = """
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages import get, names
+
+get("fine")
+try:
+    get("broken")
+except InputError as error:
+    print(error)
+assert {"fine", "hgpo"} < set(names())
+"""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/datasets:{tmp_path}"}
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    line = "hgpo.estimators 'broken' of the distribution half-broken cannot be loaded from broken_estimators:mine"
+    assert ran.returncode == 0, ran.stderr
+    assert line in ran.stdout
+    assert line in ran.stderr  # names() warns

@@ -1,4 +1,4 @@
-"""The games that tests play: bundled ones always, recorded and official ones where they are."""
+"""Games for tests: the bundled ones, and the recorded and official ones where available."""
 
 import pytest
 
@@ -8,13 +8,13 @@ from hgpo_envs.unpack import unpack
 
 @pytest.fixture(scope="session")
 def bundled():
-    """The bundled games."""
+    """Return a source of the bundled games."""
     return ALFWorldSource(keep=1000)
 
 
 @pytest.fixture(scope="session")
 def golden_games(shared, tmp_path_factory):
-    """The folder of 30 recorded games, made from the alfworld package's own layouts and rules."""
+    """Return the folder of 30 recorded games, generated from the alfworld package's layouts and rules."""
     folder = tmp_path_factory.mktemp("golden") / "games"
     unpack([shared / "golden/alfworld/generated-games.tar.xz"], folder)
     return folder
@@ -22,7 +22,7 @@ def golden_games(shared, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def official(shared, tmp_path_factory):
-    """The folder of all official games."""
+    """Return the folder of all official games."""
     archive = shared / "data/alfworld/official-games.tar.xz"
     if not archive.exists():
         pytest.skip("no official games")

@@ -1,4 +1,4 @@
-"""The engine's promises, on games drawn from the bundled set and commands drawn from everywhere."""
+"""Properties of the engine on bundled games and random commands."""
 
 import random
 
@@ -27,7 +27,7 @@ def wander(engine: ALFWorldEngine, state: State, seed: int, steps: int) -> list[
 
 
 @given(TASKS, SEEDS)
-def test_every_admissible_command_does_something_it_says(task: str, seed: int) -> None:
+def test_every_admissible_command_has_its_documented_effect(task: str, seed: int) -> None:
     engine = SOURCE.engine()
     for state in wander(engine, engine.start(task), seed, 30):
         assert state.valid
@@ -39,7 +39,7 @@ def test_every_admissible_command_does_something_it_says(task: str, seed: int) -
 
 
 @given(TASKS, SEEDS, st.text() | st.sampled_from(["go to", " ", "\x00", "\ud800", "take mug 1 from mug 1"]))
-def test_anything_else_changes_nothing_and_never_raises(task: str, seed: int, command: str) -> None:
+def test_inadmissible_commands_change_nothing_and_never_raise(task: str, seed: int, command: str) -> None:
     engine = SOURCE.engine()
     before = wander(engine, engine.start(task), seed, 5)[-1]
     if command.strip() in before.actions or before.terminated:
@@ -52,7 +52,7 @@ def test_anything_else_changes_nothing_and_never_raises(task: str, seed: int, co
 
 
 @given(TASKS, SEEDS)
-def test_spaces_around_a_command_do_not_count_and_case_does(task: str, seed: int) -> None:
+def test_spaces_around_a_command_are_ignored_but_case_is_not(task: str, seed: int) -> None:
     plain, spaced = SOURCE.engine(), SOURCE.engine()
     command = random.Random(seed).choice(plain.start(task).actions)
     spaced.start(task)
@@ -61,7 +61,7 @@ def test_spaces_around_a_command_do_not_count_and_case_does(task: str, seed: int
 
 
 @given(TASKS, TASKS, SEEDS)
-def test_engines_share_nothing_that_changes(first: str, second: str, seed: int) -> None:
+def test_engines_share_no_mutable_state(first: str, second: str, seed: int) -> None:
     alone = [wander(engine := SOURCE.engine(), engine.start(task), seed, 20) for task in (first, second)]
     engines = [SOURCE.engine(), SOURCE.engine()]
     rngs = [random.Random(seed), random.Random(seed)]
@@ -74,7 +74,7 @@ def test_engines_share_nothing_that_changes(first: str, second: str, seed: int) 
 
 
 @given(TASKS, SEEDS)
-def test_a_fork_goes_its_own_way(task: str, seed: int) -> None:
+def test_a_fork_is_independent(task: str, seed: int) -> None:
     engine = SOURCE.engine()
     before = wander(engine, engine.start(task), seed, 10)[-1]
     game_state = engine.game_state.copy()
@@ -84,15 +84,15 @@ def test_a_fork_goes_its_own_way(task: str, seed: int) -> None:
 
 
 @given(TASKS, SEEDS)
-def test_starting_again_starts_afresh(task: str, seed: int) -> None:
+def test_start_resets_the_game(task: str, seed: int) -> None:
     engine = SOURCE.engine()
     first = wander(engine, engine.start(task), seed, 20)
     assert wander(engine, engine.start(task), seed, 20) == first
 
 
 @given(TASKS, SEEDS)
-def test_kept_scenes_say_what_a_fresh_look_says(task: str, seed: int) -> None:
-    """The admissible commands come from a table of scenes: they are the same when nothing is kept."""
+def test_cached_scenes_give_the_same_commands(task: str, seed: int) -> None:
+    """The admissible commands of cached scenes are the same as without the cache."""
     engine = SOURCE.engine()
     state = engine.start(task)
     rng = random.Random(seed)
@@ -105,7 +105,7 @@ def test_kept_scenes_say_what_a_fresh_look_says(task: str, seed: int) -> None:
         state = engine.act(rng.choice(state.actions))
 
 
-def test_the_end_stays_the_end() -> None:
+def test_commands_after_the_end_change_nothing() -> None:
     task = SOURCE.ids("train")[0]
     engine = SOURCE.engine()
     state = engine.start(task)

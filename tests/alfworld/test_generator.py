@@ -1,4 +1,4 @@
-"""Generated games: solvable, reproducible, disjoint, and of the form that the official ones have."""
+"""Generated games: solvable, reproducible, in disjoint splits, and in the official form."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def test_identifiers_are_unique_and_everything_is_declared(game):
 
 
 @given(game=drafts)
-def test_a_room_is_furnished_as_it_always_is(game):
+def test_the_fixed_part_of_a_room_is_in_every_game(game):
     room = load_rooms().rooms[game.task.scene]
     assert {thing.kind for thing in game.things} == set(room.objects)
     assert game.start not in {receptacle.location for receptacle in room.receptacles}
@@ -65,12 +65,12 @@ def test_a_room_is_furnished_as_it_always_is(game):
 
 
 @given(game=drafts, other=drafts)
-def test_ids_tell_games_apart(game, other):
+def test_ids_are_distinct(game, other):
     assert game.id.split("/")[0] == game.task.split
     assert (game.id == other.id) == (problem_text(game) == problem_text(other))
 
 
-def test_splits_share_no_task_and_unseen_rooms_are_unseen():
+def test_splits_have_disjoint_tasks_and_unseen_rooms():
     tasks = {split: {task for kind in TASK_TYPES for task in possible_tasks(split, kind)} for split in SPLITS}
     assert all(tasks.values())
     assert not tasks["train"] & tasks["valid_seen"]
@@ -111,7 +111,7 @@ def test_weights_of_zero_are_never_drawn(weights):
 
 @pytest.mark.parametrize("games", [-1, 0, 35])
 def test_too_few_games(games):
-    with pytest.raises(InputError, match=f"at least 36 games.*got {games}"):
+    with pytest.raises(InputError, match=f"at least 36 games.*received {games}"):
         split_sizes(games)
 
 
@@ -175,7 +175,7 @@ def kept_tail(goal):
     return goal.rstrip(" )")
 
 
-def test_goals_are_those_of_the_originals_goal_library(golden_games):
+def test_goals_equal_those_of_the_originals_goal_library(golden_games):
     golden = ALFWorldSource(golden_games)
     expected = {golden.task(i).task_type: kept_tail(shape(goal_of(golden.read(i)))) for i in golden.ids("all")}
     assert set(expected) == set(TASK_TYPES)
@@ -184,7 +184,7 @@ def test_goals_are_those_of_the_originals_goal_library(golden_games):
         assert kept_tail(shape(goal_of(data))) == expected[task_type]
 
 
-def test_texts_beside_the_problem_are_the_originals(golden_games):
+def test_domain_and_grammar_equal_the_originals(golden_games):
     golden = ALFWorldSource(golden_games)
     theirs = golden.read(golden.ids("all")[0])
     ours = game_data(draft_game("train", 0, 0))
@@ -207,8 +207,8 @@ def test_rooms_agree_with_games_made_from_the_layouts_alone(golden_games):
 
 
 @pytest.mark.slow
-def test_rooms_and_frequencies_are_as_surveyed(official, original_python):
-    """The bundled rooms come out of the layouts and the official games again, byte for byte."""
+def test_rooms_and_frequencies_are_reproduced_by_the_survey(official, original_python):
+    """The survey of the layouts and official games reproduces the bundled rooms byte for byte."""
     import gzip
     from importlib.resources import files
     from pathlib import Path
@@ -221,7 +221,7 @@ def test_rooms_and_frequencies_are_as_surveyed(official, original_python):
 
 
 @pytest.mark.slow
-def test_generated_rooms_are_as_full_as_official_ones(official):
+def test_generated_rooms_have_as_many_objects_as_official_ones(official):
     """Things in a room and things in view of each kind of room: means of 600 generated games within 10% of official."""
     source = ALFWorldSource(official, keep=1)
     means = {}
@@ -274,7 +274,7 @@ for path in wanted:
 @pytest.mark.slow
 @pytest.mark.original
 def test_the_original_plays_bundled_games(bundled, original_python, tmp_path):
-    """alfworld's own environment finds every game and shows what the native engine shows; the walkthroughs win."""
+    """alfworld's environment finds every game and shows the same texts, and the walkthroughs win."""
     ids = bundled.ids("all")
     write_folder(bundled, ids, tmp_path)
     chosen = ids[:: len(ids) // 4][:4]

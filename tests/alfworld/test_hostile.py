@@ -1,4 +1,4 @@
-"""Packs and game files that somebody crafted: sound checksums, hostile content. One line, little memory, no hanging."""
+"""Malicious packs and game files with valid checksums: one-line errors, little memory, no hanging."""
 
 import json
 import os
@@ -26,7 +26,7 @@ HEADER = struct.Struct("<8sIIQQIQII")
 
 
 def pack_of(path, games, texts=None, ids=None):
-    """A pack with sound checksums of whatever it is given: packed bytes by id."""
+    """Write a pack with valid checksums from arbitrary packed bytes by id."""
     body, rows, end = b"", b"", 0
     for name, packed in games.items():
         end += len(name) + 1
@@ -66,8 +66,8 @@ def refusal(path):
     return line
 
 
-def test_a_sound_crafted_pack_is_played(tmp_path):
-    """Otherwise nothing below would say anything."""
+def test_a_valid_pack_from_the_helper_is_played(tmp_path):
+    """Otherwise the other tests of this module would prove nothing."""
     source = ALFWorldSource(pack_of(tmp_path / "x.pack", {TASK.encode(): entry()}))
     assert "x." in source.engine().start(TASK).text
 
@@ -94,9 +94,9 @@ def test_ids(tmp_path, ids):
     refusal(pack_of(tmp_path / "x.pack", {TASK.encode(): entry()}, ids=ids))
 
 
-def test_an_index_of_nothing_and_one_with_a_name_twice(tmp_path):
+def test_an_empty_index_and_one_with_a_duplicate_id(tmp_path):
     for games, ids in (({}, None), ({b"a": entry(), b"b": entry()}, b"a\na\n")):
-        assert "its index does not hold" in refusal(pack_of(tmp_path / "x.pack", games, ids=ids))
+        assert "its index does not contain" in refusal(pack_of(tmp_path / "x.pack", games, ids=ids))
 
 
 WRONG_ENTRIES = [
@@ -163,8 +163,8 @@ def test_task_ids_never_lead_out_of_the_folder(tmp_path, name):
 
 
 @given(st.data())
-def test_damaged_games_compile_or_end_in_one_line(data):
-    """Bytes flipped, pieces cut and repeated: in any of the texts of a game file."""
+def test_damaged_games_compile_or_raise_a_one_line_error(data):
+    """With flipped bytes and removed or repeated pieces in any text of a game file."""
     game = dict(GAME)
     for _ in range(data.draw(st.integers(1, 3))):
         name = data.draw(st.sampled_from(TEXTS))
@@ -205,7 +205,7 @@ def place(tmp_path, name="game"):
 @pytest.mark.parametrize(
     "kind", ["fifo", "folder", "dangling", "zero", "deep", "large", "wrong", "latin-1", "unreadable"]
 )
-def test_game_folders_that_hold_something_else(tmp_path, name, kind):
+def test_game_folders_with_other_content(tmp_path, name, kind):
     path = place(tmp_path, name)
     if name != GAME_FILE:
         path.with_name(GAME_FILE).write_text(json.dumps(GAME))
@@ -230,8 +230,8 @@ def test_game_folders_that_hold_something_else(tmp_path, name, kind):
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_that_may_not_be_read_is_named(tmp_path):
-    """Its games would otherwise be missing without a word."""
+def test_an_unreadable_folder_raises_an_error(tmp_path):
+    """Otherwise its games would be skipped silently."""
     place(tmp_path, GAME_FILE).write_text(json.dumps(GAME))
     closed = tmp_path / "json_2.1.1/train/closed"
     closed.mkdir()
@@ -245,7 +245,7 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path):
         closed.chmod(0o700)
 
 
-def test_compiled_games_are_kept_by_size(monkeypatch):
+def test_the_cache_of_compiled_games_is_bounded_by_size(monkeypatch):
     monkeypatch.setattr("hgpo_envs.alfworld.data.source.MOST_KEPT", 100_000)
     source = ALFWorldSource()
     for task in source.ids("all")[:20]:
@@ -254,7 +254,7 @@ def test_compiled_games_are_kept_by_size(monkeypatch):
         assert sum(size for _, size in source._recent) == source._held
 
 
-def test_a_pack_is_not_written_over_something_else(tmp_path):
+def test_a_pack_does_not_replace_other_files(tmp_path):
     for name, content in (("x.pack", b"precious"), ("y.pack", b"")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match="already exists and is not a pack"):

@@ -1,4 +1,4 @@
-"""Against the original program itself: walks, listings, names. HGPO_FUZZ_GAMES asks for more games than a few."""
+"""Comparison with the original program: walks, listings, names. HGPO_FUZZ_GAMES sets the number of games."""
 
 import json
 import os
@@ -23,7 +23,7 @@ slow = [pytest.mark.slow, pytest.mark.original]
 
 
 def run(python: str, *arguments: str, **given: Any) -> str:
-    """Runs the Python that has the original, on this checkout; `given` is its standard input, as JSON."""
+    """Run code in the original's interpreter with this checkout; `given` is its standard input as JSON."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [python, *arguments], input=json.dumps(given), capture_output=True, text=True, env=environment, cwd=ROOT
@@ -64,7 +64,7 @@ print(json.dumps(shown))
 @pytest.mark.slow
 @pytest.mark.original
 @pytest.mark.parametrize("split", ["train", "valid_unseen"])
-def test_memoised_and_plain_original_say_what_the_native_engine_says(split: str, original_python: str) -> None:
+def test_memoised_and_plain_original_agree_with_the_native_engine(split: str, original_python: str) -> None:
     task = BUNDLED.ids(split)[5]
     commands = ["look", "nonsense", *(BUNDLED.game(task).walkthrough or ()), "look"]
     plain, memoised = json.loads(run(original_python, "-c", PLAY, file=BUNDLED.read(task), commands=commands))
@@ -97,7 +97,7 @@ print(json.dumps(found))
 @pytest.mark.slow
 @pytest.mark.original
 def test_the_same_games_are_listed(original_python: str, tmp_path: Path) -> None:
-    """Written out, found again by the original's own environment, but for what both leave out."""
+    """The original's environment finds the written games, except those that both skip."""
     ids = [BUNDLED.ids(split)[n] for split in ("train", "valid_seen", "valid_unseen") for n in range(4)]
     write_folder(BUNDLED, ids, tmp_path)
     places = [tmp_path / "json_2.1.1" / task for task in ids]
@@ -123,7 +123,7 @@ print(json.dumps({name: names.demangle_alfred_name(name) for name in given["ids"
 
 
 @pytest.mark.original
-def test_names_are_the_originals(original_python: str) -> None:
+def test_names_equal_the_originals(original_python: str) -> None:
     rng = random.Random(7)
     kinds = ["mug", "sink", "bathtub", "loc", "basinmug", "tvstand"]
     ids = {f"{rng.choice(kinds)}_bar__minus_{rng.random():.2f}_bar_{rng.randrange(9)}" for _ in range(200)}
@@ -132,7 +132,7 @@ def test_names_are_the_originals(original_python: str) -> None:
     assert json.loads(run(original_python, "-c", NAMES, ids=sorted(ids))) == display_names(ids)
 
 
-def test_without_the_original_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_the_original_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "alfworld", None)
     monkeypatch.setitem(sys.modules, "alfworld.agents.environment.alfred_tw_env", None)
     with pytest.raises(InputError, match=r'needs the original program .*pip install "hgpo\[alfworld\]"') as caught:

@@ -1,4 +1,4 @@
-"""Packs: the same games in one file; every damage is noticed and said in one line."""
+"""Packs: games are unchanged, and all damage is detected and reported in one line."""
 
 import copy
 import pickle
@@ -34,7 +34,7 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_games_come_back_as_they_were(pack: Path) -> None:
+def test_games_are_unchanged(pack: Path) -> None:
     store = PackStore(pack)
     store.verify()
     assert store.ids() == sorted(IDS)
@@ -52,7 +52,7 @@ def test_pickles_and_copies_open_the_file_again(pack: Path) -> None:
         assert store.read(IDS[0]) == GAMES[0][1]
 
 
-def test_through_a_folder_and_back(pack: Path, tmp_path: Path) -> None:
+def test_games_are_unchanged_after_conversion_to_a_folder_and_back(pack: Path, tmp_path: Path) -> None:
     assert write_folder(PackStore(pack), IDS, tmp_path) == 6
     folder = FolderStore(tmp_path)
     assert folder.ids() == sorted(IDS)
@@ -62,7 +62,7 @@ def test_through_a_folder_and_back(pack: Path, tmp_path: Path) -> None:
 
 
 @given(where=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255))
-def test_every_flipped_byte_is_noticed(pack: Path, where: float, bits: int) -> None:
+def test_every_flipped_byte_is_detected(pack: Path, where: float, bits: int) -> None:
     content = bytearray(pack.read_bytes())
     content[int(where * len(content))] ^= bits
     damaged = pack.with_name("damaged.pack")
@@ -71,27 +71,29 @@ def test_every_flipped_byte_is_noticed(pack: Path, where: float, bits: int) -> N
 
 
 @given(kept=st.floats(0, 1, exclude_max=True))
-def test_every_cut_is_noticed(pack: Path, kept: float) -> None:
+def test_every_truncation_is_detected(pack: Path, kept: float) -> None:
     content = pack.read_bytes()
     cut = pack.with_name("cut.pack")
     cut.write_bytes(content[: int(kept * len(content))])
     assert str(cut) in refusal(cut)
 
 
-def test_the_lines(pack: Path, tmp_path: Path) -> None:
+def test_error_lines(pack: Path, tmp_path: Path) -> None:
     content = pack.read_bytes()
     half = tmp_path / "half.pack"
     half.write_bytes(content[: len(content) // 2])
-    assert f"half.pack is {len(content) // 2:,} bytes long, not {len(content):,}; copy or build it" in refusal(half)
+    assert f"half.pack: expected {len(content):,} bytes, received {len(content) // 2:,}; copy or build it" in refusal(
+        half
+    )
     other = bytearray(content)
     other[8:12] = struct.pack("<I", VERSION + 1)
     other[60:64] = struct.pack("<I", zlib.crc32(other[:60]))
     newer = tmp_path / "newer.pack"
     newer.write_bytes(other)
-    assert f"newer.pack is a pack of format {VERSION + 1}, this hgpo reads format {VERSION}" in refusal(newer)
+    assert f"newer.pack: expected pack format {VERSION}, received format {VERSION + 1}" in refusal(newer)
     foreign = tmp_path / "foreign.pack"
     foreign.write_bytes(b"PK" + content[2:])
-    assert "foreign.pack is no pack of ALFWorld games: expected a file made by `hgpo data build" in refusal(foreign)
+    assert "foreign.pack is not a pack of ALFWorld games; expected a file from `hgpo data build" in refusal(foreign)
     flipped = bytearray(content)
     flipped[100] ^= 1
     damaged = tmp_path / "damaged.pack"
@@ -101,11 +103,11 @@ def test_the_lines(pack: Path, tmp_path: Path) -> None:
         ALFWorldSource(tmp_path / "missing.pack")
 
 
-def test_a_pack_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_writing_a_pack_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "p.pack"
     with pytest.raises(InputError, match="no game to pack"):
         write_pack(path, [])
-    with pytest.raises(InputError, match="comes twice or out of order"):
+    with pytest.raises(InputError, match="is out of order or a duplicate"):
         write_pack(path, [GAMES[0], GAMES[0]])
     broken = {**GAMES[1][1], "pddl_problem": "(define)"}
     with pytest.raises(InputError, match=IDS[1]):

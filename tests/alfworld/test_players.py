@@ -1,4 +1,4 @@
-"""The two experts: one solves everything, the other on nothing but what it is shown."""
+"""The expert solves every game; the explorer uses observations only."""
 
 import gzip
 import json
@@ -41,7 +41,7 @@ def play(name, source, task_id, disturbance=0.0, seed=0):
 
 
 @pytest.mark.parametrize("name", ["expert", "explorer"])
-def test_bundled_games_are_all_solved_the_same_way_each_time(bundled, name):
+def test_bundled_games_are_solved_deterministically(bundled, name):
     for task_id in bundled.ids("all"):
         actions, won = play(name, bundled, task_id)
         assert won, task_id
@@ -61,7 +61,7 @@ def test_expert_solves_any_generated_game(game):
 
 
 @given(data=st.data(), seed=st.integers(0, 2**32), wander=st.integers(0, 60))
-def test_expert_takes_over_anywhere(bundled, data, seed, wander):
+def test_expert_continues_from_any_state(bundled, data, seed, wander):
     """After a random walk it still wins, and every command of its plan brings it one nearer."""
     task_id = data.draw(st.sampled_from(bundled.ids("all")))
     engine, player, chance = bundled.engine(), ExpertPlayer(), random.Random(seed)
@@ -84,12 +84,12 @@ def test_expert_takes_over_anywhere(bundled, data, seed, wander):
 def test_expert_needs_the_native_engine(bundled):
     task_id = bundled.ids("all")[0]
     state = bundled.engine().start(task_id)
-    with pytest.raises(InputError, match="looks into the native engine"):
+    with pytest.raises(InputError, match="needs the native engine"):
         ExpertPlayer().reset(bundled.task(task_id), state, None)
 
 
 class Curtain:
-    """Gives a player the three things that it may know: instruction, text, actions."""
+    """The part of a task and its states that a player may use: instruction, text and actions."""
 
     def __init__(self, task, state):
         self.task = Task(id="", split="", instruction=task.instruction, task_type="")
@@ -100,7 +100,7 @@ class Curtain:
         return State(state.text, list(state.actions), True, False, False, 0.0, 0.0, {})
 
 
-def test_explorer_knows_only_what_it_is_shown(bundled):
+def test_explorer_uses_observations_only(bundled):
     for task_id in bundled.ids("all")[::5]:
         engine, player = bundled.engine(), ExplorerPlayer()
         state = engine.start(task_id)
@@ -114,7 +114,7 @@ def test_explorer_knows_only_what_it_is_shown(bundled):
 
 
 def test_explorer_searches_before_it_finds(bundled):
-    """It goes to more places than the expert, who knows: an explorer as quick as the expert would be peeping."""
+    """It visits more places than the expert. Otherwise it would have used hidden information."""
     ids = bundled.ids("all")
     steps = {name: sum(len(play(name, bundled, i)[0]) for i in ids) for name in ("expert", "explorer")}
     assert steps["explorer"] > 1.2 * steps["expert"]
@@ -130,7 +130,7 @@ def test_explorer_plays_both_wordings(bundled):
 
 
 @given(data=st.data(), seed=st.integers(0, 2**32), share=st.floats(0, 1))
-def test_explorer_copes_with_whatever_happens(bundled, data, seed, share):
+def test_explorer_takes_admissible_actions_after_random_steps(bundled, data, seed, share):
     """Random steps in between never break it: each of its own actions is admissible (checked in play)."""
     play("explorer", bundled, data.draw(st.sampled_from(bundled.ids("all"))), share, seed)
 
@@ -142,7 +142,7 @@ def test_explorer_recovers_from_random_steps(bundled):
 
 
 @given(text=st.text(), actions=st.lists(st.text(), max_size=5))
-def test_explorer_survives_any_text(text, actions):
+def test_explorer_accepts_any_text(text, actions):
     player = ExplorerPlayer()
     state = State(text, ["look", *actions], True, False, False, 0.0, 0.0, {})
     player.reset(Task("", "", "put a mug in shelf.", ""), state)
@@ -187,7 +187,7 @@ def test_sentences_agree_with_the_goals(golden_games):
         )
 
 
-def test_recorded_episodes_of_the_original_are_understood(shared, golden_games):
+def test_explorer_parses_recorded_episodes_of_the_original(shared, golden_games):
     """Fed with the original's own recorded texts, whoever acted, it knows what it holds (what it may examine)."""
     held, carrying = {}, 0
     source = ALFWorldSource(golden_games)
@@ -218,7 +218,7 @@ def test_every_official_game_is_solved_within_the_limit(official, name):
 
 
 def test_names():
-    with pytest.raises(InputError, match="unknown ALFWorld expert 'exprt'; did you mean 'expert'"):
+    with pytest.raises(InputError, match="unknown ALFWorld player 'exprt'; did you mean 'expert'"):
         experts.make_player("exprt", "ALFWorld")
     with pytest.raises(InputError, match="unknown benchmark 'AlfWorld'; did you mean 'ALFWorld'"):
         experts.make_player("expert", "AlfWorld")

@@ -1,4 +1,4 @@
-"""The engine against recordings of alfworld 0.4.2 with textworld 1.7.0: observation, admissible commands, won."""
+"""Comparison with recordings of alfworld 0.4.2 and textworld 1.7.0: observation, admissible commands, won."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def tarred_games(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Task id and game file of every game in an archive of json_2.1.1."""
+    """Yield the task id and game file of every game in an archive of json_2.1.1."""
     with tarfile.open(path, "r|xz") as archive:
         for member in archive:
             if member.name.endswith("game.tw-pddl"):
@@ -56,7 +56,7 @@ def test_every_golden_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["bundled", "official"])
-def test_own_recordings(name: str) -> None:
+def test_recorded_walks(name: str) -> None:
     """Walks by benchmarks/alfworld_fuzz.py, in both wordings; `official` are a few games of the official release.
 
     Other bundled games need other recordings: `python benchmarks/alfworld_fuzz.py --games 216 --seed 12 --put 0.25

@@ -1,4 +1,4 @@
-"""The official release: `hgpo data fetch alfworld` and `hgpo data synth alfworld`, as a user types them."""
+"""The commands `hgpo data fetch alfworld` and `hgpo data synth alfworld`."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def site(tmp_path):
-    """A folder that a server on loopback shows, and its address."""
+    """Return a folder served by a local server, and its address."""
     folder = tmp_path / "site"
     folder.mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
@@ -41,7 +41,7 @@ def site(tmp_path):
 
 @pytest.fixture
 def archive(bundled, tmp_path):
-    """A zip of six games per split in the official layout."""
+    """Return a zip file of six games per split in the official layout."""
     chosen = [i for split in ("train", "valid_seen", "valid_unseen") for i in bundled.ids(split)[:6]]
     write_folder(bundled, chosen, tmp_path / "packing")
     path = tmp_path / "json_2.1.2_tw-pddl.zip"
@@ -52,7 +52,7 @@ def archive(bundled, tmp_path):
 
 
 def hgpo(*arguments, monkeypatch, capsys):
-    """Runs a command line; returns the exit code and both outputs."""
+    """Run a command line and return the exit code and both outputs."""
     monkeypatch.setattr(sys, "argv", ["hgpo", *map(str, arguments)])
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -92,7 +92,7 @@ def test_fetch_from_a_file(run, archive, tmp_path):
 
 
 def refused(run, tmp_path, match, *arguments):
-    """One line on stderr, exit 2, nothing left behind."""
+    """Assert that a command prints one line to stderr, exits with 2 and leaves no files."""
     out = tmp_path / "alfworld"
     code, _, err = run("data", "fetch", "alfworld", "--out", out, *arguments)
     assert code == 2
@@ -102,9 +102,21 @@ def refused(run, tmp_path, match, *arguments):
     assert not list(tmp_path.glob(".hgpo*"))
 
 
-def test_fetch_of_what_is_not_there(run, site, tmp_path):
+def test_fetch_of_a_missing_file(run, site, tmp_path):
     refused(run, tmp_path, "answered 404", "--url", f"{site[1]}/absent.zip")
     refused(run, tmp_path, "No such file", "--from", tmp_path / "absent.zip")
+
+
+def test_fetch_without_a_network(run, tmp_path):
+    """The line names the archive and the way to install it offline."""
+    url = "http://no-such-host.invalid/games.zip"
+    refused(run, tmp_path, "nothing was downloaded. Without a network", "--url", url)
+    refused(
+        run, tmp_path, f"download {url} elsewhere and run `hgpo data fetch alfworld --from games.zip`", "--url", url
+    )
+    code, _, err = run("data", "fetch", "alfworld", "--out", tmp_path / "new/folder", "--url", url)
+    assert code == 2, err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_fetch_with_a_wrong_checksum(run, site, archive, tmp_path):
@@ -112,7 +124,7 @@ def test_fetch_with_a_wrong_checksum(run, site, archive, tmp_path):
     refused(run, tmp_path, "expected SHA-256 0000", "--url", f"{site[1]}/games.zip", "--sha256", "0" * 64)
 
 
-def test_fetch_of_a_hostile_archive(run, tmp_path):
+def test_fetch_of_a_malicious_archive(run, tmp_path):
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as packed:
         packed.writestr("json_2.1.1/../../../outside", "x")
     refused(run, tmp_path, "leads out of the folder", "--from", tmp_path / "bad.zip")
@@ -124,7 +136,7 @@ def test_fetch_of_an_archive_without_games(run, tmp_path):
     refused(run, tmp_path, "no playable game", "--from", tmp_path / "empty.zip")
 
 
-def test_fetch_into_a_folder_that_is_taken(run, archive, tmp_path):
+def test_fetch_into_an_existing_folder(run, archive, tmp_path):
     out = tmp_path / "alfworld"
     out.mkdir()
     (out / "mine").write_text("keep me")
@@ -134,7 +146,7 @@ def test_fetch_into_a_folder_that_is_taken(run, archive, tmp_path):
     assert (out / "mine").read_text() == "keep me"
 
 
-def test_ctrl_c_says_how_to_go_on(run, site, archive, tmp_path, monkeypatch):
+def test_ctrl_c_prints_how_to_resume(run, site, archive, tmp_path, monkeypatch):
     archive.rename(site[0] / "games.zip")
 
     def interrupted(*arguments, **settings):
@@ -143,7 +155,7 @@ def test_ctrl_c_says_how_to_go_on(run, site, archive, tmp_path, monkeypatch):
     monkeypatch.setattr(release, "complete_download", interrupted)
     code, _, err = run("data", "fetch", "alfworld", "--out", tmp_path / "alfworld", "--url", f"{site[1]}/games.zip")
     assert code == 130
-    assert "run the same command to resume" in err
+    assert "run the same command again to resume" in err
 
 
 def test_interrupted_while_unpacking_the_archive_is_not_fetched_again(site, archive, tmp_path):
@@ -161,10 +173,10 @@ def test_interrupted_while_unpacking_the_archive_is_not_fetched_again(site, arch
     assert not list(tmp_path.glob(".hgpo*"))
 
 
-def test_an_archive_that_is_no_good_is_fetched_anew(site, archive, tmp_path):
+def test_a_damaged_archive_is_fetched_again(site, archive, tmp_path):
     (site[0] / "games.zip").write_bytes(archive.read_bytes()[:-500])
     out, asset = tmp_path / "alfworld", release.Asset(f"{site[1]}/games.zip")
-    with pytest.raises(InputError, match=r"cut off|broken"):
+    with pytest.raises(InputError, match=r"truncated|damaged"):
         release.fetch_release(out, [asset])
     archive.replace(site[0] / "games.zip")
     assert release.fetch_release(out, [asset])["train"] == 6
@@ -174,7 +186,7 @@ def contents(folder):
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def test_neighbours_survive_whether_the_archive_is_good_or_broken(site, archive, tmp_path):
+def test_other_files_are_kept_whether_the_archive_is_intact_or_damaged(site, archive, tmp_path):
     out, asset = tmp_path / "alfworld", release.Asset(f"{site[1]}/games.zip")
     for name in ("alfworld.new", "alfworld.downloads", ".alfworld.new", "alfworld.old", ".alfworld.x.unpacking"):
         (tmp_path / name).mkdir()
@@ -186,7 +198,7 @@ def test_neighbours_survive_whether_the_archive_is_good_or_broken(site, archive,
     assert contents(tmp_path) == before
     (site[0] / "games.zip").write_bytes(b"no archive")
     before = contents(tmp_path)
-    with pytest.raises(InputError, match="neither a zip nor a tar"):
+    with pytest.raises(InputError, match="expected a zip or tar archive"):
         release.fetch_release(out, [asset])
     assert contents(tmp_path) == before
 
@@ -203,7 +215,7 @@ release.fetch_release(Path(sys.argv[1]), [release.Asset(sys.argv[2])], unpacking
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_what_a_kill_left_is_removed_by_the_next_call_which_downloads_nothing_again(site, archive, tmp_path):
+def test_after_a_kill_the_next_call_cleans_up_and_downloads_nothing_again(site, archive, tmp_path):
     archive.rename(site[0] / "games.zip")
     out, url = tmp_path / "alfworld", f"{site[1]}/games.zip"
     killed = subprocess.run([sys.executable, "-c", UNPACK, str(out), url], check=False)
@@ -215,7 +227,7 @@ def test_what_a_kill_left_is_removed_by_the_next_call_which_downloads_nothing_ag
     assert len(ALFWorldSource(out).ids("all")) == 18
 
 
-def test_build_never_writes_over_its_input_or_over_what_is_no_pack(run, bundled, tmp_path):
+def test_build_never_replaces_its_input_or_files_that_are_not_packs(run, bundled, tmp_path):
     (tmp_path / "thesis.tex").write_text("keep me")
     pack = tmp_path / "mine.pack"
     ids = bundled.ids("train")[:2]
@@ -224,8 +236,8 @@ def test_build_never_writes_over_its_input_or_over_what_is_no_pack(run, bundled,
     before = contents(tmp_path)
     for data, out, match in (
         (pack, tmp_path / "thesis.tex", "already exists and is not a pack"),
-        (pack, pack, "is the data that is read"),
-        (pack, tmp_path / "link.pack", "is the data that is read"),
+        (pack, pack, "is also the input"),
+        (pack, tmp_path / "link.pack", "is also the input"),
         (pack, tmp_path, "found a folder"),
     ):
         code, _, err = run("data", "build", "alfworld", data, "--out", out)
@@ -242,11 +254,11 @@ def test_assets():
     assert [asset.url for asset in release.assets()] == [release.GAMES]
     assert [asset.url for asset in release.assets(trajectories=True)] == [release.GAMES, release.TRAJECTORIES]
     assert release.assets(["http://x/y.zip"], "ab") == [release.Asset("http://x/y.zip", "ab")]
-    with pytest.raises(InputError, match="one checksum and 2 archives"):
+    with pytest.raises(InputError, match="expected one archive with one checksum, received 2 archives"):
         release.assets(["http://x/y.zip", "http://x/z.zip"], "ab")
 
 
-def test_addresses_are_those_of_the_originals_own_downloader(original_python):
+def test_addresses_equal_those_of_the_originals_downloader(original_python):
     from pathlib import Path
 
     script = Path(original_python).parent / "alfworld-download"

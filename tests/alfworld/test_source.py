@@ -1,4 +1,4 @@
-"""Task sources: what counts as data, splits, identifiers; bad input, each with its line."""
+"""Task sources: accepted data, splits, identifiers, and the errors for bad input."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ def change(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_every_way_to_name_the_same_games(folder: Path) -> None:
+def test_every_form_of_the_same_data(folder: Path) -> None:
     assert ALFWorldSource(folder).ids("all") == ALFWorldSource(folder / "json_2.1.1").ids("all") == sorted(IDS)
     assert ALFWorldSource(str(folder)).ids("train") == [IDS[0]]
     single = ALFWorldSource(place(folder, IDS[1]).parent)
@@ -42,7 +42,7 @@ def test_every_way_to_name_the_same_games(folder: Path) -> None:
     assert single.engine().start(IDS[1]) == BUNDLED.engine().start(IDS[1])
 
 
-def test_a_lone_game_outside_any_split_counts_as_train(folder: Path) -> None:
+def test_a_single_game_outside_any_split_belongs_to_train(folder: Path) -> None:
     lone = folder / "some" / "trial"
     lone.mkdir(parents=True)
     place(folder, IDS[0]).rename(lone / "game.tw-pddl")
@@ -57,12 +57,12 @@ def test_splits_are_disjoint_and_sorted() -> None:
 
 
 @pytest.mark.parametrize("solvable", [False, None, "true"])
-def test_games_not_marked_solvable_are_left_out(folder: Path, solvable: object) -> None:
+def test_games_not_marked_solvable_are_skipped(folder: Path, solvable: object) -> None:
     change(place(folder, IDS[0]), solvable=solvable)
     assert ALFWorldSource(folder).ids("all") == sorted(IDS[1:])
 
 
-def test_the_mark_is_found_wherever_it_stands(folder: Path) -> None:
+def test_the_solvable_mark_is_found_anywhere(folder: Path) -> None:
     path = place(folder, IDS[0])
     data = json.loads(path.read_text())
     marked = {"solvable": True, "note": '"solvable": false'} | {k: v for k, v in data.items() if k != "solvable"}
@@ -73,7 +73,7 @@ def test_the_mark_is_found_wherever_it_stands(folder: Path) -> None:
 @pytest.mark.parametrize(
     "part", ["pick_and_place_with_movable_recep-Mug-Bowl-Shelf-1", "pick_x-AppleSliced-None-Sink-1"]
 )
-def test_movable_and_sliced_games_are_left_out(folder: Path, part: str) -> None:
+def test_movable_and_sliced_games_are_skipped(folder: Path, part: str) -> None:
     trial = place(folder, IDS[0]).parent
     trial.parent.rename(trial.parent.with_name(part))
     assert ALFWorldSource(folder).ids("all") == sorted(IDS[1:])
@@ -92,25 +92,25 @@ def test_bad_folders(folder: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(
-        InputError, match=r"no playable game in .*empty: expected .*game.tw-pddl marked solvable, found no"
+        InputError, match=r"no playable game in .*empty: expected .*game.tw-pddl marked solvable, received no"
     ):
         ALFWorldSource(empty)
     path = place(folder, IDS[0])
     text = path.read_text()
     path.write_text(text[: len(text) // 2])
-    with pytest.raises(InputError, match=r"game.tw-pddl: not whole JSON"):
+    with pytest.raises(InputError, match=r"game.tw-pddl: not valid JSON"):
         ALFWorldSource(folder)
     path.write_text(text)
     copied = folder / "copy" / IDS[0]
     copied.mkdir(parents=True)
     (copied / "game.tw-pddl").write_text(text)
-    with pytest.raises(InputError, match=f"{IDS[0]} is there twice: in .* and in "):
+    with pytest.raises(InputError, match=f"{IDS[0]} occurs twice: in .* and in "):
         ALFWorldSource(folder)
 
 
-def test_unsolvable_alone(folder: Path) -> None:
+def test_a_single_unsolvable_game(folder: Path) -> None:
     change(place(folder, IDS[0]), solvable=False)
-    with pytest.raises(InputError, match="marked solvable, found 1 other"):
+    with pytest.raises(InputError, match="marked solvable, received 1 other"):
         ALFWorldSource(place(folder, IDS[0]).parent)
 
 
@@ -131,7 +131,7 @@ def test_pickles_and_copies_are_opened_again(folder: Path) -> None:
         assert other.task(IDS[0]).versions == {"grammar": "put"}
 
 
-def test_unknown_names_give_the_nearest() -> None:
+def test_errors_for_unknown_names_suggest_the_closest() -> None:
     with pytest.raises(InputError, match="unknown split 'valid_sen'; did you mean 'valid_seen'"):
         BUNDLED.ids("valid_sen")
     near = IDS[0][:-1]

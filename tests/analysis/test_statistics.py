@@ -1,5 +1,6 @@
-"""Statistics against their definitions, counted in plain Python over pairs of steps."""
+"""Statistics against their definitions, computed in plain Python over pairs of steps."""
 
+import re
 from collections import Counter, defaultdict
 
 import polars as pl
@@ -37,7 +38,7 @@ def tables(draw):
 
 
 def histories(rows):
-    """Each row's states from the start of its trajectory to itself."""
+    """Return each row's states from the start of its trajectory up to the row."""
     so_far, found = defaultdict(list), []
     for row in rows:
         so_far[row["trajectory"]].append(row["state"])
@@ -47,7 +48,7 @@ def histories(rows):
 
 @settings(max_examples=40)
 @given(tables())
-def test_levels(rows):
+def test_levels_match_plain_counting(rows):
     found = statistics(pl.DataFrame(rows), history_length=DEPTH)
     past = histories(rows)
     detailed = compute(pl.DataFrame(rows), "hgpo", history_length=DEPTH, details=True).collect()
@@ -92,7 +93,7 @@ def test_levels(rows):
 
 @settings(max_examples=20)
 @given(tables(), st.integers(1, 12))
-def test_chunks_and_kinds(rows, chunk_rows):
+def test_chunks_and_columns_to_split_by(rows, chunk_rows):
     table = pl.DataFrame(rows)
     whole = statistics(table, by=["task_type"], history_length=2)
     chunked = statistics(table, by=["task_type"], history_length=2, chunk_rows=chunk_rows)
@@ -102,15 +103,72 @@ def test_chunks_and_kinds(rows, chunk_rows):
         pl.testing.assert_frame_equal(one.filter(task_type="even").drop("task_type"), part, rel_tol=1e-12)
 
 
-@settings(max_examples=20)
-@given(tables())
-def test_every_table_can_be_told(rows):
-    told = describe(statistics(pl.DataFrame(rows), history_length=2))
-    assert len(told) >= 3
-    assert not any("None" in line or "nan" in line for line in told)
+@settings(max_examples=40)
+@given(tables(), st.integers(0, 3), st.booleans())
+def test_every_table_is_described_truthfully(rows, depth, some_aborted):
+    """Only what is exactly none is called none, and nothing is said of groups that are not there."""
+    table = pl.DataFrame(rows).with_columns(aborted=pl.col("trajectory").str.ends_with("/0") & some_aborted)
+    found = statistics(table, history_length=depth)
+    lines = describe(found)
+    text = "\n".join(lines)
+    assert not re.search(
+        r"None |nan|\b0%|100%|(?<![\d.])1 (steps|rollouts|groups|states)\b", text.replace("None of", "")
+    )
+    levels = [row for row in found.levels.iter_rows(named=True) if row["level"] != "oracle"]
+    if not found.summary["trajectories"].item():
+        assert lines == [
+            f"Every rollout was aborted ({table['trajectory'].n_unique()}), so there is nothing to compare."
+        ]
+        return
+    if not levels[0]["shared"]:
+        assert "Every step is a singleton group" in lines[-1]
+        assert "weights" not in text
+        return
+    assert "singleton" not in text
+    assert ("HGPO's weights" in text) == (sum(row["weight"] for row in levels) > 0)
+    assert ("advantages are all 0" in text) == (sum(row["weight"] for row in levels) == 0)
+    alone = [row["level"] for row in levels if not row["shared"]]
+    assert ("none for k" in text) == bool(alone)
+    for level in alone:
+        assert f"groups of two or more steps at k = {level}" not in text
+        assert f"those at k = {level}" not in text
 
 
-def test_context_of_what_the_prompt_showed() -> None:
+def described(states: str, rewards: list[float], depth: int) -> str:
+    """What is said of two rollouts of one task with these states, half of them each."""
+    length = len(states) // 2
+    table = pl.DataFrame(
+        {
+            "task": "a",
+            "trajectory": ["x"] * length + ["y"] * length,
+            "step": [*range(length)] * 2,
+            "state": list(states),
+            "reward": rewards,
+            "action_valid": True,
+        }
+    )
+    return "\n".join(describe(statistics(table, history_length=depth)))
+
+
+def test_a_level_without_groups_is_called_so() -> None:
+    text = described("acbdcf", [0, 0, 1, 0, 0, 0], 4)
+    assert "33% of the steps share their state" in text
+    assert "none for k ≥ 1" in text
+    assert "k = 4" not in text
+
+
+def test_a_table_of_singletons_is_called_so() -> None:
+    text = described("abcdef", [0, 0, 1, 0, 0, 0], 4)
+    assert "Every step is a singleton group at every level, and HGPO's advantages are all 0." in text
+    assert "0.00" not in text
+
+
+def test_equal_returns_give_no_weights() -> None:
+    text = described("abcabc", [0, 0, 1, 0, 0, 1], 1)
+    assert "equal returns: HGPO's advantages are all 0" in text
+
+
+def test_the_states_actions_context() -> None:
     table = pl.DataFrame(
         {
             "task": "a",
@@ -129,7 +187,7 @@ def test_context_of_what_the_prompt_showed() -> None:
     assert shared == {"states": [1.0, 0.5, 1.0], "states_actions": [1.0, 0.0, 0.5]}
 
 
-def test_bad_input() -> None:
+def test_invalid_input_is_reported() -> None:
     row = {"task": "a", "trajectory": "x", "step": 0, "state": "s", "reward": 0.0, "action_valid": True}
     with pytest.raises(InputError, match="did you mean 'trajectory'"):
         statistics(pl.DataFrame([row]), by=["trajectori"])

@@ -1,5 +1,6 @@
-"""The quick start: the same bytes each time, its numbers against the tables, and what a user sees."""
+"""The quick start: reproducible bytes, its figures against the tables, and its output."""
 
+from collections import Counter
 from pathlib import Path
 
 import polars as pl
@@ -21,7 +22,7 @@ def test_the_same_seed_gives_the_same_steps_and_advantages(tmp_path: Path) -> No
     assert not scan_steps(first.run).select("action").collect().equals(scan_steps(other.run).select("action").collect())
 
 
-def test_its_numbers_are_those_of_plain_counting(tmp_path: Path) -> None:
+def test_the_quickstart_numbers_match_plain_counting(tmp_path: Path) -> None:
     found = quickstart(tmp_path, tasks=4, group_size=4)
     steps = scan_steps(found.run).select("task_id", "group", "trajectory", "step", "state").collect().rows()
     texts = {(trajectory, step): state for *_, trajectory, step, state in steps}
@@ -32,6 +33,9 @@ def test_its_numbers_are_those_of_plain_counting(tmp_path: Path) -> None:
             for task, group, trajectory, step, state in steps
         ]
         pairs = differing = 0
+        counts = Counter((window, step >= k) for window, (*_, step, _) in zip(windows, steps, strict=True))
+        shared = sum(count for (_, whole), count in counts.items() if whole and count > 1)
+        assert row["shared"] == pytest.approx(shared / len(steps))
         for i, (task, group, state, past) in enumerate(windows):
             for j, (other_task, other_group, other_state, other_past) in enumerate(windows):
                 if i != j and (task, group, state) == (other_task, other_group, other_state):
@@ -42,24 +46,33 @@ def test_its_numbers_are_those_of_plain_counting(tmp_path: Path) -> None:
     assert found.depths["K"].to_list() == list(DEPTHS)
 
 
-def test_what_is_there_is_used_and_the_page_says_what_to_do_next(tmp_path: Path) -> None:
+def test_deeper_levels_have_groups_and_change_the_advantages(tmp_path: Path) -> None:
+    """The quick start is to show a difference between K = 0, 1, 2 and 4, whatever its seed."""
+    for seed in range(3):
+        depths = quickstart(tmp_path / str(seed), seed=seed, tasks=8).depths
+        assert depths["shared"].is_sorted(descending=True)
+        assert depths["shared"].min() > 0.1
+        assert depths["shift"].to_list() == sorted(set(depths["shift"].to_list()))
+
+
+def test_a_second_quickstart_reuses_the_run_and_prints_the_next_steps(tmp_path: Path) -> None:
     arguments = ["quickstart", "--out", str(tmp_path / "q"), "--tasks", "2", "--group-size", "3"]
     first, second = (CliRunner().invoke(app, arguments) for _ in range(2))
     assert first.exit_code == second.exit_code == 0, first.output
-    assert "steps at" in first.output
-    assert "there already" in second.output
+    assert "steps/s" in first.output
+    assert "already collected" in second.output
     assert "hgpo stats" in first.output
     table = pl.read_parquet(tmp_path / "q/run.advantages/hgpo_by_depth.parquet")
     assert {f"advantage_k{k}" for k in DEPTHS} <= set(table.columns)
 
 
-def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="name a folder with --out"):
+    with pytest.raises(InputError, match="expected a folder, received a file"):
         quickstart(tmp_path / "file")
 
 
-def test_stats_of_its_run_by_type_and_in_words(tmp_path: Path) -> None:
+def test_stats_of_the_quickstart_run_by_type_and_in_sentences(tmp_path: Path) -> None:
     found = quickstart(tmp_path, tasks=6, group_size=3)
     kinds = scan_steps(found.run).select(pl.col("task_type").unique()).collect()["task_type"].to_list()
     by_type = CliRunner().invoke(app, ["stats", str(found.run), "--by", "task_type"])
@@ -71,16 +84,16 @@ def test_stats_of_its_run_by_type_and_in_words(tmp_path: Path) -> None:
 
 
 def test_an_existing_folder_is_extended_or_refused(tmp_path: Path) -> None:
-    """More groups give the same as a new folder would; fewer, or another seed, are refused."""
+    """More groups give the same result as in a new folder; fewer groups or another seed are refused."""
     quickstart(tmp_path / "a", tasks=2, group_size=2)
     more = quickstart(tmp_path / "a", tasks=3, group_size=2)
     new = quickstart(tmp_path / "b", tasks=3, group_size=2)
     drop = ["run", "policy_seconds", "environment_seconds"]
     tables = [scan_steps(one.run).drop(drop, strict=False).collect().sort("trajectory", "step") for one in (more, new)]
     assert tables[0].equals(tables[1])
-    before = sorted(path.name for path in (tmp_path / "a" / "run").iterdir())
-    with pytest.raises(InputError, match="holds 3 groups, more than the 1 that are asked for"):
+    before = sorted(path.name for path in (tmp_path / "a" / "run").rglob("*"))
+    with pytest.raises(InputError, match="expected at most 1 groups, received 3"):
         quickstart(tmp_path / "a", tasks=1, group_size=2)
     with pytest.raises(InputError, match="seed = 0, not 1"):
         quickstart(tmp_path / "a", seed=1, tasks=3, group_size=2)
-    assert sorted(path.name for path in (tmp_path / "a" / "run").iterdir()) == before
+    assert sorted(path.name for path in (tmp_path / "a" / "run").rglob("*")) == before

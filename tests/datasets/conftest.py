@@ -1,4 +1,4 @@
-"""Runs to test with."""
+"""Fixtures that write step tables."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from hgpo_datasets import StepWriter, manifest, schema, shards
 
 @pytest.fixture
 def rich_run(tmp_path: Path) -> Path:
-    """A run of three shards."""
+    """Write a run of three shards."""
     folder = tmp_path / "rich"
     with StepWriter(folder, config={"seed": 7}) as writer:
         for number in range(6):
@@ -24,7 +24,7 @@ def rich_run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def raw_run(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a run of given frames, whose bytes are right whatever their rows are."""
+    """Return a function that writes a run of given frames, with correct checksums whatever the rows contain."""
 
     def make(*frames: pl.DataFrame, depth: int = 8, run: str = "rich") -> Path:
         folder = tmp_path / "raw"

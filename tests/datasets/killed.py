@@ -1,9 +1,9 @@
-"""Kills writing processes at random moments and checks what they left; run by test_faults.py in a process of its own.
+"""Kill writing processes and check the runs they leave; test_faults.py runs this script as a separate process.
 
     python killed.py FOLDER random KILLS SEED       at random moments
     python killed.py FOLDER steps                   before and after each call that changes the disk
 
-The process imports Polars but never computes with it, so that it may fork: each writer and each check is a fork.
+The process imports Polars but never computes with it, so that it can fork safely. Each writer and each check is a fork.
 """
 
 import json
@@ -30,7 +30,7 @@ def rows(number: int) -> Rows:
 
 
 def write(folder: Path, warm: int | None = None) -> None:
-    """Writes groups one shard each and notes every commit that has returned; says on a pipe when it is warm."""
+    """Write one shard per group and log every commit that has returned; signal on a pipe when imports are done."""
     from hgpo_datasets import GroupKey, StepWriter, derived_columns, shards
     from hgpo_datasets import rows as frames
 
@@ -48,7 +48,7 @@ def write(folder: Path, warm: int | None = None) -> None:
 
 
 def check(folder: Path, resumed: bool) -> None:
-    """Everything noted is there, once and right; every file that is there can be read."""
+    """Assert that every logged group is in the run exactly once and unchanged, and that every file can be read."""
     import polars as pl
 
     from hgpo_datasets import StepWriter, scan_steps, shards, verify
@@ -58,10 +58,12 @@ def check(folder: Path, resumed: bool) -> None:
     noted = {int(line) for line in log.read_text().split()} if log.exists() else set()
     if not (folder / "manifest.jsonl").exists():
         assert not noted, "a committed row is lost"
-        return  # killed before it made anything
-    for file in folder.glob("*.parquet"):
+        return  # killed before it wrote anything
+    for file in folder.glob("steps/*.parquet"):
         assert shards.digest_problem(file.read_bytes()) is None, f"unreadable: {file}"
         pl.read_parquet(file)
+    if any((folder / "steps").glob("*")):
+        pl.read_parquet(folder / "steps")  # fails if there are other files
     if resumed:
         StepWriter(folder, run="killed").close()
         report = verify(folder)
@@ -81,13 +83,13 @@ def check(folder: Path, resumed: bool) -> None:
 
 
 def forked(action: object, *arguments: object) -> int:
-    """The id of a child that runs the action and exits with 0, or with 1 when it raised."""
+    """Fork a child that runs the action and exits with 0, or with 1 if it raised; return the child's id."""
     child = os.fork()
     if child:
         return child
     try:
         action(*arguments)  # type: ignore[operator]
-    except BaseException:  # noqa: BLE001 (a fork must end here, whatever it met)
+    except BaseException:  # noqa: BLE001 (the fork must end here, whatever was raised)
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
@@ -107,13 +109,13 @@ def kill_at_random(folder: Path, kills: int, seed: int) -> dict[str, int]:
     killed = bad = runs = 0
     run = folder / "run0"
     while killed < kills:
-        listening, speaking = os.pipe()
-        child = forked(write, run, speaking)
-        os.close(speaking)
-        os.read(listening, 1)
+        read_end, write_end = os.pipe()
+        child = forked(write, run, write_end)
+        os.close(write_end)
+        os.read(read_end, 1)
         time.sleep(draw.uniform(0, LONGEST_S))
         os.kill(child, signal.SIGKILL)
-        os.close(listening)
+        os.close(read_end)
         if waited(child) == 0:
             bad += waited(forked(check, run, True)) != 0
             runs += 1
@@ -131,13 +133,13 @@ def kill_at_steps(folder: Path) -> dict[str, int]:
             run = folder / f"{how.split()[1]}{at}"
             killed += waited(forked(write_and_die, run, at, how)) == -signal.SIGKILL
             bad += waited(forked(check, run, False)) != 0
-            bad += waited(forked(write, run)) != 0  # goes on where it was killed
+            bad += waited(forked(write, run)) != 0  # resumes the killed run
             bad += waited(forked(check, run, True)) != 0
     return {"killed": killed, "bad": bad}
 
 
 if __name__ == "__main__":
-    import hgpo_datasets  # noqa: F401 (once, before the forks)
+    import hgpo_datasets  # noqa: F401 (imported once, before the forks)
 
     folder, mode, *numbers = sys.argv[1:]
     result = kill_at_random(Path(folder), *map(int, numbers)) if mode == "random" else kill_at_steps(Path(folder))

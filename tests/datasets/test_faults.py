@@ -176,7 +176,7 @@ with StepWriter({str(tmp_path)!r}) as writer:
     writer.add_group(group("b"))
     from hgpo_envs import atomic
     write_file = atomic.write_file
-    def then_limit(path, data):
+    def then_limit(path, data, **options):
         write_file(path, data)
         resource.setrlimit(resource.RLIMIT_FSIZE, ({before} + 40,) * 2)
     atomic.write_file = then_limit
@@ -231,15 +231,14 @@ def test_opening_lists_a_complete_shard(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.jsonl"
     lines = manifest.read_bytes().splitlines(keepends=True)
     manifest.write_bytes(b"".join(lines[:2]) + lines[2][:30])  # killed while it wrote the last line
-    (tmp_path / "steps-000002.parquet.part").write_bytes(b"half a file")
+    (tmp_path / "steps/steps-000002.parquet.part").write_bytes(b"half a file")
     with pytest.warns(match="not committed"):
         assert rows(tmp_path) == 6
     with StepWriter(tmp_path) as writer:
         assert sorted(one.task_id for one in writer.committed) == ["a", "b"]
     assert manifest.read_bytes() == b"".join(lines)
-    assert sorted(path.name for path in tmp_path.glob("*")) == [
-        ".lock",
-        "manifest.jsonl",
+    assert sorted(path.name for path in tmp_path.glob("*")) == [".lock", "manifest.jsonl", "steps"]
+    assert sorted(path.name for path in tmp_path.glob("steps/*")) == [
         "steps-000000.parquet",
         "steps-000001.parquet",
         "steps-000002.parquet.part",  # it may be somebody's
@@ -249,19 +248,19 @@ def test_opening_lists_a_complete_shard(tmp_path: Path) -> None:
 def test_opening_never_removes_or_overwrites_what_it_did_not_write(tmp_path: Path) -> None:
     with StepWriter(tmp_path / "other") as writer:
         writer.add_group(group("x"))
-    foreign = (tmp_path / "other/steps-000000.parquet").read_bytes()
+    foreign = (tmp_path / "other/steps/steps-000000.parquet").read_bytes()
     with StepWriter(tmp_path / "run") as writer:
         writer.add_group(group("a"))
     for name, data, line in (
         ("steps-000001.parquet", foreign, "belongs to another run"),
         ("steps-000001.parquet", foreign[:-9], "damaged"),
-        ("steps-000007.parquet", foreign, "not of this run"),
+        ("steps-000007.parquet", foreign, "does not belong to this run"),
     ):
-        (tmp_path / "run" / name).write_bytes(data)
+        (tmp_path / "run/steps" / name).write_bytes(data)
         with pytest.raises(InputError, match=line):
             StepWriter(tmp_path / "run")
-        assert (tmp_path / "run" / name).read_bytes() == data
-        (tmp_path / "run" / name).unlink()
+        assert (tmp_path / "run/steps" / name).read_bytes() == data
+        (tmp_path / "run/steps" / name).unlink()
     StepWriter(tmp_path / "run").close()
 
 
@@ -289,10 +288,10 @@ def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_damaged_run_is_not_resumed(rich_run: Path) -> None:
-    file = rich_run / "steps-000001.parquet"
+    file = rich_run / "steps/steps-000001.parquet"
     data = file.read_bytes()
     file.write_bytes(data[:-1])
-    with pytest.raises(InputError, match="damaged; `hgpo verify"):
+    with pytest.raises(InputError, match="damaged; run `hgpo verify"):
         StepWriter(rich_run)
     file.unlink()
     with pytest.raises(InputError, match=r"No such file or directory.*`hgpo verify"):

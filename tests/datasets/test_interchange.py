@@ -17,11 +17,11 @@ HASHES = [column.name for column in schema.columns() if column.family == "hashes
 def test_duckdb_reads_the_files(rich_run: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     steps = scan_steps(rich_run).collect()
-    found = duckdb.sql(f"SELECT * FROM '{rich_run}/steps-*.parquet' ORDER BY task_id, trajectory, step").pl()
+    found = duckdb.sql(f"SELECT * FROM '{rich_run}/steps/steps-*.parquet' ORDER BY task_id, trajectory, step").pl()
     assert_frame_equal(found, steps)
     query = f"""
         SELECT task_id, history_hash_1, count(*) AS n, avg(reward) AS mean
-        FROM '{rich_run}/*.parquet' GROUP BY ALL HAVING history_hash_1 IS NOT NULL ORDER BY ALL
+        FROM '{rich_run}/steps/*.parquet' GROUP BY ALL HAVING history_hash_1 IS NOT NULL ORDER BY ALL
     """
     grouped = steps.group_by("task_id", "history_hash_1").agg(n=pl.len(), mean=pl.col("reward").mean())
     wanted = grouped.drop_nulls().sort("task_id", "history_hash_1")
@@ -31,7 +31,7 @@ def test_duckdb_reads_the_files(rich_run: Path) -> None:
 def test_pandas_reads_and_gives_rows(tmp_path: Path, rich_run: Path) -> None:
     pandas = pytest.importorskip("pandas")
     steps = scan_steps(rich_run).collect()
-    files = sorted(rich_run.glob("*.parquet"))
+    files = sorted(rich_run.glob("steps/*.parquet"))
     frame = pandas.concat(pandas.read_parquet(file, dtype_backend="pyarrow") for file in files)
     for name in (*HASHES, "state", "reward", "score"):
         assert [None if value is pandas.NA else value for value in frame[name]] == steps[name].to_list(), name
@@ -43,7 +43,7 @@ def test_pandas_reads_and_gives_rows(tmp_path: Path, rich_run: Path) -> None:
 def test_pyarrow_gives_rows(tmp_path: Path, rich_run: Path) -> None:
     import pyarrow.dataset
 
-    files = [str(file) for file in sorted(rich_run.glob("*.parquet"))]
+    files = [str(file) for file in sorted(rich_run.glob("steps/*.parquet"))]
     with StepWriter(tmp_path / "copy", run="rich") as writer:
         writer.add_group(pyarrow.dataset.dataset(files).to_table())
     assert_frame_equal(scan_steps(tmp_path / "copy").collect(), scan_steps(rich_run).collect())
@@ -110,5 +110,5 @@ def test_minari(tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch)
         assert list(episode.truncations) == rows["truncated"].to_list()
     with StepWriter(tmp_path / "bare", without=["state"]) as writer:
         writer.add_group(group("t"))
-    with pytest.raises(InputError, match="without states"):
+    with pytest.raises(InputError, match="expected states"):
         to_minari(tmp_path / "bare", "hgpo/bare-v0")

@@ -18,7 +18,7 @@ with StepWriter(sys.argv[1], run="same", config={"b": 1, "a": [1.5, "ü"]}) as w
         writer.add_group(rich_group(f"task {seed}", seed, 4, 30))
         if seed % 25 == 24:
             writer.commit()
-for file in sorted(pathlib.Path(sys.argv[1]).glob("[!.]*")):
+for file in sorted(pathlib.Path(sys.argv[1]).rglob("[!.]*.*")):
     print(file.name, hashlib.sha256(file.read_bytes()).hexdigest())
 """
 

@@ -3,6 +3,7 @@
 import functools
 import http.server
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from groups import group
 from polars.testing import assert_frame_equal
 
-from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, schema
+from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, schema, verify
 from hgpo_envs.errors import InputError
 
 
@@ -24,12 +25,12 @@ def count(steps: pl.LazyFrame) -> int:
 def test_a_file_a_run_several_and_patterns(tmp_path: Path, rich_run: Path) -> None:
     with StepWriter(tmp_path / "second") as writer:
         writer.add_group(group("t"))
-    files = sorted(rich_run.glob("*.parquet"))
+    files = sorted(rich_run.glob("steps/*.parquet"))
     whole = pl.concat(pl.read_parquet(file) for file in files)
     assert_frame_equal(scan_steps(rich_run).collect(), whole)
     assert_frame_equal(scan_steps(str(rich_run)).collect(), whole)
     assert_frame_equal(scan_steps(files).collect(), whole)
-    assert_frame_equal(scan_steps(rich_run / "*.parquet").collect(), whole)
+    assert_frame_equal(scan_steps(rich_run / "steps/*.parquet").collect(), whole)
     assert_frame_equal(scan_steps(rich_run.as_uri()).collect(), whole)
     assert_frame_equal(scan_steps(files[1]).collect(), pl.read_parquet(files[1]))
     for several in ([rich_run, tmp_path / "second"], f"{tmp_path}/*", [f"{tmp_path}/ri*", tmp_path / "second"]):
@@ -40,7 +41,7 @@ def test_a_file_a_run_several_and_patterns(tmp_path: Path, rich_run: Path) -> No
 
 def test_only_the_columns_asked_for_are_read(rich_run: Path) -> None:
     """A column whose bytes are destroyed does no harm to a query that does not ask for it."""
-    file = rich_run / "steps-000000.parquet"
+    file = rich_run / "steps/steps-000000.parquet"
     import pyarrow.parquet as pq
 
     chunk = pq.read_metadata(file).row_group(0).column(schema.polars_schema().names().index("prompt"))
@@ -79,15 +80,19 @@ def test_a_column_that_came_later_is_null_in_older_files(tmp_path: Path, monkeyp
     assert "mood" not in scan_steps(tmp_path / "old").collect_schema()
     both = scan_steps([tmp_path / "old", tmp_path / "new"]).select("task_id", "mood").unique().sort("task_id").collect()
     assert both.rows() == [("a", None), ("b", "calm")]
+    for name in ("old", "new"):
+        assert verify(tmp_path / name).problems == []
     with pytest.raises(InputError, match="schema version 1"):
         StepWriter(tmp_path / "old")
 
 
 def test_damaged_and_missing_files_are_named(rich_run: Path) -> None:
-    first, second, _ = sorted(rich_run.glob("*.parquet"))
+    first, second, _ = sorted(rich_run.glob("steps/*.parquet"))
     rows = count(scan_steps(rich_run))
     first.write_bytes(first.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"steps-000000\.parquet is damaged: \d+ bytes, \d+ were committed"):
+    with pytest.raises(
+        InputError, match=r"steps-000000\.parquet is damaged: expected \d+ bytes \(as committed\), received \d+"
+    ):
         scan_steps(rich_run)
     second.unlink()
     with pytest.warns(StepTableWarning) as told:
@@ -106,8 +111,8 @@ def test_what_is_not_committed_is_left_out_or_refused(rich_run: Path) -> None:
     lines = manifest.read_bytes().splitlines(keepends=True)
     rows = count(scan_steps(rich_run))
     manifest.write_bytes(b"".join(lines[:-1]))
-    (rich_run / "steps-000003.parquet.part").write_bytes(b"half")
-    with pytest.warns(StepTableWarning, match=r"steps-000002\.parquet is not committed; it is left out"):
+    (rich_run / "steps/steps-000003.parquet.part").write_bytes(b"half")
+    with pytest.warns(StepTableWarning, match=r"steps-000002\.parquet is not committed; skipped"):
         assert count(scan_steps(rich_run)) == rows * 2 / 3
     with pytest.raises(InputError, match="is not committed"):
         scan_steps(rich_run, uncommitted="refuse")
@@ -119,7 +124,7 @@ def test_what_is_not_committed_is_left_out_or_refused(rich_run: Path) -> None:
         (lambda path: None, "no such file or run"),
         (lambda path: path.mkdir(), "not a run"),
         (lambda path: path.write_bytes(b"not Parquet"), "cannot be read"),
-        (lambda path: pl.DataFrame({"a": [1]}).write_parquet(path), "names no hgpo.schema_version"),
+        (lambda path: pl.DataFrame({"a": [1]}).write_parquet(path), "without the metadata hgpo.schema_version"),
         (lambda path: StepWriter(path).close(), "no committed rows"),
     ],
 )
@@ -173,18 +178,35 @@ def test_a_run_over_http(tmp_path: Path, rich_run: Path, served: str) -> None:
     here = scan_steps(rich_run).collect()
     assert_frame_equal(scan_steps(f"{served}/rich").collect(), here)
     assert_frame_equal(
-        scan_steps(f"{served}/rich/steps-000001.parquet").collect(),
+        scan_steps(f"{served}/rich/steps/steps-000001.parquet").collect(),
         here.filter(pl.col("task_id").is_in(["task 2", "task 3"])),
     )
     with StepWriter(tmp_path / "big", depth=0) as writer:
         for seed in range(30):
             writer.add_group(group(f"t{seed}", response=random.Random(seed).randbytes(300_000).hex()))
-    size = sum(file.stat().st_size for file in (tmp_path / "big").iterdir())
+    size = sum(file.stat().st_size for file in (tmp_path / "big/steps").iterdir())
     RangeHandler.asked.clear()
     assert scan_steps(f"{served}/big").select(pl.len(), pl.col("reward").sum()).collect().row(0) == (180, 0.0)
     assert sum(count for _, count in RangeHandler.asked) < size / 2, "only the columns asked for travel"
     with pytest.raises(InputError, match="cannot be read"):
         scan_steps(f"{served}/nothing")
+
+
+@pytest.mark.parametrize("options", [{}, {"allow_http": "true"}], ids=["web", "store"])
+def test_both_layouts_over_http(tmp_path: Path, rich_run: Path, served: str, options: dict[str, str]) -> None:
+    here = scan_steps(rich_run).collect()
+    (tmp_path / "training").mkdir()
+    older = shutil.copytree(rich_run / "steps", tmp_path / "training/steps")
+    shutil.copy(rich_run / "manifest.jsonl", older)
+    for url in ("rich", "rich/", "rich/steps", "rich/steps/", "training", "training/steps"):
+        assert_frame_equal(scan_steps(f"{served}/{url}", storage_options=options).collect(), here)
+    StepWriter(tmp_path / "empty").close()
+    with pytest.raises(InputError, match="no committed rows"):
+        scan_steps(f"{served}/empty", storage_options=options)
+    shutil.rmtree(rich_run / "steps")
+    with pytest.raises(InputError, match="rich/steps cannot be read") as error:
+        scan_steps(f"{served}/rich", storage_options=options)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("options", [{}, {"allow_http": "true"}], ids=["web", "store"])
@@ -197,5 +219,5 @@ def test_a_remote_manifest_has_the_limit_of_a_local_one(
     assert_frame_equal(scan_steps(f"{served}/rich", storage_options=options).collect(), here)
     monkeypatch.setattr(manifest, "MOST_BYTES", size - 1)
     for source, more in ((f"{served}/rich", options), (str(rich_run), {})):
-        with pytest.raises(InputError, match=rf"manifest\.jsonl has .*expected at most {size - 1:,}"):
+        with pytest.raises(InputError, match=rf"manifest\.jsonl: expected at most {size - 1:,} bytes"):
             scan_steps(source, storage_options=more)

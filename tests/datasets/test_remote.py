@@ -61,7 +61,7 @@ def test_an_endless_manifest_is_refused_at_the_limit(
 ) -> None:
     monkeypatch.setattr(manifest, "MOST_BYTES", LIMIT)
     monkeypatch.setattr(Endless, "line", line)
-    with pytest.raises(InputError, match=r"manifest\.jsonl has more than 1,048,576 bytes") as caught:
+    with pytest.raises(InputError, match=r"manifest\.jsonl: expected at most 1,048,576 bytes, received more") as caught:
         scan_steps(url, storage_options=options)
     assert "\n" not in str(caught.value)
     if not options:

@@ -48,7 +48,7 @@ def test_the_overview_counts(run: Path) -> None:
 
 
 def test_bytes_by_family_are_those_that_the_footer_names(run: Path) -> None:
-    files = sorted(run.glob("*.parquet"))
+    files = sorted(run.glob("steps/*.parquet"))
     groups = [pq.read_metadata(file).row_group(0) for file in files]
     total = sum(chunks.column(i).total_compressed_size for chunks in groups for i in range(chunks.num_columns))
     seen = summarize_run(run)
@@ -66,13 +66,13 @@ def test_show_prints_json_and_tables(run: Path) -> None:
 def test_verify_says_so_with_its_exit_code(run: Path) -> None:
     right = CliRunner().invoke(app, ["verify", str(run), "--json"])
     assert (right.exit_code, json.loads(right.stdout)[0]["ok"]) == (0, True)
-    assert "all right" in CliRunner().invoke(app, ["verify", str(run)]).stdout
-    file = run / "steps-000001.parquet"
+    assert "no problems" in CliRunner().invoke(app, ["verify", str(run)]).stdout
+    file = run / "steps/steps-000001.parquet"
     file.write_bytes(file.read_bytes()[:-5])
     wrong = CliRunner().invoke(app, ["verify", str(run), "--json"])
     (report,) = json.loads(wrong.stdout)
     assert (wrong.exit_code, report["ok"], report["problems"][0]["kind"]) == (1, False, "size")
-    assert "1 problems" in CliRunner().invoke(app, ["verify", str(run)]).stdout
+    assert "1 problem" in CliRunner().invoke(app, ["verify", str(run)]).stdout
 
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def is_one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
 
 
 def test_commands_say_in_one_line_what_is_wrong_with_a_run(tmp_path: Path, run: Path) -> None:
-    file = run / "steps-000000.parquet"
+    file = run / "steps/steps-000000.parquet"
     data = file.read_bytes()
     file.write_bytes(data[:200] + bytes(len(data) - 400) + data[-200:])
     for arguments in (("data", "show"), ("data", "show", "--json")):
@@ -115,7 +115,7 @@ def test_commands_say_in_one_line_what_is_wrong_with_a_run(tmp_path: Path, run: 
 
 @pytest.mark.parametrize("command", ["stats", "advantages"])
 def test_damaged_pages_are_one_line_for_what_reads_them(tmp_path: Path, run: Path, command: str) -> None:
-    file = run / "steps-000000.parquet"
+    file = run / "steps/steps-000000.parquet"
     data = bytearray(file.read_bytes())
     footer = int.from_bytes(data[-8:-4], "little") + 8
     for position in range(4, len(data) - footer, 97):
@@ -128,7 +128,11 @@ def test_damaged_pages_are_one_line_for_what_reads_them(tmp_path: Path, run: Pat
     assert line.startswith("error: a step table cannot be read: ")
     assert line.endswith("`hgpo verify` finds the damaged file")
     assert all("panicked" in panic or "RUST_BACKTRACE" in panic or panic in line for panic in panics if panic)
-    assert {path for path in tmp_path.rglob("*") if path.is_file()} == set(run.iterdir()), "nothing is left behind"
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {
+        *run.glob("*.jsonl"),
+        run / ".lock",
+        *run.glob("steps/*"),
+    }, "nothing is left behind"
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
@@ -176,7 +180,7 @@ def test_names_from_a_run_are_shown_as_they_are(tmp_path: Path) -> None:
     assert "[/red]" in shown.stdout
     assert "[bold]x" in shown.stdout
     assert "\x1b[2J" not in shown.stdout
-    (tmp_path / "run/[bold]steps.parquet").write_bytes(b"")
+    (tmp_path / "run/steps/[bold]steps.parquet").write_bytes(b"")
     wrong = CliRunner().invoke(app, ["verify", str(tmp_path / "run")])
     assert "[bold]steps.parquet" in wrong.stdout
 
@@ -187,13 +191,13 @@ def test_a_path_that_is_no_text_is_refused_in_one_line(tmp_path: Path) -> None:
     odd = os.fsdecode(b"-\xff")
     with StepWriter(tmp_path / "run") as writer:
         writer.add_group(group("t"))
-    (tmp_path / f"run/extra{odd}.parquet").write_bytes(b"")
+    (tmp_path / f"run/steps/extra{odd}.parquet").write_bytes(b"")
     for arguments in (["verify"], ["verify", "--json"]):
         done = hgpo(*arguments, tmp_path / "run")
         assert done.returncode == 1
         assert "extra-\ufffd.parquet" in done.stdout
     (tmp_path / "run").rename(tmp_path / f"run{odd}")
     for arguments in (["data", "show"], ["data", "show", "--json"]):
-        assert "is not UTF-8; rename it" in is_one_line(hgpo(*arguments, tmp_path / f"run{odd}"), 2)
-    with pytest.raises(InputError, match="is not UTF-8; rename it"):
+        assert "expected a UTF-8 path; rename it" in is_one_line(hgpo(*arguments, tmp_path / f"run{odd}"), 2)
+    with pytest.raises(InputError, match="expected a UTF-8 path; rename it"):
         StepWriter(tmp_path / f"new{odd}")

@@ -24,7 +24,7 @@ def test_the_page_is_the_schema() -> None:
 def test_files_hold_the_columns_of_the_schema(tmp_path: Path, depth: int) -> None:
     with StepWriter(tmp_path, depth=depth) as writer:
         writer.add_group(rich_group("t", 1))
-    written = pq.read_schema(tmp_path / "steps-000000.parquet")
+    written = pq.read_schema(tmp_path / "steps/steps-000000.parquet")
     assert list(pl.Schema(written).items()) == list(schema.polars_schema(depth).items())
     names = written.names
     assert [name for name in names if name.startswith("history")] == [f"history_hash_{k}" for k in range(depth + 1)]
@@ -42,7 +42,7 @@ def test_every_column_says_what_it_is() -> None:
 
 
 def test_files_name_their_version(rich_run: Path) -> None:
-    metadata = pl.read_parquet_metadata(rich_run / "steps-000000.parquet")
+    metadata = pl.read_parquet_metadata(rich_run / "steps/steps-000000.parquet")
     assert metadata[shards.VERSION_KEY] == str(schema.VERSION)
     assert metadata[shards.CONFIG_KEY] == '{"seed":7}'
     assert metadata[shards.RUN_KEY] == "rich"

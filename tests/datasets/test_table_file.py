@@ -169,9 +169,9 @@ def test_a_table_that_polars_wrote_is_read_verified_and_resumed(tmp_path: Path) 
 
 def test_changed_bytes_are_not_written_again_under_a_new_digest(rich_run: Path) -> None:
     """`replace` copies what it does not replace; a flipped byte would come out as sound."""
-    file = rich_run / "steps-000000.parquet"
+    file = rich_run / "steps/steps-000000.parquet"
     flip_last_byte(file, 31)
-    before = sorted(path.name for path in rich_run.glob("*.parquet"))
+    before = sorted(path.name for path in rich_run.glob("steps/*.parquet"))
     with StepWriter(rich_run) as writer, pytest.raises(InputError, match="is damaged"):
         writer.replace(rich_group("task 1", 9))
-    assert sorted(path.name for path in rich_run.glob("*.parquet")) == before
+    assert sorted(path.name for path in rich_run.glob("steps/*.parquet")) == before

@@ -61,13 +61,13 @@ def test_every_damage_is_found(tmp_path: Path) -> None:
     draw = random.Random(1)
     runs = corpus(tmp_path)
     assert [verify(run).problems for run in runs] == [[]] * len(runs)
-    files = [file for run in runs for file in sorted(run.iterdir()) if file.name != ".lock"]  # it holds no data
+    files = [file for run in runs for file in sorted(run.rglob("*.*")) if file.name != ".lock"]  # it holds no data
     missed = tried = 0
     for file in files:
         data = file.read_bytes()
         for what, damaged in damages(data, math.ceil(POSITIONS / len(files)), draw):
             file.write_bytes(damaged)
-            report = verify(file.parent)
+            report = verify(file.parent)  # a run, or its folder of shards
             missed += report.ok
             assert not report.ok, f"{file.name}: {what}"
             assert all("\n" not in problem.message for problem in report.problems)
@@ -79,7 +79,7 @@ def test_every_damage_is_found(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_file_out_of_its_run_carries_its_own_digest(tmp_path: Path) -> None:
     draw = random.Random(2)
-    files = [file for run in corpus(tmp_path) for file in sorted(run.glob("*.parquet"))]
+    files = [file for run in corpus(tmp_path) for file in sorted(run.glob("steps/*.parquet"))]
     for number, file in enumerate(files):
         alone = tmp_path / f"alone{number}.parquet"
         data = file.read_bytes()
@@ -103,7 +103,7 @@ def test_every_byte_of_a_small_run(tmp_path: Path) -> None:
 
 
 def test_damage_is_located(rich_run: Path) -> None:
-    file = rich_run / "steps-000001.parquet"
+    file = rich_run / "steps/steps-000001.parquet"
     chunk = pq.read_metadata(file).row_group(0).column(schema.polars_schema().names().index("response"))
     data = bytearray(file.read_bytes())
     start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
@@ -120,17 +120,17 @@ def kinds(folder: Path) -> set[str]:
 
 
 def test_missing_foreign_and_uncommitted_files(rich_run: Path, tmp_path: Path) -> None:
-    shutil.copy(rich_run / "steps-000001.parquet", rich_run / "mine.parquet")
+    shutil.copy(rich_run / "steps/steps-000001.parquet", rich_run / "steps/mine.parquet")
     assert kinds(rich_run) == {"foreign"}
-    (rich_run / "mine.parquet").unlink()
-    (rich_run / "steps-000009.parquet.part").write_bytes(b"half")
+    (rich_run / "steps/mine.parquet").unlink()
+    (rich_run / "steps/steps-000009.parquet.part").write_bytes(b"half")
     report = verify(rich_run)
-    assert (report.ok, [note.kind for note in report.notes]) == (True, ["leftover"])
+    assert (report.ok, [note.kind for note in report.notes]) == (True, ["foreign"])
     shutil.copytree(rich_run, tmp_path / "killed")
     lines = (tmp_path / "killed/manifest.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "killed/manifest.jsonl").write_bytes(b"".join(lines[:-1]))
     assert kinds(tmp_path / "killed") == {"uncommitted"}
-    (rich_run / "steps-000002.parquet").rename(tmp_path / "elsewhere.parquet")
+    (rich_run / "steps/steps-000002.parquet").rename(tmp_path / "elsewhere.parquet")
     assert kinds(rich_run) == {"missing"}
 
 
@@ -155,7 +155,7 @@ def change(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.Da
 @pytest.mark.parametrize(
     ("alter", "kind", "message"),
     [
-        (change("history_hash_3", 4, 1), "derived", "history_hash_3 is not what the rows give in 1 rows"),
+        (change("history_hash_3", 4, 1), "derived", "history_hash_3 differs from the computed value in 1 row"),
         (change("context_hash_8", 4, 1), "derived", "context_hash_8"),
         (change("state", 3, "another"), "derived", "state_hash"),
         (change("action", 3, "another"), "derived", "action_hash"),
@@ -169,7 +169,7 @@ def change(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.Da
         (change("terminated", 2, True), "value", "terminated before the last row"),
         (change("step", 2, 7), "steps", "not contiguous"),
         (change("run", 2, "other"), "run", "another run"),
-        (change("task_id", 2, None), "null", "task_id is never null"),
+        (change("task_id", 2, None), "null", "task_id must not be null, but is in 1 row"),
         (lambda frame: frame.reverse(), "order", "not sorted"),
         (lambda frame: frame.filter(pl.col("step") != 2), "steps", "not contiguous"),
         (lambda frame: pl.concat([frame, frame[:1]]).sort("task_id", "trajectory", "step"), "steps", "not contiguous"),
@@ -184,13 +184,13 @@ def test_broken_rules_of_rows(
     kind: str,
     message: str,
 ) -> None:
-    frame = pl.read_parquet(rich_run / "steps-000000.parquet")
+    frame = pl.read_parquet(rich_run / "steps/steps-000000.parquet")
     problems = verify(raw_run(alter(frame))).problems
     assert any(problem.kind == kind and message in problem.message for problem in problems), problems
 
 
 def test_a_split_group_and_a_trajectory_met_twice(rich_run: Path, raw_run: Callable[..., Path]) -> None:
-    frame = pl.read_parquet(rich_run / "steps-000000.parquet")
+    frame = pl.read_parquet(rich_run / "steps/steps-000000.parquet")
     one = frame.filter(pl.col("trajectory") == "task 0/0")
     folder = raw_run(frame.filter(pl.col("trajectory") != "task 0/0"), one, one)
     assert kinds(folder) == {"group", "trajectory"}
@@ -199,12 +199,12 @@ def test_a_split_group_and_a_trajectory_met_twice(rich_run: Path, raw_run: Calla
 def test_a_file_of_the_future_is_named(rich_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hgpo_datasets.schema.VERSION", 0)
     assert kinds(rich_run) == {"version"}
-    (problem,) = verify(rich_run / "steps-000000.parquet").problems
-    assert "version 1 is newer than this hgpo reads (up to 0); upgrade hgpo" in problem.message
+    (problem,) = verify(rich_run / "steps/steps-000000.parquet").problems
+    assert "expected schema version 0 at most, received the newer version 1; upgrade hgpo" in problem.message
     with pytest.raises(InputError, match="upgrade hgpo"):
         scan_steps(rich_run)
     with pytest.raises(InputError, match="upgrade hgpo"):
-        scan_steps(rich_run / "steps-000000.parquet")
+        scan_steps(rich_run / "steps/steps-000000.parquet")
 
 
 def test_what_is_no_step_table(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_what_is_no_step_table(tmp_path: Path) -> None:
 
 
 def test_the_digest_is_that_of_the_file_with_zeros_in_its_place(rich_run: Path) -> None:
-    data = (rich_run / "steps-000000.parquet").read_bytes()
-    stored = pl.read_parquet_metadata(rich_run / "steps-000000.parquet")[shards.DIGEST_KEY].encode()
+    data = (rich_run / "steps/steps-000000.parquet").read_bytes()
+    stored = pl.read_parquet_metadata(rich_run / "steps/steps-000000.parquet")[shards.DIGEST_KEY].encode()
     assert data.count(stored) == 1
     assert hashlib.sha256(data.replace(stored, b"0" * 64)).hexdigest().encode() == stored
 
@@ -242,7 +242,7 @@ def forged(data: bytes) -> bytes:
 def test_no_content_of_a_file_ends_a_verification(rich_run: Path) -> None:
     """Bytes that are changed and then signed again pass the digests: what is decoded may be anything."""
     draw = random.Random(3)
-    file = rich_run / "steps-000001.parquet"
+    file = rich_run / "steps/steps-000001.parquet"
     sound, lines = file.read_bytes(), (rich_run / manifest.NAME).read_bytes().splitlines()
     rows = scan_steps(rich_run).collect()
     footer = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little")

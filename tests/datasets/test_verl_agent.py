@@ -177,7 +177,7 @@ def test_a_cut_prompt_where_the_order_is_mixed(tmp_path: Path) -> None:
     found = import_rollouts(write(tmp_path / "dump", records), tmp_path / "run")
     assert (found.steps, found.left_out) == (4, 0)
     records[0], records[1] = records[1], records[0]
-    with pytest.raises(InputError, match=r"line 3: expected a whole prompt, because the steps .* are out of order"):
+    with pytest.raises(InputError, match=r"line 3: expected a complete prompt, because the steps .* are out of order"):
         import_rollouts(write(tmp_path / "mixed", records), tmp_path / "other")
 
 
@@ -209,14 +209,14 @@ def test_records_without_whole_prompts_are_in_the_order_of_the_file(tmp_path: Pa
     ("text", "line"),
     [
         ("not JSON\n", "line 1: not JSON"),
-        ("[1]\n", "expected an object, got list"),
+        ("[1]\n", "expected an object, received list"),
         (
             '{"input": "x", "score": 0}\n',
-            "line 1: expected 'traj_uid'; the record has 'input', 'score'. verl-",
+            "line 1: expected 'traj_uid'; the record contains 'input', 'score'. Add",
         ),
         (
             '{"traj_uid": "a", "uid": "b", "anchor_obs": "x"}\n{}\n',
-            "line 2: expected 'traj_uid'; the record has nothing",
+            "line 2: expected 'traj_uid'; the record contains nothing",
         ),
         ('{"traj_uid": "a", "uid": "b", "rewards": 0}\n', "expected 'anchor_obs' or 'obs' or 'state'"),
     ],

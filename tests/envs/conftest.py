@@ -1,4 +1,4 @@
-"""The house of doors as a Gymnasium id."""
+"""A fixture with the Gymnasium id of the test environment Doors."""
 
 import doors_env
 import pytest

@@ -1,4 +1,4 @@
-"""Files and folders are complete or absent under their names, and only what this program made is removed."""
+"""Atomic writes of files and folders, locks, and the removal of scratch folders of killed processes."""
 
 import os
 import shutil
@@ -76,7 +76,7 @@ def tree(folder):
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def test_a_block_that_raises_leaves_what_was_there(tmp_path):
+def test_a_failed_block_leaves_the_target_unchanged(tmp_path):
     write_file(tmp_path / "file", b"old")
     (tmp_path / "folder").mkdir()
     before = tree(tmp_path)
@@ -87,8 +87,8 @@ def test_a_block_that_raises_leaves_what_was_there(tmp_path):
     assert tree(tmp_path) == before
 
 
-def test_neighbours_with_tempting_names_survive(tmp_path):
-    """Whatever lies beside the target is somebody else's, also where it is named like a scratch folder."""
+def test_files_with_similar_names_are_not_removed(tmp_path):
+    """Files beside the target are kept, even if they are named like a scratch folder."""
     for name in ("data.new", "data.part", "data.downloads", ".data.building-1", ".hgpo-notes.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "precious").write_bytes(b"1")
@@ -108,7 +108,7 @@ def test_neighbours_with_tempting_names_survive(tmp_path):
 
 
 @pytest.mark.parametrize("here", ["file", "folder with a file", "link to nowhere", "link to a folder"])
-def test_a_folder_replaces_nothing_unasked(tmp_path, here):
+def test_new_folder_does_not_replace_existing_files(tmp_path, here):
     target = tmp_path / "data"
     if here == "file":
         target.write_bytes(b"1")
@@ -120,12 +120,12 @@ def test_a_folder_replaces_nothing_unasked(tmp_path, here):
         target.symlink_to(tmp_path / ("other" if here == "link to a folder" else "missing"))
     before = tree(tmp_path)
     for replace in (None, lambda _: False):
-        with pytest.raises(InputError, match=r"already exists|not made by"), new_folder(target, replace=replace):
+        with pytest.raises(InputError, match=r"already exists|not created by"), new_folder(target, replace=replace):
             pytest.fail("the block must not run")
     assert tree(tmp_path) == before
 
 
-def test_what_appears_while_the_folder_is_filled_is_not_replaced(tmp_path):
+def test_new_folder_does_not_replace_files_that_appear_during_the_block(tmp_path):
     def meanwhile(made):
         (made / "mine").write_bytes(b"1")
         (tmp_path / "data").mkdir()
@@ -136,7 +136,7 @@ def test_what_appears_while_the_folder_is_filled_is_not_replaced(tmp_path):
     assert tree(tmp_path) == {"data": None, "data/theirs": b"2"}
 
 
-def test_a_killed_writer_leaves_the_old_content_and_the_next_sweep_removes_the_rest(tmp_path):
+def test_a_killed_writer_leaves_the_old_content_and_the_next_writer_removes_its_scratch_folder(tmp_path):
     with new_folder(tmp_path / "data") as made:
         (made / "old").write_bytes(b"old")
     assert run(WRITING, tmp_path, "filling") == -signal.SIGKILL
@@ -147,7 +147,7 @@ def test_a_killed_writer_leaves_the_old_content_and_the_next_sweep_removes_the_r
     assert (tmp_path / "data" / "old").read_bytes() == b"old"
 
 
-def test_a_replacement_that_was_killed_between_its_renames_is_finished(tmp_path):
+def test_a_replacement_killed_between_its_renames_is_finished(tmp_path):
     with new_folder(tmp_path / "data") as made:
         (made / "old").write_bytes(b"old")
     assert run(WRITING, tmp_path, "between") == -signal.SIGKILL
@@ -157,7 +157,7 @@ def test_a_replacement_that_was_killed_between_its_renames_is_finished(tmp_path)
     assert scratch_folders(tmp_path) == []
 
 
-def test_a_replacement_whose_second_rename_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
+def test_a_replacement_whose_second_rename_fails_restores_the_old_folder(tmp_path, monkeypatch):
     with new_folder(tmp_path / "data") as made:
         (made / "old").write_bytes(b"old")
     monkeypatch.setattr(atomic, "_exchange", lambda *_: False)  # as on a system that cannot
@@ -174,7 +174,7 @@ def test_a_replacement_whose_second_rename_fails_puts_the_old_folder_back(tmp_pa
     assert tree(tmp_path) == {"data": None, "data/old": b"old"}
 
 
-def test_when_nothing_can_be_put_back_the_only_copy_is_kept_and_the_sweep_finishes(tmp_path, monkeypatch):
+def test_if_the_old_folder_cannot_be_restored_the_next_writer_restores_it(tmp_path, monkeypatch):
     with new_folder(tmp_path / "data") as made:
         (made / "old").write_bytes(b"old")
     monkeypatch.setattr(atomic, "_exchange", lambda *_: False)  # as on a system that cannot
@@ -193,7 +193,7 @@ def test_when_nothing_can_be_put_back_the_only_copy_is_kept_and_the_sweep_finish
     assert tree(tmp_path) == {"data": None, "data/new": b"new"}
 
 
-def test_a_living_writer_is_not_swept(tmp_path):
+def test_the_scratch_folder_of_a_living_process_is_kept(tmp_path):
     with new_path(tmp_path / "slow") as content:
         content.write_bytes(b"x")
         remove_abandoned(tmp_path)
@@ -202,7 +202,7 @@ def test_a_living_writer_is_not_swept(tmp_path):
     assert tree(tmp_path) == {"slow": b"x", "quick": b"y"}
 
 
-def test_another_machines_writer_is_not_swept(tmp_path, monkeypatch):
+def test_the_scratch_folder_of_another_machine_is_kept(tmp_path, monkeypatch):
     """Its lock may not be visible here."""
     assert run(WRITING, tmp_path, "filling") == -signal.SIGKILL
     with monkeypatch.context() as patch:
@@ -214,7 +214,7 @@ def test_another_machines_writer_is_not_swept(tmp_path, monkeypatch):
     assert scratch_folders(tmp_path) == []
 
 
-def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
+def test_a_lock_names_its_process_and_ends_with_it(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "held\n"
@@ -236,7 +236,7 @@ def test_a_lock_can_be_taken_again_after_it_was_released(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path):
-    """Else the lock would outlive its holder for as long as a forked worker lives."""
+    """Otherwise the lock would last as long as a forked worker."""
     lock = FolderLock(tmp_path, "training")
     reading, writing = os.pipe()
     listening, speaking = os.pipe()
@@ -256,7 +256,7 @@ def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_reader_sees_whether_a_writer_is_at_work(tmp_path):
+def test_seems_locked(tmp_path):
     assert not seems_locked(tmp_path)
     with FolderLock(tmp_path, "training"):
         assert seems_locked(tmp_path)
@@ -274,7 +274,7 @@ def test_a_reader_sees_whether_a_writer_is_at_work(tmp_path):
         assert not seems_locked(tmp_path)
 
 
-def test_a_lock_file_that_is_no_file_is_refused(tmp_path):
+def test_a_lock_file_that_is_not_a_regular_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / ".lock")
     with pytest.raises(InputError, match="not a regular file"):
         FolderLock(tmp_path, "training")
@@ -293,7 +293,7 @@ def test_a_folder_and_its_missing_parents_are_flushed_to_disk(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("path", ["new", "new/deeper/still", "there/new"])
-def test_a_failed_block_leaves_no_folder_that_was_made_for_it(tmp_path, path):
+def test_a_failed_block_removes_the_folders_created_for_it(tmp_path, path):
     (tmp_path / "there" / "mine").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(KeyboardInterrupt), making_folder(tmp_path / path), new_file(tmp_path / path / "file"):
@@ -303,7 +303,7 @@ def test_a_failed_block_leaves_no_folder_that_was_made_for_it(tmp_path, path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_failed_block_leaves_folders_that_were_there_or_hold_something(tmp_path):
+def test_a_failed_block_keeps_folders_that_existed_or_are_not_empty(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="wrong"), making_folder(tmp_path / "empty"):
         raise ValueError("wrong")
@@ -312,7 +312,7 @@ def test_a_failed_block_leaves_folders_that_were_there_or_hold_something(tmp_pat
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["another", "by", "empty", "used"]
 
 
-def test_a_folder_whose_parent_cannot_be_flushed_is_not_left(tmp_path, monkeypatch):
+def test_a_folder_whose_parent_cannot_be_flushed_is_removed(tmp_path, monkeypatch):
     def refuse(descriptor):
         raise OSError(5, "Input/output error")
 
@@ -322,7 +322,7 @@ def test_a_folder_whose_parent_cannot_be_flushed_is_not_left(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_append_restores_the_length_when_the_disk_refuses(tmp_path, monkeypatch):
+def test_append_restores_the_length_when_the_write_fails(tmp_path, monkeypatch):
     path = tmp_path / "lines"
     path.write_bytes(b"first\n")
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
@@ -351,7 +351,7 @@ def test_errors_of_the_operating_system_name_the_file(tmp_path, monkeypatch):
     assert tree(tmp_path) == {}
 
 
-def test_a_removed_folder_is_gone_at_once(tmp_path):
+def test_remove_folder_is_atomic(tmp_path):
     (tmp_path / "data").mkdir()
     for name in ("first", "second"):
         (tmp_path / "data" / name).write_bytes(b"1")
@@ -366,7 +366,7 @@ def test_a_removed_folder_is_gone_at_once(tmp_path):
     assert tree(tmp_path) == {}
 
 
-def test_a_disk_too_full_for_the_locks_note_leaves_nothing(tmp_path, monkeypatch):
+def test_a_disk_too_full_for_the_locks_note_leaves_no_files(tmp_path, monkeypatch):
     def full(number, data):
         raise OSError(28, "No space left on device")
 

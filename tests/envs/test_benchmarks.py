@@ -1,4 +1,4 @@
-"""ALFWorld and WebShop through the Gymnasium shell, on their bundled data."""
+"""ALFWorld and WebShop as Gymnasium environments on their bundled data."""
 
 import copy
 import pickle
@@ -34,7 +34,7 @@ def test_check_env_without_a_single_warning(env_id, arguments):
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_many_are_the_same_as_one_and_copies_go_on_alone(env_id):
+def test_vector_environments_equal_single_ones_and_copies_are_independent(env_id):
     chance = random.Random(3)
     envs = gymnasium.make_vec(env_id, num_envs=12, split="all", max_steps=12).unwrapped
     singles = [gymnasium.make(env_id, split="all", max_steps=12).unwrapped for _ in range(12)]
@@ -62,7 +62,7 @@ def test_many_are_the_same_as_one_and_copies_go_on_alone(env_id):
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_a_thousand_share_one_source(env_id):
+def test_a_thousand_environments_share_one_source(env_id):
     envs = gymnasium.make_vec(env_id, num_envs=1000, group_size=8).unwrapped
     obs, infos = envs.reset(seed=1)
     assert (infos["task_id"].reshape(125, 8) == infos["task_id"][::8, None]).all()
@@ -75,7 +75,7 @@ def test_a_thousand_share_one_source(env_id):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env_id", IDS)
-def test_in_processes_of_gymnasium(env_id):
+def test_gymnasiums_async_vector_env(env_id):
     envs = AsyncVectorEnv([lambda: gymnasium.make(env_id)] * 2, shared_memory=False)
     here = gymnasium.make_vec(env_id, num_envs=2)
     assert envs.reset(seed=1)[0]["prompt"] == here.reset(seed=1)[0]["prompt"]
@@ -113,7 +113,7 @@ def test_bad_arguments(env_id, arguments, line, make):
         (IDS[0], "train", "train/nowhere/trial", "unknown"),
         (IDS[1], "train", "x17", "x17"),
         (IDS[1], "train", "99999999", "99999999"),
-        (IDS[1], "train", 3, "task '3' is in split 'test', not in 'train'"),
+        (IDS[1], "train", 3, "expected a task of split 'train', received '3' of split 'test'"),
     ],
 )
 def test_bad_tasks(env_id, split, task, line):
@@ -124,7 +124,7 @@ def test_bad_tasks(env_id, split, task, line):
     assert "\n" not in str(caught.value)
 
 
-def test_webshop_takes_an_integer_for_a_task():
+def test_webshop_accepts_an_integer_as_a_task_id():
     env = gymnasium.make(IDS[1], split="all")
     assert env.reset(options={"task": 17})[1]["task_id"] == "17"
     assert env.reset(options={"task": np.int64(17)})[1]["task_id"] == "17"

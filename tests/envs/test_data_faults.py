@@ -1,4 +1,4 @@
-"""`hgpo data` with inputs that are no data and places that cannot be written: one line and exit code 2, always."""
+"""`hgpo data` with invalid inputs and unwritable outputs always prints one line and exits with 2."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def run(monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """A pack of two games and the raw files of a shop."""
+    """Return a pack of two games and the raw files of a shop."""
     folder = tmp_path_factory.mktemp("good")
     source = ALFWorldSource()
     ids = source.ids("train")[:2]
@@ -65,7 +65,7 @@ def make(kind, path):
 
 
 def commands(bad, good, out):
-    """Every command that reads data, with something else in the place of each of its inputs."""
+    """Return every command that reads data, with each of its inputs replaced by an invalid one."""
     raw = [good / "raw" / name for name in FILES]
     options = ("--items", "--attributes", "--human")
     for at in range(3):
@@ -83,7 +83,7 @@ def commands(bad, good, out):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_inputs_that_are_no_data(run, good, tmp_path, kind):
+def test_invalid_inputs(run, good, tmp_path, kind):
     bad, out = make(kind, tmp_path / "bad"), tmp_path / "made" / "out"
     for command in commands(bad, good, out):
         code, shown = run(*command)
@@ -94,7 +94,7 @@ def test_inputs_that_are_no_data(run, good, tmp_path, kind):
 
 
 def writing(good, out):
-    """Every command that writes data."""
+    """Return every command that writes data."""
     raw = [good / "raw" / name for name in FILES]
     named = [part for pair in zip(("--items", "--attributes", "--human"), raw, strict=True) for part in pair]
     yield "data", "build", "webshop", *named, "--nouns", "stand-in", "--out", out
@@ -108,7 +108,7 @@ def writing(good, out):
 
 
 @pytest.mark.parametrize("place", ["/proc/hgpo/out", "file/out", "file/deeper/out"])
-def test_places_that_cannot_be_written(run, good, tmp_path, place):
+def test_unwritable_outputs(run, good, tmp_path, place):
     (tmp_path / "file").write_text("precious")
     for command in writing(good, tmp_path / place):
         code, shown = run(*command)
@@ -143,7 +143,7 @@ def test_full_disks(good, tmp_path, number, limit):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_flipped_bytes_shown(run, good, tmp_path):
+def test_data_show_of_a_damaged_catalogue(run, good, tmp_path):
     """`hgpo data show webshop` of a damaged catalogue, with and without a search."""
     raw = [good / "raw" / name for name in FILES]
     named = [part for pair in zip(("--items", "--attributes", "--human"), raw, strict=True) for part in pair]

@@ -1,4 +1,4 @@
-"""The single environment: Gymnasium's own checker, the observation and info contract, bad input, copies."""
+"""The single environment: Gymnasium's checker, observations and infos, bad input, and copies."""
 
 import copy
 import pickle
@@ -87,7 +87,7 @@ def test_a_won_episode_step_by_step():
     assert hashes.dtype == np.int64
 
 
-def test_invalid_actions_change_nothing_and_are_told():
+def test_invalid_actions_change_nothing_and_are_reported():
     env = TextEnv(DoorsSource())
     env.reset(seed=1)
     obs, reward, terminated, truncated, info = env.step("dance")
@@ -97,7 +97,7 @@ def test_invalid_actions_change_nothing_and_are_told():
     assert not info["action_admissible"]
 
 
-def test_validity_of_responses_is_about_their_form():
+def test_the_validity_of_a_response_depends_on_its_form():
     env = TextEnv(DoorsSource(), action_format="response")
     env.reset(seed=1)
     well_formed = env.step("<think>hm</think><action>Dance</action>")[4]
@@ -139,7 +139,7 @@ def test_the_step_limit_truncates_and_does_not_terminate():
         TextEnv(DoorsSource()).step("look")
 
 
-def test_seeds_choose_tasks():
+def test_seeds_determine_tasks():
     env, other = TextEnv(DoorsSource()), TextEnv(DoorsSource())
     chosen = [env.reset(seed=seed)[1]["task_id"] for seed in range(60)]
     assert chosen == [other.reset(seed=seed)[1]["task_id"] for seed in range(60)]
@@ -155,7 +155,7 @@ def test_seeds_choose_tasks():
     assert [sweeping.reset()[1]["task_id"] for _ in range(4)] == DoorsSource().ids("test")
 
 
-def test_text_in_observations_and_info_is_new_at_every_call():
+def test_observations_and_infos_are_new_objects_at_every_call():
     env = TextEnv(DoorsSource())
     obs, info = env.reset(seed=1)
     kept = copy.deepcopy((obs, info))
@@ -169,7 +169,7 @@ def test_text_in_observations_and_info_is_new_at_every_call():
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
-def test_copies_go_on_alone(doors_id, copied):
+def test_copies_are_independent(doors_id, copied):
     env = gymnasium.make(doors_id, sampling="shuffled", action_format="response").unwrapped
     env.reset(seed=4)
     env.reset()
@@ -201,7 +201,7 @@ def test_an_environment_pickled_by_version_0_1_keeps_its_hashes(steps):
         assert old.step(action)[0]["history_hash"].tolist() == expected.tolist()
 
 
-def test_pickles_carry_no_data(doors_id):
+def test_pickles_contain_no_data(doors_id):
     env = gymnasium.make(doors_id, count=100_000).unwrapped
     env.reset(seed=1)
     assert len(pickle.dumps(env)) < 20_000
@@ -220,17 +220,17 @@ def test_render():
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"history_length": -1}, "history_length: expected an integer of at least 0, got -1"),
-        ({"history_length": 2.5}, "history_length: expected an integer of at least 0, got 2.5"),
-        ({"history_depth": -2}, "history_depth: expected an integer of at least 0, got -2"),
-        ({"max_steps": 0}, "max_steps: expected an integer of at least 1, got 0"),
+        ({"history_length": -1}, "history_length: expected an integer of at least 0, received -1"),
+        ({"history_length": 2.5}, "history_length: expected an integer of at least 0, received 2.5"),
+        ({"history_depth": -2}, "history_depth: expected an integer of at least 0, received -2"),
+        ({"max_steps": 0}, "max_steps: expected an integer of at least 1, received 0"),
         (
             {"action_format": "comand"},
             "unknown action_format 'comand'; did you mean 'command'? Known: command, response, number",
         ),
         ({"sampling": "shufled"}, "unknown sampling 'shufled'; did you mean 'shuffled'?"),
         ({"split": "valid"}, "unknown split 'valid'"),
-        ({"render_mode": "human"}, "unknown render_mode 'human'. Known: ansi"),
+        ({"render_mode": "rgb_array"}, "unknown render_mode 'rgb_array'. Known: "),
         ({"prompt_template": "/no/such/file"}, "prompt_template: expected a readable UTF-8 file"),
     ],
 )
@@ -247,7 +247,10 @@ def test_bad_arguments(doors_id, arguments, line, vector):
     ("options", "line"),
     [
         ({"task": "train-99"}, "unknown task id 'train-99'; did you mean 'train-9'?"),
-        ({"task": "test-10"}, "task 'test-10' is in split 'test', not in 'train': make the environment with split="),
+        (
+            {"task": "test-10"},
+            "expected a task of split 'train', received 'test-10' of split 'test'; create the environment with split=",
+        ),
         ({"task": None, "seed": 3}, "unknown reset option 'seed'"),
         ({"task": ["train-1"]}, "expected a task id"),
         ({"task": True}, "expected a task id"),
@@ -261,13 +264,13 @@ def test_bad_options(options, line):
     env.reset(seed=1)  # still usable
 
 
-def test_async_vector_env_with_shared_memory_fails_loudly(doors_id):
+def test_async_vector_env_with_shared_memory_raises_an_error(doors_id):
     with pytest.raises((CustomSpaceError, ValueError), match="shared_memory=False"):
         AsyncVectorEnv([lambda: gymnasium.make(doors_id)] * 2)
 
 
 @pytest.mark.slow
-def test_gymnasiums_own_vector_environments_agree(doors_id):
+def test_gymnasiums_vector_environments_agree(doors_id):
     texts = ["open door", "nonsense žluť \U0001f600", "go on", "look"]
     makers = [lambda: gymnasium.make(doors_id, max_steps=9)] * 3
     together = gymnasium.make_vec(doors_id, num_envs=3, max_steps=9)
@@ -293,7 +296,7 @@ def test_gymnasiums_own_vector_environments_agree(doors_id):
 
 
 @given(st.text(st.characters(exclude_categories=[])))
-def test_text_space_holds_any_characters(text):
+def test_text_space_contains_any_characters(text):
     space = UnicodeText(1000)
     assert space.contains(text) == (len(text) <= 1000)
     assert not space.contains(text.encode("utf-8", "surrogatepass"))

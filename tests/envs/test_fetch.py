@@ -1,27 +1,29 @@
-"""Downloads against a server on loopback that does what bad networks and servers do."""
+"""Downloads from a local server with the faults of networks and servers."""
 
 import hashlib
 import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
 from hgpo_envs import secrets
 from hgpo_envs.errors import InputError
-from hgpo_envs.fetch import complete_download, open_partial
+from hgpo_envs.fetch import NoConnection, complete_download, open_partial
 
 BODY = random.Random(5).randbytes(300_000)
 OTHER = random.Random(6).randbytes(280_000)
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one file; `faults` are taken one a request."""
+    """A server of one file. Each request takes the next of `faults`."""
 
     daemon_threads = True
 
@@ -57,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_file(fault)
 
     def start(self):
-        """The first byte that was asked for, if it may be."""
+        """Return the first requested byte if ranges are supported."""
         asked = self.headers.get("Range")
         if not asked or not self.server.ranges or self.headers.get("If-Range") != self.server.tag:
             return 0
@@ -114,7 +116,7 @@ def server():
 
 
 def fetch(server, folder, **settings):
-    """The complete download, which is still in its place."""
+    """Return the complete download, before it is moved."""
     return fetch_url(server.url, folder, **settings)
 
 
@@ -124,7 +126,7 @@ def fetch_url(url, folder, **settings):
 
 
 def finish(server, folder):
-    """Removes the download, as a caller does when it has used the file."""
+    """Remove the download, as a caller does after it has used the file."""
     with open_partial(folder, server.url) as part:
         part.remove()
 
@@ -172,7 +174,7 @@ def test_credentials_in_an_address_are_neither_stored_nor_printed(server, tmp_pa
         assert secret.encode() not in stored
 
 
-def test_connections_cut_again_and_again(server, tmp_path):
+def test_lost_connections(server, tmp_path):
     server.faults = ["cut 100000", "cut 0", "cut 1", 503, "cut 50000"]
     assert fetch(server, tmp_path).path.read_bytes() == BODY
     ranges = [request.get("Range") for request in server.requests]
@@ -186,7 +188,7 @@ def test_stalled_connection(server, tmp_path):
     assert server.requests[1]["Range"] == "bytes=1000-"
 
 
-def test_server_without_ranges_sends_all_anew(server, tmp_path):
+def test_a_server_without_ranges_sends_the_whole_file_again(server, tmp_path):
     server.ranges = False
     server.faults = ["cut 200000", "cut 250000"]
     assert fetch(server, tmp_path).path.read_bytes() == BODY
@@ -202,20 +204,20 @@ def test_file_changes_between_tries(server, tmp_path):
     assert result.validator == '"two"'
 
 
-def test_without_validator_nothing_is_resumed(server, tmp_path):
+def test_without_a_validator_the_download_starts_again(server, tmp_path):
     server.validators = False
     server.faults = ["cut 200000"]
     assert fetch(server, tmp_path).path.read_bytes() == BODY
     assert [request.get("Range") for request in server.requests] == [None, None]
 
 
-def test_range_that_was_not_asked_for(server, tmp_path):
+def test_a_range_that_was_not_requested(server, tmp_path):
     server.faults = ["cut 200000", "wrong range"]
     assert fetch(server, tmp_path).path.read_bytes() == BODY
     assert server.requests[-1].get("Range") is None
 
 
-def test_part_longer_than_the_file(server, tmp_path):
+def test_a_partial_file_longer_than_the_remote_file(server, tmp_path):
     server.faults = ["cut 200000"]
     with pytest.raises(InputError):
         fetch(server, tmp_path, tries=1)
@@ -231,14 +233,14 @@ def make_part(server, folder, data, note):
     (part.parent / "note.json").write_text(note)
 
 
-def test_part_that_was_complete_already(server, tmp_path):
+def test_a_partial_file_that_is_already_complete(server, tmp_path):
     make_part(server, tmp_path, BODY, json.dumps({"url": server.url, "validator": '"one"', "total": len(BODY)}))
     assert fetch(server, tmp_path).path.read_bytes() == BODY
     assert len(server.requests) == 1
 
 
 def test_a_complete_download_is_not_requested_again(server, tmp_path):
-    """A command that was killed between the download and its use continues without the network."""
+    """A command that was killed between the download and its use resumes without the network."""
     first = fetch(server, tmp_path)
     assert fetch(server, tmp_path) == first
     assert fetch(server, tmp_path, sha256=first.sha256) == first
@@ -250,13 +252,13 @@ BROKEN_NOTES = ["", "{", "[]", '{"url": 3}', '{"url": "http://elsewhere/"}', "["
 
 
 @pytest.mark.parametrize("note", [*BROKEN_NOTES, '{"url": "URL", "validator": 3, "total": "x", "sha256": []}'])
-def test_part_with_a_broken_note(server, tmp_path, note):
+def test_a_partial_file_with_a_damaged_note(server, tmp_path, note):
     make_part(server, tmp_path, b"x" * 1000, note.replace("URL", server.url))
     assert fetch(server, tmp_path).path.read_bytes() == BODY
 
 
-def test_neighbours_with_tempting_names_survive(server, tmp_path):
-    """Whatever ends: a download that succeeds, one that fails, one of the wrong file."""
+def test_files_with_similar_names_are_not_removed(server, tmp_path):
+    """For a download that succeeds, one that fails, and one of the wrong file."""
     names = ["games.zip.part", "games.zip.part.json", "games.zip.json", "out.downloads/games.zip", "out.new/x"]
     for name in [*names, ".hgpo-downloads/mine", ".hgpo-downloads/0123456789abcdef/data"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -273,7 +275,7 @@ def test_neighbours_with_tempting_names_survive(server, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["other content", "link"])
-def test_what_is_not_a_download_has_its_place(server, tmp_path, kind):
+def test_a_folder_that_is_not_a_download_is_refused(server, tmp_path, kind):
     place = part_of(server, tmp_path).parent
     if kind == "link":
         (tmp_path / "elsewhere").mkdir()
@@ -283,18 +285,18 @@ def test_what_is_not_a_download_has_its_place(server, tmp_path, kind):
         place.mkdir(parents=True)
         (place / "thesis.tex").write_text("precious")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(InputError, match="holds something other than a download"):
+    with pytest.raises(InputError, match="contains something other than a download"):
         fetch(server, tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("wait", ["\xb2", "9" * 5000, "-1", "1e9", "Fri, 31 Dec 1999 23:59:59 GMT"])
-def test_odd_waits(server, tmp_path, wait):
+def test_retry_after_headers(server, tmp_path, wait):
     server.faults = [f"retry {wait}"]
     assert fetch(server, tmp_path).path.read_bytes() == BODY
 
 
-def test_length_not_told(server, tmp_path):
+def test_a_response_without_content_length(server, tmp_path):
     server.faults = ["chunked"]
     seen = []
     result = fetch(server, tmp_path, progress=lambda done, total: seen.append(total))
@@ -311,36 +313,72 @@ def test_checksum(server, tmp_path):
     assert fetch(server, tmp_path, sha256=hashlib.sha256(BODY).hexdigest().upper()).size == len(BODY)
 
 
-def test_wrong_checksum_leaves_nothing(server, tmp_path):
-    with pytest.raises(InputError, match=f"expected SHA-256 {'0' * 64}, got {hashlib.sha256(BODY).hexdigest()}"):
+def test_a_wrong_checksum_leaves_no_files(server, tmp_path):
+    with pytest.raises(InputError, match=f"expected SHA-256 {'0' * 64}, received {hashlib.sha256(BODY).hexdigest()}"):
         fetch(server, tmp_path, sha256="0" * 64)
     assert leftovers(tmp_path) == []
 
 
 @pytest.mark.parametrize("status", [404, 403, 410])
-def test_what_is_not_there_is_not_tried_again(server, tmp_path, status):
+def test_a_missing_file_is_not_requested_again(server, tmp_path, status):
     server.faults = [status] * 3
     with pytest.raises(InputError, match=f"the server answered {status} .*check the address"):
         fetch(server, tmp_path)
     assert len(server.requests) == 1
 
 
-def test_gives_up_and_resumes_later(server, tmp_path):
+def test_a_failed_download_is_resumed_by_the_next_call(server, tmp_path):
     server.faults = ["cut 123456", *[500] * 3]
-    with pytest.raises(InputError, match="the server answered 500; gave up after 3 tries"):
+    with pytest.raises(InputError, match="the server answered 500; stopped after 3 tries"):
         fetch(server, tmp_path, tries=3)
     assert leftovers(tmp_path) == [".hgpo-downloads"]
     assert fetch(server, tmp_path).path.read_bytes() == BODY
     assert server.requests[-1]["Range"] == "bytes=123456-"
 
 
-def test_nobody_listens(tmp_path):
-    with pytest.raises(InputError, match="gave up after 2 tries"):
-        fetch_url("http://127.0.0.1:9/games.zip", tmp_path, tries=2)
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/games.zip", "http://no-such-host.invalid/games.zip"])
+def test_no_connection_is_said_after_two_tries_and_leaves_nothing(tmp_path, url, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    host = url.split("/")[2].split(":")[0]
+    with pytest.raises(NoConnection, match=f"no connection to {host} .*nothing was downloaded"):
+        fetch_url(url, tmp_path, pause=1.0)  # eight tries for a server that answered
+    assert pauses == [1.0]
+    assert leftovers(tmp_path) == []
+
+
+def test_a_connection_lost_later_is_retried_as_often_as_before(server, tmp_path):
+    """Only a download that never had a connection is given up early."""
+    server.faults = ["cut 1000"]
+
+    def stop(done, total):
+        server.shutdown()
+        server.server_close()
+
+    with pytest.raises(InputError, match="stopped after 5 tries") as caught:
+        fetch(server, tmp_path, tries=5, timeout=30, progress=stop)
+    assert not isinstance(caught.value, NoConnection)
+    with pytest.raises(NoConnection, match="the bytes so far are kept"):
+        fetch(server, tmp_path)
+    assert part_of(server, tmp_path).read_bytes() == BODY[:1000]
+
+
+def test_a_file_that_does_not_fit_on_the_disk_is_refused_before_its_first_byte(server, tmp_path, monkeypatch):
+    free = len(BODY) - 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    with pytest.raises(InputError, match=rf"300,000 bytes.*{tmp_path} has 299,999 free"):
+        fetch(server, tmp_path)
+    assert leftovers(tmp_path) == []
+    server.faults = ["cut 1000"]
+    free = len(BODY)
+    with pytest.raises(InputError):
+        fetch(server, tmp_path, tries=1, timeout=30)
+    free = len(BODY) - 1000  # enough for the rest
+    assert fetch(server, tmp_path).path.read_bytes() == BODY
 
 
 @pytest.mark.parametrize("url", ["ftp://host/file", "file:///etc/passwd", "games.zip", "http://"])
-def test_no_web_address(tmp_path, url):
+def test_an_address_that_is_not_http(tmp_path, url):
     with pytest.raises(InputError):
         fetch_url(url, tmp_path, tries=1)
 

@@ -1,4 +1,4 @@
-"""Other people's environments: played as they are, and what is wrong with them is named at the boundary."""
+"""Third-party Gymnasium environments: played unchanged, with errors that name invalid values."""
 
 import math
 
@@ -14,7 +14,7 @@ from hgpo_envs.gymnasium_source import SEEDS, GymnasiumEngine, GymnasiumSource
 
 
 class Odd(gymnasium.Env):
-    """Returns given values."""
+    """An environment that returns given values."""
 
     observation_space = action_space = spaces.Text(100)
 
@@ -44,7 +44,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("step", "reward"), GOOD)
-def test_what_gymnasium_environments_give(step, reward):
+def test_gymnasium_environments_are_played(step, reward):
     state = played(step=step)
     assert (state.text, state.reward) == ("hello", reward)
     assert type(state.reward) is type(state.score) is float
@@ -88,7 +88,7 @@ def test_a_wrong_type_names_the_environment_and_the_field(field, wrong):
 @pytest.mark.parametrize(
     "given_back", [None, (), "hello", ("hello",), ("hello", 0.0, False, {}), ["hello", 0, 0, 0, {}]]
 )
-def test_results_of_another_shape(given_back):
+def test_results_of_the_wrong_shape(given_back):
     with pytest.raises(InputError, match=r"^Odd-v0: step\(\) gave .*; expected a tuple"):
         played(step=given_back)
     with pytest.raises(InputError, match=r"^Odd-v0: reset\(\) gave .*; expected a tuple"):
@@ -106,7 +106,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.tuples(ANYTHING, ANYTHING, ANYTHING, ANYTHING, ANYTHING))
-def test_anything_is_a_state_of_the_right_types_or_one_line(step):
+def test_any_value_gives_a_valid_state_or_a_one_line_error(step):
     try:
         state = played(step=step)
     except InputError as error:
@@ -129,6 +129,6 @@ def test_unknown_tasks(task_id):
 
 
 @pytest.mark.parametrize("options", ["", "[]", "{", "3", '{"nothing": 1}'])
-def test_odd_arguments(options):
+def test_invalid_arguments(options):
     with pytest.raises(InputError, match="Foreign/Guess"):
         GymnasiumSource("foreign:Foreign/Guess-v0", options)

@@ -1,4 +1,4 @@
-"""Pickles that version 0.1 wrote open, and play on as a new environment does."""
+"""Pickles of version 0.1 can be loaded and continue like new environments."""
 
 import pickle
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Whatever an environment hands out goes through pickle unchanged: worker processes send and receive it."""
+"""Tasks, states and sources can be pickled without change, because worker processes exchange them."""
 
 import copy
 import pickle
@@ -9,19 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hgpo_envs  # noqa: F401 - registers the ids
+from hgpo_envs.alfworld.environment import ALFWORLD
 from hgpo_envs.gymnasium_source import GymnasiumSource
-from hgpo_envs.registration import alfworld_source, webshop_source
+from hgpo_envs.webshop.environment import WEBSHOP
 
 SOURCES = {
-    "ALFWorld": lambda: alfworld_source().source,
-    "ALFWorld, put": lambda: alfworld_source(grammar="put").source,
-    "WebShop": lambda: webshop_source().source,
-    "WebShop, human": lambda: webshop_source(goals="human", observation_mode="text_rich", after_done="freeze").source,
+    "ALFWorld": lambda: ALFWORLD.open_source().source,
+    "ALFWorld, put": lambda: ALFWORLD.open_source(grammar="put").source,
+    "WebShop": lambda: WEBSHOP.open_source().source,
+    "WebShop, human": lambda: (
+        WEBSHOP.open_source(goals="human", observation_mode="text_rich", after_done="freeze").source
+    ),
     "Gymnasium": lambda: GymnasiumSource("foreign:Foreign/Guess-v0"),
 }
 
 
-def test_every_registered_environment_is_here():
+def test_every_registered_environment_is_tested():
     ids = {env_id for env_id in gymnasium.registry if env_id.startswith("HGPO/")}
     assert ids == {f"HGPO/{name}-v0" for name in SOURCES if name.isalnum() and name != "Gymnasium"}
 
@@ -53,7 +56,7 @@ def test_tasks_states_and_sources_survive_pickle(source, data):
         assert same == state
 
 
-def test_unpickled_states_share_nothing_that_can_be_changed(source):
+def test_unpickled_states_share_no_mutable_objects(source):
     state = source.engine().start(source.ids("train")[0])
     again = pickle.loads(pickle.dumps(state))
     before = list(again.actions)

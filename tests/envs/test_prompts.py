@@ -52,7 +52,7 @@ def render(template, memory, **changes):
 
 
 @pytest.mark.parametrize("benchmark", ["ALFWorld", "WebShop", "SomethingElse"])
-def test_own_templates_show_every_field(benchmark):
+def test_the_packages_templates_show_every_field(benchmark):
     memory = Memory(2)
     memory.store("A door.", "open door 1")
     memory.store("A room.", "look")
@@ -83,7 +83,7 @@ TEXT = st.one_of(st.sampled_from(["look", "help", "", "{{ task }}", "a\nb"]), st
 
 
 def plain_jinja(template, fields):
-    """The template as Jinja itself renders it, with the filters written out as they are documented."""
+    """Render a template with plain Jinja and an independent implementation of the documented filters."""
 
     def listed(actions, *left_out):
         return ",\n ".join(f"'{action}'" for action in actions if action not in left_out)
@@ -97,7 +97,7 @@ def plain_jinja(template, fields):
 
 
 @given(st.data())
-def test_own_templates_give_what_jinja_gives(data):
+def test_the_packages_templates_agree_with_plain_jinja(data):
     template = load_template(None, data.draw(st.sampled_from(["ALFWorld", "WebShop", "SomethingElse"])))
     memory = Memory(data.draw(st.integers(0, 3)))
     for observation, action in data.draw(st.lists(st.tuples(TEXT, TEXT), max_size=5)):
@@ -158,7 +158,7 @@ def test_a_users_template(tmp_path):
         ("{{ task | nofilter }}", "not valid Jinja"),
     ],
 )
-def test_bad_templates_are_refused_before_anything_is_played(text, line):
+def test_bad_templates_are_refused_before_the_first_episode(text, line):
     with pytest.raises(InputError, match="prompt template mine") as caught:
         PromptTemplate(text, "mine")
     assert line in str(caught.value)
@@ -174,6 +174,6 @@ def test_unreadable_template_files(tmp_path, content):
         load_template(str(path), "ALFWorld")
 
 
-def test_every_documented_field_is_given():
+def test_every_documented_field_is_available():
     template = PromptTemplate("".join(f"[{{{{ {field} }}}}]" for field in FIELDS), "all")
     assert render(template, Memory(0)).count("[") >= len(FIELDS)

@@ -1,4 +1,4 @@
-"""The package's ids: registered once, described in JSON, sources shared; bad input in one line."""
+"""Registration of the package's ids, their JSON description, shared sources, and bad arguments."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def test_module_colon_id_needs_no_import():
     ("arguments", "line"),
     [
         ({"backend": "orginal"}, "unknown backend 'orginal'; did you mean 'original'? Known: native, original"),
-        ({"data": 3}, "data: expected a path or None for the bundled set, got 3"),
+        ({"data": 3}, "data: expected a path or None for the bundled set, received 3"),
     ],
 )
 def test_bad_arguments(env_id, make, arguments, line):

@@ -1,4 +1,4 @@
-"""Response parsing: verl-agent's rules, on any text, in linear time."""
+"""Response parsing: verl-agent's rules for any text, in linear time."""
 
 import re
 
@@ -50,7 +50,7 @@ def test_fallback_is_the_last_characters_lowered():
 
 
 @given(TEXTS, st.integers(0, 40))
-def test_total_and_the_same_as_the_rules_said_in_other_words(text, characters):
+def test_any_text_agrees_with_an_independent_implementation(text, characters):
     found = parse(text, characters)
     lowered = text.lower()
     both = "<action>" in lowered and "</action>" in lowered
@@ -82,7 +82,7 @@ def test_total_and_the_same_as_the_rules_said_in_other_words(text, characters):
     ],
 )
 def test_eight_megabytes_of_anything(unit, action, flaw):
-    """A parser that is not linear does not come back from this."""
+    """A parser that is not linear would not finish."""
     found = parse(unit * ((8 << 20) // len(unit)))
     assert (found.action, found.valid, found.flaw) == (action[-30:], not flaw, flaw)
 
@@ -95,10 +95,10 @@ def test_numbers_count_from_one_and_anything_else_is_a_command(actions, number, 
 
 
 @pytest.mark.parametrize("text", ["", "1.", "one", "1 2", "-1", "+1", "1e0", "²", "١", "1" * 5000, "look"])
-def test_what_is_no_number(text):
+def test_texts_that_are_not_numbers(text):
     assert numbered(text, ["go"]) == text
 
 
 @given(TEXTS)
-def test_numbers_are_total(text):
+def test_any_text_as_a_number(text):
     assert numbered(text, ["go"]) in {text, "go"}

@@ -1,4 +1,4 @@
-"""Names from data: inside the folder on every system, or refused."""
+"""Untrusted names: inside the folder on every system, or refused."""
 
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -43,7 +43,7 @@ def test_hostile_names_are_refused_in_one_line(name):
 
 
 @pytest.mark.parametrize("name", [None, 3, b"a", ["a"]])
-def test_what_is_not_text_is_refused(name):
+def test_values_that_are_not_text_are_refused(name):
     with pytest.raises(InputError):
         path_inside(Path("folder"), name)
 
@@ -59,7 +59,7 @@ PARTS = st.one_of(st.sampled_from(["..", ".", "", "C:", "nul", "a", "con.x", "~"
 
 
 @given(st.lists(PARTS, max_size=5).map("/".join))
-def test_whatever_is_accepted_stays_inside_on_every_system(name):
+def test_accepted_names_stay_inside_on_every_system(name):
     try:
         made = path_inside(PurePosixPath("/srv/folder"), name)
     except InputError:

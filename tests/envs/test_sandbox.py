@@ -1,4 +1,4 @@
-"""Users' templates: they make text of bounded size in bounded time, or end in one line; they run no code."""
+"""Users' templates run no code and either give text within their budget or raise a one-line error."""
 
 import re
 import time
@@ -85,13 +85,13 @@ USEFUL = [
 
 
 @pytest.mark.parametrize(("text", "expected"), USEFUL)
-def test_what_templates_are_for(text, expected):
+def test_ordinary_templates(text, expected):
     assert render(text) == expected
     assert PromptTemplate(text, "mine", trusted=True).fingerprint == PromptTemplate(text, "mine").fingerprint
 
 
 @pytest.mark.parametrize("benchmark", ["ALFWorld", "WebShop", "SomethingElse"])
-def test_the_packages_own_templates_give_the_same_in_the_sandbox(benchmark):
+def test_the_packages_templates_are_the_same_in_the_sandbox(benchmark):
     own = load_template(None, benchmark)
     for action_format in ("command", "response", "number"):
         for steps in (0, 3):
@@ -227,7 +227,7 @@ COSTLY = [
 
 
 @pytest.mark.parametrize("text", COSTLY, ids=lambda text: re.sub(r"\W+", " ", text)[:40])
-def test_costly_templates_end_in_one_line(text):
+def test_costly_templates_raise_a_one_line_error(text):
     before = time.process_time()
     refused(text)
     assert time.process_time() - before < 10  # of the processor's, on a slow machine; each takes a tenth
@@ -254,7 +254,7 @@ def test_templates_that_cannot_be_compiled(text):
 
 
 def test_all_costly_templates_take_little_memory():
-    """Also one after the other in one process."""
+    """Also in sequence in one process."""
     imports = "sys.path[:0] = sys.argv[1:]; from test_sandbox import COSTLY, all_refused"
     folders = (__file__.rsplit("/", 1)[0], bounded.__file__.rsplit("/", 1)[0])
     line = outcome(imports, "assert all_refused(COSTLY)", *folders, megabytes=400, seconds=300)
@@ -267,7 +267,7 @@ def test_the_output_is_bounded_by_the_budget():
     refused("{{ observation }}" * 9, observation="x" * (BUDGET // 8))
 
 
-def test_the_line_of_the_mistake_is_named():
+def test_errors_name_the_line():
     assert re.search("fails at line 2: .*by zero", refused("fine\n{{ 1 // 0 }}"))
     assert "fails at line 1: list object has no element 7" in refused("{{ pairs[7] }}x")
     assert "cannot use 'Include'" in refused("{% include 'x' %}")
@@ -275,7 +275,7 @@ def test_the_line_of_the_mistake_is_named():
     assert "add |list or |join" in refused("{{ admissible_actions | map('upper') }}")
 
 
-def test_lone_surrogates_do_not_leave_a_template():
+def test_lone_surrogates_are_replaced_in_the_output():
     assert render(r"{{ 'a\ud800b' }}") == "a\ufffdb"
 
 
@@ -336,7 +336,7 @@ TEMPLATES = st.recursive(
 
 
 @given(TEMPLATES)
-def test_any_template_gives_bounded_text_or_one_line(text):
+def test_any_template_gives_bounded_text_or_a_one_line_error(text):
     """A template that used too much memory or time would end the test run."""
     text = "{% set x = 1 %}{% set y = [pairs] %}" + text
     try:

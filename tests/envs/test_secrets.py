@@ -1,4 +1,4 @@
-"""Keys and passwords: whatever encodes them, and wherever they are printed, they are replaced."""
+"""Redaction of keys and passwords in all encodings and outputs."""
 
 import base64
 import copy
@@ -55,7 +55,7 @@ ENCODINGS = {
 
 
 @given(KEYS, st.sampled_from(sorted(ENCODINGS)), st.text(max_size=9), st.text(max_size=9))
-def test_no_encoding_of_a_registered_key_is_left(key, encoding, before, after):
+def test_all_encodings_of_a_registered_key_are_replaced(key, encoding, before, after):
     forget()
     register(key)
     encoded = ENCODINGS[encoding](key)
@@ -76,7 +76,7 @@ def test_a_key_with_a_line_break_is_found_with_and_without_it(key, ending):
 
 
 @given(st.text(max_size=60), st.text(max_size=5))
-def test_nothing_else_changes(text, short):
+def test_other_text_is_unchanged(text, short):
     forget()
     register(short)  # found in too many words to be looked for
     assert redact(text, patterns=False) == text
@@ -95,12 +95,12 @@ def test_nothing_else_changes(text, short):
         ("the bearer of news", "the bearer of news"),
     ],
 )
-def test_what_looks_like_a_secret(text, expected):
+def test_texts_with_the_form_of_a_secret(text, expected):
     assert redact(text) == expected
 
 
 @pytest.mark.parametrize("url", ["http://me:hunter-2222@h/v1", "http://hunter-2222@h/v1", "http://h/?key=hunter-2222"])
-def test_a_url_gives_its_password_away_to_the_registry_alone(url):
+def test_a_urls_password_is_registered(url):
     register_url(url)
     assert redact("it said hunter-2222!") == f"it said {MARK}!"
     register_url("http://[broken")
@@ -127,7 +127,7 @@ def test_nested_values():
     }
 
 
-def test_a_secret_shows_nowhere():
+def test_a_secret_is_not_printed_or_serialised():
     secret = Secret("the-key-itself")
     shown = [str(secret), repr(secret), f"{secret}", f"{secret!r}", "%s" % secret, str({"k": [secret]})]  # noqa: UP031
     assert not any("itself" in text for text in shown)
@@ -165,7 +165,7 @@ def test_logs_of_any_library_are_redacted(monkeypatch):
     assert "itself" not in told
 
 
-def test_a_stream_redacts_what_is_written_and_stays_a_stream():
+def test_redacted_streams():
     register("the-key-itself")
     raw = io.BytesIO()
     inner = io.TextIOWrapper(raw, encoding="utf-8")
@@ -178,7 +178,7 @@ def test_a_stream_redacts_what_is_written_and_stays_a_stream():
     assert (stream.encoding, stream.isatty()) == ("utf-8", False)
 
 
-def test_a_traceback_with_causes_is_redacted_as_a_whole():
+def test_a_traceback_with_causes_is_redacted():
     register("the-key-itself")
     try:
         try:
@@ -195,7 +195,7 @@ def test_a_traceback_with_causes_is_redacted_as_a_whole():
     "piece",
     ["x", "a.", "a-", "?a-", "?-", "&a", "://", "sk-", "authorization", "authorization: a ", "bearer ", "b ", " "],
 )
-def test_long_texts_take_time_in_proportion_to_their_length(piece):
-    """A text of a million characters, as a server may send it, would take hours if the time were quadratic."""
+def test_redaction_takes_linear_time(piece):
+    """With quadratic time, a text of a million characters would take hours."""
     assert "me:pw" not in redact(piece * (1_000_000 // len(piece)) + " http://me:pw@host")
     redact_json({piece * (1_000_000 // len(piece)): "value"})

@@ -1,4 +1,4 @@
-"""Orders of tasks: once each, seeded, and verl-agent's against textworld's own generator."""
+"""Orders of tasks: each task once per pass, seeds, and verl-agent's order compared with textworld's generator."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ def test_verl_agent_passes_have_every_task_once(ids, seed):
 
 
 @given(ids=id_lists, seed=st.integers(), data=st.data())
-def test_shuffle_depends_on_nothing_but_seed_and_ids(ids, seed, data):
+def test_shuffle_depends_only_on_seed_and_ids(ids, seed, data):
     assert shuffled(data.draw(st.permutations(ids)), seed) == shuffled(ids, seed)
     fewer = ids[1:]  # the other tasks keep their relative order
     assert shuffled(fewer, seed) == [task for task in shuffled(ids, seed) if task != ids[0]]
@@ -55,7 +55,7 @@ def test_first_tasks_are_spread_evenly():
 
 
 def test_fixed_order_for_all_versions_and_platforms():
-    """The documented rule by another road: the digest's bytes, read as a big-endian int64."""
+    """An independent implementation of the documented rule: the digest's bytes as a big-endian int64."""
 
     def digest(task):
         return int.from_bytes(xxhash.xxh3_64(b"3/1/" + task.encode()).digest(), "big", signed=True)
@@ -81,8 +81,8 @@ def test_unknown_name():
 
 
 @pytest.mark.original
-def test_verl_agent_order_is_textworlds(original_python):
-    """The stream that textworld's own batch environment would play, for several seeds, over two passes and a half."""
+def test_verl_agent_order_equals_textworlds(original_python):
+    """The order of textworld's batch environment, for several seeds and two and a half passes."""
     script = (
         "import sys, json\n"
         "from textworld.gym.envs.textworld_batch import TextworldBatchGymEnv\n"
@@ -100,7 +100,7 @@ def test_verl_agent_order_is_textworlds(original_python):
         assert list(islice(verl_agent(IDS, seed), 92)) == order
 
 
-def test_random_takes_every_task_about_as_often_and_is_defined_by_its_bytes():
+def test_random_is_uniform_and_platform_independent():
     ids = [f"task {n}" for n in range(7)]
     drawn = list(islice(task_stream("random", ids, seed=3), 7000))
     assert all(900 < drawn.count(task) < 1100 for task in ids)
@@ -111,7 +111,7 @@ def test_random_takes_every_task_about_as_often_and_is_defined_by_its_bytes():
 
 
 @pytest.mark.parametrize("name", TASK_SAMPLINGS)
-def test_draws_go_on_where_they_stood(name):
+def test_copies_of_a_sampler_continue_at_the_same_draw(name):
     ids = [f"task {n}" for n in range(7)]
     draws = TaskSampler(name, ids, seed=11)
     first = [draws.draw() for _ in range(10)]

@@ -1,4 +1,4 @@
-"""Archives: honest ones arrive whole, hostile and broken ones leave nothing behind."""
+"""Extraction of archives: intact ones completely, damaged and malicious ones not at all."""
 
 import bz2
 import gzip
@@ -29,7 +29,7 @@ FILES = {
 
 
 def unpack(archives, folder, progress=None):
-    """As the commands do it: the folder appears with everything in it."""
+    """Unpack into a new folder atomically, as the commands do."""
     with new_folder(folder) as made:
         return unpack_into(archives, made, progress=progress)
 
@@ -59,7 +59,7 @@ def contents(folder):
 
 
 def refused(archive, tmp_path, match):
-    """The archive is refused, and neither the folder nor anything else is there afterwards."""
+    """Assert that an archive is refused and that no files are left."""
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InputError, match=match) as error:
         unpack([archive], tmp_path / "out")
@@ -71,7 +71,7 @@ KINDS = ["games.zip", "games.tar", "games.tar.gz", "games.tar.xz", "games.tar.bz
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_honest_archive(tmp_path, name):
+def test_intact_archive(tmp_path, name):
     seen = []
     count = unpack([make(tmp_path / name, FILES)], tmp_path / "out", progress=seen.append)
     assert count == 3
@@ -80,7 +80,7 @@ def test_honest_archive(tmp_path, name):
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o755
 
 
-def test_two_archives_make_one_folder(tmp_path):
+def test_two_archives_in_one_folder(tmp_path):
     first = make(tmp_path / "a.zip", FILES)
     second = make(tmp_path / "b.tar.gz", {"json_2.1.1/train/a/trial_1/traj_data.json": b"{}"})
     assert unpack([first, second], tmp_path / "out") == 4
@@ -92,7 +92,7 @@ def test_two_archives_make_one_folder(tmp_path):
     "name",
     ["../out.txt", "a/../../out.txt", "/etc/hgpo", "..", "a\\..\\b", "C:/x", "c:x", "a/..", "new\nline"],
 )
-def test_names_that_lead_out(tmp_path, kind, name):
+def test_names_that_lead_out_of_the_folder(tmp_path, kind, name):
     archive = make(tmp_path / kind, {"good": b"1", name: b"2"})
     refused(archive, tmp_path, "refused: .* leads out of the folder")
 
@@ -146,20 +146,20 @@ def test_bomb_by_number(tmp_path, name, monkeypatch):
     assert unpack([archive], tmp_path / "out") == 20
 
 
-def test_announced_size_is_not_believed(tmp_path):
-    """The central directory says one byte; much more comes out, or the archive is found broken."""
+def test_the_declared_size_is_not_used(tmp_path):
+    """The central directory declares one byte. The archive unpacks to more, or is reported as damaged."""
     archive = make(tmp_path / "x.zip", {"a": bytes(100_000)})
     data = bytearray(archive.read_bytes())
     for signature, offset in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):
         place = data.index(signature) + offset
         data[place : place + 4] = (1).to_bytes(4, "little")
     archive.write_bytes(data)
-    refused(archive, tmp_path, "is broken|more than")
+    refused(archive, tmp_path, "is damaged|more than")
 
 
 @pytest.mark.parametrize("kind", ["x.zip", "x.tar"])
 @pytest.mark.parametrize("names", [("a", "a"), ("a", "a/b"), ("a/b", "a"), ("./a", "a")])
-def test_names_that_come_twice(tmp_path, kind, names):
+def test_duplicate_names(tmp_path, kind, names):
     path = tmp_path / kind
     if path.suffix == ".zip":
         with (
@@ -172,28 +172,28 @@ def test_names_that_come_twice(tmp_path, kind, names):
         with tarfile.open(path, "w") as packed:
             for name in names:
                 packed.addfile(tarfile.TarInfo(name), io.BytesIO())
-    refused(path, tmp_path, "comes twice")
+    refused(path, tmp_path, "occurs twice")
 
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
-def test_cut_archives(tmp_path, name, share):
+def test_truncated_archives(tmp_path, name, share):
     archive = make(tmp_path / name, {f"f{i}": bytes((i + j * j) % 251 for j in range(9000)) for i in range(20)})
     data = archive.read_bytes()
     archive.write_bytes(data[: int(len(data) * share)])
-    refused(archive, tmp_path, "broken|neither a zip nor a tar")
+    refused(archive, tmp_path, "damaged|expected a zip or tar archive")
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "games.tar"])
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.6])
-def test_a_flipped_byte_breaks_what_has_checksums(tmp_path, name, share):
-    """Wherever a checksum is kept: a zip has one for each file, the others have it at their end."""
+def test_flipped_bytes_are_detected_where_there_are_checksums(tmp_path, name, share):
+    """A zip file has a checksum for each file, other formats have one at the end."""
     content = bytes((i * i + i // 7) % 251 for i in range(20_000))
     archive = make(tmp_path / name, {"a": content, "b": content[::-1]})
     data = bytearray(archive.read_bytes())
     data[int(share * len(data))] ^= 0x10
     archive.write_bytes(data)
-    refused(archive, tmp_path, "is broken.*; fetch it again")
+    refused(archive, tmp_path, "is damaged.*; fetch it again")
 
 
 def test_encrypted_zip(tmp_path):
@@ -204,13 +204,13 @@ def test_encrypted_zip(tmp_path):
     refused(archive, tmp_path, "encrypted")
 
 
-def test_no_archive(tmp_path):
+def test_files_that_are_not_archives(tmp_path):
     (tmp_path / "x.zip").write_text("<html>not found</html>")
-    refused(tmp_path / "x.zip", tmp_path, "neither a zip nor a tar")
+    refused(tmp_path / "x.zip", tmp_path, "expected a zip or tar archive")
     refused(tmp_path / "absent.zip", tmp_path, "No such file")
 
 
-def test_folder_that_is_taken(tmp_path):
+def test_existing_folder(tmp_path):
     archive = make(tmp_path / "x.zip", FILES)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("keep me")
@@ -218,7 +218,7 @@ def test_folder_that_is_taken(tmp_path):
     assert (tmp_path / "out" / "mine").read_text() == "keep me"
 
 
-def test_interrupted_unpacking_leaves_nothing(tmp_path):
+def test_interrupted_unpacking_leaves_no_files(tmp_path):
     archive = make(tmp_path / "x.zip", FILES)
 
     def interrupt(count):
@@ -231,7 +231,7 @@ def test_interrupted_unpacking_leaves_nothing(tmp_path):
 
 
 def tar_block(name, size, kind):
-    """The header of a tar member that says so of itself."""
+    """Return the header of a tar member with given fields."""
     info = tarfile.TarInfo(name)
     info.size, info.type = size, kind
     return info.tobuf(tarfile.GNU_FORMAT)
@@ -275,7 +275,7 @@ def many_entries(folder):
 
 
 def large_xz_dictionary(folder):
-    """It asks for a dictionary of 1.5 GiB; what comes out is small."""
+    """Return xz data that needs a dictionary of 1.5 GiB but unpacks to a small file."""
     make_tar(folder / "x.tar", FILES)
     data = bytearray(lzma.compress((folder / "x.tar").read_bytes()))
     size = (data[12] + 1) * 4  # of the block's header
@@ -314,7 +314,7 @@ def test_bombs_take_little_memory(tmp_path, bomb):
 
 
 def test_several_xz_streams(tmp_path):
-    """As `cat a.xz b.xz` makes them, with padding between."""
+    """The result of `cat a.xz b.xz`, with padding between the streams."""
     data = make_tar(tmp_path / "x.tar", FILES).read_bytes()
     (tmp_path / "x.tar.xz").write_bytes(lzma.compress(data[:700]) + bytes(8) + lzma.compress(data[700:]) + bytes(4))
     assert unpack([tmp_path / "x.tar.xz"], tmp_path / "out") == 3
@@ -330,7 +330,7 @@ def test_a_damaged_header_is_not_the_end(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "dangling link", "/dev/zero"])
-def test_what_is_no_file(tmp_path, kind):
+def test_paths_that_are_not_regular_files(tmp_path, kind):
     path = tmp_path / "x.zip"
     if kind == "fifo":
         os.mkfifo(path)
@@ -349,7 +349,7 @@ def test_any_bytes_are_refused_in_one_line(tmp_path_factory, data):
 
 
 @given(data=st.data())
-def test_damaged_archives_never_raise_anything_else(tmp_path_factory, data):
+def test_damaged_archives_raise_only_input_errors(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("damage")
     archive = make(folder / data.draw(st.sampled_from(KINDS)), FILES)
     content = bytearray(archive.read_bytes())

@@ -1,4 +1,4 @@
-"""Many episodes in one process: the same as single environments, groups together, finished slots stand still."""
+"""The vector environment: equal to single environments, groups draw together, finished slots do not change."""
 
 import copy
 import pickle
@@ -17,7 +17,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.vector import TextVectorEnv
 
 
-def test_make_vec_gives_the_package_own_environment(doors_id):
+def test_make_vec_returns_text_vector_env(doors_id):
     envs = gymnasium.make_vec(doors_id, num_envs=4, group_size=2, split="test")
     assert isinstance(envs.unwrapped, TextVectorEnv)
     assert envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED
@@ -31,8 +31,8 @@ def test_make_vec_gives_the_package_own_environment(doors_id):
 
 
 @pytest.mark.parametrize("action_format", ["command", "response", "number"])
-def test_the_same_as_single_environments(action_format):
-    """Random play of 24 slots, finished ones refilled by mask, against 24 single environments."""
+def test_vector_environments_equal_single_ones(action_format):
+    """Compare random play in 24 slots, where finished slots are reset by mask, with 24 single environments."""
     chance = random.Random(11)
     arguments = {"split": "all", "history_depth": 3, "max_steps": 12, "action_format": action_format}
     envs = TextVectorEnv(DoorsSource(), 24, **arguments)
@@ -69,7 +69,7 @@ def test_the_same_as_single_environments(action_format):
     assert finished > 60
 
 
-def test_finished_slots_stand_still():
+def test_finished_slots_do_not_change():
     envs = TextVectorEnv(DoorsSource(), 2)
     envs.reset(options={"task": ["train-0", "train-1"]})
     short, long = solution("train-0"), solution("train-1")
@@ -91,7 +91,7 @@ def test_finished_slots_stand_still():
     assert infos["task_id"].tolist() == ["train-2", None]
 
 
-def test_groups_draw_together_and_go_on_alone_by_mask():
+def test_groups_draw_the_same_tasks_and_slots_reset_by_mask():
     envs = TextVectorEnv(DoorsSource(), 12, group_size=4)
     _, infos = envs.reset(seed=9)
     first = infos["task_id"].reshape(3, 4)
@@ -130,7 +130,7 @@ def test_copies(doors_id):
         assert twin.reset()[1]["task_id"].tolist() == copy.deepcopy(envs).reset()[1]["task_id"].tolist()
 
 
-def test_what_is_returned_may_be_kept_and_changed():
+def test_returned_objects_may_be_changed():
     envs = TextVectorEnv(DoorsSource(), 2)
     obs, infos = envs.reset(seed=1)
     obs["history_hash"][:] = 0
@@ -152,9 +152,9 @@ def test_render():
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"num_envs": 0}, "num_envs: expected at least 1, got 0"),
-        ({"num_envs": 4, "group_size": 3}, "group_size: expected a divisor of num_envs (4), got 3"),
-        ({"num_envs": 4, "group_size": 0}, "group_size: expected a divisor of num_envs (4), got 0"),
+        ({"num_envs": 0}, "num_envs: expected at least 1, received 0"),
+        ({"num_envs": 4, "group_size": 3}, "group_size: expected a divisor of num_envs (4), received 3"),
+        ({"num_envs": 4, "group_size": 0}, "group_size: expected a divisor of num_envs (4), received 0"),
     ],
 )
 def test_bad_arguments(arguments, line):
@@ -166,8 +166,11 @@ def test_bad_arguments(arguments, line):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"task": ["train-0"]}, "expected one id or 3, got 1"),
-        ({"task": ["train-0", "test-10", None]}, "task 'test-10' is in split 'test', not in 'train'"),
+        ({"task": ["train-0"]}, "expected an id or 3 ids, received a sequence of 1"),
+        (
+            {"task": ["train-0", "test-10", None]},
+            "expected a task of split 'train', received 'test-10' of split 'test'",
+        ),
         ({"reset_mask": [True, False]}, "expected a bool array of shape (3,)"),
         ({"reset_mask": np.array([1, 0, 1])}, "expected a bool array of shape (3,)"),
         ({"tasks": "train-0"}, "unknown reset option 'tasks'; did you mean 'task'?"),
@@ -188,7 +191,7 @@ def test_wrong_number_of_actions_or_seeds_or_no_reset():
     envs = TextVectorEnv(DoorsSource(), 3)
     with pytest.raises(ResetNeeded):
         envs.step(["look"] * 3)
-    with pytest.raises(InputError, match="expected an integer or 3 of them"):
+    with pytest.raises(InputError, match="expected an integer or 3, one for each group, received a sequence of 2"):
         envs.reset(seed=[1, 2])
     envs.reset(seed=1)
     with pytest.raises(InputError, match="expected 3 actions"):

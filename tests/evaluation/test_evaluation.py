@@ -1,4 +1,4 @@
-"""Evaluation: every task once a seed, numbers against plain arithmetic, and the command."""
+"""Evaluation: every task once per seed, statistics compared with plain arithmetic, and the command."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ def handle() -> EnvHandle:
     return open_env("HGPO/ALFWorld-v0", split="valid_seen", action_format="command")
 
 
-def test_every_task_is_played_once_a_seed(handle: EnvHandle, tmp_path: Path) -> None:
+def test_every_task_is_played_once_per_seed(handle: EnvHandle, tmp_path: Path) -> None:
     policy = make_policy("expert", PolicyContext("ALFWorld", "command"))
     with StepWriter(tmp_path / "run", config={}) as writer:
         assert evaluate(handle, policy, writer, seeds=(5, 6), execution=ExecutionOptions(slots=7))
@@ -57,13 +57,13 @@ def test_random_is_reproducible_and_seeds_differ(handle: EnvHandle, tmp_path: Pa
         policy = make_policy("random", PolicyContext("ALFWorld", "command"))
         with StepWriter(tmp_path / name, config={}, run="same") as writer:
             evaluate(handle, policy, writer, seeds=(1, 2), execution=ExecutionOptions(slots=3 if name == "a" else 50))
-        files.append([path.read_bytes() for path in sorted((tmp_path / name).glob("*.parquet"))])
+        files.append([path.read_bytes() for path in sorted((tmp_path / name).glob("steps/*.parquet"))])
     assert files[0] == files[1]
     actions = scan_steps(tmp_path / "a").sort("iteration", "task_id", "step").collect()
     assert actions.filter(iteration=1)["action"].to_list() != actions.filter(iteration=2)["action"].to_list()
 
 
-def test_mean_and_spread_are_those_of_the_statistics_module() -> None:
+def test_mean_and_std_equal_those_of_the_statistics_module() -> None:
     rows = [(1, "a", 1.0), (1, "b", 0.0), (1, "c", 1.0), (2, "a", 1.0), (2, "b", 0.0), (2, "c", 0.0)]
     (everything, _) = evaluation_reports(table(rows))
     success = everything.measures["success"]
@@ -73,7 +73,7 @@ def test_mean_and_spread_are_those_of_the_statistics_module() -> None:
     assert success.high == 1.0
 
 
-def test_the_interval_covers_as_often_as_it_says() -> None:
+def test_the_interval_has_its_nominal_coverage() -> None:
     covered, runs, chance = 0, 200, 0.3
     draw = __import__("random").Random(5)
     for _ in range(runs):
@@ -83,16 +83,16 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     assert 0.89 <= covered / runs <= 0.99  # 95%, four standard errors either way
 
 
-def test_one_seed_has_no_spread() -> None:
+def test_one_seed_has_no_std() -> None:
     assert evaluation_reports(table([(1, "a", 1.0)]))[0].measures["success"].std is None
 
 
-def test_what_broke_off_is_told_and_left_out() -> None:
+def test_aborted_episodes_are_counted_and_excluded() -> None:
     both = pl.concat([table([(1, "a", 1.0)]), table([(1, "b", 0.0)], aborted=True)])
     everything = evaluation_reports(both)[0]
     assert (everything.tasks, everything.episodes, everything.aborted) == (2, 1, 1)
     assert everything.measures["success"].mean == 1.0
-    with pytest.raises(InputError, match="no whole episode"):
+    with pytest.raises(InputError, match="no episode without failure"):
         evaluation_reports(table([(1, "b", 0.0)], aborted=True))
 
 
@@ -119,7 +119,7 @@ def test_many_tasks_use_drawn_flips_near_the_exact_p() -> None:
     assert compare(first, second).p == pytest.approx(exact, abs=4 * (exact / 10_000) ** 0.5)
 
 
-def test_nothing_in_common_cannot_be_compared() -> None:
+def test_evaluations_without_common_tasks_cannot_be_compared() -> None:
     with pytest.raises(InputError, match="no task in common"):
         compare(table([(1, "a", 1.0)]), table([(1, "b", 1.0)]))
 
@@ -129,12 +129,11 @@ def test_the_command_resumes_compares_and_prints_json(tmp_path: Path) -> None:
     common = ["--seeds", "7", "--max-steps", "5"]
     first = run.invoke(app, ["eval", "--policy", "expert", "--out", str(tmp_path / "a"), *common])
     assert first.exit_code == 0, first.output
-    files = sorted((tmp_path / "a").iterdir())
+    files = sorted((tmp_path / "a").glob("steps/*"))
+    assert files
     stamps = [file.stat().st_mtime_ns for file in files]
     again = run.invoke(app, ["eval", "--policy", "expert", "--out", str(tmp_path / "a"), *common])
-    assert [file.stat().st_mtime_ns for file in sorted((tmp_path / "a").glob("steps*"))] == [
-        stamp for file, stamp in zip(files, stamps, strict=True) if file.name.startswith("steps")
-    ]
+    assert [file.stat().st_mtime_ns for file in sorted((tmp_path / "a").glob("steps/*"))] == stamps
     assert "valid_seen" not in again.output.splitlines()[0]
     arguments = ["eval", "--policy", "random", "--out", str(tmp_path / "b"), *common, "--against", str(tmp_path / "a")]
     told = json.loads(run.invoke(app, [*arguments, "--json"]).stdout)
@@ -146,7 +145,7 @@ def test_the_command_resumes_compares_and_prints_json(tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         (["--seeds", "1,x"], "--seeds: expected integers"),
-        (["--seeds", "1,1"], "seeds: expected different integers"),
+        (["--seeds", "1,1"], "seeds: expected distinct integers"),
         (["--policy", "exprt"], "did you mean 'expert'"),
         (["--split", "valid_sean"], "did you mean 'valid_seen'"),
         (["--temperature", "0.1"], "does not sample"),

@@ -1,4 +1,4 @@
-"""Evaluations and rollouts of a model are never continued with another model or other tasks under the same path."""
+"""Evaluations and rollouts of a model cannot be resumed with another model or other tasks under the same path."""
 
 import shutil
 
@@ -38,7 +38,7 @@ def test_another_model_or_catalogue_under_the_same_path_is_refused(tmp_path, com
     code, line = played()
     assert code
     assert "policy" in line
-    assert "give another folder" in line
+    assert "use another folder" in line
     save_tiny(model, ["search[a shelf]"] * 9, SHAPE)
     assert played()[0] == 0
     (shop / "added").write_text("another catalogue")

@@ -1,4 +1,4 @@
-"""Runs scenarios: python -m tests.faults [NAME …] [--thorough] [--at CALL …] [--json FILE] [--jobs N]."""
+"""Run fault scenarios: python -m tests.faults [NAME …] [--thorough] [--most N] [--at CALL …] [--json FILE]."""
 
 import argparse
 import json
@@ -17,15 +17,15 @@ from tests.faults.scenarios import SCENARIOS  # noqa: E402
 
 
 def main() -> int:
-    """Runs the scenarios that are named, or all; the exit status says whether nothing was found."""
+    """Run the named scenarios, or all of them; return 1 if there were failures and 0 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(SCENARIOS)}; a part of a name is enough")
-    parser.add_argument("--exactly", action="store_true", help="names are whole names")
-    parser.add_argument("--list", action="store_true", help="print the names and stop")
-    parser.add_argument("--thorough", action="store_true", help="every error at every call")
-    parser.add_argument("--most", type=int, default=0, help="how many points of each scenario; 0: every one")
-    parser.add_argument("--at", type=int, nargs="*", default=[], help="only these calls")
-    parser.add_argument("--json", type=Path, help="where the reports go as JSON")
+    parser.add_argument("names", nargs="*", help=f"names of scenarios or parts of them: {', '.join(SCENARIOS)}")
+    parser.add_argument("--exactly", action="store_true", help="match complete names only")
+    parser.add_argument("--list", action="store_true", help="print the names and exit")
+    parser.add_argument("--thorough", action="store_true", help="try every error at every call")
+    parser.add_argument("--most", type=int, default=0, help="number of points to try per scenario; 0 tries all")
+    parser.add_argument("--at", type=int, nargs="*", default=[], help="try only these calls")
+    parser.add_argument("--json", type=Path, help="write the reports to this JSON file")
     options = parser.parse_args()
     if options.list:
         print(*SCENARIOS, sep="\n")
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def print_report(name: str, report: Report) -> None:
-    """A scenario's points by kind, and what they found."""
+    """Print a scenario's points by kind, and its failures."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.covered.items()))
     print(
         f"{name}: {report.points} points at {sum(report.calls.values())} calls; tried, with what a power cut leaves, "

@@ -1,4 +1,4 @@
-"""Checkpoints, and the files of a training run."""
+"""Scenarios that write checkpoints and the files of a training run."""
 
 import io
 import json
@@ -19,7 +19,7 @@ KEPT = 2
 
 @cache
 def parts() -> tuple[Any, Any, Any]:
-    """A model, its tokenizer and its optimiser, as small as they can be."""
+    """Return a minimal model, its tokenizer and its optimiser."""
     import torch
 
     from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
@@ -44,7 +44,7 @@ def warm() -> None:
 
 
 def weigh(model: Any, iteration: int) -> None:
-    """Gives every weight a value that only this iteration has."""
+    """Set every weight to a value that is unique to the iteration."""
     import torch
 
     with torch.no_grad():
@@ -62,7 +62,7 @@ def save(folder: Path, iteration: int, keep: int = 0) -> None:
 
 
 def newest(folder: Path) -> int:
-    """The iteration of the checkpoint that a run resumes from, whose weights are checked; 0 where there is none."""
+    """Return the iteration of the checkpoint that a run resumes from, or 0 without one; check its weights."""
     from hgpo_train.models.checkpoint_files import list_checkpoints
     from hgpo_train.training.checkpoint import load_checkpoint
 
@@ -79,7 +79,7 @@ def newest(folder: Path) -> int:
 
 
 def save_several(root: Path, note: Note) -> None:
-    """What training does, from the newest checkpoint on; the last one is saved again where it is there already."""
+    """Save the missing iterations as training does; the last one is saved again if it exists."""
     for iteration in range(min(newest(root / "checkpoints") + 1, SAVED), SAVED + 1):
         save(root / "checkpoints", iteration, KEPT)
         note(str(iteration))
@@ -95,7 +95,7 @@ def check_saved(root: Path, noted: Sequence[str], whole: bool) -> None:
 
 
 def save_again(root: Path, note: Note) -> None:
-    """The same iteration a second time, as a run resumed from an older checkpoint does."""
+    """Save the same iteration a second time, as a run resumed from an older checkpoint does."""
     save(root / "checkpoints", 1)
     note("1")
 
@@ -105,12 +105,12 @@ def one_saved(root: Path) -> None:
 
 
 def check_again(root: Path, noted: Sequence[str], whole: bool) -> None:
-    assert newest(root / "checkpoints") == 1, "the checkpoint that was there is lost"
+    assert newest(root / "checkpoints") == 1, "the existing checkpoint is lost"
 
 
 @cache
 def house() -> Path:
-    """A small model that reads the house of doors, and a prompt template; made once, in this process's folder."""
+    """Return a folder with a small model for the house of doors and a prompt template; created once per process."""
     import tempfile
 
     from hgpo_train.models.tiny import TinyShape, save_tiny
@@ -162,7 +162,7 @@ def configuration() -> Any:
 
 
 def begin(root: Path, note: Note) -> None:
-    """Begins a training run, in a folder that is not there yet."""
+    """Start a training run in a new folder."""
     from rich.console import Console
 
     from hgpo_train.training.display import Display
@@ -185,7 +185,7 @@ def check_begun(root: Path, noted: Sequence[str], whole: bool) -> None:
 
 
 def train(root: Path, note: Note) -> None:
-    """A whole training run: configuration, tables, metrics, checkpoints."""
+    """Complete a training run: configuration, tables, metrics, checkpoints."""
     from rich.console import Console
 
     from hgpo_train.training.display import Display
@@ -218,8 +218,8 @@ def check_trained(root: Path, noted: Sequence[str], whole: bool) -> None:
         assert set(range(1, done + 1)) <= set(numbers), "a line of metrics is lost"
     assert bool(saved) or not whole
     if whole:
-        for table in ("steps", "evaluation"):
-            report = verify(run / table)
+        for table in (run, run / "steps", run / "evaluation"):
+            report = verify(table)
             assert report.ok, report.problems
 
 

@@ -1,14 +1,14 @@
-"""`hgpo` as its user runs it, inside a fork."""
+"""The `hgpo` command, run inside a fork."""
 
 import sys
 
 
 class Traceback(Exception):
-    """A command ended with something that its user sees as a traceback."""
+    """A command ended with an error that its user sees as a traceback."""
 
 
 def hgpo(*arguments: object) -> None:
-    """Runs the command; raises SystemExit where it fails in good order, and Traceback where it does not."""
+    """Run the command; raise SystemExit if it reports an error, and Traceback if it fails in any other way."""
     from hgpo_train.cli import main
 
     sys.argv = ["hgpo", *map(str, arguments)]

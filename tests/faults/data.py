@@ -1,4 +1,4 @@
-"""Data that environments open: packs, folders of games, catalogues, downloads."""
+"""Scenarios that write environment data: packs, folders of games, catalogues, downloads."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def warm() -> None:
 
 @cache
 def games() -> dict[str, dict]:
-    """Some of the bundled games, by id."""
+    """Return some of the bundled games by id."""
     from hgpo_envs.alfworld.data.source import ALFWorldSource
 
     source = ALFWorldSource(None)
@@ -41,7 +41,7 @@ def write_games(folder: Path) -> None:
 
 
 def archive(root: Path) -> None:
-    """The games as a zip archive."""
+    """Write the games as a zip archive."""
     folder = root / "unzipped"
     write_games(folder)
     with zipfile.ZipFile(root / "games.zip", "w") as file:
@@ -54,7 +54,7 @@ def unzipped(root: Path) -> None:
 
 
 def check_games(data: str, root: Path, noted: Sequence[str], whole: bool) -> None:
-    """Whatever is there under the target's name is all of it."""
+    """Assert that the target is either missing or complete."""
     from hgpo_envs.alfworld.data.source import ALFWorldSource
 
     target = root / data
@@ -189,7 +189,7 @@ def built_again(root: Path, note: Note) -> None:
 
 
 def a_catalogue(root: Path) -> None:
-    """A catalogue of fewer products under the name of the one to come."""
+    """Build a smaller catalogue at the path of the one that the scenario builds."""
     raw(root, 3)
     build(root)
     shutil.rmtree(root / "raw")
@@ -210,12 +210,12 @@ def check_catalogue(root: Path, noted: Sequence[str], whole: bool, sizes: Sequen
 
 
 def check_catalogue_replaced(root: Path, noted: Sequence[str], whole: bool) -> None:
-    assert (root / "shop").exists() or not whole, "the catalogue that was there is lost"
+    assert (root / "shop").exists() or not whole, "the existing catalogue is lost"
     check_catalogue(root, noted, whole, (3, 4))
 
 
 def download_raw(root: Path, note: Note) -> None:
-    """What `data fetch webshop` does, from a server of this machine."""
+    """Download raw files as `data fetch webshop` does, from a local server."""
     from hgpo_envs.webshop.data.release import fetch_release
 
     fetch_release("small", root / "new" / "made", sources=(f"{address()}/raw/",))
@@ -223,7 +223,7 @@ def download_raw(root: Path, note: Note) -> None:
 
 
 def check_files(folder: str, names: Sequence[str], root: Path, noted: Sequence[str], whole: bool) -> None:
-    """Every file that is there under its name is whole JSON."""
+    """Assert that every existing file is complete JSON."""
     for name in names:
         path = root / folder / name
         assert path.exists() or not (noted or whole), f"{name} is missing"

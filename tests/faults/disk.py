@@ -1,8 +1,8 @@
-"""What a disk holds after the recorded calls: as the process saw it, and as a power cut leaves it.
+"""A model of a disk's content after recorded calls, as the process sees it and as a power cut leaves it.
 
-Every file has its data and the data of its last sync; every folder its entries and the entries of its last sync. A
-rename is one act: a sync of either folder keeps it whole, as journals do. Nothing else that was not synced is promised
-by POSIX, so the worst case is computed and given back as a folder.
+Every file has its data and the data of its last sync, and every folder its entries and those of its last sync. A
+rename is atomic: a sync of either folder persists both sides, as journals do. POSIX does not guarantee anything else
+that was not synced, so the worst case is returned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEAD = struct.Struct("<iiqqiiii")
 
 
 class Op(IntEnum):
-    """The calls, as shim.c numbers them."""
+    """The recorded calls, numbered as in shim.c."""
 
     OPEN = 1
     WRITE = 2
@@ -53,12 +53,12 @@ class Call:
     data: bytes
 
     def __str__(self) -> str:
-        """As a report names it."""
+        """Return the call as reports show it."""
         return f"{self.point} {self.op.name.lower()} {self.path}{' -> ' + self.other if self.other else ''}"
 
 
 def read_calls(log: Path) -> list[Call]:
-    """The calls of a record, in order."""
+    """Return the calls of a log in order."""
     return list(_calls(log.read_bytes()))
 
 
@@ -76,7 +76,7 @@ def _calls(data: bytes) -> Iterator[Call]:
 
 @dataclass(eq=False, slots=True)
 class File:
-    """A file's data, and what of it is on the disk."""
+    """A file's data, and its data on the disk."""
 
     data: bytearray
     synced: bytes = b""
@@ -84,7 +84,7 @@ class File:
 
 @dataclass(eq=False, slots=True)
 class Folder:
-    """A folder's entries, and those that are on the disk."""
+    """A folder's entries, and its entries on the disk."""
 
     entries: dict[str, File | Folder] = field(default_factory=dict)
     synced: dict[str, File | Folder] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Folder:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _Rename:
-    """A rename that no sync has made last yet; `back` is what came the other way in an exchange."""
+    """A rename that no sync has persisted yet; `back` is the other entry of an exchange."""
 
     old: Folder
     old_name: str
@@ -103,14 +103,14 @@ class _Rename:
 
 
 class Disk:
-    """A folder of which everything is on the disk; then `do` for every call.
+    """A folder that is completely on the disk at first, and is changed by `do` for every call.
 
     Args:
         root: The folder.
-        as_root: The folder that the calls name, where that is another one.
+        as_root: The folder in the calls' paths, if it differs from `root`.
 
     Attributes:
-        early: Renames of what was not synced before, as sentences.
+        early: Descriptions of renames whose content had not been synced before.
     """
 
     def __init__(self, root: Path, as_root: Path | None = None) -> None:
@@ -120,7 +120,7 @@ class Disk:
         self.early: list[str] = []
 
     def do(self, call: Call) -> None:
-        """What a call changes; nothing where it failed."""
+        """Apply a call; failed calls have no effect."""
         if call.result < 0:
             return
         match call.op:
@@ -140,7 +140,7 @@ class Disk:
                 self._name(call)
 
     def _name(self, call: Call) -> None:
-        """Gives or takes away a name."""
+        """Add or remove a name."""
         folder, name = self._place(call.other if call.op is Op.LINK else call.path)
         if call.op is Op.LINK:
             folder.entries[name] = self._must(call.path)
@@ -179,7 +179,7 @@ class Disk:
             old.entries[old_name] = back
         new.entries[new_name] = moved
         self._renamed.append(_Rename(old, old_name, new, new_name, moved, back))
-        # What is still in a scratch folder is synced before that is published.
+        # The content of a scratch folder may be synced later, before the folder is published.
         for path in () if _SCRATCH.search(call.other) else _unsynced(moved, ""):
             self.early.append(f"{call}: {path or 'it'} was not synced before the rename")
 
@@ -205,19 +205,19 @@ class Disk:
         return [] if inner == "." else inner.split("/")
 
     def now(self) -> dict[str, bytes | None]:
-        """Every file's data by its path, None for a folder."""
+        """Return every file's data by path, and None for folders."""
         return dict(_tree(self._root, ""))
 
     def after_a_power_cut(self, *, names: bool) -> dict[str, bytes | None]:
-        """What is left at worst.
+        """Return the worst-case content after a power cut.
 
         Args:
-            names: Whether the names are kept and only data is lost, as on file systems that write names early.
+            names: Whether names survive and only data is lost, as on file systems that write names early.
         """
         return dict(_tree(self._root, "", data=False, names=names))
 
     def unsynced(self) -> list[str]:
-        """What a power cut would take away now."""
+        """Return the paths whose content a power cut would remove."""
         return sorted({path or "." for path in _unsynced(self._root, "")})
 
 
@@ -253,7 +253,7 @@ def _tree(folder: Folder, prefix: str, *, data: bool = True, names: bool = True)
 
 
 def _unsynced(what: File | Folder, path: str) -> Iterator[str]:
-    """Files whose data, and folders whose entries, are not on the disk. What is only removed is no loss."""
+    """Yield files whose data, and folders whose entries, are not on the disk. Removed entries do not count."""
     if isinstance(what, File):
         if bytes(what.data) != what.synced:
             yield path
@@ -265,7 +265,7 @@ def _unsynced(what: File | Folder, path: str) -> Iterator[str]:
 
 
 def write_tree(folder: Path, tree: Mapping[str, bytes | None]) -> None:
-    """Makes a folder hold this and nothing else."""
+    """Write a tree into an empty folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for path, data in tree.items():
         if data is None:
@@ -275,5 +275,5 @@ def write_tree(folder: Path, tree: Mapping[str, bytes | None]) -> None:
 
 
 def read_tree(folder: Path) -> dict[str, bytes | None]:
-    """What a folder holds, as `Disk.now` gives it."""
+    """Return a folder's content in the form of `Disk.now`."""
     return Disk(folder).now()

@@ -1,18 +1,18 @@
-"""Runs a scenario with a fault at every call that writes, one after the other, and checks what each leaves behind.
+"""Run a scenario with a fault at each call that writes, and check the files that are left.
 
-A scenario is a command that writes below a folder, and a check by everything that reads there. It is run once whole;
-then for every recorded call it is run again from the same beginning, and
+A scenario is a command that writes into a folder, and a check with every reader of that folder. It runs first without a
+fault. Then it runs once per recorded call and kind of fault, always from the same initial files:
 
-- `error`: the call fails (no space; an I/O error where no space is needed),
-- `full`: that call and every later one that needs space fails,
-- `short`: a write takes half its data and says so,
-- `kill`, `torn`: the process dies before the call, or in the middle of a write,
-- `data lost`, `names lost`: as `kill`, and the power is cut: data, or also names, that were not synced are not there.
+- `error`: the call fails (no space, or an I/O error for calls that need none),
+- `full`: the call and every later one that needs space fail,
+- `short`: a write writes half of its data and returns that number of bytes,
+- `kill`, `torn`: the process is killed before the call, or during a write,
+- `data lost`, `names lost`: as `kill`, followed by a power cut: unsynced data, or also unsynced names, are lost.
 
-After each: the check finds everything that was acknowledged and nothing unsound; the same command run again ends with
-the same files as the whole run, byte by byte; foreign files are as they were; no scratch is left.
+After each fault: the check finds everything that was acknowledged and nothing damaged. Repeating the command produces
+the same files as the run without a fault, byte for byte. Foreign files are unchanged and no scratch folders remain.
 
-Every run is a fork of one process that has imported everything but has computed nothing with Polars, whose threads do
+Every run is a fork of one process that has imported everything but has not computed with Polars, whose threads do
 not survive a fork.
 """
 
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 Tree = Mapping[str, bytes | None]
 LONGEST_S = 60
-"""Seconds that a forked run may take; a hang is a failure."""
+"""Time limit of a forked run in seconds; exceeding it is a failure."""
 _SCRATCH = re.compile(r"(?<=\.hgpo-)[0-9a-f]{16}(?=\.tmp)")
-"""The random part of a scratch folder's name: states that differ in nothing else are one."""
+"""The random part of a scratch folder's name; states that differ only in it are equal."""
 SAID, BAD, HUNG = 2, 1, -signal.SIGALRM
-"""How a fork ends: an error in one line, anything else that was raised, never."""
+"""Exit statuses of a fork: a one-line error, any other exception, the time limit."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Scenario:
     """A command that writes.
 
     Attributes:
-        name: Of the report.
-        run: The command, in a folder. It calls `note` with what has been acknowledged to its user.
-        check: Reads what is there with every reader; raises where something of what was noted is missing or wrong, or
-            what is read is unsound. `whole` says that the command has ended well.
-        warm: Imports and makes what the forks share.
-        prepare: What is in the folder before.
-        foreign: Files of the user's that are there before and are never touched, by path.
-        varies: Patterns of paths whose content may differ between two whole runs.
+        name: The scenario's name in reports.
+        run: Runs the command in a folder, and calls `note` for everything that it has acknowledged to its user.
+        check: Reads the folder with every reader; raises if something noted is missing or wrong, or if anything else
+            is damaged. `whole` is whether the command has succeeded.
+        warm: Imports and creates everything that the forks share.
+        prepare: Writes the folder's initial files.
+        foreign: Paths of the user's own files, which must never be changed.
+        varies: Patterns of paths whose content may differ between two runs without a fault.
         unpromised: Patterns of paths that need not survive a power cut.
     """
 
@@ -78,28 +78,28 @@ class Scenario:
 
 
 class Point(NamedTuple):
-    """A fault: at which call, of what kind."""
+    """A fault: the number of the call and the kind of fault."""
 
     at: int
     mode: Mode
     error: int = 0
 
     def __str__(self) -> str:
-        """As a report names it."""
+        """Return the fault as reports show it."""
         return f"{self.mode.name.lower()}{' ' + errno.errorcode[self.error] if self.error else ''}"
 
 
 @dataclass
 class Report:
-    """What a scenario's faults did.
+    """The outcome of a scenario's faults.
 
     Attributes:
-        calls: Calls of the whole run, by name.
-        points: All points, whether they were tried or not.
-        covered: Points at which a fault was met, by kind.
-        missed: Points that a run did not reach.
-        failures: Where something went wrong, and what.
-        seconds: Wall time.
+        calls: Number of calls of the run without a fault, by name.
+        points: Number of all points, including those that were not tried.
+        covered: Number of injected faults, by kind.
+        missed: Number of points that a run did not reach.
+        failures: Pairs of a point and the problem found there.
+        seconds: Wall time in seconds.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -111,13 +111,13 @@ class Report:
 
 
 class Harness:
-    """Takes one scenario through its faults.
+    """Runs one scenario with all its faults.
 
     Args:
         scenario: The scenario.
-        work: An empty folder for everything; a memory file system is fastest.
-        most: How many points are tried, spread over all of them; 0 tries every one.
-        thorough: Every error at every call, not only the likely one.
+        work: An empty folder for all files; a memory file system is fastest.
+        most: Number of points to try, drawn from all of them; 0 tries every point.
+        thorough: Whether to try every error at every call instead of only the likely one.
     """
 
     def __init__(self, scenario: Scenario, work: Path, *, most: int = 0, thorough: bool = False) -> None:
@@ -129,7 +129,7 @@ class Harness:
         self._known: dict[str, list[str]] = {}
 
     def run(self, only: Sequence[int] = ()) -> Report:
-        """Runs every point, or those of some calls only."""
+        """Run all points, or only those of some calls."""
         began = time.monotonic()
         self.scenario.warm()
         self.before = self._prepared()
@@ -167,7 +167,7 @@ class Harness:
         assert disk.now() == self.after, f"the record misses calls that write {unseen}"
         for name in self.scenario.foreign:
             if self.after.get(name) != self.before[name]:
-                self.report.failures.append(("whole run", f"the foreign file {name} is touched"))
+                self.report.failures.append(("whole run", f"the foreign file {name} is changed"))
         self.report.failures += [("whole run", line.replace(f"{self.root}/", "")) for line in disk.early]
         self.report.failures += [
             ("whole run", f"{path} is not synced at the end")
@@ -179,7 +179,7 @@ class Harness:
         return calls
 
     def _share_imports(self) -> None:
-        """Imports here what the last fork had to import, so that the next ones need not."""
+        """Import the modules that the last fork imported, so that later forks start with them."""
         named = self.modules.read_text().split() if self.modules.exists() else []
         for name in named:
             if name not in sys.modules:
@@ -204,7 +204,7 @@ class Harness:
         yield Point(1, Mode.ALL, errno.EROFS)
 
     def _faulty(self, point: Point) -> tuple[int, list[Call]]:
-        """Runs the command with a fault; its status, and the calls it made."""
+        """Run the command with a fault; return its exit status and its calls."""
         self._restore(self.before)
         for path in (self.log, self.notes):
             path.write_bytes(b"")
@@ -250,9 +250,9 @@ class Harness:
             self._judge_state(f"{point}, {kind} at {what}", disk.after_a_power_cut(names=names), noted, cut=True)
 
     def _judge_error(self, where: str, status: int, tree: Tree, said: str) -> None:
-        """An error is one line; success is the whole result."""
+        """Record a failure unless an error is one line and success produces the complete result."""
         if status == 0:
-            # Scratch that the disk did not let go of may stay until the next run.
+            # Scratch folders that could not be removed may remain until the next run.
             kept = {path: data for path, data in tree.items() if ".hgpo-" not in path}
             self._failed(where, [f"reported success, but {odd}" for odd in self._differences(kept)])
         elif status != SAID:
@@ -275,14 +275,14 @@ class Harness:
         self.report.failures += [(where, problem) for problem in plain]
 
     def _problems_after(self, noted: Sequence[str], *, whole: bool) -> list[str]:
-        """What is wrong with the folder as it is, and after the command is run again."""
+        """Return the problems of the folder in its present state, and after the command runs again."""
 
         def again() -> None:
-            self.stage.write_text("what it left cannot be read")
+            self.stage.write_text("the files left by it cannot be read")
             self.scenario.check(self.root, noted, whole)
             self.stage.write_text("running it again fails")
             self.scenario.run(self.root, lambda _: None)
-            self.stage.write_text("what the second run left cannot be read")
+            self.stage.write_text("the files left by the second run cannot be read")
             self.scenario.check(self.root, noted, True)
             sweep_all(self.root)
             self._list_imports()
@@ -294,9 +294,9 @@ class Harness:
         return [f"after the second run {odd}" for odd in self._differences(read_tree(self.root))]
 
     def _differences(self, tree: Tree) -> list[str]:
-        """How the folder is unlike that of the whole run."""
+        """Return the differences from the folder of the run without a fault."""
         odd = [
-            f"the foreign file {name} is touched, which the whole run does not"
+            f"the foreign file {name} is changed, which does not happen without a fault"
             for name in self.scenario.foreign
             if tree.get(name) != self.before[name] == self.after.get(name)
         ]
@@ -304,7 +304,7 @@ class Harness:
         odd += [f"{name} is missing" for name in sorted(self.after.keys() - tree.keys())]
         for path in sorted(tree.keys() & self.after.keys()):
             if tree[path] != self.after[path] and not self._varies(path):
-                odd.append(f"{path} is another one")
+                odd.append(f"{path} differs")
         return odd
 
     def _varies(self, path: str) -> bool:
@@ -328,7 +328,7 @@ class Harness:
 
 
 def sweep_all(root: Path) -> None:
-    """What the next writer in each folder does: what is left then would stay for ever."""
+    """Remove abandoned scratch folders as the next writer in each folder does; what remains would stay forever."""
     from hgpo_envs.atomic import remove_abandoned
 
     for folder in (root, *[path for path in root.rglob("*") if path.is_dir() and not _SCRATCH.search(str(path))]):
@@ -336,7 +336,7 @@ def sweep_all(root: Path) -> None:
 
 
 def _spread(points: list[Point], most: int) -> list[Point]:
-    """Some points of every kind, by a fixed draw."""
+    """Return some of the points, drawn with a fixed seed."""
     if not most or len(points) <= most:
         return points
     chosen = set(random.Random(len(points)).sample(range(len(points)), most))
@@ -353,7 +353,7 @@ def _digest(tree: Tree, noted: Sequence[str], whole: bool) -> str:
 
 
 def forked(action: Callable[[], None], said: Path) -> int:
-    """Runs an action in a fork, whose errors are written to `said`.
+    """Run an action in a fork and write its output and errors to the file `said`.
 
     Returns:
         0; SAID for an OSError, InputError or an exit of a command that has printed no traceback; BAD for anything else
@@ -391,7 +391,7 @@ def _ended(action: Callable[[], None]) -> int:
     except (OSError, InputError) as error:
         os.write(2, _line(error))
         return SAID if "\n" not in str(error) else BAD
-    except BaseException as error:  # noqa: BLE001 (the fork ends here, whatever was raised)
+    except BaseException as error:  # noqa: BLE001 (the fork must end here, whatever was raised)
         os.write(2, traceback.format_exc().encode() + _line(error))
         return BAD
     return 0

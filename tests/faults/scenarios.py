@@ -1,4 +1,4 @@
-"""What writes, and how each is checked. A new way of writing is one more entry of SCENARIOS."""
+"""All scenarios by name. Add a scenario for every new command or function that writes files."""
 
 from tests.faults import checkpoints, data, tables
 from tests.faults.harness import Scenario

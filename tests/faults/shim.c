@@ -1,10 +1,10 @@
-/* Counts the system calls by which a process writes below one folder, and fails one of them or dies there.
+/* Counts the system calls with which a process writes below one folder, and makes one of them fail or kills the process.
  *
  * A seccomp filter traps these calls wherever they are made (Python, Rust, the C library's own fwrite), and the handler
- * of SIGSYS makes them itself, through the one instruction that the filter lets pass. Linux on x86-64 only.
+ * of SIGSYS repeats them with the one instruction that the filter allows. Linux on x86-64 only.
  *
- * Every call is recorded with its data, so that what a power cut would leave can be computed (disk.py). A sync is
- * recorded but not passed on: the tests are about order, and a disk would only make them slow.
+ * Every call is recorded with its data, from which disk.py computes what a power cut would leave. A sync is recorded
+ * but not executed: the tests check the order of calls, and real syncs would make them slow.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -26,7 +26,7 @@ enum { OPEN = 1, WRITE, TRUNCATE, SYNC, RENAME, LINK, UNLINK, MKDIR, RMDIR, SYML
 enum { OBSERVE, ERROR, KILL, TORN, SHORT, FULL, ALL };
 enum { LONGEST = 4096 };
 
-struct record { /* as disk.py reads it */
+struct record { /* the format that disk.py reads */
     int32_t point, op;
     int64_t result, offset;
     int32_t flags, path, other, data;
@@ -105,7 +105,7 @@ struct call {
     char path[LONGEST], other[LONGEST];
 };
 
-/* What a system call is, if it writes below the folder; else 0. */
+/* Returns the kind of a system call that writes below the folder, or 0 for any other call. */
 static int understand(struct call *call, int number, const long *a) {
     switch (number) {
     case SYS_open: path_at(AT_FDCWD, (char *)a[0], call->path); call->flags = a[1]; call->op = OPEN; break;
@@ -198,7 +198,7 @@ static long handle(int number, const long *a) {
     memset(&call, 0, offsetof(struct call, path));
     call.path[0] = call.other[0] = 0;
     char out[LONGEST];
-    switch (number) { /* what is not modelled is refused: every caller falls back to what is */
+    switch (number) { /* calls that are not modelled fail: every caller falls back to those that are */
     case SYS_io_uring_setup: return -ENOSYS;
     case SYS_copy_file_range: path_of(a[2], out); if (inside(out)) return -EINVAL; break;
     case SYS_sendfile: path_of(a[0], out); if (inside(out)) return -EINVAL; break;
@@ -226,10 +226,10 @@ static const int TRAPPED[] = {
     SYS_sendfile, SYS_fallocate, SYS_io_uring_setup};
 enum { CALLS = sizeof TRAPPED / sizeof *TRAPPED, HEAD = 6 };
 
-/* How many calls were counted so far. */
+/* Returns the number of calls counted so far. */
 long counted(void) { return points; }
 
-/* Starts counting in this thread and in those that it will start. Returns 0, or -1 with errno. */
+/* Starts counting in this thread and in the threads that it starts. Returns 0, or -1 with errno. */
 int arm(const char *folder, int log_descriptor, int how, long point, int number) {
     struct sock_filter filter[HEAD + CALLS + 2];
     uint64_t allowed = (uint64_t)passed;

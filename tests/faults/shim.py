@@ -1,4 +1,4 @@
-"""Builds shim.c and arms it in a process; says why where that cannot be."""
+"""Build shim.c and arm it in a process, or return why that is impossible."""
 
 import ctypes
 import hashlib
@@ -16,25 +16,25 @@ SOURCE = Path(__file__).with_name("shim.c")
 
 
 class Mode(IntEnum):
-    """What happens at the chosen call."""
+    """The fault injected at the chosen call."""
 
     OBSERVE = 0
     ERROR = 1
-    """It fails with an error."""
+    """The call fails with an error."""
     KILL = 2
-    """The process dies before it."""
+    """The process is killed before the call."""
     TORN = 3
-    """A write of half its data, then the process dies."""
+    """A write writes half of its data, then the process is killed."""
     SHORT = 4
-    """A write of half its data, and says so."""
+    """A write writes half of its data and returns that number of bytes."""
     FULL = 5
-    """From there on, every call that needs space fails."""
+    """The call and all later calls that need space fail."""
     ALL = 6
-    """Every call fails, from the first on."""
+    """All calls fail."""
 
 
 def unusable() -> str | None:
-    """Why the shim cannot be used here; None where it can."""
+    """Return why the shim cannot be used on this system, or None if it can."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "the fault shim traps system calls of Linux on x86-64"
     if shutil.which("cc") is None:
@@ -44,7 +44,7 @@ def unusable() -> str | None:
 
 @cache
 def library() -> Path:
-    """The compiled shim."""
+    """Compile the shim if necessary and return its path."""
     name = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / f"hgpo-fault-shim-{os.getuid()}-{name}.so"
     if not path.exists():
@@ -55,7 +55,7 @@ def library() -> Path:
 
 
 def arm(folder: Path, log: Path, mode: Mode, point: int = 0, error: int = 0) -> None:
-    """From now on this thread's calls below the folder are counted and recorded, and its threads' calls."""
+    """Count and record the following calls below a folder, by this thread and the threads it starts."""
     shim = ctypes.CDLL(str(library()), use_errno=True)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     status = shim.arm(os.fsencode(folder.resolve()), file, int(mode), ctypes.c_long(point), error)

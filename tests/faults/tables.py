@@ -1,4 +1,4 @@
-"""Step tables and what `hgpo advantages` puts beside them."""
+"""Scenarios that write step tables and advantage tables."""
 
 import warnings
 from collections import Counter
@@ -13,9 +13,9 @@ from tests.faults.harness import Scenario
 Note = Callable[[str], None]
 GROUPS = 3
 UNFINISHED = ("uncommitted", "manifest")
-"""What `verify` may say of a run whose writer was killed, until it is opened again."""
+"""Kinds of problems that `verify` may report for a run whose writer was killed, until it is opened again."""
 ANY_LOCK = {"varies": ("*.lock",), "unpromised": ("*.lock",)}
-"""A lock file names its holder, and is nothing without one."""
+"""The content of lock files varies and need not survive a power cut: it only identifies the running process."""
 
 
 def rows(number: int) -> Rows:
@@ -29,7 +29,7 @@ def warm() -> None:
 
 
 def write(root: Path, note: Note) -> None:
-    """A shard a group; the last is committed by leaving the block."""
+    """Write one shard per group; leaving the block commits the last one."""
     from hgpo_datasets import GroupKey, StepWriter
 
     with StepWriter(root / "run", run="r", config={"x": 1}) as writer:
@@ -44,7 +44,7 @@ def write(root: Path, note: Note) -> None:
 
 
 def write_and_try_again(root: Path, note: Note) -> None:
-    """What a caller does that waits for room on the disk: `commit` a second time."""
+    """Commit a second time after an error, as a caller that waits for disk space does."""
     from hgpo_datasets import GroupKey, StepWriter
 
     with StepWriter(root / "run", run="r", config={"x": 1}) as writer:
@@ -68,15 +68,16 @@ def check_run(root: Path, noted: Sequence[str], whole: bool) -> None:
     expected = {str(number) for number in range(GROUPS)} if whole else set(noted)
     if not expected and not (folder / "manifest.jsonl").exists():
         return
+    check_shards(folder)
     problems = [problem for problem in verify(folder).problems if whole or problem.kind not in UNFINISHED]
     assert not problems, problems
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a shard that is not listed yet
+            warnings.simplefilter("ignore")  # warns about shards that are not listed yet
             steps = scan_steps(folder).collect()
             summarize_run(folder)
     except InputError:
-        assert not expected, "what was committed cannot be read"
+        assert not expected, "committed rows cannot be read"
         return
     seen = Counter(task.split()[1] for task in steps["task_id"])
     assert expected <= seen.keys(), f"lost: {sorted(expected - seen.keys())}"
@@ -87,6 +88,36 @@ def check_run(root: Path, noted: Sequence[str], whole: bool) -> None:
         assert row[1] == rows(int(row[0].split()[1]))[0]["prompt"]
     if whole:
         StepWriter(folder, run="r").close()
+
+
+def check_shards(folder: Path) -> None:
+    """Check that the folder of the shards contains only complete shards, which Polars reads as it is."""
+    import polars as pl
+
+    names = sorted(path.name for path in (folder / "steps").glob("*"))
+    assert names == [f"steps-{number:06d}.parquet" for number in range(len(names))], names
+    if names:
+        steps = pl.read_parquet(folder / "steps")
+        assert not steps.select("trajectory", "step").is_duplicated().any(), "doubled rows"
+        for task, count in Counter(steps["task_id"]).items():
+            assert count == len(rows(int(task.split()[1]))), f"rows of {task} are missing"
+
+
+def an_older_run(root: Path) -> None:
+    """Write the first shard of a run as the first version did, beside the manifest."""
+    from hgpo_datasets import StepWriter
+
+    with StepWriter(root / "run", run="r", config={"x": 1}) as writer:
+        writer.add_group(rows(0))
+    for shard in (root / "run/steps").iterdir():
+        shard.rename(root / "run" / shard.name)
+    (root / "run/steps").rmdir()
+
+
+def check_older_run(root: Path, noted: Sequence[str], whole: bool) -> None:
+    """Check the run, and that it keeps its layout."""
+    assert not (root / "run/steps").exists()
+    check_run(root, ["0", *noted], whole)
 
 
 def a_run(root: Path) -> None:
@@ -109,7 +140,7 @@ def estimate(root: Path, note: Note) -> None:
 
 
 def estimate_beside(root: Path, note: Note) -> None:
-    """Into the folder beside the run, which is made."""
+    """Write into the folder beside the run, which is created."""
     if not (root / "run.advantages" / "hgpo.parquet").exists():
         hgpo("advantages", root / "run")
     note("written")
@@ -141,7 +172,7 @@ def check_table(root: Path, table: Path, noted: Sequence[str], whole: bool) -> N
 
 
 def check_replaced(root: Path, noted: Sequence[str], whole: bool) -> None:
-    assert (root / "made" / "a.parquet").exists(), "the table that was there is lost"
+    assert (root / "made" / "a.parquet").exists(), "the existing table is lost"
     check_advantages(root, noted, whole)
 
 
@@ -151,6 +182,7 @@ MADE_FOREIGN = ("made/a.parquet.part/mine", "made/a.parquet.new", "made/.a.parqu
 SCENARIOS = (
     Scenario("step table", write, check_run, warm, foreign=RUN_FOREIGN, **ANY_LOCK),
     Scenario("step table, commit tried again", write_and_try_again, check_run, warm, **ANY_LOCK),
+    Scenario("step table of the first version", write, check_older_run, warm, an_older_run, **ANY_LOCK),
     Scenario("advantages", estimate, check_advantages, warm, a_run, MADE_FOREIGN, **ANY_LOCK),
     Scenario("advantages beside the run", estimate_beside, check_beside, warm, a_run, **ANY_LOCK),
     Scenario("advantages over an older table", estimate, check_replaced, warm, another_table, MADE_FOREIGN, **ANY_LOCK),

@@ -1,4 +1,4 @@
-"""Every scenario with faults: some points of each in an ordinary run, every point with HGPO_FAULTS=every."""
+"""All fault scenarios: some points of each by default, every point with HGPO_FAULTS=every."""
 
 import json
 import os
@@ -15,6 +15,7 @@ MOST = {"every": 0}.get(os.environ.get("HGPO_FAULTS", ""), 40)
 NAMES = (
     "step table",
     "step table, commit tried again",
+    "step table of the first version",
     "advantages",
     "advantages beside the run",
     "advantages over an older table",
@@ -39,7 +40,7 @@ NAMES = (
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fault_at_any_point_loses_nothing(tmp_path: Path, name: str) -> None:
-    """In a process of its own, because what was computed with Polars cannot be forked."""
+    """It runs in a separate process, because a process that has computed with Polars cannot fork safely."""
     if reason := shim.unusable():
         pytest.skip(reason)
     most = MOST // 4 if name == "training" else MOST

@@ -1,4 +1,4 @@
-"""The harness finds what it is for: each of these writers has one fault that is planted, or none."""
+"""The harness detects faults: each of these writers has one planted fault, or none."""
 
 import contextlib
 import os
@@ -131,9 +131,9 @@ def test_a_writer_without_fault_passes_everywhere(tmp_path: Path) -> None:
         (folder_not_synced, ". is not synced at the end"),
         (folder_not_synced, "half a file"),
         (leaves_scratch, "is left behind"),
-        (removes_what_is_not_its_own, "the foreign file foreign is touched"),
-        (swallows_errors, "reported success, but file is another one"),
-        (short_writes, "reported success, but file is another one"),
+        (removes_what_is_not_its_own, "the foreign file foreign is changed"),
+        (swallows_errors, "reported success, but file differs"),
+        (short_writes, "reported success, but file differs"),
         (raises_oddly, "ends with 1: ValueError"),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_planted_fault_is_found(tmp_path: Path, run: Callable[[Path, Note], No
 
 
 def test_the_c_librarys_own_writes_are_seen(tmp_path: Path) -> None:
-    """NumPy writes arrays with fwrite, which no preloaded library could stand in for."""
+    """NumPy writes arrays with fwrite, which a preloaded library cannot intercept."""
     import numpy as np
 
     def save() -> None:

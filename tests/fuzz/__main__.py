@@ -1,4 +1,4 @@
-"""Runs a campaign: python -m tests.fuzz [TARGET …] [--inputs N] [--seed S] [--json FILE] [--keep]."""
+"""Run a fuzzing campaign: python -m tests.fuzz [TARGET …] [--inputs N] [--seed S] [--json FILE] [--keep]."""
 
 import argparse
 import json
@@ -18,13 +18,15 @@ CORPUS = Path(__file__).with_name("corpus")
 
 
 def main() -> int:
-    """Runs the targets that are named, or all; the exit status says whether nothing was found."""
+    """Run the named targets, or all of them; return 1 if there were findings and 0 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(TARGETS)}; a part of a name is enough")
-    parser.add_argument("--inputs", type=int, default=10_000, help="in all, shared out by the targets' weights")
+    parser.add_argument("names", nargs="*", help=f"names of targets or parts of them: {', '.join(TARGETS)}")
+    parser.add_argument(
+        "--inputs", type=int, default=10_000, help="total number of inputs, divided by the targets' weights"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="where the results go as JSON")
-    parser.add_argument("--keep", action="store_true", help="put inputs that were found into the corpus")
+    parser.add_argument("--json", type=Path, help="write the results to this JSON file")
+    parser.add_argument("--keep", action="store_true", help="add inputs with findings to the corpus")
     options = parser.parse_args()
     chosen = [one for name, one in TARGETS.items() if not options.names or any(part in name for part in options.names)]
     weights = sum(one.weight for one in chosen)
@@ -42,7 +44,7 @@ def main() -> int:
 
 
 def print_result(target: Target, result: Result) -> None:
-    """A line, and one for each finding."""
+    """Print one line for the target, and one for each finding."""
     print(
         f"{target.name}: {result.inputs:,} inputs in {result.seconds:.0f} s, {dict(result.outcomes)}, "
         f"{result.kinds} kinds; "
@@ -54,7 +56,7 @@ def print_result(target: Target, result: Result) -> None:
 
 
 def keep(target: Target, result: Result) -> None:
-    """Puts what was found into the corpus."""
+    """Add the inputs of findings to the corpus."""
     folder = CORPUS / target.name.replace(" ", "-")
     for finding in result.findings.values():
         data = bytes.fromhex(finding.data)

@@ -1,4 +1,4 @@
-"""Archives, unpacked from anywhere."""
+"""Archives from untrusted sources."""
 
 import gzip
 import io
@@ -39,7 +39,7 @@ def seeds(_: Path) -> Sequence[bytes]:
 
 
 def summed(data: bytes) -> bytes:
-    """A tar archive whose headers have the sums that they should have; compressed again where it was."""
+    """Return a tar archive with correct header checksums, compressed again if it was."""
     if data[:2] == b"\x1f\x8b":
         return gzip.compress(summed(gzip.decompress(data)), 1, mtime=0)
     blocks = bytearray(data)
@@ -51,7 +51,7 @@ def summed(data: bytes) -> bytes:
 
 
 def unpack(data: bytes, folder: Path) -> object:
-    """All of it in the new folder, or nothing."""
+    """Unpack an archive; either all of it is in the new folder, or there is no new folder."""
     from hgpo_envs.atomic import new_folder
     from hgpo_envs.errors import InputError
     from hgpo_envs.unpack import unpack as unpacked

@@ -1,11 +1,11 @@
 """A small mutational fuzzer.
 
-Inputs are mutations of a target's seeds, and of inputs that met something new: a kind of error, or of result, that no
-input before had met. Half of them are repaired afterwards (checksums, lengths), so that they get past the first check.
-A target passes an input when it returns, or raises InputError with one line; within a limit of CPU time and memory.
+Inputs are mutations of a target's seeds, and of inputs with a new outcome: a kind of error or result that no earlier
+input had. More than half of them are repaired afterwards (checksums, lengths), so that they pass the first check.
+A target passes an input if it returns or raises InputError with one line, within limits of CPU time and memory.
 
-Each target runs in a process of its own. What it is about to try is in shared memory, so that an input that kills the
-process (a crash in compiled code) is known all the same.
+Each target runs in a separate process. The current input is in shared memory, so that an input that kills the process
+(a crash in compiled code) is known.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ if TYPE_CHECKING:
 
 LONGEST_INPUT = 1 << 17
 CPU_S = 10.0
-"""CPU time that one input may take."""
+"""Limit of CPU time per input, in seconds."""
 MEMORY = 512 << 20
-"""Bytes by which one input may raise the most that the process has ever used."""
+"""Limit of bytes by which one input may raise the process's peak memory."""
 ADDRESSES = 8 << 30
-"""Bytes that a process may ask for beyond what it has, used or not; then MemoryError is raised."""
+"""Limit of bytes that a process may allocate in addition, used or not; beyond it MemoryError is raised."""
 POOL = 400
 _SHARED = LONGEST_INPUT + 16
 _FRAME = re.compile(r"/(hgpo_envs|hgpo_datasets|hgpo_train)/")
 
 
 class TooSlowError(BaseException):
-    """An input took more CPU time than it may."""
+    """An input exceeded the limit of CPU time."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Something that reads what others made.
+    """A function that reads untrusted bytes.
 
     Attributes:
-        name: Of the report and of the corpus' folder.
-        seeds: Makes inputs that are right.
-        run: Reads an input; may use the empty folder that it is given. Raises nothing but InputError. Whatever it
-            returns is looked at for novelty only.
-        weight: Its share of a campaign's inputs.
-        words: What mutations insert.
-        repair: Makes checksums and lengths right again after a mutation.
+        name: The target's name in reports and in the corpus.
+        seeds: Returns valid inputs.
+        run: Reads an input; may write into the empty folder that it receives. Must raise nothing except InputError. The
+            returned value only decides whether an outcome is new.
+        weight: The target's share of a campaign's inputs.
+        words: Byte strings that mutations insert.
+        repair: Corrects checksums and lengths after a mutation.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Target:
 
 @dataclass
 class Finding:
-    """Something other than InputError, by the first input that met it."""
+    """An outcome other than success or InputError, with an input that causes it."""
 
     what: str
     data: str
@@ -82,7 +82,7 @@ class Finding:
 
 @dataclass
 class Result:
-    """What the inputs of a target did."""
+    """The outcomes of a target's inputs."""
 
     inputs: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -93,12 +93,12 @@ class Result:
     findings: dict[str, Finding] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As values of JSON."""
+        """Return the result as JSON values."""
         return {**vars(self), "findings": {name: asdict(one) for name, one in self.findings.items()}}
 
 
 def fuzz(target: Target, inputs: int, seed: int) -> Result:
-    """Tries so many inputs of a target."""
+    """Run a target with a number of inputs."""
     result = Result()
     shared = mmap.mmap(-1, _SHARED)
     while result.inputs < inputs and len(result.findings) < 50:
@@ -155,7 +155,7 @@ def _add(whole: Result, part: Result) -> None:
 
 
 class _Loop:
-    """One target's inputs, one after the other."""
+    """The loop over one target's inputs."""
 
     def __init__(self, target: Target, work: Path, shared: mmap.mmap) -> None:
         self.target, self.shared, self.work = target, shared, work
@@ -208,7 +208,7 @@ class _Loop:
 
 
 def judge(target: Target, data: bytes, folder: Path) -> str:
-    """`fine`, `refused: <the line without its numbers and quotes>` or `found: <what and where>`."""
+    """Return `fine`, `refused: <the line without its numbers and quotes>` or `found: <what and where>`."""
     from hgpo_envs.errors import InputError
 
     folder.mkdir(exist_ok=True)
@@ -222,7 +222,7 @@ def judge(target: Target, data: bytes, folder: Path) -> str:
         return "refused: " + re.sub(r"'[^']*'|\"[^\"]*\"|/\S*|[-\d.,]+", "*", line)[:100]
     except (KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # noqa: BLE001 (whatever is raised is what is looked for)
+    except BaseException as error:  # noqa: BLE001 (any exception is a finding)
         return f"found: {type(error).__name__}{_where(error)}"
     else:
         return "fine" if returned is None else f"fine: {returned}"
@@ -243,7 +243,7 @@ def _empty(folder: Path) -> None:
 
 
 def _where(error: BaseException) -> str:
-    """The last line of this project in a traceback."""
+    """Return the last line of this project in a traceback."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _FRAME.search(frame.filename)]
     if isinstance(error, AssertionError):
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -260,12 +260,12 @@ def _too_slow(*_: object) -> None:
 
 
 def peak() -> int:
-    """The most bytes that this process has ever used."""
+    """Return the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def limit_memory() -> None:
-    """From here on this process may ask for so many bytes more; then MemoryError is raised."""
+    """Limit further allocations of this process to `ADDRESSES` bytes; beyond them MemoryError is raised."""
     used = next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line)
     resource.setrlimit(resource.RLIMIT_DATA, (used * 1024 + ADDRESSES, resource.RLIM_INFINITY))
 
@@ -336,7 +336,7 @@ _NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFF
 
 
 def mutated(draw: random.Random, pool: Sequence[bytes], target: Target) -> bytes:
-    """Another input."""
+    """Return a mutation of an input from the pool."""
     data = draw.choice(pool)
     if draw.random() < 0.4 and (other := mutated_json(draw, data)) is not None:
         data = other
@@ -350,7 +350,7 @@ def mutated(draw: random.Random, pool: Sequence[bytes], target: Target) -> bytes
 
 
 def mutated_bytes(draw: random.Random, data: bytes, pool: Sequence[bytes], words: Sequence[bytes]) -> bytes:
-    """One change of some bytes."""
+    """Return the data with one change of some bytes."""
     at = draw.randrange(len(data) + 1)
     size = draw.choice((1, 1, 2, 4, 8, 16, 64, 256))
     match draw.randrange(8):
@@ -377,7 +377,7 @@ def mutated_bytes(draw: random.Random, data: bytes, pool: Sequence[bytes], words
 
 
 def mutated_json(draw: random.Random, data: bytes) -> bytes | None:
-    """Another value in one place of a JSON text, or of one line of several; None where there is none."""
+    """Return a JSON text, or JSON lines, with one changed value; None if the data is not JSON."""
     lines = data.splitlines(keepends=True)
     if not lines:
         return None
@@ -424,5 +424,5 @@ def _changed(draw: random.Random, value: Any) -> Any:
 
 
 def file_name(data: bytes) -> str:
-    """The name of an input in the corpus."""
+    """Return the name of an input's file in the corpus."""
     return hashlib.sha256(data).hexdigest()[:16]

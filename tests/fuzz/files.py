@@ -1,4 +1,4 @@
-"""Data of environments: packs, games, catalogues, raw products, and the notes of scratch folders."""
+"""Targets that read environment data: packs, games, catalogues, raw products, and notes of scratch folders."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ def pack_seeds(folder: Path) -> Sequence[bytes]:
 
 
 def checked(data: bytes) -> bytes:
-    """A pack's bytes with checksums and length that are right."""
+    """Return a pack's bytes with correct checksums and length."""
     fields = list(HEADER.unpack(data[: HEADER.size]))
     count, texts_at, texts_size, index_at, index_size = fields[2], *fields[4:8]
     index = bytearray(data[index_at : index_at + index_size])
@@ -57,7 +57,7 @@ def read_pack(data: bytes, folder: Path) -> object:
 
 
 def content_seeds(folder: Path) -> Sequence[bytes]:
-    """What is inside a pack, as JSON: its texts, and its games by id."""
+    """Return a pack's content as JSON: its texts, and its games by id."""
     (data,) = pack_seeds(folder)
     _, _, count, _, texts_at, texts_size, index_at, index_size, _ = HEADER.unpack(data[: HEADER.size])
     texts = json.loads(zlib.decompress(data[texts_at : texts_at + texts_size]))
@@ -72,7 +72,7 @@ def content_seeds(folder: Path) -> Sequence[bytes]:
 
 
 def read_content(data: bytes, folder: Path) -> object:
-    """A pack that somebody made with another content, and with checksums that are right."""
+    """Read a pack with arbitrary content and correct checksums."""
     try:
         content = json.loads(data)
         texts, inside = content["texts"], content["games"]
@@ -112,7 +112,7 @@ def read_game(data: bytes, folder: Path) -> object:
 
 @cache
 def catalogue() -> dict[str, bytes]:
-    """The files of a small catalogue, by name."""
+    """Return the files of a small catalogue by name."""
     import tempfile
 
     from hgpo_envs.webshop.data.build import build
@@ -126,12 +126,12 @@ def catalogue() -> dict[str, bytes]:
 
 
 def catalogue_seeds(_: Path) -> Sequence[bytes]:
-    """A file's number, and its content."""
+    """Return a file's number and its content."""
     return [bytes([number]) + content for number, content in enumerate(catalogue().values())]
 
 
 def read_catalogue(data: bytes, folder: Path) -> object:
-    """One file is another one, with its checksum in the manifest or without."""
+    """Read a catalogue with one replaced file, with or without its checksum in the manifest."""
     from hgpo_envs.webshop.catalogue import Catalogue
 
     names = list(catalogue())
@@ -159,7 +159,7 @@ def raw_seeds(folder: Path) -> Sequence[bytes]:
 
 
 def build_raw(data: bytes, folder: Path) -> object:
-    """One of the three raw files is another one."""
+    """Build a catalogue with one of the three raw files replaced."""
     from hgpo_envs.webshop.data.build import build
 
     raw(folder)
@@ -172,7 +172,7 @@ NOTE = b' {"made_by": "hgpo", "purpose": "writing x", "process": 1, "host": "h",
 
 
 def sweep(data: bytes, folder: Path) -> object:
-    """Whatever the note of a scratch folder says, nothing else is touched."""
+    """Remove a scratch folder with an arbitrary note; nothing else may be changed."""
     from hgpo_envs import atomic
 
     place = folder / "place"

@@ -1,4 +1,4 @@
-"""Step tables: manifests, shards, rows, and rollouts that other programs dumped."""
+"""Targets that read step tables: manifests, shards, rows, and rollouts written by other programs."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ def manifest_seeds(folder: Path) -> Sequence[bytes]:
 
 
 def chained(data: bytes) -> bytes:
-    """The same lines with checks that are right."""
+    """Return the same lines with correct checksums."""
     import xxhash
 
     from hgpo_datasets.manifest import canonical
@@ -47,7 +47,7 @@ _shards: dict[str, bytes] = {}
 
 
 def read_manifest(data: bytes, folder: Path) -> object:
-    """The decoder alone; and for one in a hundred all that reads the run."""
+    """Decode a manifest; for one input in a hundred, also read the run with every reader."""
     from hgpo_datasets import StepWriter, manifest, scan_steps, verify
 
     found = manifest.decode(data)
@@ -56,9 +56,10 @@ def read_manifest(data: bytes, folder: Path) -> object:
         return found.problem
     if not _shards:
         made = a_run(folder / "made")
-        _shards.update({path.name: path.read_bytes() for path in made.glob("*.parquet")})
+        _shards.update({path.name: path.read_bytes() for path in made.glob("steps/*.parquet")})
+    (folder / "steps").mkdir(exist_ok=True)
     for name, content in _shards.items():
-        (folder / name).write_bytes(content)
+        (folder / "steps" / name).write_bytes(content)
     (folder / MANIFEST).write_bytes(data)
     verify(folder)
     for act in (lambda: scan_steps(folder, uncommitted="ignore").collect(), lambda: StepWriter(folder).close()):
@@ -67,7 +68,7 @@ def read_manifest(data: bytes, folder: Path) -> object:
 
 
 def refused(act) -> bool:
-    """Whether it is refused in good order; that too is right."""
+    """Return whether the call raises InputError, which is a correct outcome as well."""
     from hgpo_envs.errors import InputError
 
     try:
@@ -78,11 +79,11 @@ def refused(act) -> bool:
 
 
 def shard_seeds(folder: Path) -> Sequence[bytes]:
-    return [path.read_bytes() for path in sorted(a_run(folder).glob("*.parquet"))]
+    return [path.read_bytes() for path in sorted(a_run(folder).glob("steps/*.parquet"))]
 
 
 def digested(data: bytes) -> bytes:
-    """The same file with the digest that it should carry."""
+    """Return the same file with its correct digest."""
     key = b"hgpo.sha256"
     at = data.rfind(key)
     at = data.index(b"\x40", at + len(key)) + 1
@@ -106,7 +107,7 @@ def rows_seeds(_: Path) -> Sequence[bytes]:
 
 
 def add_rows(data: bytes, folder: Path) -> object:
-    """Rows of any values: taken and then right, or refused."""
+    """Add rows of arbitrary values; they are either refused, or written as a valid run."""
     from hgpo_datasets import StepWriter, verify
 
     try:

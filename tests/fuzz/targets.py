@@ -1,4 +1,4 @@
-"""What reads bytes that others made: responses, commands, files, archives, settings, replies of servers."""
+"""All functions that read untrusted bytes: responses, commands, files, archives, settings, replies of servers."""
 
 from tests.fuzz import archives, files, tables, texts
 from tests.fuzz.engine import Target

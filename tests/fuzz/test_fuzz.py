@@ -1,4 +1,4 @@
-"""Some inputs for every target, and every input that has ever been found; a campaign is `python -m tests.fuzz`."""
+"""Some inputs for every target, and all earlier findings; `python -m tests.fuzz` runs a campaign."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ KEPT = sorted(path for path in CORPUS.rglob("*") if path.is_file())
 
 @pytest.mark.slow
 def test_some_inputs_of_every_target() -> None:
-    """In a process of its own, because what was computed with Polars cannot be forked."""
+    """It runs in a separate process, because a process that has computed with Polars cannot fork safely."""
     command = [sys.executable, "-m", "tests.fuzz", "--inputs", str(INPUTS)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -30,7 +30,7 @@ def test_what_was_found_once_is_not_found_again(tmp_path: Path, path: Path) -> N
 
 
 def reading(data: bytes, _: Path) -> object:
-    """A reader with faults: odd errors, a loop without end, memory without end."""
+    """A reader with planted faults: unexpected errors, an infinite loop, unbounded memory."""
     from hgpo_envs.errors import InputError
 
     if b"\xff" in data:

@@ -1,4 +1,4 @@
-"""Texts: responses of models, commands, prompt templates, settings, metrics, replies of servers."""
+"""Targets that read texts: responses, commands, prompt templates, settings, metrics, replies of servers."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ ENCODING = ("utf-8", "surrogatepass")
 
 
 def text_of(data: bytes) -> str:
-    """Any text: what is not UTF-8 is read with lone surrogates."""
+    """Return any bytes as text; bytes that are not UTF-8 become lone surrogates."""
     try:
         return data.decode(*ENCODING)
     except UnicodeDecodeError:
@@ -214,7 +214,7 @@ REPLY = {
 
 @cache
 def asked() -> Any:
-    """A policy whose client gets `answer` from httpx instead of a network, and a world for it to play in."""
+    """Return a policy whose client receives `answer` from httpx instead of a network, and an environment for it."""
     import httpx
     import openai
 
@@ -236,7 +236,7 @@ def asked() -> Any:
 
 
 def read_answer(data: bytes, _: Path) -> object:
-    """A reply is read as one, or is a failure."""
+    """Read a server's reply, which is either a reply or a failure."""
     from hgpo_envs.engine import State, Task
     from hgpo_train.policies.base import Failure, Reply, Request
 
@@ -250,11 +250,11 @@ def read_answer(data: bytes, _: Path) -> object:
     if isinstance(got, Failure):
         assert "\n" not in got.line
         return got.kind
-    return None  # what is in it is checked where it becomes a row: the next target
+    return None  # its content is validated where it becomes a row, in the next target
 
 
 def answer(data: bytes, folder: Path) -> object:
-    """Whatever a server answers, the rollouts are in the run: played, or aborted with a reason."""
+    """Collect rollouts with an arbitrary reply; each is in the run, either complete or aborted with a reason."""
     from hgpo_datasets import StepWriter, scan_steps, verify
     from hgpo_train.rollout.failures import RolloutError
     from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect

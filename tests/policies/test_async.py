@@ -1,4 +1,4 @@
-"""Policies of coroutines: whatever a coroutine does, every request is answered, and closing returns."""
+"""Asynchronous policies: every request gets a reply whatever its coroutine does, and closing returns."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply, R
 
 
 class Panic(BaseException):
-    """As extensions written in Rust raise it: no `Exception`."""
+    """A panic as extensions written in Rust raise it, which does not derive from `Exception`."""
 
 
 RAISED = {
@@ -26,7 +26,7 @@ RAISED = {
 
 
 class Acting(AsyncPolicy):
-    """Does what the prompt says."""
+    """A policy whose prompt selects its behaviour."""
 
     async def reply(self, request):
         if request.prompt in RAISED:
@@ -58,7 +58,7 @@ def ask(policy, prompts: list[str]) -> list[Reply | Failure]:
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-def test_whatever_a_coroutine_raises_is_an_answer(concurrency):
+def test_any_exception_of_a_coroutine_becomes_a_failure(concurrency):
     policy = Acting(concurrency)
     try:
         said = ask(policy, ["a", "cancel", "exit", "b", "panic", "cancel itself", "interrupt", "generator", "c"])
@@ -90,7 +90,7 @@ def test_a_reply_has_a_deadline():
 
 
 @pytest.mark.parametrize("prompts", [[], ["wait"] * 300, ["refuse to end"], ["block"]])
-def test_closing_is_bounded_whatever_still_runs(monkeypatch, prompts):
+def test_closing_is_bounded_with_running_coroutines(monkeypatch, prompts):
     monkeypatch.setattr(base, "CLOSING_S", 1.0)
     policy = Acting(concurrency=200)
     policy.blocking = threading.Event()
@@ -102,7 +102,7 @@ def test_closing_is_bounded_whatever_still_runs(monkeypatch, prompts):
     policy.blocking.set()
 
 
-def test_a_loop_that_has_ended_is_told_and_not_waited_for():
+def test_a_loop_that_has_ended_raises_instead_of_waiting():
     policy = Acting()
     policy.close()
     with pytest.raises(RuntimeError):
@@ -118,11 +118,11 @@ class Raising(BatchPolicy):
         return (Reply(request.prompt) for request in requests)
 
 
-def test_a_batch_that_ends_the_program_fails_the_request_that_did_it():
+def test_system_exit_in_a_batch_fails_only_its_request():
     assert ask(Raising(), ["a", "exit", "b"]) == [Reply("a"), Failure("PolicyFailed", "SystemExit: 0"), Reply("b")]
 
 
-def test_an_attempt_leaves_interruptions_to_the_user():
+def test_attempt_raises_keyboard_interrupts():
     def interrupted():
         raise KeyboardInterrupt
 

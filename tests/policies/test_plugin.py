@@ -1,10 +1,11 @@
-"""Policies of another distribution: found by entry point, played, and trained where their specification says so."""
+"""Policies of another distribution: found by entry point, played, and trained if their specification allows it."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from distribution import write_distribution
 
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.registry import PolicyContext, check_trainable, make_policy, policy_names, policy_spec
@@ -73,7 +74,7 @@ def test_a_policy_of_another_distribution(tmp_path: Path) -> None:
     assert "first" in done.stdout
 
 
-def test_the_registry_says_which_policies_can_be_trained() -> None:
+def test_the_registry_lists_policies_that_can_be_trained() -> None:
     pytest.importorskip("torch")
     assert {name for name in policy_names() if policy_spec(name).trainable} == {"transformers", "vllm"}
     for name in ("random", "openai", "no-such-policy"):
@@ -84,3 +85,61 @@ def test_the_registry_says_which_policies_can_be_trained() -> None:
 def test_the_name_of_version_0_1() -> None:
     context = PolicyContext("ALFWorld")
     assert type(make_policy("stale", context)) is type(make_policy("outdated", context))
+
+
+def test_broken_packages_break_no_others(tmp_path: Path) -> None:
+    points = {
+        "hgpo.policies": {"absent": "absent_module:SPEC", "number": "policies_of_mine:NUMBER", "fine": "fine:SPEC"}
+    }
+    write_distribution(tmp_path, "half-broken", {"policies_of_mine": "NUMBER = 7", "fine": MODULE}, points)
+    script = """
+from hgpo_envs.errors import InputError
+from hgpo_train.policies.registry import PolicyContext, check_trainable, make_policy
+
+for name in ("absent", "number"):
+    try:
+        make_policy(name, PolicyContext("ALFWorld"))
+    except InputError as error:
+        print(error)
+make_policy("fine", PolicyContext("ALFWorld"))
+try:
+    check_trainable("random")
+except InputError as error:
+    print(error)
+"""
+    path = [str(tmp_path), str(ROOT), str(ROOT / "datasets")]
+    command = f"import sys; sys.path[:0] = {path!r}\n{script}"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    absent, number, trainable = done.stdout.splitlines()
+    assert "hgpo.policies 'absent' of the distribution half-broken cannot be loaded from absent_module:SPEC" in absent
+    assert number == (
+        "hgpo.policies 'number' of the distribution half-broken: expected a PolicySpec, a function of one request, an "
+        "object with `respond`, or a Policy, received int 7"
+    )
+    assert "fine" in trainable
+    assert "absent" not in trainable
+
+
+def test_a_policy_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "policy_here.py").write_text(
+        MODULE.replace('name, reproducible = "first", True', "reproducible = True").replace(
+            "return First()", "policy = First()\n    policy.name = argument\n    return policy"
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    context = PolicyContext("ALFWorld")
+    assert make_policy("policy_here:make:some:argument", context).name == "some:argument"
+    assert make_policy("policy_here:SPEC", context).name == ""
+    for name, line in (
+        ("policy_here:absent", "expected a policy of your own as module:object, received 'policy_here:absent'"),
+        (
+            "policy_here:__name__",
+            "policy_here:__name__: expected a PolicySpec, a function of one request, .* received str",
+        ),
+        ("opnai:tiny", "unknown policy 'opnai'; did you mean 'openai'"),
+        ("opnai:some-model", "unknown policy 'opnai'; did you mean 'openai'"),
+    ):
+        with pytest.raises(InputError, match=line):
+            make_policy(name, context)

@@ -1,4 +1,4 @@
-"""The policy behind a server, against a real HTTP server on loopback that answers, delays, refuses and dies."""
+"""The server policy, against a real HTTP server on loopback that replies, delays, rejects and disconnects."""
 
 import contextlib
 import threading
@@ -45,7 +45,7 @@ def ask(api: Api, requests: list[Request], **options: object) -> dict[int, Reply
         policy.close()
 
 
-def test_each_request_gets_its_own_answer_and_nobody_waits_for_the_slowest(api: Api) -> None:
+def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api: Api) -> None:
     slowest, others_are_there = 40, threading.Event()
 
     def echo(body: dict, attempt: int) -> tuple:
@@ -69,7 +69,7 @@ def test_each_request_gets_its_own_answer_and_nobody_waits_for_the_slowest(api: 
     }
 
 
-def test_what_is_sent(api: Api) -> None:
+def test_the_request_body(api: Api) -> None:
     ask(api, [request(3)], temperature=0.4, top_p=0.9, stop=["</action>"], extra={"top_k": 5}, logprobs=True)
     (body,) = api.bodies
     assert body == {
@@ -105,7 +105,7 @@ def test_tokens_and_log_probabilities_are_read(api: Api) -> None:
     ],
     ids=["rate limit", "overload", "cut connection"],
 )
-def test_what_passes_is_tried_again(api: Api, trouble: object) -> None:
+def test_transient_errors_are_retried(api: Api, trouble: object) -> None:
     api.answer = lambda body, attempt: trouble if attempt < 3 else completion("ok")
     (reply,) = ask(api, [request(0)]).values()
     assert isinstance(reply, Reply)
@@ -113,7 +113,7 @@ def test_what_passes_is_tried_again(api: Api, trouble: object) -> None:
     assert len(api.bodies) == 3
 
 
-def test_a_timeout_is_tried_again_and_then_costs_one_request(api: Api) -> None:
+def test_a_timeout_is_retried_and_then_fails_one_request(api: Api) -> None:
     def slow(body: dict, attempt: int) -> tuple:
         if body["messages"][0]["content"] == "slow":
             time.sleep(1.0)
@@ -127,7 +127,7 @@ def test_a_timeout_is_tried_again_and_then_costs_one_request(api: Api) -> None:
     assert sum(b["messages"][0]["content"] == "slow" for b in api.bodies) == 2
 
 
-def test_an_empty_response_is_no_failure(api: Api) -> None:
+def test_an_empty_response_is_not_a_failure(api: Api) -> None:
     api.answer = lambda *_: completion(None)
     (reply,) = ask(api, [request(0)]).values()
     assert isinstance(reply, Reply)
@@ -158,7 +158,7 @@ def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api: Api) -> 
     assert (reply.prompt, reply.cut_pairs) == ("x" * 30, 5)
 
 
-def test_a_prompt_that_no_cut_makes_fit_is_a_failure(api: Api) -> None:
+def test_a_prompt_that_is_too_long_without_history_is_a_failure(api: Api) -> None:
     api.answer = too_long(5)
     (reply,) = ask(api, [request(0, "x" * 100, step=3, with_shorter_history=lambda pairs: "x" * (50 + pairs))]).values()
     assert isinstance(reply, Failure)
@@ -180,8 +180,8 @@ def test_the_key_is_in_no_failure(api: Api) -> None:
         ("openai", {}, "expected a model"),
         ("openai:tinny", {}, "did you mean 'tiny'"),
         ("openai:tiny", {"temprature": 1.0}, "unknown policy option 'temprature'; did you mean 'temperature'"),
-        ("openai:tiny", {"top_p": 0.0}, "policy option top_p: expected float > 0.0, got 0.0"),
-        ("openai:tiny", {"concurrency": 0}, "policy option concurrency: expected int >= 1, got 0"),
+        ("openai:tiny", {"top_p": 0.0}, "policy option top_p: expected float > 0.0, received 0.0"),
+        ("openai:tiny", {"concurrency": 0}, "policy option concurrency: expected int >= 1, received 0"),
         (
             "openai:tiny",
             {"base_url": "http://127.0.0.1:9/v1"},
@@ -190,23 +190,23 @@ def test_the_key_is_in_no_failure(api: Api) -> None:
         ("openai:tiny", {"base_url": "https://api.example.com/v1", "api_key_env": "NOT_SET"}, "variable NOT_SET"),
     ],
 )
-def test_what_cannot_work_is_said_before_the_first_rollout(api: Api, spec: str, options: dict, line: str) -> None:
+def test_permanent_errors_are_raised_before_the_first_rollout(api: Api, spec: str, options: dict, line: str) -> None:
     with pytest.raises(InputError, match=line) as caught:
         make_policy(spec, PolicyContext("ALFWorld", "response", {"base_url": api.url, **options}))
     assert "\n" not in str(caught.value)
 
 
-def test_a_refused_key_and_a_server_without_a_list_of_models(api: Api) -> None:
+def test_a_rejected_key_and_a_server_without_a_list_of_models(api: Api) -> None:
     context = PolicyContext("ALFWorld", "response", {"base_url": api.url})
     api.models = (401, {"error": {"message": "no"}})
-    with pytest.raises(InputError, match="refuses the key in OPENAI_API_KEY"):
+    with pytest.raises(InputError, match="rejects the key in OPENAI_API_KEY"):
         make_policy("openai:tiny", context)
     api.models = (404, {"error": {"message": "no such page"}})
     make_policy("openai:tiny", context).close()
 
 
 def drip(handler: Handler) -> None:
-    """Announces a long answer and sends it byte by byte, until the client hangs up."""
+    """Announce a long answer and send it byte by byte until the client disconnects."""
     handler.send_response(200)
     handler.send_header("Content-Type", "application/json")
     handler.send_header("Content-Length", "1000000")
@@ -219,7 +219,7 @@ def drip(handler: Handler) -> None:
 
 
 def flood(handler: Handler) -> None:
-    """Sends without end."""
+    """Send data without end."""
     handler.send_response(200)
     handler.send_header("Content-Type", "application/json")
     handler.end_headers()
@@ -229,14 +229,14 @@ def flood(handler: Handler) -> None:
             handler.wfile.write(b" " * 65536)
 
 
-def test_a_reply_that_drips_is_given_up_and_asked_for_again(api: Api) -> None:
+def test_a_reply_sent_byte_by_byte_times_out_and_is_retried(api: Api) -> None:
     api.answer = lambda body, attempt: drip if attempt < 3 else completion("ok")
     (reply,) = ask(api, [request(0)], timeout_s=0.3).values()
     assert reply == Reply("ok", prompt="look around", cut_pairs=0)
     assert len(api.bodies) == 3
 
 
-def test_a_reply_that_always_drips_costs_one_request(api: Api) -> None:
+def test_replies_always_sent_byte_by_byte_fail_one_request(api: Api) -> None:
     api.answer = lambda body, attempt: drip if body["messages"][0]["content"] == "slow" else completion("ok")
     answers = ask(api, [request(0, "slow"), request(1, "quick")], timeout_s=0.3, retries=1)
     assert isinstance(answers[0], Failure)
@@ -248,16 +248,16 @@ def test_a_reply_that_always_drips_costs_one_request(api: Api) -> None:
     ("options", "megabytes"),
     [({}, "3"), ({"max_response_tokens": 4096}, "17"), ({"max_answer_mb": 1.5}, "1.5")],
 )
-def test_an_answer_without_end_is_given_up(api: Api, options: dict[str, float], megabytes: str) -> None:
-    """The limit goes by what was asked for, so that many such answers at once take little memory."""
+def test_an_endless_answer_fails_at_the_limit(api: Api, options: dict[str, float], megabytes: str) -> None:
+    """The limit depends on the request, so many such answers together take little memory."""
     api.answer = lambda body, attempt: flood
     (reply,) = ask(api, [request(0)], timeout_s=60.0, **options).values()
     line = f"OpenAIError: the answer is larger than {megabytes} MB; the policy option max_answer_mb allows more"
     assert reply == Failure("PolicyFailed", line)
 
 
-def test_the_longest_honest_answer_is_within_the_limit(api: Api) -> None:
-    """A prompt of one token a byte, whose ids come back, and twenty alternatives for each token of the response."""
+def test_the_longest_valid_answer_is_within_the_limit(api: Api) -> None:
+    """A prompt of one token per byte, whose ids are returned, and twenty alternatives per token of the response."""
     prompt, tokens, text = "é" * 50_000, 512, "length"
     told = {"token": text, "logprob": -12.345678901234567, "bytes": list(text.encode())}
     logprobs = {"content": [{**told, "top_logprobs": [told] * 20}] * tokens}
@@ -285,7 +285,7 @@ MALFORMED = [
 def test_a_malformed_list_of_models_is_one_line(api: Api, body: bytes) -> None:
     api.models = (200, body)
     context = PolicyContext("ALFWorld", "response", {"base_url": api.url})
-    with pytest.raises(InputError, match=r"gave no list of models .*check_model=false") as caught:
+    with pytest.raises(InputError, match=r"returned no list of models .*check_model=false") as caught:
         make_policy("openai:tiny", context)
     assert "\n" not in str(caught.value)
     unchecked = {"base_url": api.url, "check_model": False}
@@ -293,12 +293,12 @@ def test_a_malformed_list_of_models_is_one_line(api: Api, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("entries", [[], [3, None, {}, {"id": 5}, {"id": None}], [{"id": "tiny"}, "x"]])
-def test_odd_entries_in_the_list_of_models_are_passed_over(api: Api, entries: list) -> None:
+def test_invalid_entries_in_the_list_of_models_are_skipped(api: Api, entries: list) -> None:
     api.models = (200, {"data": entries})
     make_policy("openai:tiny", PolicyContext("ALFWorld", "response", {"base_url": api.url})).close()
 
 
-def test_a_list_of_models_that_drips_is_not_waited_for(api: Api) -> None:
+def test_a_list_of_models_sent_byte_by_byte_times_out(api: Api) -> None:
     api.models = drip
     with pytest.raises(InputError, match="no OpenAI-compatible server answers at"):
         make_policy("openai:tiny", PolicyContext("ALFWorld", "response", {"base_url": api.url, "timeout_s": 0.2}))
@@ -325,7 +325,7 @@ ODD_BODIES = [b"", b"[]", b"null", b"3", b'"text"', b"<html>", b'{"choices": 3}'
 
 
 @pytest.mark.parametrize("choice", ODD_CHOICES)
-def test_an_odd_choice_is_an_empty_reply_or_a_failure_with_its_reason(api: Api, choice: object) -> None:
+def test_an_invalid_choice_is_an_empty_reply_or_a_failure_with_its_reason(api: Api, choice: object) -> None:
     api.answer = lambda *_: (200, {**completion("")[1], "choices": [choice]})
     (reply,) = ask(api, [request(0)], logprobs=True, token_ids=True).values()
     checked = checked_reply(reply)
@@ -336,7 +336,7 @@ def test_an_odd_choice_is_an_empty_reply_or_a_failure_with_its_reason(api: Api, 
 
 
 @pytest.mark.parametrize("body", ODD_BODIES)
-def test_an_odd_body_is_a_failure_with_its_reason(api: Api, body: bytes) -> None:
+def test_an_invalid_body_is_a_failure_with_its_reason(api: Api, body: bytes) -> None:
     api.answer = lambda *_: (200, body)
     (reply,) = ask(api, [request(0)]).values()
     assert isinstance(reply, Failure)
@@ -353,11 +353,11 @@ def test_space_around_a_key_is_not_part_of_it(api: Api, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("key", ["sk-first\nsecond-half", "sk-schlüssel-lang", "sk-with\x1bescape-in-it"])
-def test_a_key_that_no_header_can_hold_is_refused_without_being_printed(
+def test_a_key_that_a_header_does_not_allow_is_refused_without_being_printed(
     api: Api, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(InputError, match="the key in OPENAI_API_KEY holds a character") as caught:
+    with pytest.raises(InputError, match="the key in OPENAI_API_KEY contains a character") as caught:
         ask(api, [request(0)])
     assert not any(part in str(caught.value) for part in (key, key[:8], key[-8:]))
 
@@ -385,7 +385,7 @@ def test_a_password_in_the_address_is_in_no_line(api: Api) -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://host/v1", "localhost:8000", "http://host:port/v1", "http://[::1/v1", "http://"])
-def test_an_address_that_is_none_is_one_line(url: str) -> None:
+def test_an_invalid_address_is_one_line(url: str) -> None:
     with pytest.raises(InputError) as caught:
         make_policy("openai:tiny", PolicyContext("ALFWorld", "response", {"base_url": url, "timeout_s": 1.0}))
     assert "\n" not in str(caught.value)

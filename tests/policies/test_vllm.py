@@ -1,4 +1,4 @@
-"""vLLM itself, in process and as a server, with a tiny model made here; skipped where vLLM is not installed."""
+"""vLLM in process and as a server, with a tiny model; skipped if vLLM is not installed."""
 
 import contextlib
 import os
@@ -77,7 +77,7 @@ def answers(policy: VLLMPolicy, requests: list[Request]) -> dict[int, Reply | Fa
 
 
 def gap(model: torch.nn.Module, replies: dict[int, Reply]) -> float:
-    """The largest difference between the engine's log-probabilities and Transformers' for the same tokens."""
+    """Return the largest difference between the log-probabilities of vLLM and of Transformers for the same tokens."""
     widest = 0.0
     for reply in replies.values():
         tokens = torch.tensor([[*reply.prompt_token_ids, *reply.response_token_ids]])
@@ -103,14 +103,14 @@ def test_log_probabilities_agree_with_transformers(
     assert gap(loaded(model_folder), replies) < 0.01
 
 
-def test_seeds_decide_and_the_limit_is_told(policy: VLLMPolicy, requests: list[Request]) -> None:
+def test_responses_depend_on_seeds_and_length_limits_are_reported(policy: VLLMPolicy, requests: list[Request]) -> None:
     first, second = answers(policy, requests[:4]), answers(policy, requests[:4])
     assert [r.response for r in first.values()] == [r.response for r in second.values()]
     assert {r.finish_reason for r in first.values()} <= {"stop", "length"}
     assert all(len(r.response_token_ids) <= OPTIONS.max_response_tokens for r in first.values())
 
 
-def test_new_weights_change_answers_and_no_cache_is_stale(
+def test_new_weights_change_replies_and_clear_the_cache(
     policy: VLLMPolicy, requests: list[Request], model_folder: Path
 ) -> None:
     before = answers(policy, requests[:6])
@@ -131,7 +131,7 @@ def test_new_weights_change_answers_and_no_cache_is_stale(
     assert [r.response_token_ids for r in again.values()] == [r.response_token_ids for r in before.values()]
 
 
-def test_too_long_prompts_are_cut_as_asked(policy: VLLMPolicy, requests: list[Request]) -> None:
+def test_long_prompts_are_shortened_by_the_chosen_method(policy: VLLMPolicy, requests: list[Request]) -> None:
     long = requests[0]
     try:
         policy.options = GenerationOptions(max_prompt_tokens=40, max_response_tokens=4)
@@ -167,7 +167,7 @@ def test_a_collection_by_vllm_becomes_a_step_table(policy: VLLMPolicy, handle: E
     assert lengths["ids"].min() >= 1
 
 
-def test_vllm_as_the_engine_of_training_and_of_what_was_trained(
+def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(
     model_folder: Path, requests: list[Request], tmp_path: Path
 ) -> None:
     from rich.console import Console
@@ -249,7 +249,7 @@ def test_the_server_answers_like_transformers(server: str, requests: list[Reques
     assert gap(loaded(model_folder), replies) < 0.01
 
 
-def test_the_server_says_that_a_prompt_is_too_long(server: str, requests: list[Request]) -> None:
+def test_the_server_reports_that_a_prompt_is_too_long(server: str, requests: list[Request]) -> None:
     from dataclasses import replace
 
     long = replace(requests[0], prompt=requests[0].prompt * 12, step=4)
@@ -262,6 +262,6 @@ def test_the_server_says_that_a_prompt_is_too_long(server: str, requests: list[R
     assert reply.prompt == "short"
 
 
-def test_the_server_knows_no_other_model(server: str) -> None:
+def test_the_server_rejects_another_model(server: str) -> None:
     with pytest.raises(InputError, match="did you mean 'tiny'"):
         make_policy("openai:tinny", PolicyContext("ALFWorld", "response", {"base_url": server}))

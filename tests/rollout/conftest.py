@@ -1,4 +1,4 @@
-"""Collections in the house of doors."""
+"""Rollouts in the house of doors."""
 
 import hashlib
 from pathlib import Path
@@ -16,7 +16,7 @@ CONTEXT = PolicyContext("Doors", "response")
 
 
 class Runs:
-    """Collects into new folders, and reads them."""
+    """Collects rollouts into new folders and reads them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,7 +38,7 @@ class Runs:
         return scan_steps(self.folder / name).collect()
 
     def digests(self, name: str) -> list[tuple[str, str]]:
-        files = sorted(file for file in (self.folder / name).iterdir() if file.name != ".lock")
+        files = sorted(file for file in (self.folder / name).rglob("[!.]*.*"))
         return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
 
 

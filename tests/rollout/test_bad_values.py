@@ -1,4 +1,4 @@
-"""Values that no step table can hold, from policies and environments: each costs its own trajectory and no other."""
+"""Values from policies and environments that a step table cannot store: each aborts only its trajectory."""
 
 import dataclasses
 import math
@@ -25,11 +25,11 @@ from hgpo_train.rollout.env_handle import EnvHandle
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
 
 WHAT = RolloutSpec(tasks=6, group_size=2, seed=3)
-MACHINE = ExecutionOptions(slots=5, groups_per_shard=4)
+MACHINE = ExecutionOptions(slots=5, groups_per_shard=4, max_consecutive_failures=64)
 
 
 class Nasty:
-    """An object whose every method fails."""
+    """An object whose methods all raise."""
 
     def _fail(self, *_):
         raise RuntimeError("nasty")
@@ -38,7 +38,7 @@ class Nasty:
 
 
 class Shouting(str):
-    """A text whose own methods lie."""
+    """A text whose methods return wrong values."""
 
     __slots__ = ()
 
@@ -168,7 +168,7 @@ WHERE = st.tuples(st.sampled_from([f"train-{n}" for n in range(20)]), st.integer
 
 
 def spared(steps: pl.DataFrame, sound: pl.DataFrame, spoilt: set[str]) -> None:
-    """Every trajectory of every other task is what it is in a run without bad values."""
+    """Check that trajectories of other tasks equal those of a run without invalid values."""
     other = ~pl.col("task_id").is_in(sorted(spoilt))
     assert steps.filter(other).equals(sound.filter(other))
     assert steps["trajectory"].n_unique() == sound["trajectory"].n_unique()
@@ -224,7 +224,9 @@ def test_a_policy_that_collects_nonsense_fails_its_requests(garbage):
 
 
 def test_a_policy_that_never_answers_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "MACHINE", ExecutionOptions(slots=5, policy_timeout_s=0.05))
+    monkeypatch.setattr(
+        sys.modules[__name__], "MACHINE", ExecutionOptions(slots=5, policy_timeout_s=0.05, max_consecutive_failures=64)
+    )
     tally, steps = play(tmp_path / "run", Odd([]))
     assert tally.aborted == 12
     assert set(steps["error"]) == {"PolicyTimedOut: no answer within 0.05 s"}
@@ -240,54 +242,60 @@ def test_a_policy_that_collects_no_pairs_fails_its_requests(tmp_path, pair):
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"response": 3}, "response: expected text, got int 3"),
-        ({"response": None}, "response: expected text, got None"),
-        ({"finish_reason": 3}, "finish_reason: expected text, got int 3"),
-        ({"prompt": b"x"}, "prompt: expected text, got bytes b'x'"),
-        ({"response_logprobs": [math.nan]}, "response_logprobs: expected numbers below infinity, got nan"),
-        ({"response_logprobs": [0.0, math.inf]}, "response_logprobs: expected numbers below infinity, got inf"),
-        ({"response_logprobs": ["-0.5"]}, "response_logprobs: expected numbers, got str '-0.5'"),
-        ({"response_logprobs": [None]}, "response_logprobs: expected numbers, got None"),
-        ({"response_logprobs": "-0.5"}, "response_logprobs: expected a list of numbers, got str '-0.5'"),
-        ({"response_token_ids": [1.5]}, "response_token_ids: expected integers from 0 to 2147483647, got float 1.5"),
-        ({"response_token_ids": ["1"]}, "response_token_ids: expected integers from 0 to 2147483647, got str '1'"),
-        ({"prompt_token_ids": [2**31]}, "prompt_token_ids: expected integers from 0 to 2147483647, got 2147483648"),
-        ({"prompt_token_ids": [-1]}, "prompt_token_ids: expected integers from 0 to 2147483647, got -1"),
-        ({"prompt_token_ids": {1: 2}}, "prompt_token_ids: expected a list of token ids, got dict {1: 2}"),
+        ({"response": 3}, "response: expected text, received int 3"),
+        ({"response": None}, "response: expected text, received None"),
+        ({"finish_reason": 3}, "finish_reason: expected text, received int 3"),
+        ({"prompt": b"x"}, "prompt: expected text, received bytes b'x'"),
+        ({"response_logprobs": [math.nan]}, "response_logprobs: expected numbers below infinity, received nan"),
+        ({"response_logprobs": [0.0, math.inf]}, "response_logprobs: expected numbers below infinity, received inf"),
+        ({"response_logprobs": ["-0.5"]}, "response_logprobs: expected numbers, received str '-0.5'"),
+        ({"response_logprobs": [None]}, "response_logprobs: expected numbers, received None"),
+        ({"response_logprobs": "-0.5"}, "response_logprobs: expected a list of numbers, received str '-0.5'"),
+        (
+            {"response_token_ids": [1.5]},
+            "response_token_ids: expected integers from 0 to 2147483647, received float 1.5",
+        ),
+        ({"response_token_ids": ["1"]}, "response_token_ids: expected integers from 0 to 2147483647, received str '1'"),
+        (
+            {"prompt_token_ids": [2**31]},
+            "prompt_token_ids: expected integers from 0 to 2147483647, received 2147483648",
+        ),
+        ({"prompt_token_ids": [-1]}, "prompt_token_ids: expected integers from 0 to 2147483647, received -1"),
+        ({"prompt_token_ids": {1: 2}}, "prompt_token_ids: expected a list of token ids, received dict {1: 2}"),
         (
             {"response_token_ids": [1, 2], "response_logprobs": [-0.5]},
-            "expected one log-probability for each of 2 tokens, got 1",
+            "expected one log-probability for each of 2 tokens, received 1",
         ),
-        ({"cut_pairs": -1}, "cut_pairs: expected an integer from 0 to 2147483647, got int -1"),
-        ({"cut_tokens": 2.0}, "cut_tokens: expected an integer from 0 to 2147483647, got float 2.0"),
-        ({"cut_tokens": True}, "cut_tokens: expected an integer from 0 to 2147483647, got bool True"),
+        ({"cut_pairs": -1}, "cut_pairs: expected an integer from 0 to 2147483647, received int -1"),
+        ({"cut_tokens": 2.0}, "cut_tokens: expected an integer from 0 to 2147483647, received float 2.0"),
+        ({"cut_tokens": True}, "cut_tokens: expected an integer from 0 to 2147483647, received bool True"),
     ],
 )
-def test_what_is_wrong_with_a_reply(fields, line):
+def test_invalid_replies_name_the_value(fields, line):
     assert checked_reply(Reply(**{"response": "look", **fields})) == Failure("PolicyFailed", line)
 
 
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"text": None}, "state text: expected text, got None"),
-        ({"actions": "look"}, "admissible actions: expected a list of texts, got str 'look'"),
-        ({"actions": ["look", 3]}, "admissible actions: expected text, got int 3"),
-        ({"reward": math.nan}, "reward: expected a finite number, got float nan"),
-        ({"reward": math.inf}, "reward: expected a finite number, got float inf"),
-        ({"reward": 1e308}, "reward: expected a finite number, got float 1e+308"),
-        ({"reward": "1"}, "reward: expected a finite number, got str '1'"),
-        ({"score": None}, "score: expected a finite number, got None"),
-        ({"won": 1}, "won: expected true or false, got int 1"),
-        ({"terminated": "no"}, "terminated: expected true or false, got str 'no'"),
+        ({"text": None}, "state text: expected text, received None"),
+        ({"actions": "look"}, "admissible actions: expected a list of texts, received str 'look'"),
+        ({"actions": ["look", 3]}, "admissible actions: expected text, received int 3"),
+        ({"reward": math.nan}, "reward: expected a finite number, received float nan"),
+        ({"reward": math.inf}, "reward: expected a finite number, received float inf"),
+        ({"reward": 1e308}, "reward: expected a finite number, received float 1e+308"),
+        ({"reward": "1"}, "reward: expected a finite number, received str '1'"),
+        ({"score": None}, "score: expected a finite number, received None"),
+        ({"won": 1}, "won: expected true or false, received int 1"),
+        ({"terminated": "no"}, "terminated: expected true or false, received str 'no'"),
     ],
 )
-def test_what_is_wrong_with_a_state(fields, line):
+def test_invalid_states_name_the_value(fields, line):
     state = dataclasses.replace(State("here", ["look"], True, False, False, 0.0, 0.0, {}), **fields)
     assert checked_state(state) == Failure("EnvironmentFailed", line)
 
 
-def test_what_is_right_is_kept_as_it_is():
+def test_valid_values_are_unchanged():
     reply = Reply("look", "p", [0, 2**31 - 1], [5], [-math.inf], None, 0, 3)
     assert checked_reply(reply) == reply
     numbers = Reply("look", None, np.arange(2), (np.int32(5),), np.array([-0.5], dtype=np.float32))
@@ -306,7 +314,7 @@ def test_lone_surrogates_become_replacement_characters():
 
 
 class Stubborn(StepWriter):
-    """A writer that refuses rows with a certain action, as a bug or a new rule would."""
+    """A writer that rejects rows with a certain action, as a bug or a new rule would."""
 
     def add_group(self, steps):
         steps = list(steps)
@@ -316,8 +324,8 @@ class Stubborn(StepWriter):
 
 
 @pytest.mark.parametrize("error", [InputError, ValueError, TypeError])
-def test_rows_that_the_writer_refuses_cost_their_own_trajectory(tmp_path, sound, monkeypatch, error):
-    """The last net: a row that passes every check and is refused all the same."""
+def test_rows_that_the_writer_rejects_abort_only_their_trajectory(tmp_path, sound, monkeypatch, error):
+    """A row that passes every check of the collector, but that the writer rejects."""
     from hgpo_train.rollout import commits
 
     def check(self, trajectory):
@@ -341,7 +349,7 @@ def test_rows_that_the_writer_refuses_cost_their_own_trajectory(tmp_path, sound,
     assert steps.filter(other).equals(sound.filter(other))
 
 
-def test_what_no_trajectory_is_to_blame_for_is_raised(tmp_path):
+def test_errors_not_caused_by_a_trajectory_are_raised(tmp_path):
     class Full(StepWriter):
         def add_group(self, steps):
             raise InputError("this run is finished")
@@ -351,8 +359,8 @@ def test_what_no_trajectory_is_to_blame_for_is_raised(tmp_path):
 
 
 @pytest.mark.parametrize("ids", [[3], ["\ud800"], [None]])
-def test_task_ids_that_are_no_text_are_refused_at_once(tmp_path, ids):
+def test_task_ids_that_are_not_text_are_refused(tmp_path, ids):
     source = WildSource()
     source.ids = lambda split: ids
-    with StepWriter(tmp_path / "run") as writer, pytest.raises(InputError, match="as a task id, got"):
+    with StepWriter(tmp_path / "run") as writer, pytest.raises(InputError, match="as a task id, received"):
         collect(handle(source), Wild({}), writer, WHAT, MACHINE)

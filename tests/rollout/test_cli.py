@@ -1,4 +1,4 @@
-"""`hgpo rollout` as a user has it: a process, its exit code, Ctrl-C, SIGKILL."""
+"""`hgpo rollout` as a process: its exit code, Ctrl-C, SIGKILL."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.cli import app
 
 
-def test_a_run_and_going_on_with_it(tmp_path):
+def test_a_run_and_its_resumption(tmp_path):
     out = tmp_path / "run"
     command = [*DOORS, "--group-size", "4", "--seed", "1", "--out", str(out)]
     first = CliRunner().invoke(app, [*command, "--tasks", "10"])
@@ -23,7 +23,7 @@ def test_a_run_and_going_on_with_it(tmp_path):
     assert f"Next: hgpo stats {out}" in first.output
     assert scan_steps(out).select("trajectory").collect()["trajectory"].n_unique() == 40
     again = CliRunner().invoke(app, [*command, "--tasks", "15", "--slots", "3"])
-    assert "holds 10 groups already" in again.output
+    assert "already contains 10 groups" in again.output
     assert scan_steps(out).select("trajectory").collect()["trajectory"].n_unique() == 60
     with pytest.raises(InputError, match="was written with seed = 1, not 2"):
         CliRunner().invoke(app, [*command[:-3], "2", *command[-2:]], catch_exceptions=False)
@@ -54,12 +54,12 @@ def test_columns_left_out(tmp_path):
         (["--env", "HGPO/ALFWrld-v0"], "unknown environment 'HGPO/ALFWrld-v0'"),
         (["--env", "CartPole-v1"], "CartPole-v1: "),
         ([*DOORS[1:], "--policy", "randm"], "unknown policy 'randm'; did you mean 'random'?"),
-        ([*DOORS[1:], "--env-option", "nonsense"], "--env-option: expected name=value, got 'nonsense'"),
+        ([*DOORS[1:], "--env-option", "nonsense"], "--env-option: expected name=value, received 'nonsense'"),
         ([*DOORS[1:], "--split", "valid"], "unknown split 'valid'"),
-        ([*DOORS[1:], "--history-length", "-1"], "history_length: expected an integer of at least 0, got -1"),
-        ([*DOORS[1:], "--tasks", "0"], "tasks: expected at least 1, got 0"),
-        ([*DOORS[1:], "--order", "sorted"], "unknown sampling 'sorted'"),
-        ([*DOORS[1:], "--dynamic", "3"], "max_groups: expected at least as many groups as are wanted (16), got 3"),
+        ([*DOORS[1:], "--history-length", "-1"], "history_length: expected an integer of at least 0, received -1"),
+        ([*DOORS[1:], "--tasks", "0"], "tasks: expected at least 1, received 0"),
+        ([*DOORS[1:], "--order", "sorted"], "unknown task order 'sorted'"),
+        ([*DOORS[1:], "--dynamic", "3"], "max_groups: expected at least the number of wanted groups (16), received 3"),
         ([*DOORS[1:], "--without", "promt"], "unknown column or family 'promt'"),
     ],
 )
@@ -74,7 +74,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, arguments, line):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_broken_off_and_gone_on_with(tmp_path, how):
+def test_interrupted_and_resumed(tmp_path, how):
     out, straight = tmp_path / "run", tmp_path / "straight"
     command = [*DOORS, "--tasks", "500", "--group-size", "8", "--seed", "5", "--max-steps", "40"]
     process = hgpo(*command, "--out", str(out))
@@ -88,11 +88,11 @@ def test_broken_off_and_gone_on_with(tmp_path, how):
     done = scan_steps(out).select("task_id", "group").unique().collect().height
     assert 0 < done < 500
     if how == signal.SIGINT:
-        assert "whole groups are committed" in told
+        assert "Finished groups are committed" in told
     second = hgpo(*command, "--out", str(out))
     _, told = second.communicate(timeout=120)
     assert second.returncode == 0, told
-    assert f"holds {done} groups already" in told
+    assert f"already contains {done} groups" in told
     assert hgpo(*command, "--out", str(straight)).wait(120) == 0
     order = ["trajectory", "step"]
     one, other = (scan_steps(folder).sort(order).drop("run").collect() for folder in (out, straight))
@@ -112,7 +112,7 @@ def test_bad_input_as_a_process():
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 300 kB, which fills in the middle of a run."""
+    """A disk of 300 kB, which fills up during a run."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)]
@@ -140,7 +140,7 @@ def test_a_full_disk_is_one_line_and_what_was_committed_is_sound(small_disk, com
     assert line.startswith("error: ")
     assert "No space left on device; free some space; the same command continues" in line
     assert "Traceback" not in error
-    assert not list(out.glob("*.parquet")) or verify(out).ok
+    assert not list(out.glob("steps/*.parquet")) or verify(out).ok
     subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
     code, error = run(*play)
     assert code == 0, error
@@ -162,7 +162,7 @@ def test_a_read_only_disk_is_one_line(small_disk, command):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["rollout", "eval", "quickstart"])
-def test_a_file_in_the_place_of_the_folder_is_one_line(tmp_path, command):
+def test_a_file_instead_of_the_folder_is_one_line(tmp_path, command):
     (tmp_path / "file").write_text("a list of goods")
     env = DOORS[1:] if command != "quickstart" else []
     split = ["--split", "train"] if command == "eval" else []

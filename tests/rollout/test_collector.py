@@ -1,4 +1,4 @@
-"""The collector: the same bytes however it runs, failures that cost one trajectory, resuming, refilling."""
+"""The collector: reproducible bytes, failures that abort one trajectory, resuming, dynamic sampling."""
 
 import asyncio
 import random
@@ -10,16 +10,17 @@ import pytest
 from hgpo_datasets import StepWriter
 from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
+from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply
 from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.failures import RolloutError
+from hgpo_train.rollout.failures import RolloutError, allowed_in_a_row
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
 
 
 class Slow(AsyncPolicy):
-    """Random play whose answers come after times of their own, in an order of their own."""
+    """A random policy whose replies arrive after random delays, in random order."""
 
     name = "slow random"
 
@@ -39,7 +40,7 @@ class Slow(AsyncPolicy):
 
 
 class Faulty(BatchPolicy):
-    """Random play that fails where `fails(request)` says how."""
+    """A random policy that fails at a request if `fails(request)` returns a way to fail."""
 
     name, reproducible = "faulty", True
 
@@ -139,7 +140,7 @@ def test_timings_and_tokens_of_a_policy_that_has_them(runs):
 
 @pytest.mark.parametrize("how", ["fail", "raise"])
 @pytest.mark.parametrize("slots", [1, 48])
-def test_a_failing_call_costs_its_own_trajectory(runs, how, slots):
+def test_a_failing_call_aborts_only_its_trajectory(runs, how, slots):
     def fails(request) -> str:
         return how if request.seed % 11 == 0 else ""
 
@@ -159,7 +160,7 @@ def test_a_failing_call_costs_its_own_trajectory(runs, how, slots):
     assert kept.select("state", "prompt", "action").equals(there.select("state", "prompt", "action"))
 
 
-def test_a_policy_that_loses_itself_fails_what_it_holds(runs):
+def test_a_policy_that_raises_fails_its_open_requests(runs):
     class Lost(Faulty):
         calls = 0
 
@@ -191,7 +192,7 @@ def test_any_response_is_a_step(runs, answer):
     assert steps["response"].str.len_chars().unique().to_list() == [len(answer)]
 
 
-def test_a_failing_environment_costs_its_own_trajectory(runs):
+def test_a_failing_environment_aborts_only_its_trajectory(runs):
     plan = (("train-3", 1, "raise"), ("train-5", 0, "raise"))
     spec = RolloutSpec(tasks=50, group_size=2, seed=3)
     runs.collect("sound", spec=spec)
@@ -207,13 +208,13 @@ def test_a_failing_environment_costs_its_own_trajectory(runs):
     assert fragile.filter(spared).equals(sound.filter(spared))
 
 
-def test_the_run_stops_when_nothing_works_any_more(runs):
+def test_the_run_stops_after_consecutive_failures(runs):
     calls = iter(range(10_000))
 
     def fails(_request) -> str:
         return "fail" if next(calls) > 400 else ""
 
-    with pytest.raises(RolloutError, match="20 rollouts failed one after the other, the last with PolicyFailed: sa"):
+    with pytest.raises(RolloutError, match=r"stopped after 2[0-3] failures in a row: .* × PolicyFailed: sa"):
         runs.collect(
             "run",
             Faulty(fails),
@@ -226,7 +227,7 @@ def test_the_run_stops_when_nothing_works_any_more(runs):
     assert runs.steps("run").select("task_id", "group").n_unique() == 40
 
 
-def test_stopping_commits_whole_groups_and_resuming_repeats_none(runs):
+def test_stopping_commits_finished_groups_and_resuming_repeats_none(runs):
     spec = RolloutSpec(tasks=30, group_size=4, seed=3)
     turns = iter(range(10_000))
     execution = ExecutionOptions(slots=8, groups_per_shard=4)
@@ -243,7 +244,7 @@ def test_stopping_commits_whole_groups_and_resuming_repeats_none(runs):
     assert runs.collect("run", spec=spec, execution=execution).trajectories == 0
 
 
-def test_more_tasks_than_the_split_holds_come_again_as_other_groups(runs):
+def test_tasks_repeat_as_further_groups_beyond_the_size_of_the_split(runs):
     runs.collect("run", handle=runs.handle(count=5), spec=RolloutSpec(tasks=12, group_size=2, seed=1))
     steps = runs.steps("run")
     assert steps["task_id"].n_unique() == 5
@@ -253,7 +254,7 @@ def test_more_tasks_than_the_split_holds_come_again_as_other_groups(runs):
     assert per_group["action"].n_unique() == 12  # the second group of a task plays by seeds of its own
 
 
-def test_iterations_go_on_in_the_order(runs):
+def test_iterations_continue_the_task_order(runs):
     policy = RandomPolicy("response")
     handle = runs.handle()
     with StepWriter(runs.folder / "run") as writer:
@@ -317,8 +318,8 @@ def test_scripted_policies_play_the_same_in_every_action_format(runs, env_id):
         ("score", pl.col("score").max()),
     ],
 )
-def test_what_says_something_goes_by_the_outcome_that_is_asked_for(runs, outcome, end):
-    """In WebShop a rollout that did not win may still have scored: by success alone such groups are not informative."""
+def test_informative_groups_depend_on_the_outcome(runs, outcome, end):
+    """In WebShop a rollout without success can have a score: by success alone its group is not informative."""
     handle = open_env("HGPO/WebShop-v0", split="train", action_format="command", max_steps=12, goals="human")
     policy = make_policy("mixture:explorer=0.6,random=0.4", PolicyContext(handle.shared.source.name, "command"))
     spec = RolloutSpec(tasks=6, group_size=3, seed=2, max_groups=200, outcome=outcome)
@@ -343,10 +344,10 @@ def test_what_says_something_goes_by_the_outcome_that_is_asked_for(runs, outcome
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"tasks": 0}, "tasks: expected at least 1, got 0"),
-        ({"tasks": 2, "group_size": 0}, "group_size: expected at least 1, got 0"),
-        ({"tasks": 5, "max_groups": 4}, "max_groups: expected at least as many groups as are wanted (5), got 4"),
-        ({"tasks": 5, "outcome": "won"}, "outcome: expected one of reward, success, score, got 'won'"),
+        ({"tasks": 0}, "tasks: expected at least 1, received 0"),
+        ({"tasks": 2, "group_size": 0}, "group_size: expected at least 1, received 0"),
+        ({"tasks": 5, "max_groups": 4}, "max_groups: expected at least the number of wanted groups (5), received 4"),
+        ({"tasks": 5, "outcome": "won"}, "outcome: expected one of reward, success, score, received 'won'"),
     ],
 )
 def test_bad_collections(values, line):
@@ -355,10 +356,10 @@ def test_bad_collections(values, line):
     assert str(caught.value) == line
 
 
-def test_bad_machine_and_unknown_order(runs):
-    with pytest.raises(InputError, match="slots: expected at least 1, got 0"):
+def test_invalid_execution_options_and_unknown_order(runs):
+    with pytest.raises(InputError, match="slots: expected at least 1, received 0"):
         ExecutionOptions(slots=0)
-    with pytest.raises(InputError, match="unknown sampling 'shufled'; did you mean 'shuffled'"):
+    with pytest.raises(InputError, match="unknown task order 'shufled'; did you mean 'shuffled'"):
         runs.collect("run", spec=RolloutSpec(tasks=1, order="shufled"))
 
 
@@ -367,3 +368,76 @@ def test_an_async_policy_closes_while_it_works():
     began = time.monotonic()
     policy.close()
     assert time.monotonic() - began < 5
+
+
+class Dead(BatchPolicy):
+    """A policy that fails except for some requests; `batch_size` models a server that answers a few at a time."""
+
+    name, reproducible = "dead", True
+
+    def __init__(self, succeeds=lambda request: False, batch_size=None) -> None:
+        super().__init__()
+        self.succeeds, self.batch_size, self.asked = succeeds, batch_size, 0
+        self._play = make_policy("random", PolicyContext("Doors", "response"))
+
+    def respond(self, requests):
+        self.asked += len(requests)
+        return [
+            self._play.respond([one])[0] if self.succeeds(one) else Failure("PolicyFailed", "down") for one in requests
+        ]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5, 100])
+@pytest.mark.parametrize("tasks", [10, 40, 400])
+def test_a_collection_against_a_dead_policy_stops_after_few_tries(runs, tasks, slots):
+    """Beyond the smallest number of failures, at most as many rollouts are tried as run concurrently, twice."""
+    policy = Dead(batch_size=slots)
+    spec = RolloutSpec(tasks=tasks, group_size=1, seed=1)
+    handle, execution = runs.handle(count=2 * tasks), ExecutionOptions(slots=slots)
+    if 2 * slots >= tasks:  # the second rollout of each slot is the last
+        assert runs.collect("run", policy, handle, spec=spec, execution=execution).aborted == tasks
+        return
+    with pytest.raises(RolloutError, match="failures in a row"):
+        runs.collect("run", policy, handle, spec=spec, execution=execution)
+    assert policy.asked <= allowed_in_a_row(tasks) + 2 * slots
+
+
+@pytest.mark.parametrize("slots", [1, 3, 50])
+def test_a_task_that_always_fails_does_not_stop_a_collection(runs, slots):
+    """All members of its groups fail, one after the other."""
+    spec = RolloutSpec(tasks=6, group_size=8, seed=1)
+    sound = runs.collect("sound", "random", spec=spec)
+    failing = runs.steps("sound")["task_id"][0]
+    policy = Dead(lambda request: request.task.id != failing)
+    tally = runs.collect("run", policy, spec=spec, execution=ExecutionOptions(slots=slots))
+    assert tally.trajectories == sound.trajectories
+    assert tally.aborted == 8
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_requests_that_fail_faster_than_others_succeed_do_not_stop_a_collection(runs, seed):
+    """A quarter of the tasks is rejected at once, while the other rollouts still wait for their first reply."""
+
+    class Rejecting(Dead):
+        def respond(self, requests):
+            rejected = [one for one in requests if not self.succeeds(one)]
+            return super().respond(rejected or requests)
+
+        def submit(self, requests):
+            super().submit(requests)
+            self._waiting = type(self._waiting)(sorted(self._waiting, key=self.succeeds))
+
+    policy = Rejecting(lambda request: text_hash(request.task.id) % 4 > 0, batch_size=1)
+    spec = RolloutSpec(tasks=40, group_size=1, seed=seed)
+    tally = runs.collect("run", policy, spec=spec, execution=ExecutionOptions(slots=40))
+    assert tally.trajectories == 40
+    assert tally.aborted > 3
+
+
+def test_one_broken_connection_of_all_slots_does_not_stop_a_collection(runs):
+    calls = iter(range(10**9))
+    policy = Dead(lambda _: not 8 <= next(calls) < 16)
+    tally = runs.collect(
+        "run", policy, spec=RolloutSpec(tasks=40, group_size=1, seed=1), execution=ExecutionOptions(slots=8)
+    )
+    assert (tally.trajectories, tally.aborted) == (40, 8)

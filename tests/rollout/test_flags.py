@@ -1,4 +1,4 @@
-"""`hgpo rollout` with every one of its flags, on every shipped environment: each does what its help says."""
+"""`hgpo rollout` with each of its flags, in every environment: each flag has the effect that its help describes."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ SMALL = {"--tasks": "2", "--group-size": "2", "--max-steps": "3", "--seed": "1"}
 
 
 class Played:
-    """A run of the command, and its table."""
+    """Run the command and return its table."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ def play(tmp_path: Path, env_id: str) -> Play:
 
 
 def test_small(play: Play, env_id: str) -> None:
-    """`--env`, `--out`, and what the others are compared with."""
+    """`--env` and `--out`; the other tests compare with this run."""
     played = play()
     assert played.steps["env_id"].unique().to_list() == [env_id]
     assert (played.number("task_id"), played.number("trajectory")) == (2, 4)
@@ -118,7 +118,7 @@ def test_order(play: Play, order: str) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Small data of one's own for every environment."""
+    """Small generated data for every environment."""
     folder = tmp_path_factory.mktemp("data")
     source = ALFWorldSource(None)
     task_id = source.ids("train")[5]
@@ -181,7 +181,7 @@ def test_policy_option(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_option_that_a_policy_does_not_have_is_refused(play: Play, policy: str) -> None:
-    with pytest.raises(InputError, match="has no options, got temperature"):
+    with pytest.raises(InputError, match="has no options, received temperature"):
         play("--policy", policy, "--policy-option", "temperature=1")
 
 
@@ -199,7 +199,7 @@ def test_slots_and_workers_change_nothing(play: Play, flags: list[str]) -> None:
 
 
 def test_retry_failed_and_max_failed(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that fails for one task: the share that may fail, and playing again what failed."""
+    """A server that fails for one task: the allowed share of failures, and the retry of failed rollouts."""
     monkeypatch.setenv("OPENAI_API_KEY", "a-key-of-this-test")
     with Api() as api:
         server = ["--policy", "openai:tiny", "--policy-option", f"base_url={api.url}"]

@@ -47,11 +47,11 @@ def test_the_same_in_workers(tmp_path):
 @pytest.mark.parametrize(
     ("env_id", "options", "line"),
     [
-        ("CartPole-v1", {}, "CartPole-v1: expected observations of text, got Box"),
+        ("CartPole-v1", {}, "CartPole-v1: expected observations of text, received Box"),
         (GUESS, {"limt": 3}, "unexpected keyword argument 'limt'"),
         (GUESS, {"split": "test"}, "unknown split 'test'. Known: train, all"),
         ("Nobody/Knows-v0", {}, "unknown environment 'Nobody/Knows-v0'"),
-        (GUESS, {"history_length": -1}, "history_length: expected an integer of at least 0, got -1"),
+        (GUESS, {"history_length": -1}, "history_length: expected an integer of at least 0, received -1"),
     ],
 )
 def test_bad_worlds(env_id, options, line):

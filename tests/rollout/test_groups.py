@@ -1,4 +1,4 @@
-"""Which groups are played: with dynamic sampling, with failures, interrupted, and in whatever order rollouts end."""
+"""The choice of groups: with dynamic sampling, failures, interruptions, and any order in which rollouts end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from hgpo_train.rollout.group_scheduler import GroupScheduler, Key
 SIZE = 3
 END = st.sampled_from([0.0, 0.0, 1.0])
 ENDS = st.lists(st.tuples(*[END] * SIZE), min_size=12, max_size=12)
-"""How each rollout of each group ends; whether it is played now or later, alone or again."""
+"""The end of each rollout of each group, independent of when and how often it is played."""
 
 
 @dataclass
 class Played:
-    """A rollout that has ended, as `GroupScheduler` looks at it."""
+    """A finished rollout with the attributes that `GroupScheduler` reads."""
 
     group: PlannedGroup
     member: int
@@ -33,7 +33,7 @@ class Played:
 
 @dataclass
 class Table:
-    """What a run holds: each rollout's end, None for one that failed."""
+    """The content of a run: the end of each rollout, None for a failed one."""
 
     ends: dict[int, dict[int, float | None]] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ def group(position: int) -> PlannedGroup:
 
 
 def play(table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, turns=10_000, slots=5) -> None:
-    """One run of the command: rollouts end in the order that `choose` says, or are cut off after some turns."""
+    """Simulate one run of the command: rollouts end in the order of `choose`, or the run stops after some turns."""
     done, failed = table.earlier()
     groups = GroupScheduler(
         map(group, count()), wanted, table.commit, max_groups=most, together=2, done=done, failed=failed, lookahead=6
@@ -98,8 +98,8 @@ def play(table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, 
     cut=st.one_of(st.just(10_000), st.integers(0, 30)),
     data=st.data(),
 )
-def test_a_retried_run_holds_what_an_undisturbed_one_does(ends, wanted, spare, failing, cut, data):
-    """With dynamic sampling, a resumed run may keep surplus groups, but never more than `max_groups`."""
+def test_a_retried_run_contains_what_an_undisturbed_one_does(ends, wanted, spare, failing, cut, data):
+    """With dynamic sampling, a resumed run may contain surplus groups, but never more than `max_groups`."""
 
     def choose(number: int) -> int:
         return data.draw(st.integers(0, number - 1))
@@ -139,8 +139,8 @@ def test_without_dynamic_sampling_a_retried_run_is_the_undisturbed_one(ends, wan
     assert run.ends == sound.ends
 
 
-def test_a_failure_that_hides_a_difference_costs_one_group_more():
-    """Group 0 differs in its last rollout, which fails at first: group 1 is played in its place, and both are kept."""
+def test_a_failure_that_hides_a_difference_adds_one_group():
+    """Group 0 differs in its last rollout, which fails at first: group 1 is played instead, and both are stored."""
     ends = [(0.0, 0.0, 1.0), (0.0, 1.0, 0.0), (1.0, 1.0, 1.0)]
     sound, run = Table(), Table()
     play(sound, ends, 1, 9)

@@ -24,7 +24,7 @@ NOTE = "stores no fingerprints of its data (version 0.1): they may have changed 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The recorded run, in the working folder."""
+    """The recorded run in the working folder."""
     shutil.copytree(RECORDED, tmp_path / "run")
     (tmp_path / "run" / "mine.j2").rename(tmp_path / "mine.j2")
     monkeypatch.chdir(tmp_path)
@@ -36,7 +36,7 @@ def resume(out: str, *more: str, seed: int = 4) -> Result:
     return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
-def test_it_is_resumed_with_a_note(folder: Path) -> None:
+def test_a_run_of_version_0_1_is_resumed_with_a_note(folder: Path) -> None:
     recorded = scan_steps(folder).collect()
     assert recorded["task_id"].n_unique() == 3
     resumed = resume("run")
@@ -57,14 +57,14 @@ def test_it_is_resumed_with_a_note(folder: Path) -> None:
     ("more", "line"),
     [
         (["--group-size", "3"], "was written with group_size = 2, not 3"),
-        (["--history-length", "1"], "was written with env = "),
+        (["--history-length", "1"], "was written with env.history_length = 2, not 1"),
         (["--env-option", "something=1"], "something"),
-        (["--policy", "mixture:random=1"], "was written with policy = "),
+        (["--policy", "mixture:random=1"], "was written with policy.name = "),
         (["--policy-option", "x=1"], "x"),
     ],
 )
 def test_everything_that_it_stores_must_be_equal(folder: Path, more: list[str], line: str) -> None:
-    """A key that it could have stored, and does not, is a difference."""
+    """A key that version 0.1 stores and that is missing is a difference."""
     before = (folder / "manifest.jsonl").read_bytes()
     with pytest.raises((InputError, TypeError), match=line):
         resume("run", *more)
@@ -87,7 +87,7 @@ def test_other_tasks_under_the_same_names_are_refused(folder: Path, monkeypatch:
 
 
 def header(folder: Path, config: dict) -> None:
-    """Begins a run whose manifest holds a configuration."""
+    """Begin a run whose manifest contains a configuration."""
     folder.mkdir()
     line, _ = manifest.encode_line(manifest.Header("r", 8, 1, "0.1.0", config), "")
     (folder / "manifest.jsonl").write_bytes(line)
@@ -96,30 +96,55 @@ def header(folder: Path, config: dict) -> None:
 NEW = {"tasks": "t", "seed": 1, "policy": {"name": "transformers:m", "weights": "w"}}
 
 
+BEFORE = {"seed": 1, "policy": {"name": "transformers:m"}}
+
+
 @pytest.mark.parametrize(
-    ("stored", "kept", "named"),
+    ("stored", "named"),
     [
-        (NEW, NEW, None),
-        (
-            {"tasks": "other", "seed": 2, "policy": {"name": "n", "weights": "other"}},
-            NEW,  # the writer refuses it
-            None,
-        ),
-        ({"seed": 1, "policy": {"name": "m"}}, {"seed": 1, "policy": {"name": "transformers:m"}}, "data and weights"),
-        ({"tasks": "t", "policy": {"name": "m"}}, {**NEW, "policy": {"name": "transformers:m"}}, "its weights"),
-        ({"policy": {"name": "m", "weights": "w"}}, {"seed": 1, "policy": NEW["policy"]}, "its data"),
-        ({"policy": "odd"}, {"seed": 1, "policy": NEW["policy"]}, "its data"),
+        (NEW, None),
+        (BEFORE, "data and weights"),
+        ({**BEFORE, "tasks": "t"}, "its weights"),
+        ({"seed": 1, "policy": NEW["policy"]}, "its data"),
     ],
 )
-def test_only_fingerprints_that_are_not_stored_are_left_out(tmp_path: Path, stored, kept, named) -> None:
+def test_only_fingerprints_that_are_not_stored_are_left_out(tmp_path: Path, stored, named) -> None:
     header(tmp_path / "run", stored)
     said: list[str] = []
-    assert comparable(tmp_path / "run", NEW, None, said.append) == kept  # there are no rows whose tasks are compared
+    assert comparable(tmp_path / "run", NEW, None, said.append) == stored  # there are no rows whose tasks are compared
     assert [named in line for line in said] == ([] if named is None else [True])
 
 
+@pytest.mark.parametrize(
+    ("stored", "line"),
+    [
+        ({**NEW, "tasks": "other"}, "was written with tasks = 'other', not 't'; use another folder"),
+        ({**NEW, "seed": 2}, "was written with seed = 2, not 1"),
+        ({**NEW, "policy": {"name": "transformers:m", "weights": "v"}}, "policy.weights = 'v', not 'w'"),
+        ({**NEW, "policy": {**NEW["policy"], "top_p": 0.5}}, "with policy.top_p = 0.5, which is not given now"),
+        ({"tasks": "t", "policy": NEW["policy"]}, "was written without seed, which is now 1"),
+        ({**NEW, "policy": "odd"}, "was written with policy = 'odd'"),
+    ],
+)
+def test_the_first_value_that_differs_is_named(tmp_path: Path, stored, line) -> None:
+    header(tmp_path / "run", stored)
+    with pytest.raises(InputError, match="was written with") as caught:
+        comparable(tmp_path / "run", NEW, None)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_that_do_not_affect_replies_are_kept_as_they_are_stored(tmp_path: Path) -> None:
+    """Version 0.1 stored the address of the server, and refused another one."""
+    before = {"policy": {"name": "openai:m", "base_url": "http://a/v1", "retries": 2, "top_p": 0.5}}
+    header(tmp_path / "run", before)
+    assert comparable(tmp_path / "run", {"policy": {"name": "openai:m", "top_p": 0.5}}, None) == before
+    with pytest.raises(InputError, match=r"policy\.top_p = 0\.5, not 0\.6"):
+        comparable(tmp_path / "run", {"policy": {"name": "openai:m", "top_p": 0.6}}, None)
+
+
 @pytest.mark.parametrize("content", [None, b"", b"{}\n", b"\xff\n"])
-def test_what_is_no_run_is_left_to_the_writer(tmp_path: Path, content: bytes | None) -> None:
+def test_a_folder_without_a_run_is_left_to_the_writer(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "manifest.jsonl").write_bytes(content)
     assert comparable(tmp_path, NEW, None) == NEW

@@ -1,4 +1,4 @@
-"""Policies: random play, mixtures, names, and the two bases."""
+"""Policies: random, outdated, mixtures, scripted players, names, and the two base classes."""
 
 from collections import Counter
 
@@ -33,7 +33,7 @@ def ask(policy, requests):
     return [found[request.id] for request in requests]
 
 
-def test_random_is_uniform_and_of_the_seed_alone():
+def test_random_is_uniform_and_depends_only_on_the_seed():
     policy = RandomPolicy("command")
     answers = [reply.response for reply in ask(policy, [request(seed) for seed in range(3000)])]
     assert all(900 < count < 1100 for count in Counter(answers).values())
@@ -58,7 +58,7 @@ def test_random_answers_anything(seed, instruction, actions):
 
 
 @given(st.lists(st.lists(st.sampled_from("abcde"), max_size=5, unique=True), max_size=8), st.integers(0, 2**62))
-def test_stale_answers_what_was_possible_and_is_not(shown, seed):
+def test_outdated_draws_actions_that_are_no_longer_admissible(shown, seed):
     policy = OutdatedActionPolicy("command")
     before = set()
     for step, actions in enumerate(shown):
@@ -69,13 +69,13 @@ def test_stale_answers_what_was_possible_and_is_not(shown, seed):
     assert [reply.response for reply in other] == ["z", "y"]  # each slot, and each episode, has its own past
 
 
-def test_stale_leaves_no_search_open():
+def test_outdated_fills_open_queries():
     (reply,) = ask(OutdatedActionPolicy("command"), [request(actions=["search[<your query>]"], instruction="shoe")])
     assert "<your query>" not in reply.response
 
 
 class Stepping:
-    """A scripted player that says which state it was shown."""
+    """A scripted player that replies with the state that it received."""
 
     def reset(self, task, state, engine=None):
         self.shown = 0
@@ -96,7 +96,7 @@ class Constant(BatchPolicy):
         return [Reply(self.name) for _ in requests]
 
 
-def test_mixture_draws_by_weight_and_shows_every_state_to_every_part():
+def test_mixture_draws_by_weight_and_passes_every_request_to_every_policy():
     scripted = ScriptedPolicy("stepping", Stepping, "command")
     policy = MixturePolicy([(scripted, 3.0), (Constant("dance"), 1.0)])
     assert policy.name == "mixture:stepping=0.75,dance=0.25"
@@ -106,7 +106,7 @@ def test_mixture_draws_by_weight_and_shows_every_state_to_every_part():
     assert all(answer in ("dance", f"step {n + 1}") for n, answer in enumerate(answers))
 
 
-def test_scripted_players_keep_to_their_slots_and_fail_alone():
+def test_scripted_players_have_one_instance_per_slot_and_fail_alone():
     policy = ScriptedPolicy("stepping", Stepping, "command")
     first = ask(policy, [request(1, 0, slot=0), request(2, 0, slot=1)])
     assert [reply.response for reply in first] == ["step 1", "step 1"]
@@ -128,8 +128,8 @@ def test_expert_and_explorer_are_deterministic_players_by_name():
     [
         ("randon", "unknown policy 'randon'; did you mean 'random'?"),
         ("expert", "unknown benchmark 'Doors'"),
-        ("outdated:often", "policy outdated: expected nothing after its name, got 'often'"),
-        ("mixture:", "mixture: expected name=weight,name=weight with positive weights, got ''"),
+        ("outdated:often", "policy outdated: expected nothing after its name, received 'often'"),
+        ("mixture:", "mixture: expected name=weight,name=weight with positive weights, received ''"),
         ("mixture:random", "mixture: expected name=weight"),
         ("mixture:random=-1", "mixture: expected name=weight"),
         ("mixture:random=nan", "mixture: expected name=weight"),

@@ -100,7 +100,7 @@ def test_a_planted_secret_is_nowhere(tmp_path, kind, where):
     for place, data in searched(tmp_path, out + error).items():
         for form in forms(secret):
             assert form not in data, (place, form)
-    stored = list((tmp_path / "run").glob("*.parquet"))
+    stored = list((tmp_path / "run").glob("steps/*.parquet"))
     assert stored or where == "query"
 
 
@@ -143,7 +143,7 @@ def work():
         thread.join()
     if fault == "config":
         from hgpo_envs.errors import InputError
-        raise InputError("base_url: expected a name, got " + repr("http://me:" + local + "@host"))
+        raise InputError("base_url: expected a name, received " + repr("http://me:" + local + "@host"))
     if fault == "unknown option":
         from hgpo_train.policies.server import ServerOptions
         from hgpo_train.settings import build

@@ -72,7 +72,7 @@ def test_commands_refuse_them_in_one_line_and_leave_nothing(tmp_path: Path, comm
     assert [path.name for path in tmp_path.iterdir()] == ["bad.j2"]
 
 
-def test_one_that_fails_later_costs_the_rollouts_that_come_there(tmp_path: Path) -> None:
+def test_a_template_that_fails_later_aborts_the_rollouts_that_reach_the_failure(tmp_path: Path) -> None:
     template = written(tmp_path / "late.j2", FAILS_LATER)
     command = ["rollout", "--env", DOORS, "--env-option", f"prompt_template={template}", "--tasks", "4"]
     CliRunner().invoke(app, [*command, "--group-size", "2", "--out", str(tmp_path / "run")])
@@ -84,7 +84,7 @@ def test_one_that_fails_later_costs_the_rollouts_that_come_there(tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["{{ task }}", FAILS_LATER])
-def test_an_environment_that_fails_is_not_the_templates_fault(
+def test_a_failing_environment_is_not_reported_as_a_template_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     outage = written(tmp_path / "outage", " ".join(f"train-{number}" for number in range(10)))

@@ -1,4 +1,4 @@
-"""What waits for an earlier group: bounded memory, the same table, nothing lost."""
+"""Groups that wait for an earlier group: bounded memory, the same table, nothing lost."""
 
 import copy
 import gc
@@ -23,7 +23,7 @@ WHAT = RolloutSpec(tasks=GROUPS, group_size=SIZE, seed=3)
 
 
 class Hanging:
-    """Random play that answers its very first request only when nothing else is asked any more."""
+    """A random policy that replies to its first request only when there are no other requests."""
 
     name, reproducible, version = "hanging", True, 0
 
@@ -47,7 +47,7 @@ class Hanging:
 
 
 class Watched(GroupScheduler):
-    """Groups with limits of its own, which notes how much waits and what is committed."""
+    """A scheduler with custom limits that records how much waits and what is committed."""
 
     limits: ClassVar[dict] = {}
     last: ClassVar["Watched"]
@@ -81,7 +81,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
     return Watched
 
 
-def test_a_rollout_that_hangs_holds_up_a_bounded_amount_of_memory_and_changes_nothing(runs, watched):
+def test_a_slow_rollout_delays_a_bounded_amount_of_memory_and_changes_nothing(runs, watched):
     runs.collect("straight", spec=WHAT, execution=ExecutionOptions(slots=1))
     waited = []
     for bound in (10_000, 40_000, 10**9):
@@ -93,7 +93,7 @@ def test_a_rollout_that_hangs_holds_up_a_bounded_amount_of_memory_and_changes_no
     assert SLOTS // SIZE < waited[0] < waited[1] < waited[2] == GROUPS - 1
 
 
-def test_the_bytes_that_are_counted_are_the_memory_that_is_taken(runs, watched):
+def test_counted_bytes_equal_the_used_memory(runs, watched):
     taken = []
 
     class Noting(Hanging):
@@ -127,15 +127,15 @@ def test_a_batch_is_bounded_in_bytes_and_the_files_do_not_depend_on_how_it_was_p
 
 
 @pytest.mark.parametrize("full_disk", [False, True])
-def test_stopping_commits_all_that_waits_in_bounded_batches(runs, watched, monkeypatch, full_disk):
+def test_stopping_commits_waiting_groups_in_bounded_batches(runs, watched, monkeypatch, full_disk):
     watched.limits |= {"batch_size": 100_000}
     write, refused = atomic.write_file, []
 
-    def once(path, data) -> None:
+    def once(path, data, **options) -> None:
         if not refused:
             refused.append(path)
             raise OSError(28, "No space left on device")
-        write(path, data)
+        write(path, data, **options)
 
     def should_stop() -> bool:
         if len(watched.last._waiting) < 60:
@@ -174,7 +174,7 @@ VALUES = st.one_of(
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=5), VALUES, max_size=6), max_size=4))
-def test_packed_rows_come_back_and_their_size_depends_on_values_alone(rows):
+def test_packed_rows_are_equal_and_their_size_depends_only_on_values(rows):
     plain = FinishedGroup.of(rows)
     packed = plain.packed()
     assert packed.rows == plain.rows == rows

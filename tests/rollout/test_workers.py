@@ -1,4 +1,4 @@
-"""Environments in subprocesses: the same table, and any death costs one trajectory."""
+"""Environments in subprocesses: the same table, and a crash aborts one trajectory."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ def test_the_same_bytes_as_in_process(runs):
 
 
 @pytest.mark.parametrize("how", ["kill", "exit", "raise"])
-def test_a_death_at_any_step_costs_its_own_trajectory(runs, how):
+def test_a_crash_at_any_step_aborts_only_its_trajectory(runs, how):
     runs.collect("sound", spec=WHAT)
     sound = runs.steps("sound")
     tasks = sound["task_id"].unique(maintain_order=True).to_list()
@@ -59,7 +59,7 @@ def test_a_death_at_any_step_costs_its_own_trajectory(runs, how):
 
 
 class Clock:
-    """Real time, and what a test adds to it: so that nothing waits for a time-out, and no time-out comes by chance."""
+    """Real time plus an offset that a test adds, so no test waits for a time-out and none occurs by chance."""
 
     def __init__(self, monkeypatch) -> None:
         self.ahead = 0.0
@@ -71,7 +71,7 @@ def clock(monkeypatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def test_a_worker_that_hangs_is_ended(runs, clock):
+def test_a_worker_that_hangs_is_killed(runs, clock):
     handle = runs.handle("fragile:FragileSource", plan=(("train-1", 1, "hang"),))
     slots = WorkerSlots(handle.shared, 1, timeout_s=3600.0)
     try:
@@ -89,7 +89,7 @@ def test_a_worker_that_hangs_is_ended(runs, clock):
 
 
 @pytest.mark.parametrize("size", [10, 5_000_000])
-def test_a_stopped_worker_blocks_nobody_however_long_the_command(runs, clock, size):
+def test_a_stopped_worker_blocks_no_other_with_commands_of_any_length(runs, clock, size):
     slots = WorkerSlots(runs.handle().shared, 2, timeout_s=3600.0)
     try:
         slots.start(0, "train-1")
@@ -125,7 +125,7 @@ def test_closing_is_bounded_with_stopped_and_hanging_workers(runs):
         assert process.exitcode == -signal.SIGKILL
 
 
-def test_an_environment_that_does_not_open_says_why(runs):
+def test_an_environment_that_cannot_open_reports_the_reason(runs):
     slots = WorkerSlots(runs.handle("fragile:ClosedSource", count=3).shared, 1)
     try:
         slots.start(0, "train-1")
@@ -134,7 +134,7 @@ def test_an_environment_that_does_not_open_says_why(runs):
         slots.close()
 
 
-def test_a_state_that_cannot_be_pickled_costs_its_own_trajectory(runs):
+def test_a_state_that_cannot_be_pickled_aborts_only_its_trajectory(runs):
     tally = runs.collect(
         "run",
         handle=runs.handle("fragile:FragileSource", plan=(("train-1", 1, "unpicklable"),)),
@@ -167,7 +167,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends processes with their parent")
 def test_no_worker_outlives_a_killed_parent(tmp_path):
-    """Neither one that hangs in its engine, nor one that is stopped, nor an idle one."""
+    """A worker that hangs in its engine, a stopped one and an idle one all end."""
     script = tmp_path / "script.py"
     script.write_text(OUTLIVED)
     path = os.pathsep.join(filter(None, sys.path))
@@ -193,7 +193,7 @@ def test_no_worker_outlives_a_killed_parent(tmp_path):
 
 
 def alive(number: int) -> bool:
-    """Whether a process is there and has not ended; nobody may have taken note of an orphan's end."""
+    """Return whether a process is running. An orphan that has ended may still exist as a zombie."""
     try:
         state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -201,14 +201,14 @@ def alive(number: int) -> bool:
     return state not in "ZX"
 
 
-def test_a_source_that_cannot_be_pickled_is_refused_at_once(runs):
+def test_a_source_that_cannot_be_pickled_is_refused_before_the_run(runs):
     source = DoorsSource()
     source.lock = threading.Lock()
-    with pytest.raises(InputError, match=r"cannot be sent to worker processes .*; leave --workers out"):
+    with pytest.raises(InputError, match=r"cannot be sent to worker processes .*; remove --workers"):
         WorkerSlots(share(source), 1)
 
 
-def test_a_death_is_told_and_an_idle_death_costs_nothing(runs):
+def test_a_crash_is_reported_and_an_idle_crash_aborts_nothing(runs):
     slots = WorkerSlots(runs.handle().shared, 2)
     try:
         for slot in (0, 1):
@@ -228,7 +228,7 @@ def test_a_death_is_told_and_an_idle_death_costs_nothing(runs):
         slots.close()
 
 
-def test_workers_killed_at_random_while_a_run_goes_on(runs):
+def test_workers_killed_at_random_during_a_run(runs):
     class Thinking(AsyncPolicy):
         name, reproducible = "thinking", True
         play = RandomPolicy("response")

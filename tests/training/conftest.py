@@ -1,4 +1,4 @@
-"""A small model that reads and writes the house of doors' texts, and a configuration to train it there."""
+"""A small model for the texts of the house of doors, and a configuration that trains it there."""
 
 import io
 from pathlib import Path
@@ -67,7 +67,7 @@ def config(tiny, template) -> Config:
 
 
 class Runs:
-    """Trains in new folders."""
+    """Trains runs in new folders."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

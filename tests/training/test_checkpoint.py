@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, verified before use, and only for the model they were made from."""
+"""Checkpoints are written atomically, verified before use, and loaded only into the model they belong to."""
 
 import copy
 import json
@@ -55,7 +55,7 @@ def trained(tokenizer, seed=0, steps=2, shape=SHAPE):
     return model, optimiser
 
 
-def test_a_checkpoint_brings_back_weights_and_moments(tokenizer, tmp_path):
+def test_loading_a_checkpoint_restores_weights_and_moments(tokenizer, tmp_path):
     model, optimiser = trained(tokenizer)
     folder = save_checkpoint(tmp_path, TrainingState(iteration=7, tasks_drawn=3), model, tokenizer, optimiser)
     assert folder.name == "000007"
@@ -73,7 +73,7 @@ def test_a_checkpoint_brings_back_weights_and_moments(tokenizer, tmp_path):
         assert torch.equal(*both)
 
 
-def test_only_safetensors_and_no_pickles(tokenizer, tmp_path):
+def test_a_checkpoint_contains_safetensors_and_no_pickles(tokenizer, tmp_path):
     model, optimiser = trained(tokenizer)
     folder = save_checkpoint(tmp_path, TrainingState(iteration=1), model, tokenizer, optimiser)
     names = {path.suffix for path in folder.rglob("*") if path.is_file()}
@@ -83,7 +83,7 @@ def test_only_safetensors_and_no_pickles(tokenizer, tmp_path):
 
 
 class Stop(BaseException):
-    """Stands for the end of the process."""
+    """An exception that simulates the end of the process."""
 
 
 POINTS = ["model.save_pretrained", "tokenizer.save_pretrained", "save_file", "write_state", "write_manifest"]
@@ -91,7 +91,7 @@ RENAMES = ["first rename", "second rename"]
 
 
 def stop_at(monkeypatch, at, model, tokenizer):
-    """Makes saving raise at a point; returns the tokenizer to save with."""
+    """Make saving raise at a point, and return the tokenizer to save with."""
 
     def stop(*_args, **_kwargs):
         raise Stop
@@ -106,11 +106,11 @@ def stop_at(monkeypatch, at, model, tokenizer):
 
         def stopping(self, target):
             left[0] -= 1
-            if left[0] == -1:  # the old checkpoint may be put back afterwards
+            if left[0] == -1:  # the old checkpoint may be restored afterwards
                 raise Stop
             return rename(self, target)
 
-        monkeypatch.setattr("hgpo_envs.atomic._exchange", lambda *_: False)  # as on a system that cannot
+        monkeypatch.setattr("hgpo_envs.atomic._exchange", lambda *_: False)  # as on systems without atomic exchange
         monkeypatch.setattr(Path, "rename", stopping)
         monkeypatch.setattr(Path, "replace", stop)
     else:
@@ -120,7 +120,7 @@ def stop_at(monkeypatch, at, model, tokenizer):
 
 @pytest.mark.parametrize("iteration", [1, 2], ids=["the same iteration", "the next iteration"])
 @pytest.mark.parametrize("at", POINTS + RENAMES)
-def test_an_interrupted_save_leaves_the_old_checkpoint_and_may_be_repeated(
+def test_an_interrupted_save_keeps_the_old_checkpoint_and_can_be_repeated(
     tokenizer, tmp_path, monkeypatch, at, iteration
 ):
     model, optimiser = trained(tokenizer)
@@ -147,7 +147,7 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_saving_an_iteration_again_replaces_it(tokenizer, tmp_path):
+def test_saving_an_iteration_again_replaces_its_checkpoint(tokenizer, tmp_path):
     for drawn in range(4):
         model, optimiser = trained(tokenizer, seed=drawn)
         folder = save_checkpoint(
@@ -160,8 +160,8 @@ def test_saving_an_iteration_again_replaces_it(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("size", [1_000, 100_000, 300_000])
-def test_a_full_disk_leaves_the_checkpoints_as_they_are(tokenizer, tmp_path, size):
-    """A limit on the size of files stands for it, which fails in the same places with a real error."""
+def test_a_full_disk_leaves_the_checkpoints_unchanged(tokenizer, tmp_path, size):
+    """A limit on file sizes simulates it: writes fail in the same places, with a real error."""
     model, optimiser = trained(tokenizer)
     save_checkpoint(tmp_path, TrainingState(iteration=1), model, tokenizer, optimiser, keep=1)
     before = contents(tmp_path)
@@ -231,8 +231,8 @@ while True:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [3, 4], ids=["the same iteration", "the next iteration"])
-def test_a_process_killed_at_any_moment_of_a_save_leaves_sound_checkpoints(tiny, tmp_path, last):
-    """One process after the other saves iterations 1 to 3 and is killed at the n-th system call of one more save."""
+def test_killing_the_process_during_a_save_leaves_valid_checkpoints(tiny, tmp_path, last):
+    """Each process saves iterations 1 to 3 and is killed at the n-th system call of a further save."""
     command = [sys.executable, "-c", SAVING, str(tmp_path), str(tiny), str(last)]
     subprocess.run(command, check=True, timeout=500)
     folders = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
@@ -247,7 +247,7 @@ def test_a_process_killed_at_any_moment_of_a_save_leaves_sound_checkpoints(tiny,
         assert sorted(path.name for path in folder.iterdir()) == names
 
 
-def test_the_newest_are_kept(tokenizer, tmp_path):
+def test_the_newest_checkpoints_are_kept(tokenizer, tmp_path):
     model, optimiser = trained(tokenizer)
     for iteration in range(1, 6):
         save_checkpoint(
@@ -258,8 +258,8 @@ def test_the_newest_are_kept(tokenizer, tmp_path):
     assert resolve_model("Qwen/Qwen2.5-1.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
 
 
-def test_nothing_is_removed_that_training_did_not_write(tokenizer, tmp_path):
-    """Neither what has a tempting name nor what lies in a checkpoint."""
+def test_files_that_training_did_not_write_are_never_removed(tokenizer, tmp_path):
+    """Neither files with a checkpoint's name nor files inside a checkpoint are removed."""
     model, optimiser = trained(tokenizer)
     save_checkpoint(tmp_path, TrainingState(iteration=1), model, tokenizer, optimiser)
     (tmp_path / "000001" / "notes.md").write_text("the best one")
@@ -276,9 +276,9 @@ def test_nothing_is_removed_that_training_did_not_write(tokenizer, tmp_path):
         for iteration in range(1, 9):
             save_checkpoint(tmp_path, TrainingState(iteration=iteration), model, tokenizer, optimiser, keep=1)
 
-    with pytest.warns(CheckpointWarning, match="renamed to") as told:
+    with pytest.warns(CheckpointWarning, match="renamed to") as shown:
         save()
-    assert [str(one.message).rpartition(" ")[2] for one in told] == [
+    assert [str(one.message).rpartition(" ")[2] for one in shown] == [
         "000001.damaged", "000003.damaged", "000005.damaged", "000006.damaged"
     ]  # fmt: skip
     found = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]
@@ -296,16 +296,16 @@ def test_another_model_is_refused(tokenizer, tmp_path):
     for shape in (wider, deeper):
         model, optimiser = trained(tokenizer, shape=shape)
         before = copy.deepcopy(model.state_dict())
-        with pytest.raises(InputError, match="checkpoint of another model"):
+        with pytest.raises(InputError, match="000001 belongs to another model"):
             load_checkpoint(folder, model, optimiser)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    with pytest.raises(InputError, match="holds no weights"):
+    with pytest.raises(InputError, match="contains no weights"):
         load_checkpoint(tmp_path, *trained(tokenizer))
 
 
 @pytest.fixture(scope="module")
 def pair(tiny, tmp_path_factory):
-    """Checkpoints of iterations 1 and 2, by this version, and by version 0.1, which wrote no manifest."""
+    """Return checkpoints of iterations 1 and 2, of this version and of version 0.1, which wrote no manifest."""
     tokenizer = load_tokenizer(str(tiny))
     folder = tmp_path_factory.mktemp("pair")
     for name in ("new", "old"):
@@ -355,18 +355,18 @@ NEEDED = ["config.json", "model.safetensors", OPTIMISER, STATE]
 
 
 def loaded(folder):
-    """The checkpoint that resuming loads, and whether a warning was shown; at most one, of one line."""
-    with warnings.catch_warnings(record=True) as told:
+    """Return the checkpoint that resuming loads, and whether there was a warning: at most one, of one line."""
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         newest = checkpoint_to_resume(folder, "r")
-    assert all("\n" not in str(one.message) for one in told)
-    assert len(told) <= 1
-    return newest, bool(told)
+    assert all("\n" not in str(one.message) for one in shown)
+    assert len(shown) <= 1
+    return newest, bool(shown)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", [*NEEDED, MANIFEST, "tokenizer.json", "generation_config.json", "chat_template.jinja"])
-def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning(pair, tmp_path, name, damage):
+def test_a_damaged_newest_checkpoint_is_skipped_with_one_warning(pair, tmp_path, name, damage):
     folder = tmp_path / "checkpoints"
     shutil.copytree(pair / "new", folder)
     DAMAGES[damage](folder / "000002" / name)
@@ -388,8 +388,8 @@ def damaged(folder):
 
 @pytest.mark.parametrize("damage", [name for name in DAMAGES if name not in ("longer", "one byte less")])
 @pytest.mark.parametrize("name", NEEDED)
-def test_a_broken_checkpoint_of_version_0_1_is_passed_over(pair, tmp_path, name, damage):
-    """Without checksums what can be told is told: a bit of a weight cannot."""
+def test_a_damaged_checkpoint_of_version_0_1_is_skipped(pair, tmp_path, name, damage):
+    """Without checksums, a flipped bit of a weight cannot be detected; other damage is."""
     folder = tmp_path / "checkpoints"
     shutil.copytree(pair / "old", folder)
     if (damage, name) == ("JSON with other values", "config.json"):
@@ -399,7 +399,7 @@ def test_a_broken_checkpoint_of_version_0_1_is_passed_over(pair, tmp_path, name,
     assert (newest, warned) == (folder / "000001", True)
 
 
-def test_checkpoints_of_version_0_1_load_with_a_note(pair, tiny, tmp_path):
+def test_checkpoints_of_version_0_1_load_with_a_warning(pair, tiny, tmp_path):
     report = verify_checkpoint(pair / "old" / "000002")
     assert report.ok
     assert "without checksums" in report.notes[0].message
@@ -422,8 +422,8 @@ def flipped(pair, tmp_path_factory):
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_flipped_bits_of_any_file_are_found(pair, flipped, data):
-    """The checkpoint before is loaded, with a warning."""
+def test_a_flipped_bit_in_any_file_is_detected(pair, flipped, data):
+    """The previous checkpoint is loaded, with a warning."""
     name = data.draw(st.sampled_from(sorted(contents(pair / "new" / "000002"))))
     whole = (pair / "new" / "000002" / name).read_bytes()
     at = data.draw(st.integers(0, len(whole) - 1))
@@ -438,7 +438,7 @@ def test_flipped_bits_of_any_file_are_found(pair, flipped, data):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_truncated_files_are_found(pair, flipped, data):
+def test_truncated_files_are_detected(pair, flipped, data):
     name = data.draw(st.sampled_from(sorted(contents(pair / "new" / "000002"))))
     whole = (pair / "new" / "000002" / name).read_bytes()
     shutil.rmtree(flipped)
@@ -449,7 +449,7 @@ def test_truncated_files_are_found(pair, flipped, data):
 
 
 @pytest.mark.parametrize("kind", ["empty", "foreign", "other run", "other iteration", "link", "weights added"])
-def test_foreign_folders_with_a_checkpoints_name(pair, tmp_path, kind):
+def test_folders_with_a_checkpoints_name_are_verified(pair, tmp_path, kind):
     folder = tmp_path / "checkpoints"
     shutil.copytree(pair / "new", folder)
     odd = folder / "000123"
@@ -473,7 +473,7 @@ def test_foreign_folders_with_a_checkpoints_name(pair, tmp_path, kind):
     assert warned == (kind in ("foreign", "other run", "other iteration", "weights added"))
 
 
-def test_no_sound_checkpoint_at_all_is_refused_and_nothing_is_changed(pair, tmp_path):
+def test_without_a_valid_checkpoint_resuming_fails_and_changes_nothing(pair, tmp_path):
     folder = tmp_path / "checkpoints"
     shutil.copytree(pair / "new", folder)
     for iteration in (1, 2):
@@ -488,15 +488,15 @@ def test_no_sound_checkpoint_at_all_is_refused_and_nothing_is_changed(pair, tmp_
 
 
 @pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root reads everything")
-def test_an_unreadable_file(pair, tmp_path):
+def test_a_file_without_read_permission_is_damaged(pair, tmp_path):
     folder = tmp_path / "checkpoints"
     shutil.copytree(pair / "new", folder)
     (folder / "000002" / "model.safetensors").chmod(0)
     assert loaded(folder) == (folder / "000001", True)
 
 
-def test_a_file_that_cannot_be_read_is_a_damaged_one(pair, tmp_path, monkeypatch):
-    """As `test_an_unreadable_file`, also for root, and for disks that fail."""
+def test_a_file_that_fails_to_read_is_damaged(pair, tmp_path, monkeypatch):
+    """As `test_a_file_without_read_permission_is_damaged`, but also as root and for a failing disk."""
     folder = tmp_path / "checkpoints"
     shutil.copytree(pair / "new", folder)
     opened = os.open
@@ -510,7 +510,7 @@ def test_a_file_that_cannot_be_read_is_a_damaged_one(pair, tmp_path, monkeypatch
     assert loaded(folder) == (folder / "000001", True)
 
 
-def test_a_model_with_a_damaged_optimiser_is_still_a_model(pair, tmp_path):
+def test_a_checkpoint_with_a_damaged_optimiser_still_loads_as_a_model(pair, tmp_path):
     shutil.copytree(pair / "new", tmp_path / "checkpoints")
     (tmp_path / "checkpoints" / "000002" / OPTIMISER).write_bytes(b"")
     assert resolve_model(str(tmp_path)).endswith("000002")
@@ -518,8 +518,8 @@ def test_a_model_with_a_damaged_optimiser_is_still_a_model(pair, tmp_path):
         assert newest_valid_checkpoint(tmp_path / "checkpoints").name == "000001"
 
 
-def test_a_change_after_the_first_verification_is_found(pair, tmp_path):
-    """Verification is remembered only as long as nothing can have changed."""
+def test_a_change_after_the_first_verification_is_detected(pair, tmp_path):
+    """The result of a verification is cached only while the files are unchanged."""
     folder = tmp_path / "checkpoints"
     shutil.copytree(pair / "new", folder)
     for path in folder.rglob("*"):
@@ -535,7 +535,7 @@ def test_a_change_after_the_first_verification_is_found(pair, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b", "", "a\\..\\b", "nul\0"])
-def test_a_manifest_names_nothing_outside_its_checkpoint(pair, tmp_path, name):
+def test_a_manifest_may_not_refer_to_files_outside_its_checkpoint(pair, tmp_path, name):
     folder = tmp_path / "checkpoints"
     shutil.copytree(pair / "new", folder)
     path = folder / "000002" / MANIFEST
@@ -546,8 +546,8 @@ def test_a_manifest_names_nothing_outside_its_checkpoint(pair, tmp_path, name):
     assert "leads out of the folder" in message or "is no file's name" in message
 
 
-def test_other_versions_are_told():
-    with pytest.warns(CheckpointWarning, match=r"computed with torch 1 until now, and is resumed with 2"):
+def test_changed_package_versions_are_warned_about():
+    with pytest.warns(CheckpointWarning, match=r"computed with torch 1 and is resumed with 2"):
         state = resumed_state(
             TrainingState(iteration=3, versions={"torch": "1"}), TrainingState(versions={"torch": "2"}, run="r")
         )

@@ -1,4 +1,4 @@
-"""Settings: every shipped file is right, what is printed is read back, what is wrong is refused in one line."""
+"""Settings: shipped files are valid, printed settings are read back, invalid ones are reported in one line."""
 
 import dataclasses
 import re
@@ -26,17 +26,17 @@ from hgpo_train.training.trainer import open_training_env
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_shipped_configurations_are_right(name):
+def test_shipped_configurations_are_valid(name):
     config = load_config(name)
     estimator = get(config.advantage.estimator)
     parameters = estimator.parameters.of(config.advantage.parameters)
-    if estimator.name == "hgpo" and not name.startswith("tiny"):  # the papers show as much history as they compare
+    if estimator.name == "hgpo" and not name.startswith("tiny"):  # in the papers, prompts and contexts have equal depth
         assert parameters.history_length == config.environment.history_length
     if "webshop" in name:
         assert config.environment.id == "HGPO/WebShop-v0"
 
 
-def test_the_paper_is_among_them():
+def test_the_configurations_of_the_paper_are_shipped():
     for environment in ("alfworld", "webshop"):
         for size in ("1.5b", "7b"):
             for method in ("hgpo-k2", "hgpo-k4", "gigpo", "grpo", "g2po", "graphgpo", "hgpo-k2-lora"):
@@ -48,7 +48,7 @@ def test_the_paper_is_among_them():
 
 
 @pytest.mark.parametrize("cls", [Config, SftConfig])
-def test_every_field_has_its_words(cls):
+def test_every_field_has_a_docstring(cls):
     def walk(settings):
         docs = field_docs(type(settings))
         for field in dataclasses.fields(settings):
@@ -66,7 +66,7 @@ def test_every_field_has_its_words(cls):
     st.one_of(st.none(), st.floats(1.5, 10)),
     st.dictionaries(st.text(max_size=8), st.one_of(st.integers(0, 9), st.booleans(), st.text(max_size=8)), max_size=3),
 )
-def test_what_is_written_is_read_back(name, rate, dual_clip, options):
+def test_written_settings_are_read_back_equal(name, rate, dual_clip, options):
     config = Config(
         name=name,
         optimiser=dataclasses.replace(Config().optimiser, learning_rate=rate),
@@ -85,34 +85,34 @@ def test_what_is_written_is_read_back(name, rate, dual_clip, options):
             "unknown setting 'update.clip_hihg'; did you mean 'update.clip_high'? Known: update.min",
         ),
         ("updaet.clip_high=0.3", "unknown setting 'updaet'; did you mean 'update'? Known: name, seed, "),
-        ("update.clip_high=wide", "setting update.clip_high: expected float, got 'wide'"),
-        ("update.epochs=1.5", "setting update.epochs: expected int, got 1.5"),
-        ("update.epochs=2\udcff", r"setting update.epochs: expected text in UTF-8, got '2\udcff'"),
-        ("update.epochs=true", "setting update.epochs: expected int, got True"),
-        ("update=3", "setting update: expected a table, got 3"),
+        ("update.clip_high=wide", "setting update.clip_high: expected float, received 'wide'"),
+        ("update.epochs=1.5", "setting update.epochs: expected int, received 1.5"),
+        ("update.epochs=2\udcff", r"setting update.epochs: expected text in UTF-8, received '2\udcff'"),
+        ("update.epochs=true", "setting update.epochs: expected int, received True"),
+        ("update=3", "setting update: expected a table, received 3"),
         ("update.layout=paded", "unknown setting update.layout 'paded'; did you mean 'padded'? Known: padded, packed"),
-        ("update.layout=3", "setting update.layout: expected str, got 3"),
-        ("update.epochs", "--set: expected an override of the form section.field=value, got 'update.epochs'"),
+        ("update.layout=3", "setting update.layout: expected str, received 3"),
+        ("update.epochs", "--set: expected an override of the form section.field=value, received 'update.epochs'"),
         ("model..path=x", "unknown setting 'model.'; did you mean 'model.path'?"),
-        ("=x", "--set: expected an override of the form section.field=value, got '=x'"),
-        ("rollout.group_size=0", "setting rollout.group_size: expected int >= 1, got 0"),
-        ("rollout.group_size=1", "expected at least 2 for the estimator 'hgpo', got 1; a group of one"),
-        ("rollout.temperature=0", "setting rollout.temperature: expected float > 0.0, got 0"),
-        ("update.mini_batch_size=0", "setting update.mini_batch_size: expected int >= 1, got 0"),
-        ("update.clip_low=1.2", "setting update.clip_low: expected float < 1.0, got 1.2"),
-        ("update.dual_clip=0.5", "setting update.dual_clip: expected float > 1.0, got 0.5"),
-        ("update.dual_clip=off", "setting update.dual_clip: expected float or none, got 'off'"),
-        ("optimiser.learning_rate=-1", "setting optimiser.learning_rate: expected float >= 0.0, got -1"),
-        ("optimiser.learning_rate=nan", "setting optimiser.learning_rate: expected float >= 0.0, got nan"),
-        ("optimiser.betas=[0.9]", "setting optimiser.betas: expected a list of length 2, got [0.9]"),
-        ("optimiser.betas=[0.9, 1]", "setting optimiser.betas[1]: expected float < 1.0, got [0.9, 1]"),
-        ("model.lora.rank=-1", "setting model.lora.rank: expected int >= 0, got -1"),
-        ("model.lora.targets=[1]", "setting model.lora.targets[0]: expected str, got [1]"),
-        ("environment_steps=0", "setting environment_steps: expected int >= 1, got 0"),
-        ("environment.options=7", "setting environment.options: expected a table, got 7"),
+        ("=x", "--set: expected an override of the form section.field=value, received '=x'"),
+        ("rollout.group_size=0", "setting rollout.group_size: expected int >= 1, received 0"),
+        ("rollout.group_size=1", "expected at least 2 for the estimator 'hgpo', received 1; a singleton group"),
+        ("rollout.temperature=0", "setting rollout.temperature: expected float > 0.0, received 0"),
+        ("update.mini_batch_size=0", "setting update.mini_batch_size: expected int >= 1, received 0"),
+        ("update.clip_low=1.2", "setting update.clip_low: expected float < 1.0, received 1.2"),
+        ("update.dual_clip=0.5", "setting update.dual_clip: expected float > 1.0, received 0.5"),
+        ("update.dual_clip=off", "setting update.dual_clip: expected float or none, received 'off'"),
+        ("optimiser.learning_rate=-1", "setting optimiser.learning_rate: expected float >= 0.0, received -1"),
+        ("optimiser.learning_rate=nan", "setting optimiser.learning_rate: expected float >= 0.0, received nan"),
+        ("optimiser.betas=[0.9]", "setting optimiser.betas: expected a list of length 2, received [0.9]"),
+        ("optimiser.betas=[0.9, 1]", "setting optimiser.betas[1]: expected float < 1.0, received [0.9, 1]"),
+        ("model.lora.rank=-1", "setting model.lora.rank: expected int >= 0, received -1"),
+        ("model.lora.targets=[1]", "setting model.lora.targets[0]: expected str, received [1]"),
+        ("environment_steps=0", "setting environment_steps: expected int >= 1, received 0"),
+        ("environment.options=7", "setting environment.options: expected a table, received 7"),
     ],
 )
-def test_wrong_values_are_refused_in_one_line(override, line):
+def test_invalid_values_are_reported_in_one_line(override, line):
     with pytest.raises(InputError) as caught:
         load_config("alfworld-1.5b-hgpo-k2", [override])
     assert line in str(caught.value)
@@ -122,18 +122,18 @@ def test_wrong_values_are_refused_in_one_line(override, line):
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: Config(iterations=-1), "setting iterations: expected int >= 0, got -1"),
-        (lambda: dataclasses.replace(Config().update, epochs=0), "setting epochs: expected int >= 1, got 0"),
-        (lambda: replace(SftConfig(), update={"epochs": 0}), "setting update.epochs: expected int >= 1, got 0"),
-        (lambda: SftConfig(max_trajectories=1), "setting max_trajectories: expected int >= 2, got 1"),
-        (lambda: Config(update=3), "setting update: expected a table, got 3"),
-        (lambda: GenerationOptions(temperature=-1), "policy option temperature: expected float >= 0.0, got -1"),
+        (lambda: Config(iterations=-1), "setting iterations: expected int >= 0, received -1"),
+        (lambda: dataclasses.replace(Config().update, epochs=0), "setting epochs: expected int >= 1, received 0"),
+        (lambda: replace(SftConfig(), update={"epochs": 0}), "setting update.epochs: expected int >= 1, received 0"),
+        (lambda: SftConfig(max_trajectories=1), "setting max_trajectories: expected int >= 2, received 1"),
+        (lambda: Config(update=3), "setting update: expected a table, received 3"),
+        (lambda: GenerationOptions(temperature=-1), "policy option temperature: expected float >= 0.0, received -1"),
         (lambda: GenerationOptions(temperature=float("inf")), "policy option temperature: expected float <= 1.7"),
-        (lambda: get("hgpo").parameters(gamma=1.5), "parameter gamma: expected float <= 1.0, got 1.5"),
-        (lambda: get("hgpo").parameters(alpha=float("nan")), "parameter alpha: expected a finite number, got nan"),
+        (lambda: get("hgpo").parameters(gamma=1.5), "parameter gamma: expected float <= 1.0, received 1.5"),
+        (lambda: get("hgpo").parameters(alpha=float("nan")), "parameter alpha: expected a finite number, received nan"),
     ],
 )
-def test_nothing_wrong_can_be_made_in_python_either(make, line):
+def test_invalid_values_are_rejected_in_python_as_well(make, line):
     with pytest.raises(InputError) as caught:
         make()
     assert line in str(caught.value)
@@ -146,7 +146,7 @@ class Inner:
 
 @dataclasses.dataclass
 class Foreign:
-    """A dataclass of somebody else's, which knows nothing of this package."""
+    """A dataclass that does not use this package."""
 
     inner: Inner = dataclasses.field(default_factory=Inner)
     name: str = ""
@@ -156,23 +156,23 @@ class Foreign:
     share: float = 0.0
 
 
-def test_dataclasses_of_others_are_validated_as_they_are():
+def test_foreign_dataclasses_are_validated_unchanged():
     made = build(Foreign, {"inner": {"level": 2}, "either": "x", "share": np.float64(1), "call": len})
     assert made == Foreign(Inner(2), "", "x", {}, len, 1.0)
     assert type(made.share) is float
     for values, line in (
         ({"inner": {"lvl": 2}}, "unknown policy option 'inner.lvl'; did you mean 'inner.level'? Known: inner.level"),
-        ({"inner": {"level": "2"}}, "policy option inner.level: expected int, got '2'"),
-        ({"sizes": {"a": [1, "b"]}}, "policy option sizes[...][1]: expected int, got {'a': [1, 'b']}"),
-        ({"either": 1.5}, "policy option either: expected int or str, got 1.5"),
-        ({"call": 3}, "policy option call: expected Callable, got 3"),
+        ({"inner": {"level": "2"}}, "policy option inner.level: expected int, received '2'"),
+        ({"sizes": {"a": [1, "b"]}}, "policy option sizes[...][1]: expected int, received {'a': [1, 'b']}"),
+        ({"either": 1.5}, "policy option either: expected int or str, received 1.5"),
+        ({"call": 3}, "policy option call: expected Callable, received 3"),
     ):
         with pytest.raises(InputError) as caught:
             build(Foreign, values, "policy option")
         assert str(caught.value) == line
 
 
-def test_files_extend_files(tmp_path):
+def test_a_configuration_extends_another(tmp_path):
     (tmp_path / "base.toml").write_text("[update]\nepochs = 2\nclip_high = 0.3\n")
     (tmp_path / "run.toml").write_text('extends = "base.toml"\n[update]\nepochs = 4\n')
     assert read_toml(tmp_path / "run.toml") == {"update": {"epochs": 4, "clip_high": 0.3}}
@@ -181,8 +181,8 @@ def test_files_extend_files(tmp_path):
         read_toml(tmp_path / "run.toml")
 
 
-@pytest.mark.parametrize(("text", "line"), [("a = ", "is not TOML"), (None, "no such file")])
-def test_files_that_cannot_be_read(tmp_path, text, line):
+@pytest.mark.parametrize(("text", "line"), [("a = ", "is not TOML"), (None, "unknown configuration or missing file")])
+def test_unreadable_files_are_reported(tmp_path, text, line):
     path = tmp_path / "run.toml"
     if text is not None:
         path.write_text(text)
@@ -190,13 +190,13 @@ def test_files_that_cannot_be_read(tmp_path, text, line):
         load_config(path)
 
 
-def test_replace_and_to_dict():
+def test_replace_keeps_the_other_values():
     config = replace(Config(), update={"epochs": 3}, seed=9)
     assert (config.update.epochs, config.update.clip_low, config.seed) == (3, 0.2, 9)
     assert build(Config, to_dict(config)) == config
 
 
-def test_print_config_is_a_configuration(tmp_path):
+def test_the_printed_configuration_can_be_loaded(tmp_path):
     shown = CliRunner().invoke(app, ["train", "alfworld-7b-gigpo", "--set", "seed=5", "--print-config"])
     assert shown.exit_code == 0
     path = tmp_path / "shown.toml"
@@ -210,8 +210,8 @@ TINY = {"tiny-alfworld": "compact", "tiny-webshop": "compact-webshop"}
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_shipped_prompts_show_what_can_be_done(tmp_path, name):
-    """By rollouts of a hundred steps, none of which may fail: templates run in a sandbox."""
+def test_shipped_prompt_templates_show_the_admissible_actions(tmp_path, name):
+    """Rollouts of a hundred steps with each template do not fail in the templates' sandbox."""
     config = load_config(name)
     assert config.environment.prompt_template == TINY[name]
     assert {path.stem for path in Path(hgpo_train.training.config.__file__).parent.glob("configs/*.j2")} == set(
@@ -261,12 +261,12 @@ def fuzzed(tmp_path_factory):
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join))
-def test_any_pieces_of_toml_are_a_configuration_or_one_line(fuzzed, data):
+def test_random_toml_is_a_configuration_or_a_one_line_error(fuzzed, data):
     only_input_errors(fuzzed, data)
 
 
 @given(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=3), st.integers(0, 40))
-def test_a_damaged_configuration_is_one_or_one_line(fuzzed, at, put, cut):
+def test_a_damaged_configuration_loads_or_is_a_one_line_error(fuzzed, at, put, cut):
     only_input_errors(fuzzed, WHOLE[:at] + put + WHOLE[at + cut :])
 
 
@@ -281,7 +281,7 @@ def test_a_damaged_configuration_is_one_or_one_line(fuzzed, at, put, cut):
         (b"[environment]\noptions = " + b"[" * 3000, "is not TOML"),
     ],
 )
-def test_files_that_hold_something_else(tmp_path, text, line):
+def test_files_that_are_not_configurations_are_reported(tmp_path, text, line):
     (tmp_path / "run.toml").write_bytes(text)
     with pytest.raises(InputError, match=line):
         load_config(tmp_path / "run.toml")

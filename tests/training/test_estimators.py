@@ -1,4 +1,4 @@
-"""Training with an estimator of one's own, named `module:function` in the configuration."""
+"""Training with a custom estimator, configured as `module:function`."""
 
 import sys
 
@@ -24,15 +24,15 @@ def late(steps: pl.LazyFrame, *, scale: float = 1.0, name: str = "x") -> pl.Lazy
 
 @pytest.fixture(autouse=True)
 def mine(tmp_path, monkeypatch):
-    """A module in the working directory, as a user has it."""
+    """Write a user's module into the working directory."""
     (tmp_path / "my_estimators.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_estimators", raising=False)  # that of another test
+    monkeypatch.delitem(sys.modules, "my_estimators", raising=False)  # imported by another test
     yield
     monkeypatch.delitem(sys.modules, "my_estimators", raising=False)
 
 
-def test_training_with_it(config, runs):
+def test_training_with_a_custom_estimator(config, runs):
     estimator, parameters = "my_estimators:late", {"scale": 3, "name": "xyz"}
     config = replace(
         config, iterations=2, evaluation={"every": 0}, advantage={"estimator": estimator, "parameters": parameters}
@@ -48,23 +48,23 @@ def test_training_with_it(config, runs):
     assert load_config(runs.folder / "run" / "config.toml") == config
     runs.train(replace(config, iterations=3), resume=True)
     other = replace(config, advantage={"parameters": {**parameters, "gamma": 0.5}})
-    with pytest.raises(InputError, match=r"was begun with advantage\.parameters"):
+    with pytest.raises(InputError, match=r"was started with advantage\.parameters"):
         runs.trainer(other, resume=True)
 
 
 @pytest.mark.parametrize(
     ("estimator", "parameters", "line"),
     [
-        ("my_estimators:lat", {}, "expected an estimator as module:function, got 'my_estimators:lat'"),
+        ("my_estimators:lat", {}, "expected an estimator as module:object, received 'my_estimators:lat'"),
         ("my_estimator:late", {}, "No module named 'my_estimator'"),
         ("my_estimators:late", {"scal": 1}, "unknown parameter 'scal'; did you mean 'scale'?"),
-        ("my_estimators:late", {"scale": "much"}, "parameter scale: expected float, got 'much'"),
-        ("my_estimators:late", {"scale": float("inf")}, "parameter scale: expected a finite number, got inf"),
-        ("my_estimators:late", {"gamma": 2}, "parameter gamma: expected float <= 1.0, got 2"),
-        ("my_estimators:late", {"name": 3}, "parameter name: expected str, got 3"),
+        ("my_estimators:late", {"scale": "much"}, "parameter scale: expected float, received 'much'"),
+        ("my_estimators:late", {"scale": float("inf")}, "parameter scale: expected a finite number, received inf"),
+        ("my_estimators:late", {"gamma": 2}, "parameter gamma: expected float <= 1.0, received 2"),
+        ("my_estimators:late", {"name": 3}, "parameter name: expected str, received 3"),
     ],
 )
-def test_what_is_wrong_with_it_is_said_before_anything_is_played(config, runs, estimator, parameters, line):
+def test_a_faulty_estimator_is_reported_before_any_rollout(config, runs, estimator, parameters, line):
     config = replace(config, advantage={"estimator": estimator, "parameters": parameters})
     with pytest.raises(InputError) as caught:
         runs.trainer(config)

@@ -1,29 +1,45 @@
-"""What `hgpo quickstart --train` does, on the bundled games."""
+"""`hgpo quickstart --train` on the bundled games."""
 
 import io
+from pathlib import Path
 
+import polars as pl
 import pytest
 from rich.console import Console
 
 from hgpo_datasets import scan_steps
 from hgpo_train.models.checkpoint_files import resolve_model
-from hgpo_train.training.first_training import first_training
+from hgpo_train.training.first_training import FirstTraining, first_training
 from hgpo_train.training.tracking import read_metrics
 
 
 @pytest.mark.slow
-def test_one_iteration_from_nothing(tmp_path):
+def test_one_iteration_from_scratch(tmp_path):
     shown = io.StringIO()
-    run = first_training(tmp_path, Console(file=shown, width=200))
-    assert "held-out loss" in shown.getvalue()
+    made = first_training(tmp_path, Console(file=shown, width=200), games=36, iterations=1)
+    lines = shown.getvalue().splitlines()
+    assert [line[:4] for line in lines if "held-out loss" in line] == ["1/2 ", "2/2 "]  # lines, not a live display
+    assert [line[:4] for line in lines if "held out" in line] == ["0/1 ", "1/1 "]
     losses = [line["val/loss"] for line in read_metrics(tmp_path / "sft" / "metrics.jsonl")]
     assert losses[-1] < losses[0]
-    lines = read_metrics(run / "metrics.jsonl")
-    assert [line["iteration"] for line in lines] == [0, 1]
-    assert lines[1]["training/groups"] == 4
-    assert lines[1]["actor/grad_norm"] >= 0
-    assert resolve_model(str(run)).endswith("000001")
-    steps = scan_steps(run / "steps").collect()
-    assert steps["trajectory"].n_unique() == 16
+    metrics = read_metrics(made.run / "metrics.jsonl")
+    assert [line["iteration"] for line in metrics] == [0, 1]
+    assert (made.before, made.after) == tuple(line["val/success_rate"] for line in metrics)
+    assert resolve_model(str(made.run)).endswith("000001")
+    steps = scan_steps(made.run / "steps").collect()
+    assert steps["trajectory"].n_unique() == 96
+    held_out = scan_steps(made.run / "evaluation").collect()
+    assert held_out.filter(pl.col("iteration") == 0)["trajectory"].n_unique() == made.episodes
     assert steps["prompt_token_ids"].list.len().max() <= 512
-    assert first_training(tmp_path, Console(file=io.StringIO())) == run  # nothing is left to do
+    assert (
+        first_training(tmp_path, Console(file=io.StringIO()), games=36, iterations=1) == made
+    )  # nothing is left to do
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "better"), [(0.3, 0.5, True), (0.3, 0.38, False), (0.5, 0.3, False), (0.0, 0.0, False)]
+)
+def test_the_verdict_claims_an_improvement_only_beyond_chance(before, after, better):
+    verdict = FirstTraining(Path("run"), before, after, 144).verdict()
+    assert f"{before:.0%} before training, {after:.0%} after" in verdict
+    assert ("does not show an improvement" in verdict) != better

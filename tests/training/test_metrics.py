@@ -1,4 +1,4 @@
-"""Metrics by hand, and where they go."""
+"""Metrics against values by hand, and the trackers that record them."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from hgpo_train.training.tracking import JsonLines, make_trackers, read_metrics
 
 @pytest.fixture
 def steps():
-    """Three trajectories of two kinds: won in two steps, lost in one, aborted."""
+    """Return three trajectories of two task types: won in two steps, lost in one step, aborted."""
     return pl.DataFrame(
         {
             "task_id": ["a", "a", "b", "b"],
@@ -42,7 +42,7 @@ def steps():
     )
 
 
-def test_episodes_by_hand(steps):
+def test_episode_metrics_match_values_by_hand(steps):
     metrics = episode_metrics(steps)
     assert metrics["episode/success_rate"] == 0.5
     assert metrics["episode/put_success_rate"] == 1.0
@@ -54,7 +54,7 @@ def test_episodes_by_hand(steps):
     assert episode_metrics(steps.clear()) == {}
 
 
-def test_batches_by_hand(steps):
+def test_batch_metrics_match_values_by_hand(steps):
     rows = steps.with_columns(
         pl.Series("advantage", [1.0, -1.0, 0.0, 2.0]),
         pl.Series("advantage_size_k0", [2, 2, 1, 1]),
@@ -76,7 +76,7 @@ def test_batches_by_hand(steps):
     assert metrics["training/groups"] == 2
 
 
-def test_lines_that_will_be_written_again_are_dropped(tmp_path):
+def test_lines_of_repeated_iterations_are_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     first = JsonLines(path, 0)
     for iteration in range(4):
@@ -97,19 +97,19 @@ GARBAGE = [
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 5), st.sampled_from(GARBAGE)), max_size=10), st.binary(max_size=20))
-def test_damaged_lines_are_kept_aside_and_never_block_a_resumption(lines, half):
+def test_damaged_lines_are_moved_aside_and_do_not_prevent_resuming(lines, half):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
         good = [line for line in lines if isinstance(line, int)]
         bad = [line for line in lines if isinstance(line, bytes)]
         texts = [line if isinstance(line, bytes) else b'{"iteration": %d, "b": 2.5}' % line for line in lines]
         path.write_bytes(b"".join(text + b"\n" for text in texts) + half.replace(b"\n", b""))
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as shown:
             warnings.simplefilter("always")
             assert [line["iteration"] for line in read_metrics(path)] == good
-            assert len(told) == bool(bad)
+            assert len(shown) == bool(bad)
             JsonLines(path, 3).close()
-            assert len(told) == 2 * bool(bad)
+            assert len(shown) == 2 * bool(bad)
         aside = path.with_name("metrics.jsonl.damaged")
         assert (aside.read_bytes() if bad else b"") == b"".join(line + b"\n" for line in bad)
         assert aside.exists() == bool(bad)
@@ -150,8 +150,8 @@ for iteration in range(start, 12):
 """
 
 
-def test_lines_are_neither_lost_nor_doubled_by_kills_at_any_byte(tmp_path):
-    """Real processes, each killed after a number of bytes; the last one ends by itself."""
+def test_lines_are_neither_lost_nor_duplicated_by_kills_at_any_byte(tmp_path):
+    """Real processes are killed after a number of bytes; the last one finishes."""
     path = tmp_path / "metrics.jsonl"
     kills = 0
     for written in (1, 5, 33, 34, 50, 80, 150, 170, 180, 10_000):
@@ -164,7 +164,7 @@ def test_lines_are_neither_lost_nor_doubled_by_kills_at_any_byte(tmp_path):
     assert not path.with_name("metrics.jsonl.damaged").exists()
 
 
-def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_complete_lines(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     log = JsonLines(path, 0)
     log.log({"a": 1.0}, 0)
@@ -186,7 +186,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "FIFO"])
-def test_something_else_in_the_place_of_the_metrics(tmp_path, kind):
+def test_metrics_that_are_not_a_file_are_reported(tmp_path, kind):
     path = tmp_path / "metrics.jsonl"
     {"folder": path.mkdir, "link": lambda: path.symlink_to("nowhere"), "FIFO": lambda: os.mkfifo(path)}[kind]()
     for call in (read_metrics, lambda path: JsonLines(path, 0)):
@@ -194,7 +194,7 @@ def test_something_else_in_the_place_of_the_metrics(tmp_path, kind):
             call(path)
 
 
-def test_tensorboard_has_the_numbers(tmp_path):
+def test_tensorboard_contains_the_metrics(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -209,7 +209,7 @@ def test_tensorboard_has_the_numbers(tmp_path):
     assert [(event.step, event.value) for event in events.Scalars("actor/kl_loss")] == [(1, 0.25), (2, 0.5)]
 
 
-def test_a_tracker_that_is_not_installed(tmp_path):
+def test_a_tracker_that_is_not_installed_is_reported(tmp_path):
     config = replace(Config(), tracking={"wandb": "hgpo"})
     try:
         import wandb  # noqa: F401
@@ -218,13 +218,13 @@ def test_a_tracker_that_is_not_installed(tmp_path):
             make_trackers(config, tmp_path, 1)
 
 
-def test_the_display_shows_what_there_is(tmp_path):
+def test_the_display_shows_the_available_metrics(tmp_path):
     path = tmp_path / "shown.txt"
     with path.open("w") as file:
         display = Display(Console(file=file, width=200, force_terminal=True), 3)
         with display.live(), display.stage("collect"):
             display.row(1, {"episode/success_rate": 0.25, "actor/kl_loss": math.nan})
-            time.sleep(0.3)  # it is drawn a few times a second
+            time.sleep(0.3)  # the table is refreshed a few times per second
             display.progress(2, 5)
     shown = path.read_text()
     assert "25.0%" in shown

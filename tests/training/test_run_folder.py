@@ -1,4 +1,4 @@
-"""A run's folder has one writer, and is resumed only with what it was begun with."""
+"""A run's folder has one writer, and a run is resumed only with its original inputs."""
 
 import dataclasses
 import io
@@ -35,7 +35,7 @@ def open_run(folder, config=None, *, resume=True, free=()):
 
 
 def begin(folder, origins, config=None):
-    """A run that was begun and has left something."""
+    """Start a run that leaves some content, and return its id."""
     with open_run(folder, config) as run:
         run.pin(origins)
         (folder / "metrics.jsonl").write_text("")
@@ -57,7 +57,7 @@ sys.stdin.read()
 """
 
 
-def test_a_second_trainer_is_refused_and_told_who_is_there(tmp_path):
+def test_a_second_trainer_is_refused_with_the_name_of_the_first(tmp_path):
     command = [sys.executable, "-c", HOLDING, str(tmp_path / "run")]
     environment = {**os.environ, "PYTHONPATH": PATHS}
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
@@ -74,8 +74,8 @@ def test_a_second_trainer_is_refused_and_told_who_is_there(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_trainers_at_once_leave_one_run(config, runs, tmp_path):
-    """In real processes: one trains, the other one is refused; every iteration has one line."""
+def test_two_simultaneous_trainers_write_one_run(config, runs, tmp_path):
+    """Of two real processes one trains and the other is refused; every iteration is logged once."""
     from hgpo_train.settings import to_toml
 
     path = tmp_path / "config.toml"
@@ -90,7 +90,7 @@ def test_two_trainers_at_once_leave_one_run(config, runs, tmp_path):
     ]
     errors = [one.communicate(timeout=120)[1] for one in both]
     codes = [one.returncode for one in both]
-    # The second one may also have come when the first one was done: then it finds nothing left to do.
+    # The second process may start after the first has finished; it then has nothing left to do.
     assert sorted(codes) in ([0, 0], [0, 2]), errors
     for code, error in zip(codes, errors, strict=True):
         if code:
@@ -99,7 +99,7 @@ def test_two_trainers_at_once_leave_one_run(config, runs, tmp_path):
     assert [line["iteration"] for line in read_metrics(out / "metrics.jsonl")] == [0, 1, 2]
 
 
-def test_a_run_is_resumed_with_the_same_configuration_only(tmp_path):
+def test_a_run_is_resumed_only_with_its_configuration(tmp_path):
     config = Config()
     begin(tmp_path, {}, config)
     before = contents(tmp_path)
@@ -108,11 +108,11 @@ def test_a_run_is_resumed_with_the_same_configuration_only(tmp_path):
         ({"optimiser": {"learning_rate": 1.0}}, "optimiser.learning_rate = 1e-06, not 1.0"),
         ({"environment": {"options": {"goals": "human"}}}, r"environment.options = {}, not {'goals': 'human'}"),
     ):
-        with pytest.raises(InputError, match=f"was begun with {name}") as caught:
+        with pytest.raises(InputError, match=f"was started with {name}") as caught:
             open_run(tmp_path, replace(config, **changes))
         assert "\n" not in str(caught.value)
         assert contents(tmp_path) == before
-    with pytest.raises(InputError, match="add --resume"):
+    with pytest.raises(InputError, match="resume it with --resume"):
         open_run(tmp_path, resume=False)
     with open_run(tmp_path, replace(config, seed=1), free=["seed"]) as run:
         run.pin({})
@@ -157,7 +157,7 @@ FREE_OF_BOTH = (
 
 
 @pytest.mark.parametrize("name", [name for name, _ in leaves(Config())])
-def test_every_setting_of_training_is_compared_or_is_free_on_purpose(tmp_path, name):
+def test_every_training_setting_is_either_compared_or_listed_as_free(tmp_path, name):
     from hgpo_train.training.trainer import start_run
 
     config = Config()
@@ -167,33 +167,33 @@ def test_every_setting_of_training_is_compared_or_is_free_on_purpose(tmp_path, n
     if name.startswith(FREE_OF_TRAINING + FREE_OF_BOTH):
         start_run(other, tmp_path, resume=True).release()
     else:
-        with pytest.raises(InputError, match=f"was begun with {name.rpartition('.')[0] or name}"):
+        with pytest.raises(InputError, match=f"was started with {name.rpartition('.')[0] or name}"):
             start_run(other, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in leaves(SftConfig())])
-def test_every_setting_of_supervised_training_is_compared_or_is_free_on_purpose(tmp_path, name):
+def test_every_supervised_training_setting_is_either_compared_or_listed_as_free(tmp_path, name):
     from hgpo_train.training.sft import run_sft
 
     config = SftConfig(model=dataclasses.replace(SftConfig().model, path="no/such/model"))
     begin(tmp_path, {}, config)
     other = changed(config, name, dict(leaves(config))[name])
     assert other != config
-    line = "cannot load" if name.startswith(FREE_OF_BOTH) else f"was begun with {name.rpartition('.')[0] or name}"
+    line = "cannot load" if name.startswith(FREE_OF_BOTH) else f"was started with {name.rpartition('.')[0] or name}"
     with pytest.raises(InputError, match=line):
         run_sft(other, tmp_path / "nowhere", tmp_path, Display(Console(file=io.StringIO()), 1))
 
 
-def test_iterations_are_free_only_if_the_learning_rate_is_constant(tmp_path):
+def test_iterations_may_change_only_if_the_learning_rate_is_constant(tmp_path):
     from hgpo_train.training.trainer import start_run
 
     config = replace(Config(), optimiser={"schedule": "cosine"})
     begin(tmp_path, {}, config)
-    with pytest.raises(InputError, match="was begun with iterations = 160, not 200"):
+    with pytest.raises(InputError, match="was started with iterations = 160, not 200"):
         start_run(replace(config, iterations=200), tmp_path, resume=True)
 
 
-def test_what_the_configuration_only_names_is_compared(tmp_path):
+def test_inputs_that_the_configuration_refers_to_are_compared(tmp_path):
     origins = {
         "model": Origin("model.path = 'm'", fingerprint_texts(["1"])),
         "template": Origin("t", fingerprint_texts(["x"]), "x"),
@@ -204,7 +204,7 @@ def test_what_the_configuration_only_names_is_compared(tmp_path):
         other = dataclasses.replace(origin, fingerprint=fingerprint_texts(["2"]))
         with (
             open_run(tmp_path) as run,
-            pytest.raises(InputError, match=f"begun with another {name}: .* not ") as caught,
+            pytest.raises(InputError, match=f"started with another {name}: .* not ") as caught,
         ):
             run.pin({**origins, name: other})
         assert "\n" not in str(caught.value)
@@ -215,7 +215,7 @@ def test_what_the_configuration_only_names_is_compared(tmp_path):
 
 @settings(max_examples=40)
 @given(st.binary(max_size=200))
-def test_a_damaged_origin_is_told_in_one_line(tmp_path_factory, data):
+def test_a_damaged_origin_is_reported_in_one_line(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("run")
     begin(folder, {})
     (folder / "origin.json").write_bytes(data)
@@ -234,7 +234,7 @@ def test_a_run_of_version_0_1_is_resumed_with_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["steps", "evaluation", "checkpoints", "metrics.jsonl", "tensorboard"])
-def test_content_without_a_configuration_is_not_taken_over(tmp_path, name):
+def test_a_folder_with_content_but_no_configuration_is_refused(tmp_path, name):
     (tmp_path / name).mkdir()
     for resume in (False, True):
         with pytest.raises(InputError, match=r"no config\.toml"):
@@ -242,7 +242,7 @@ def test_content_without_a_configuration_is_not_taken_over(tmp_path, name):
 
 
 @pytest.mark.parametrize("text", ["", "seed = ", "[model]\npath = 3\n", "\xff", "seed = 0\nunknown = 1\n"])
-def test_a_damaged_configuration_is_told_in_one_line(tmp_path, text):
+def test_a_damaged_configuration_is_reported_in_one_line(tmp_path, text):
     begin(tmp_path, {})
     (tmp_path / "config.toml").write_bytes(text.encode("latin-1"))
     try:
@@ -253,13 +253,13 @@ def test_a_damaged_configuration_is_told_in_one_line(tmp_path, text):
         assert text == ""
 
 
-def test_a_file_where_the_folder_should_be(tmp_path):
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(InputError, match="is a file"):
         open_run(tmp_path / "run")
 
 
-def test_fingerprints_tell_contents_not_names(tmp_path, tiny):
+def test_fingerprints_depend_on_contents_and_not_on_names(tmp_path, tiny):
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(tiny, first)
     shutil.copytree(tiny, second)
@@ -276,11 +276,11 @@ def test_fingerprints_tell_contents_not_names(tmp_path, tiny):
 
 
 @given(st.lists(st.one_of(st.none(), st.text(max_size=3)), max_size=4), st.lists(st.text(max_size=3), max_size=4))
-def test_fingerprints_of_texts_differ_where_the_texts_do(first, second):
+def test_fingerprints_differ_if_the_texts_differ(first, second):
     assert (fingerprint_texts(first) == fingerprint_texts(second)) == (first == second)
 
 
-def test_fingerprints_of_rows_see_every_cell():
+def test_fingerprints_of_rows_depend_on_every_cell():
     table = pl.DataFrame({"a": ["x", "y"], "b": ["1", None]})
     seen = {fingerprint_rows(table)}
     for other in (
@@ -295,8 +295,8 @@ def test_fingerprints_of_rows_see_every_cell():
     assert len(seen) == 7
 
 
-def test_a_changed_pack_catalogue_or_template_ends_a_resumption(config, runs, tmp_path, template):
-    """The same path, other content."""
+def test_a_run_is_not_resumed_with_a_changed_pack_catalogue_or_template(config, runs, tmp_path, template):
+    """The path is the same, but its content has changed."""
     edited = tmp_path / "edited.j2"
     edited.write_text(template.read_text())
     config = replace(config, iterations=1, evaluation={"every": 0}, environment={"prompt_template": str(edited)})
@@ -304,7 +304,7 @@ def test_a_changed_pack_catalogue_or_template_ends_a_resumption(config, runs, tm
     longer = replace(config, iterations=2)
     edited.write_text(template.read_text() + " Go.")
     with pytest.raises(
-        InputError, match=r"begun with another prompt template: environment.prompt_template = '.*edited"
+        InputError, match=r"started with another prompt template: environment.prompt_template = '.*edited"
     ):
         runs.trainer(longer, resume=True)
     stored = json.loads((runs.folder / "run" / "origin.json").read_text())
@@ -312,7 +312,7 @@ def test_a_changed_pack_catalogue_or_template_ends_a_resumption(config, runs, tm
     assert runs.train(longer, resume=True).state.iteration == 2
 
 
-def test_fingerprints_of_tasks_follow_the_data_under_its_path(tmp_path):
+def test_fingerprints_of_tasks_change_with_the_data_at_a_path(tmp_path):
     from importlib.resources import files
 
     from hgpo_train.rollout.fingerprints import fingerprint_tasks
@@ -334,8 +334,8 @@ def test_fingerprints_of_tasks_follow_the_data_under_its_path(tmp_path):
     )
 
 
-def test_secrets_are_in_no_file_of_a_run(config, runs, monkeypatch):
-    """Neither in options, nor where something repeats them; and another password is no other run."""
+def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
+    """Secrets are replaced in options and wherever they are repeated; a run is resumed with another password."""
     from hgpo_envs.secrets import register
 
     register("opensesame")

@@ -1,4 +1,4 @@
-"""In-process sampling: the right distribution, the right log-probabilities, whatever shares the batch."""
+"""In-process sampling: correct distribution and log-probabilities, independent of the rest of the batch."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ OPTIONS = SamplingOptions(max_new_tokens=8, temperature=0.7, stop=(2,))
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.6])
-def test_logprobs_are_those_of_a_whole_forward_pass(model, top_p):
+def test_logprobs_match_a_full_forward_pass(model, top_p):
     options = SamplingOptions(max_new_tokens=8, temperature=0.7, stop=(2,), top_p=top_p)
     asked = prompts(20)
     for prompt, drawn in zip(asked, sample_responses(model, asked, list(range(20)), options), strict=True):
@@ -55,7 +55,7 @@ def test_logprobs_are_those_of_a_whole_forward_pass(model, top_p):
             assert logprob == pytest.approx((row[token] - kept.log()).item(), abs=2e-4)
 
 
-def test_a_response_does_not_depend_on_who_shares_the_batch(model):
+def test_a_response_does_not_depend_on_the_rest_of_the_batch(model):
     asked, seeds = prompts(17), list(range(17))
     together = sample_responses(model, asked, seeds, OPTIONS)
     small = SamplingOptions(8, 0.7, (2,), max_batch_tokens=100)
@@ -65,7 +65,7 @@ def test_a_response_does_not_depend_on_who_shares_the_batch(model):
         np.testing.assert_allclose(drawn.logprobs, alone.logprobs, atol=1e-5)
 
 
-def test_seeds_differ_and_repeat(model):
+def test_equal_seeds_repeat_and_other_seeds_differ(model):
     asked = prompts(1) * 30
     drawn = [tuple(one.tokens.tolist()) for one in sample_responses(model, asked, list(range(30)), OPTIONS)]
     again = [tuple(one.tokens.tolist()) for one in sample_responses(model, asked, list(range(30)), OPTIONS)]
@@ -73,7 +73,7 @@ def test_seeds_differ_and_repeat(model):
     assert len(set(drawn)) > 20
 
 
-def test_greedy_is_what_generate_gives(model):
+def test_greedy_sampling_matches_generate(model):
     options = SamplingOptions(max_new_tokens=8, temperature=0.0, stop=(2,))
     for prompt in prompts(6):
         expected = model.generate(
@@ -108,7 +108,7 @@ def test_draw_inverts_the_cumulative_distribution(logits, uniform, top_p):
         assert below - 1e-5 <= uniform <= below + probability[token.item()] + 1e-5
 
 
-def test_draw_has_the_right_frequencies():
+def test_draws_have_the_expected_frequencies():
     probability = np.array([0.1, 0.0, 0.6, 0.3])
     logits = torch.tensor(np.log(probability + 1e-300), dtype=torch.float32).expand(20_000, -1)
     token, _ = sample_tokens(logits, torch.from_numpy(np.random.default_rng(0).random(20_000)), 1.0)
@@ -124,7 +124,7 @@ def request(number, prompt, with_shorter_history=lambda _: "go"):
     return Request(number, prompt, number, 0, 3, source.task("train-1"), state, None, with_shorter_history)
 
 
-def test_replies_hold_what_was_read_and_written(model, tokenizer):
+def test_replies_contain_the_prompt_and_response_tokens(model, tokenizer):
     policy = TransformersPolicy(model, tokenizer, GenerationOptions(max_response_tokens=5))
     policy.submit([request(1, "open door"), request(2, "go on")])
     for (_, reply), text in zip(policy.collect(None), ["open door", "go on"], strict=True):
@@ -136,7 +136,7 @@ def test_replies_hold_what_was_read_and_written(model, tokenizer):
         assert reply.finish_reason == ("stop" if reply.response_token_ids[-1] == tokenizer.eos_token_id else "length")
 
 
-def test_prompts_over_the_budget(model, tokenizer):
+def test_prompts_over_the_budget_are_truncated(model, tokenizer):
     long = request(1, "open door " * 50)
     cut = TransformersPolicy(model, tokenizer, GenerationOptions(max_prompt_tokens=20, max_response_tokens=2)).respond(
         [long]
@@ -181,7 +181,7 @@ def test_by_name(tiny):
 
 
 def test_what_was_cut_reaches_the_table(model, tokenizer, tmp_path):
-    """From the policy to the column: a prompt over the budget leaves a number there, one within it a zero."""
+    """The column counts the tokens that the policy removed from a prompt: 0 within the budget, more beyond it."""
     shared = open_shared("doors:DoorsSource", count=3)
     settings = settings_for("Doors", action_format="response", max_steps=2)
     handle = EnvHandle("Doors-v0", shared, settings, Split(shared, "train"))

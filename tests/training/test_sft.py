@@ -1,4 +1,4 @@
-"""Supervised training on the house of doors' solutions, and reinforcement learning from there."""
+"""Supervised training on solutions of the house of doors, followed by reinforcement learning."""
 
 import dataclasses
 import io
@@ -26,7 +26,7 @@ from hgpo_train.training.tracking import read_metrics
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory, template):
-    """Every training task's solution once, and one trajectory that failed."""
+    """Collect the solution of every training task and one failed trajectory."""
     folder = tmp_path_factory.mktemp("demos") / "run"
     shared = open_shared("doors:DoorsSource", count=10)
     settings = settings_for("Doors", prompt_template=str(template), action_format="command", max_steps=20)
@@ -95,7 +95,7 @@ def test_rows_become_prompt_and_response(demos, tiny):
     assert both["prompt_token_ids"].list.len().unique().to_list() == [1]
 
 
-def test_held_out_trajectories_are_apart(demos, tiny):
+def test_held_out_trajectories_are_not_trained_on(demos, tiny):
     rows = demonstrations(demos, sft_config(tiny))
     train_rows, held_out = split_held_out(rows, 0.3, seed=1)
     assert held_out["trajectory"].n_unique() == 3
@@ -103,7 +103,7 @@ def test_held_out_trajectories_are_apart(demos, tiny):
     assert len(train_rows) + len(held_out) == len(rows)
 
 
-def test_the_loss_falls_and_a_broken_off_run_goes_on_to_the_same_bytes(demos, tiny, tmp_path, monkeypatch):
+def test_the_loss_falls_and_an_interrupted_run_ends_in_the_same_bytes(demos, tiny, tmp_path, monkeypatch):
     config = sft_config(tiny)
     whole = train(config, demos, tmp_path / "whole")
     losses = [line["train/loss"] for line in read_metrics(tmp_path / "whole" / "metrics.jsonl")]
@@ -129,9 +129,7 @@ def test_the_loss_falls_and_a_broken_off_run_goes_on_to_the_same_bytes(demos, ti
         assert file.read_bytes() == (resumed / file.relative_to(whole)).read_bytes()
 
 
-def test_a_run_killed_before_it_removed_old_checkpoints_removes_them_when_it_is_resumed(
-    demos, tiny, tmp_path, monkeypatch
-):
+def test_a_resumed_run_removes_old_checkpoints_that_a_killed_one_left(demos, tiny, tmp_path, monkeypatch):
     config = sft_config(tiny, update={"epochs": 2})
 
     def killed(path):
@@ -146,8 +144,8 @@ def test_a_run_killed_before_it_removed_old_checkpoints_removes_them_when_it_is_
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["000002"]
 
 
-def test_an_existing_run_is_never_trained_on_with_something_else(demos, tiny, tmp_path):
-    """Other data, seed, rate or model: one line, and weights and configuration stay as they are."""
+def test_an_existing_run_is_not_resumed_with_other_inputs(demos, tiny, tmp_path):
+    """Other data, seed, rate or model is a one-line error; weights and configuration are unchanged."""
     config = sft_config(tiny, update={"epochs": 1})
     steps, model, run = tmp_path / "steps", tmp_path / "model", tmp_path / "run"
     shutil.copytree(demos, steps)
@@ -157,48 +155,50 @@ def test_an_existing_run_is_never_trained_on_with_something_else(demos, tiny, tm
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
     faster = dataclasses.replace(config.optimiser, learning_rate=1.0)
     for other, line in (
-        (dataclasses.replace(config, seed=1), "begun with seed = 0, not 1"),
-        (dataclasses.replace(config, optimiser=faster), "begun with optimiser.learning_rate = 0.003, not 1.0"),
-        (dataclasses.replace(config, update=dataclasses.replace(config.update, epochs=2)), "begun with update.epochs"),
+        (dataclasses.replace(config, seed=1), "started with seed = 0, not 1"),
+        (dataclasses.replace(config, optimiser=faster), "started with optimiser.learning_rate = 0.003, not 1.0"),
+        (dataclasses.replace(config, update=dataclasses.replace(config.update, epochs=2)), r"with update\.epochs"),
     ):
         with pytest.raises(InputError, match=line):
             train(other, steps, run)
     with StepWriter(steps) as writer:
         row = {"task_id": "t", "state": "s", "prompt": "p", "action": "a", "step": 0, "reward": 1.0, "won": True}
         writer.add_group([row | {"trajectory": "new", "terminated": True}])
-    with pytest.raises(InputError, match=r"begun with another set of demonstrations: the step table .*steps' has"):
+    with pytest.raises(InputError, match=r"started with another set of demonstrations: the step table .*steps' has"):
         train(config, steps, run)
     shutil.rmtree(steps)
     shutil.copytree(demos, steps)
     (model / "generation_config.json").write_text("{}")
-    with pytest.raises(InputError, match=r"begun with another model: model\.path"):
+    with pytest.raises(InputError, match=r"started with another model: model\.path"):
         train(config, steps, run)
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_knows(demos, tiny, tmp_path):
-    """One line, where the embedding would raise an IndexError."""
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(demos, tiny, tmp_path):
+    """The error is one line, where the embedding would raise an IndexError."""
     tokenizer = load_tokenizer(str(tiny))
     small = TinyShape(vocabulary=100, width=64, layers=1, heads=2, key_value_heads=1, intermediate=96)
     make_model(tokenizer, small).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    with pytest.raises(InputError, match=r"expected prompt_token_ids from 0 to 99, got \d+, row 0 \(\d+ more rows"):
+    with pytest.raises(
+        InputError, match=r"expected prompt_token_ids from 0 to 99, received \d+, row 0 \(\d+ more rows"
+    ):
         train(sft_config(tmp_path / "model"), demos, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"max_trajectories": 1}, "max_trajectories: expected int >= 2, got 1"),
-        ({"held_out": 1.5}, "held_out: expected float < 1.0, got 1.5"),
+        ({"max_trajectories": 1}, "max_trajectories: expected int >= 2, received 1"),
+        ({"held_out": 1.5}, "held_out: expected float < 1.0, received 1.5"),
     ],
 )
-def test_impossible_sizes(tiny, changes, line):
+def test_impossible_sizes_are_reported(tiny, changes, line):
     with pytest.raises(InputError, match=line):
         sft_config(tiny, **changes)
 
 
-def test_tables_without_prompts_or_successes(tmp_path, tiny):
+def test_tables_without_prompts_or_successes_are_refused(tmp_path, tiny):
     step = {"task_id": "t", "trajectory": "a", "step": 0, "state": "s", "action": "look", "reward": 0.0}
     for name, row, line in (("mute", step, "stores no prompts"), ("lost", {**step, "prompt": "p"}, "explorer")):
         with StepWriter(tmp_path / name) as writer:
@@ -208,8 +208,8 @@ def test_tables_without_prompts_or_successes(tmp_path, tiny):
 
 
 @pytest.mark.slow
-def test_reinforcement_learning_lifts_a_weak_start(demos, tiny, config, runs):
-    """Two thirds of the doors are learnt from half a lesson; the rest must come from reward."""
+def test_reinforcement_learning_improves_a_weak_start(demos, tiny, config, runs):
+    """Supervised training stops at two thirds of the tasks; the rest has to be learnt from reward."""
     weak = sft_config(tiny, update={"epochs": 40}, max_trajectories=6, prompt_loss=True)
     train(weak, demos, runs.folder / "sft")
     config = replace(

@@ -1,4 +1,4 @@
-"""The loop in the house of doors: what a run leaves, and that a broken-off run ends in the same bytes."""
+"""The training loop on the house of doors: its files, failures, and that interrupted runs end in the same bytes."""
 
 import contextlib
 import io
@@ -36,7 +36,7 @@ from hgpo_train.training.trainer import TrainingWarning
 ROOT = Path(hgpo_envs.__file__).parent.parent
 
 
-def test_what_a_run_leaves(config, runs):
+def test_a_run_writes_tables_metrics_and_checkpoints(config, runs):
     trainer = runs.train(config)
     folder = runs.folder / "run"
     assert trainer.state.iteration == 3
@@ -76,7 +76,7 @@ def test_what_a_run_leaves(config, runs):
     assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["000002", "000003"]
 
 
-def test_environment_steps_end_a_run_and_more_of_them_go_on_with_it(config, runs):
+def test_environment_steps_end_a_run_and_a_larger_budget_resumes_it(config, runs):
     config = replace(config, iterations=4, evaluation={"every": 4}, checkpoint={"every": 4})
     whole = runs.train(config, "whole")
     budget = int(read_metrics(runs.folder / "whole" / "metrics.jsonl")[1]["training/environment_steps"]) + 1
@@ -99,11 +99,11 @@ def test_the_policy_loads_in_transformers(config, runs):
 
 
 class Broken(Exception):
-    """Stands for the end of the process."""
+    """An exception that simulates the end of the process."""
 
 
 class Breaking(Display):
-    """Breaks off at the n-th change of stage."""
+    """A display that raises `Broken` at the n-th change of stage."""
 
     def __init__(self, console, at):
         super().__init__(console, 3)
@@ -122,7 +122,7 @@ class Breaking(Display):
 
 
 @pytest.mark.slow
-def test_broken_off_at_every_stage_ends_in_the_same_bytes(config, runs):
+def test_a_run_interrupted_at_any_stage_ends_in_the_same_bytes(config, runs):
     config = replace(config, iterations=2, evaluation={"every": 1}, rollout={"tasks": 2})
     whole = runs.train(config, "whole")
     at = 0
@@ -167,7 +167,7 @@ finally:
 
 
 def hgpo(folder, kill_at, *arguments):
-    """Runs a command that is killed at the n-th system call in a folder; returns exit status, output and errors."""
+    """Run a command that is killed at the n-th system call in a folder; return exit status, output and errors."""
     paths = [str(ROOT), str(ROOT / "datasets"), str(Path(__file__).parent.parent / "worlds")]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(folder), str(kill_at), *map(str, arguments)],
@@ -181,8 +181,8 @@ def hgpo(folder, kill_at, *arguments):
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
-    """HGPO_KILLS sets how many times, HGPO_SEED when."""
+def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
+    """HGPO_KILLS sets the number of kills, HGPO_SEED the moments."""
     config = replace(config, iterations=4, checkpoint={"every": 2}, evaluation={"every": 3})
     path, killed, whole = (runs.folder / name for name in ("config.toml", "killed", "whole"))
     path.write_text(to_toml(config))
@@ -213,7 +213,7 @@ def test_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
 
 @pytest.mark.slow
 def test_resuming_from_an_older_checkpoint_ends_in_the_same_bytes(config, runs):
-    """The newest one is damaged: it is kept aside, and what comes after the older one is computed again."""
+    """A damaged newest checkpoint is moved aside, and the iterations after the older one are repeated."""
     config = replace(config, evaluation={"every": 0})
     runs.train(config, "whole")
     runs.train(replace(config, iterations=2), "damaged")
@@ -226,9 +226,9 @@ def test_resuming_from_an_older_checkpoint_ends_in_the_same_bytes(config, runs):
     path.write_text(to_toml(config))
     code, _, errors = hgpo(folder, 0, "train", path, "--out", runs.folder / "damaged", "--resume")
     assert code == 0, errors
-    told = [line for line in errors.splitlines() if "000002" in line]
-    assert len(told) == 1
-    assert told[0].startswith("warning: checkpoint 000002 cannot be used (model.safetensors: its bytes have changed")
+    shown = [line for line in errors.splitlines() if "000002" in line]
+    assert len(shown) == 1
+    assert shown[0].startswith("warning: checkpoint 000002 cannot be used (model.safetensors: its bytes have changed")
     assert sorted(one.name for one in folder.iterdir()) == ["000002", "000002.damaged", "000003"]
     assert runs.weights("damaged") == runs.weights("whole")
     iterations = [line["iteration"] for line in read_metrics(runs.folder / "damaged" / "metrics.jsonl")]
@@ -237,7 +237,7 @@ def test_resuming_from_an_older_checkpoint_ends_in_the_same_bytes(config, runs):
 
 @pytest.fixture
 def outage(config, tmp_path, monkeypatch):
-    """A file whose tasks fail, and a configuration with that environment."""
+    """Return a file that lists failing tasks, and a configuration of an environment that reads it."""
     path = tmp_path / "outage"
     monkeypatch.setenv("HGPO_TEST_OUTAGE", str(path))
     environment = {"id": "outage_env:HGPO-Test/Outage-v0"}
@@ -248,14 +248,14 @@ def everything() -> str:
     return " ".join(DoorsSource(10).ids("all"))
 
 
-def test_an_iteration_in_which_everything_fails_is_no_success_and_is_played_again(outage, runs):
+def test_an_iteration_in_which_all_rollouts_fail_is_an_error_and_is_repeated(outage, runs):
     path, config = outage
     config = replace(config, evaluation={"every": 0})
     whole = runs.train(config, "whole")
     runs.train(replace(config, iterations=1))
     path.write_text(everything())
     for _ in range(2):
-        with pytest.raises(RolloutError, match=r"6 of 6 rollouts failed \(100%\), 6 of them with .*the power is out"):
+        with pytest.raises(RolloutError, match=r"6 of 6 rollouts failed \(100%\): 6 × .*the power is out"):
             runs.train(config, resume=True)
         assert [line["iteration"] for line in read_metrics(runs.folder / "run" / "metrics.jsonl")] == [1]
         assert [one.name for one in (runs.folder / "run" / "checkpoints").iterdir()] == ["000001"]
@@ -266,15 +266,13 @@ def test_an_iteration_in_which_everything_fails_is_no_success_and_is_played_agai
     assert not steps["aborted"].any()
 
 
-def test_a_few_failures_are_left_out_and_many_stop_the_run(outage, runs):
+def test_few_failed_rollouts_are_left_out_and_many_stop_the_run(outage, runs):
     path, config = outage
     config = replace(config, evaluation={"every": 0}, iterations=1)
     first = runs.train(config, "whole")
     tasks = scan_steps(runs.folder / "whole" / "steps").select("task_id").unique().collect()["task_id"].sort()
     path.write_text(tasks[0])
-    with pytest.raises(
-        RolloutError, match=r"2 of 6 rollouts failed \(33%\).*the power is out\. Resuming plays them again"
-    ):
+    with pytest.raises(RolloutError, match=r"2 of 6 rollouts failed \(33%\).*the power is out\. Resuming repeats them"):
         runs.train(config)
     lenient = replace(config, rollout={"max_failed": 0.5})
     assert runs.train(lenient, resume=True).state.iteration == 1
@@ -283,7 +281,7 @@ def test_a_few_failures_are_left_out_and_many_stop_the_run(outage, runs):
     assert first.state.iteration == 1
 
 
-def test_an_evaluation_in_which_everything_fails_stops_the_run(outage, runs):
+def test_an_evaluation_in_which_all_rollouts_fail_stops_the_run(outage, runs):
     path, config = outage
     path.write_text(" ".join(DoorsSource(10).ids("test")))
     with pytest.raises(RolloutError, match="4 of 4 rollouts failed"):
@@ -294,7 +292,7 @@ def test_an_evaluation_in_which_everything_fails_stops_the_run(outage, runs):
 
 
 @pytest.mark.slow
-def test_the_command_exits_with_1_and_the_reason_when_everything_fails(outage, runs):
+def test_the_command_exits_with_1_and_the_reason_if_all_rollouts_fail(outage, runs):
     outage, config = outage
     outage.write_text(everything())
     path = runs.folder / "config.toml"
@@ -302,7 +300,7 @@ def test_the_command_exits_with_1_and_the_reason_when_everything_fails(outage, r
     code, _, errors = hgpo(runs.folder, 0, "train", path, "--out", runs.folder / "run")
     assert code == 1, errors
     (line,) = [line for line in errors.splitlines() if "stopped" in line]
-    assert "6 of 6 rollouts failed (100%), 6 of them with" in line
+    assert "6 of 6 rollouts failed (100%): 6 × " in line
     assert "the power is out" in line
     assert "resume with: hgpo train --resume --out" in line
     assert "Traceback" not in errors
@@ -311,7 +309,7 @@ def test_the_command_exits_with_1_and_the_reason_when_everything_fails(outage, r
     assert code == 0, errors
 
 
-def test_verify_covers_a_whole_run(config, runs):
+def test_verify_covers_all_files_of_a_run(config, runs):
     runs.train(replace(config, iterations=2, evaluation={"every": 1}))
     folder = runs.folder / "run"
 
@@ -321,7 +319,7 @@ def test_verify_covers_a_whole_run(config, runs):
 
     code, output = verified(folder)
     assert code == 0, output
-    assert output.count("all right") == 5  # the run, two tables, two checkpoints
+    assert output.count("no problems") == 5  # the run, two tables, two checkpoints
     newest = folder / "checkpoints" / "000002"
     assert verified(newest)[0] == 0
     whole = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
@@ -329,7 +327,7 @@ def test_verify_covers_a_whole_run(config, runs):
         if path.is_file():
             path.write_bytes(whole[path][:-9] + b"\xff" + whole[path][-8:])
             code, output = verified(folder)
-            assert (code, output.count("all right")) == (1, 4), path
+            assert (code, output.count("no problems")) == (1, 4), path
             assert path.name in output
             path.write_bytes(whole[path])
     code, output = verified(folder, "--json")
@@ -337,13 +335,13 @@ def test_verify_covers_a_whole_run(config, runs):
     assert [report["ok"] for report in json.loads(output)] == [True] * 5
 
 
-def test_a_folder_is_not_trained_in_twice(config, runs):
+def test_a_folder_with_a_run_is_refused_without_resume(config, runs):
     runs.train(replace(config, iterations=1, evaluation={"every": 0}))
     with pytest.raises(InputError, match="--resume"):
         runs.trainer(config)
     other = replace(config, rollout={"group_size": 2}, iterations=2, evaluation={"every": 0})
     stored = (runs.folder / "run" / "config.toml").read_bytes()
-    with pytest.raises(InputError, match=r"begun with rollout.group_size = 4, not 2"):
+    with pytest.raises(InputError, match=r"started with rollout.group_size = 4, not 2"):
         runs.train(other, resume=True)
     assert (runs.folder / "run" / "config.toml").read_bytes() == stored
     longer = replace(config, iterations=2, evaluation={"every": 0}, update={"micro_batch_tokens": 500})
@@ -356,7 +354,7 @@ def test_a_folder_is_not_trained_in_twice(config, runs):
         ({"advantage": {"estimator": "hpgo"}}, "did you mean 'hgpo'"),
         ({"advantage": {"parameters": {"histroy_length": 2}}}, "did you mean 'history_length'"),
         ({"rollout": {"engine": "transfromers"}}, "did you mean 'transformers'"),
-        ({"rollout": {"max_prompt_tokens": 5000}}, "5006, but the model reads at most 4096"),
+        ({"rollout": {"max_prompt_tokens": 5000}}, "5006, but the model accepts at most 4096"),
         ({"model": {"path": "no/such/model"}}, r"cannot load a tokenizer from 'no/such/model' \(no such folder\)"),
         ({"model": {"device": "quantum"}}, "the device 'quantum' cannot be used here"),
         ({"environment": {"prompt_template": "compcat"}}, "did you mean 'compact'"),
@@ -364,14 +362,14 @@ def test_a_folder_is_not_trained_in_twice(config, runs):
         ({"model": {"lora": {"rank": 2, "targets": ["nothing"]}}}, "cannot add adapters"),
     ],
 )
-def test_bad_configurations_are_refused_in_one_line(config, runs, monkeypatch, changes, line):
+def test_invalid_configurations_are_reported_in_one_line(config, runs, monkeypatch, changes, line):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(InputError, match=line) as caught:
         runs.trainer(replace(config, **changes))
     assert "\n" not in str(caught.value)
 
 
-def test_a_broken_prompt_template_is_refused_before_a_model_is_loaded(config, runs, tmp_path):
+def test_an_invalid_prompt_template_is_reported_before_the_model_is_loaded(config, runs, tmp_path):
     template = tmp_path / "bad.j2"
     template.write_text("{{ admissible_actions[999] }}")
     config = replace(config, environment={"prompt_template": str(template)}, model={"path": "no/such/model"})
@@ -379,7 +377,7 @@ def test_a_broken_prompt_template_is_refused_before_a_model_is_loaded(config, ru
         runs.trainer(config)
 
 
-def test_a_model_without_a_chat_template(config, runs, tiny, tmp_path):
+def test_a_model_without_a_chat_template_is_refused(config, runs, tiny, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     tokenizer.chat_template = None
     folder = tmp_path / "mute"
@@ -389,8 +387,8 @@ def test_a_model_without_a_chat_template(config, runs, tiny, tmp_path):
         runs.trainer(replace(config, model={"path": str(folder)}))
 
 
-def test_a_run_killed_before_it_removed_old_checkpoints_removes_them_when_it_is_resumed(config, runs, monkeypatch):
-    """Also when nothing is left to be trained."""
+def test_a_resumed_run_removes_old_checkpoints_that_a_killed_one_left(config, runs, monkeypatch):
+    """They are removed even if no iteration is left to train."""
     config = replace(config, iterations=2, evaluation={"every": 0}, checkpoint={"every": 1, "keep": 1})
 
     def killed(path):
@@ -410,29 +408,29 @@ def test_a_run_killed_before_it_removed_old_checkpoints_removes_them_when_it_is_
     assert runs.weights("run") == weights
 
 
-def test_a_run_that_never_began_may_be_begun_again(config, runs):
+def test_a_run_that_failed_before_training_can_be_started_again(config, runs):
     config = replace(config, iterations=1, evaluation={"every": 0})
     with pytest.raises(InputError, match="cannot load"):
         runs.train(replace(config, model={"path": "no/such/model"}))
     runs.train(config)
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already contains a run"):
         runs.trainer(config)
 
 
-def test_a_wide_gap_between_engine_and_trainer_is_told(config, runs):
+def test_a_wide_gap_between_engine_and_trainer_is_warned_about(config, runs):
     config = replace(config, iterations=1, evaluation={"every": 0}, update={"gap_warning": 0.0})
-    with pytest.warns(TrainingWarning, match="log-probabilities are .* off"):
+    with pytest.warns(TrainingWarning, match="log-probabilities differ from the trainer.s by"):
         runs.train(config)
 
 
-def test_cut_prompts_are_told(config, runs):
+def test_truncated_prompts_are_warned_about(config, runs):
     config = replace(config, iterations=1, evaluation={"every": 0}, rollout={"max_prompt_tokens": 20})
     with pytest.warns(TrainingWarning, match="prompts are as long as"):
         runs.train(config)
 
 
 def test_rows_that_cannot_be_trained_on_are_left_out_with_a_count(config, runs, monkeypatch):
-    """Their tokens are damaged between the table and the update; the other rows are trained on."""
+    """Tokens are damaged between the table and the update; the other rows are trained on."""
     compute = hgpo_train.training.trainer.compute
 
     def damaging(steps, *args, **kwargs):
@@ -443,7 +441,7 @@ def test_rows_that_cannot_be_trained_on_are_left_out_with_a_count(config, runs, 
     monkeypatch.setattr(hgpo_train.training.trainer, "compute", damaging)
     config = replace(config, iterations=1, evaluation={"every": 0})
     with pytest.warns(
-        TrainingWarning, match=r"1 of \d+ rows cannot be trained on .*response_token_ids from 0 to 383, got -5"
+        TrainingWarning, match=r"1 of \d+ rows that cannot be trained on.*response_token_ids from 0 to 383, received -5"
     ):
         runs.train(config)
     line = read_metrics(runs.folder / "run" / "metrics.jsonl")[-1]
@@ -452,7 +450,7 @@ def test_rows_that_cannot_be_trained_on_are_left_out_with_a_count(config, runs, 
     assert line["actor/optimiser_steps"] > 0
 
 
-def test_dynamic_sampling_trains_on_groups_that_say_something(config, runs):
+def test_dynamic_sampling_trains_only_on_informative_groups(config, runs):
     config = replace(
         config, iterations=1, evaluation={"every": 0}, rollout={"filter_groups": True, "max_generation_batches": 3}
     )
@@ -481,8 +479,8 @@ def test_adapters_train_and_resume(config, runs):
     assert "adapter_model.safetensors" in runs.weights("whole")
 
 
-def test_a_checkpoint_of_another_model(config, runs, tiny, tmp_path):
-    """The model at that path was replaced since."""
+def test_a_run_is_not_resumed_with_another_model(config, runs, tiny, tmp_path):
+    """The model at the configured path was replaced after the run started."""
     path = tmp_path / "model"
     shutil.copytree(tiny, path)
     config = replace(config, iterations=1, evaluation={"every": 0}, model={"path": str(path)})
@@ -490,8 +488,8 @@ def test_a_checkpoint_of_another_model(config, runs, tiny, tmp_path):
     shape = TinyShape(vocabulary=384, width=64, layers=3, heads=2, key_value_heads=1, intermediate=96)
     save_tiny(path, ["a house of doors"] * 9, shape)
     with pytest.raises(
-        InputError, match=r"begun with another model: model.path = .* has the fingerprint \w{16}, not \w{16}"
+        InputError, match=r"started with another model: model.path = .* has the fingerprint \w{16}, not \w{16}"
     ):
         runs.trainer(config, resume=True)
-    with pytest.raises(InputError, match=r"begun with model.path"):
+    with pytest.raises(InputError, match=r"started with model.path"):
         runs.trainer(replace(config, model={"path": str(tiny)}), resume=True)

@@ -1,4 +1,4 @@
-"""Demonstrations for a small model, and what it learns from them stage by stage."""
+"""Demonstrations for a small model, and its supervised training in one or two stages."""
 
 import dataclasses
 import io
@@ -23,18 +23,18 @@ def quiet() -> Display:
     return Display(Console(file=io.StringIO()), 1)
 
 
-def test_each_place_is_demonstrated_as_much_and_only_once(tmp_path):
+def test_each_data_source_is_demonstrated_equally_and_only_once(tmp_path):
     config = load_config("tiny-webshop")
     start = WarmStart(data=(str(bundled_folder()), str(bundled_folder())), demonstrations=8)
-    for _ in range(2):  # the second time everything is there already
+    for _ in range(2):  # the second call has nothing to do
         collect_demonstrations(tmp_path, config, start, quiet())
     steps = scan_steps(tmp_path).collect()
     assert steps.filter(steps["step"] == 0)["iteration"].value_counts().sort("iteration").rows() == [(0, 4), (1, 4)]
     assert steps.select("iteration", "trajectory", "step").is_unique().all()
 
 
-def test_what_is_there_is_used_only_if_it_was_made_from_the_same(tmp_path):
-    """Other demonstrations, sizes, seeds, prompts or shops under the same path: one line, and nothing is changed."""
+def test_existing_parts_are_reused_only_if_their_inputs_are_equal(tmp_path):
+    """Other demonstrations, sizes, seeds, prompts or shops at the same path are a one-line error and change nothing."""
     config = load_config("tiny-webshop")
     shop = tmp_path / "shop"
     shutil.copytree(bundled_folder(), shop)
@@ -53,7 +53,7 @@ def test_what_is_there_is_used_only_if_it_was_made_from_the_same(tmp_path):
     with pytest.raises(InputError, match="was written with environment"):
         collect_demonstrations(steps, dataclasses.replace(config, environment=other), start, quiet())
     for change in ({"seed": 1}, {"shape": dataclasses.replace(SHAPE, width=48)}):
-        with pytest.raises(InputError, match="made from other demonstrations, sizes or another seed"):
+        with pytest.raises(InputError, match="created from other demonstrations, sizes or another seed"):
             new_model(model, steps, dataclasses.replace(start, **change))
     assert collect_demonstrations(steps, config, start, quiet()) == steps
     assert new_model(model, steps, start) == model
@@ -64,7 +64,7 @@ def test_what_is_there_is_used_only_if_it_was_made_from_the_same(tmp_path):
         collect_demonstrations(steps, config, start, quiet())
 
 
-def test_a_second_stage_goes_on_with_the_model_of_the_first(tmp_path):
+def test_a_second_stage_continues_with_the_model_of_the_first(tmp_path):
     config = load_config("tiny-webshop")
     start = WarmStart(demonstrations=12, rows="all", epochs=2, batch=8, shape=SHAPE)
     first = warm_start(tmp_path / "first", config, start, quiet())

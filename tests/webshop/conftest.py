@@ -1,4 +1,4 @@
-"""Catalogues to shop in: the recordings' own, and a small one with everything awkward in it."""
+"""Catalogues for tests: the one of the recordings, and a small one of edge cases."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ AWKWARD = [
 
 
 def awkward_records() -> tuple[list[dict], dict, dict]:
-    """The awkward products in the official raw formats: items, attributes, human instructions."""
+    """Return the products of edge cases in the official raw formats: items, attributes, human instructions."""
     items, attributes, human = [], {}, {}
     for number, (title, description, bullets, price, options, own) in enumerate(AWKWARD * 12):
         asin = f"B0{number:08d}" if number % 17 else f"b0low{number:05d}"
@@ -82,7 +82,7 @@ def awkward_records() -> tuple[list[dict], dict, dict]:
 
 
 def build_from(records: tuple[list[dict], dict, dict], folder: Path) -> Path:
-    """A catalogue of raw records, with the stand-in's nouns."""
+    """Build a catalogue from raw records, with the stand-in's nouns."""
     paths = [folder / name for name in ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")]
     for path, content in zip(paths, records, strict=True):
         path.write_text(json.dumps(content))
@@ -92,20 +92,20 @@ def build_from(records: tuple[list[dict], dict, dict], folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def awkward(tmp_path_factory) -> Path:
-    """A catalogue of 72 awkward products."""
+    """Return a catalogue of 72 products of edge cases."""
     return build_from(awkward_records(), tmp_path_factory.mktemp("awkward"))
 
 
 @pytest.fixture(scope="session")
 def awkward_few(tmp_path_factory) -> Path:
-    """A catalogue of the first 20 of them."""
+    """Return a catalogue of the first 20 products of edge cases."""
     items, attributes, human = awkward_records()
     return build_from((items[:20], attributes, human), tmp_path_factory.mktemp("few"))
 
 
 @pytest.fixture(scope="session")
 def recorded(shared, tmp_path_factory) -> Path:
-    """The catalogue that the original was recorded on, with the recorded nouns."""
+    """Return the catalogue that the original was recorded with, with the recorded nouns."""
     raw = shared / "golden" / "webshop" / "catalogue"
     out = tmp_path_factory.mktemp("recorded") / "catalogue"
     files = (raw / f"{name}.json.gz" for name in ("items_shuffle", "items_ins_v2", "items_human_ins"))

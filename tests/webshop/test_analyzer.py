@@ -1,4 +1,4 @@
-"""Tokens and stems: published examples, and properties."""
+"""Tokens and stems: published examples and properties."""
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ def test_words(text, expected):
     assert analyzer.words(text) == expected.split(" ")
 
 
-def test_porters_own_examples():
+def test_porters_examples():
     examples = """
     caresses caress ponies poni ties ti caress caress cats cat feed feed agreed agre plastered plaster bled bled
     motoring motor sing sing conflated conflat troubled troubl sized size hopping hop tanned tan falling fall hissing
@@ -44,7 +44,7 @@ def test_porters_own_examples():
         assert stem(word) == expected, word
 
 
-def test_departures_from_the_paper():
+def test_changes_since_the_paper():
     # -bli and -logi, and one or two letters left alone (Porter's own program)
     assert [stem(word) for word in ("possibly", "archaeology", "us", "as", "is", "y", "")] == [
         "possibl", "archaeolog", "us", "as", "is", "y", "",
@@ -65,12 +65,12 @@ def test_ascii_and_full_grammar_agree(text):
 
 
 @given(st.text(max_size=60))
-def test_any_text_can_be_cut_at_spaces(text):
+def test_any_text_can_be_split_at_spaces(text):
     assert analyzer.terms(text) == [term for word in analyzer.words(text) if (term := analyzer.term(word)) is not None]
 
 
 @given(st.integers(200, 1_000), st.sampled_from(["a", "é", "1", "a_", "ab."]))
-def test_long_words_are_cut_at_255(length, unit):
+def test_long_words_are_split_at_255(length, unit):
     words = analyzer.words(f"{unit * length} end")
     assert words[-1] == "end"
     assert max(map(len, words)) <= 255

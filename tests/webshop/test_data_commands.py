@@ -1,4 +1,4 @@
-"""`hgpo data … webshop`, as a user runs it."""
+"""The commands `hgpo data … webshop`."""
 
 import sys
 
@@ -19,7 +19,7 @@ def hgpo(monkeypatch, capsys):
     return run
 
 
-def test_from_nothing_to_a_search(hgpo, tmp_path):
+def test_synthesis_build_and_search(hgpo, tmp_path):
     code, out, _ = hgpo("data", "synth", "webshop", "--products", 200, "--seed", 3, "--out", tmp_path / "raw")
     assert code == 0
     following = out[out.index("hgpo data build") :].split()[1:]

@@ -20,7 +20,7 @@ COMMANDS = st.one_of(
 
 
 def walk(engine, task, commands):
-    """The states of an episode; a number stands for one of the actions offered."""
+    """Return the states of an episode. An integer selects one of the admissible actions."""
     states = [engine.start(task)]
     for command in commands:
         offered = states[-1].actions
@@ -53,7 +53,7 @@ def test_any_text_is_an_action(source, data):
 
 
 @given(commands=st.lists(st.integers(0, 60), max_size=14))
-def test_engines_share_nothing_that_changes(source, commands):
+def test_engines_share_no_mutable_state(source, commands):
     alone = walk(source.engine(), 3, commands)
     first, second = source.engine(), source.engine()
     states = [first.start(3)]
@@ -65,7 +65,7 @@ def test_engines_share_nothing_that_changes(source, commands):
     assert states == alone
 
 
-def test_an_action_before_a_start_is_a_fault_of_the_program(source):
+def test_an_action_before_start_raises_runtime_error(source):
     with pytest.raises(RuntimeError, match="call start first"):
         source.engine().act("search[x]")
 
@@ -76,7 +76,7 @@ def to_item(engine, title="red wide leg pants"):
     return engine.act(next(action for action in state.actions if action.startswith("click[b000")))
 
 
-def test_options_are_forgotten_on_the_way_back_to_the_results(awkward):
+def test_options_are_reset_on_the_way_back_to_the_results(awkward):
     engine = WebShopSource(awkward, observation_mode="text_rich").engine()
     to_item(engine)
     assert "You have clicked red.\n" in engine.act("click[red]").text
@@ -90,7 +90,7 @@ def test_options_are_forgotten_on_the_way_back_to_the_results(awkward):
     assert "[clicked button]" not in engine.act("search[red wide leg pants]").text
 
 
-def test_state_text_leaves_out_the_instruction(source):
+def test_state_text_omits_the_instruction(source):
     engine = source.engine()
     for state in [to_item(engine), engine.act("click[features]"), engine.act("click[back to search]")]:
         assert source.task("0").instruction not in state.text
@@ -159,7 +159,7 @@ def test_reward_scale():
 
 
 def test_a_lowercase_asin_is_not_found(awkward):
-    """The original looks its capitals up, and stops."""
+    """The original searches for the upper-case asin and fails."""
     engine = WebShopSource(awkward).engine()
     engine.start(0)
     for _ in range(5):

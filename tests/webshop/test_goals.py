@@ -34,14 +34,14 @@ def test_published_splits():
         st.text("abc", max_size=2), st.lists(st.text("xyz", max_size=2), min_size=1, max_size=3), max_size=3
     )
 )
-def test_combinations_are_itertools_products(options):
+def test_combinations_equal_itertools_product(options):
     names = sorted(options)
     product = [dict(zip(names, values, strict=True)) for values in itertools.product(*(options[n] for n in names))]
     assert [combination(options, number) for number in range(len(product))] == product
 
 
-def test_the_original_draws_reproduced_with_the_global_generator(awkward):
-    """Written as the original does it: one seeded stream for prices, then bounds; another for the order."""
+def test_draws_equal_the_originals_with_the_global_generator(awkward):
+    """As in the original: one seeded stream for prices and then bounds, another for the order."""
     catalogue = Catalogue.open(awkward)
     products = list(catalogue)
     random.seed(11)
@@ -66,7 +66,7 @@ def test_the_original_draws_reproduced_with_the_global_generator(awkward):
 
 
 @pytest.mark.parametrize("kind", ["synthetic", "human"])
-def test_goals_kept_in_large_catalogues_are_those_drawn(monkeypatch, awkward, tmp_path, kind):
+def test_goals_stored_in_large_catalogues_equal_those_drawn(monkeypatch, awkward, tmp_path, kind):
     monkeypatch.setattr(goals_module, "KEPT_FROM", 1)
     folder = tmp_path / "catalogue"
     shutil.copytree(awkward, folder)
@@ -80,7 +80,7 @@ def test_goals_kept_in_large_catalogues_are_those_drawn(monkeypatch, awkward, tm
     assert GoalSet(catalogue, kind, price_seed=1).prices.tolist() == other.prices.tolist()
 
 
-def test_weighted_draws_reproduced_with_the_global_generator(awkward):
+def test_weighted_draws_equal_the_originals_with_the_global_generator(awkward):
     """The original takes the goal after the one that the drawn weight falls on, and the last for the last."""
     goals = GoalSet(Catalogue.open(awkward))
     ends = [0.0, *np.cumsum(goals.weights).tolist()]
@@ -92,7 +92,7 @@ def test_weighted_draws_reproduced_with_the_global_generator(awkward):
         assert at < ends[drawn] or drawn == len(goals) - 1
 
 
-def test_seeds_decide(awkward):
+def test_seeds_determine_goals(awkward):
     catalogue = Catalogue.open(awkward)
 
     def instructions(**seeds):
@@ -136,7 +136,7 @@ def test_task_ids(awkward):
         ({"observation_mode": "html"}, "unknown observation_mode 'html'"),
         ({"option_colors": "both"}, "unknown WebShop argument 'option_colors'; did you mean 'option_colours'?"),
         ({"after_done": "stop"}, "unknown after_done 'stop'. Known: continue, freeze"),
-        ({"random_query_seed": "7"}, "random_query_seed: expected an integer, got '7'"),
+        ({"random_query_seed": "7"}, "random_query_seed: expected an integer"),
     ],
 )
 def test_bad_arguments(awkward, arguments, line):

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 from hgpo_envs.episode import LONGEST_COMMAND
 from hgpo_envs.errors import InputError
-from hgpo_envs.registration import webshop_source
 from hgpo_envs.webshop.catalogue import Catalogue
 from hgpo_envs.webshop.catalogue.catalogue import MANIFEST
 from hgpo_envs.webshop.data.build import build
 from hgpo_envs.webshop.data.source import WebShopSource
 from hgpo_envs.webshop.engine.pages import parse_action
+from hgpo_envs.webshop.environment import WEBSHOP
 from hgpo_envs.webshop.generation import synthetic
 from hgpo_envs.webshop.generation.synthetic import FILES
 from hgpo_envs.webshop.search import analyzer
@@ -33,7 +33,7 @@ from hgpo_envs.webshop.search import analyzer
 
 @pytest.fixture(scope="module", params=["mapped", "gzipped"])
 def shop(request, tmp_path_factory):
-    """The folder of a small catalogue."""
+    """Return the folder of a small catalogue."""
     folder = tmp_path_factory.mktemp("shop")
     synthetic.write_synthetic(folder / "raw", 60, 4, people=1.0)
     paths = [folder / "raw" / name for name in FILES]
@@ -42,7 +42,7 @@ def shop(request, tmp_path_factory):
 
 
 def use(folder):
-    """Everything that an environment may do with a catalogue."""
+    """Use a catalogue in all the ways of an environment."""
     catalogue = Catalogue.open(folder)
     assert sum(1 for _ in catalogue) == len(catalogue)
     assert len(list(catalogue.human_instructions())) >= 0
@@ -79,13 +79,13 @@ def damaged(shop, tmp_path):
     return tmp_path / "shop"
 
 
-def test_a_sound_one_is_used_and_its_checksums_fit(damaged):
+def test_an_intact_catalogue_is_used_and_verified(damaged):
     use(damaged)
     Catalogue.open(damaged).verify()
 
 
 @given(data=st.data())
-def test_flipped_bytes_give_one_line_or_another_shop(shop, tmp_path_factory, data):
+def test_flipped_bytes_give_a_one_line_error_or_another_shop(shop, tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("flipped") / "shop"
     shutil.copytree(shop, folder)
     try:
@@ -104,7 +104,7 @@ def test_flipped_bytes_give_one_line_or_another_shop(shop, tmp_path_factory, dat
 
 
 def set_size(folder, name):
-    """The manifest says of a changed file what is now true."""
+    """Update the manifest for a changed file."""
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest["files"][name][0] = (folder / name).stat().st_size
     (folder / MANIFEST).write_text(json.dumps(manifest))
@@ -112,7 +112,7 @@ def set_size(folder, name):
 
 @given(data=st.data())
 def test_files_of_another_length(shop, tmp_path_factory, data):
-    """Cut or lengthened, with a manifest that agrees."""
+    """Truncated or lengthened files with a matching manifest."""
     folder = tmp_path_factory.mktemp("cut") / "shop"
     shutil.copytree(shop, folder)
     try:
@@ -156,7 +156,7 @@ VALUES = [-1, 1000, 2**31 - 1, -(2**31)]
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("name", ["order", "combinations", "instructed", "human.counts", "categories", "queries"])
-def test_arrays_that_lead_elsewhere(damaged, name, value):
+def test_arrays_of_constant_values(damaged, name, value):
     array = np.load(damaged / f"{name}.npy")
     array[...] = value
     np.save(damaged / f"{name}.npy", array)
@@ -165,7 +165,7 @@ def test_arrays_that_lead_elsewhere(damaged, name, value):
 
 @pytest.mark.parametrize("value", [0, 1, 40, 2**16 - 1])
 @pytest.mark.parametrize("name", ["starts", "documents", "codes", "term_ends", "term_numbers", "code_frequencies"])
-def test_indexes_that_lead_elsewhere(damaged, name, value):
+def test_search_indexes_of_constant_values(damaged, name, value):
     path = damaged / f"index/{name}.npy"
     array = np.load(path)
     array[...] = value
@@ -174,7 +174,7 @@ def test_indexes_that_lead_elsewhere(damaged, name, value):
 
 
 def write_products(folder, change):
-    """The products anew, each record changed, with starts and sizes that agree."""
+    """Write changed records of all products, with matching offsets and sizes."""
     path = folder / "products.jsonl"
     text = path.read_bytes() if path.exists() else gzip.decompress((folder / "products.jsonl.gz").read_bytes())
     lines = [change(orjson.loads(line)) + b"\n" for line in text.splitlines()]
@@ -205,7 +205,7 @@ def test_products_of_wrong_types(damaged, field, value):
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"null", b"[]", b"\xff", b'"\\ud800"', b"{}", b"[" * 100_000])
-def test_products_that_are_none(damaged, line):
+def test_records_that_are_not_products(damaged, line):
     write_products(damaged, lambda _: line)
     assert try_to(damaged)
 
@@ -235,7 +235,7 @@ def test_manifests_with_another_field(damaged, field, value):
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "dangling", "zero"])
 @pytest.mark.parametrize("name", [MANIFEST, "order.npy", "index/terms.bin", "index/index.json", "human.starts.npy"])
-def test_what_is_no_file(damaged, name, kind):
+def test_paths_that_are_not_regular_files(damaged, name, kind):
     (damaged / name).unlink()
     if kind == "fifo":
         os.mkfifo(damaged / name)
@@ -290,24 +290,24 @@ def test_raw_bombs_take_little_memory(tmp_path, kind):
     assert not (tmp_path / "out").exists()
 
 
-def test_options_that_multiply(tmp_path):
+def test_too_many_combinations_of_options(tmp_path):
     """60 options of two values: 10¹⁸ goals."""
     record = {"asin": "B1", "name": "x", "full_description": "", "small_description": [], "pricing": "$1"}
     record |= {"category": "c", "query": "q", "product_category": "p"}
     record["customization_options"] = {str(n): [{"value": "a"}, {"value": "b"}] for n in range(60)}
     (tmp_path / "items.json").write_text(json.dumps([record]))
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(InputError, match=r"record 0 \(B1\): its options can be chosen in 1e\+18 ways"):
+    with pytest.raises(InputError, match=r"record 0 \(B1\): its options have 1e\+18 combinations"):
         build(tmp_path / "items.json", *[tmp_path / "other.json"] * 2, tmp_path / "out", nouns="stand-in")
 
 
 @pytest.mark.parametrize("seed", [None, "1", 1.5, True, [1], {}])
 @pytest.mark.parametrize("name", ["price_seed", "shuffle_seed"])
 def test_seeds_are_integers(name, seed):
-    """With None, the same task had other prices in every process."""
-    with pytest.raises(InputError, match=rf"{name}: expected .*, got"):
+    """With None, the same task would have different prices in every process."""
+    with pytest.raises(InputError, match=rf"{name}: expected .*, (got|received)"):
         gymnasium.make("HGPO/WebShop-v0", **{name: seed})
-    with pytest.raises(InputError, match=rf"{name}: expected an integer, got"):
+    with pytest.raises(InputError, match=rf"{name}: expected an integer, received"):
         WebShopSource(**{name: seed})
 
 
@@ -316,8 +316,8 @@ def size_now():
 
 
 def test_caches_are_bounded_in_bytes():
-    """Also for whoever plays the engine without an environment, which would cut the commands."""
-    engine = webshop_source().source.engine()
+    """Also without an environment, which would truncate the commands."""
+    engine = WEBSHOP.open_source().source.engine()
     engine.start("0")
     engine.act("search[shoes]")
     tracemalloc.start()
@@ -332,7 +332,7 @@ def test_caches_are_bounded_in_bytes():
         tracemalloc.stop()
 
 
-def test_a_long_action_is_cut_and_so_is_its_history():
+def test_long_actions_are_truncated_in_the_history_too():
     env = gymnasium.make("HGPO/WebShop-v0", disable_env_checker=True, history_length=5, max_steps=50)
     env.reset(seed=1)
     tracemalloc.start()
@@ -378,7 +378,7 @@ PIECES = st.sampled_from(["a", "[", "]", "\n", "search", "click", " ", "]]", "[[
 
 
 @given(st.lists(PIECES, max_size=12).map("".join))
-def test_actions_are_parsed_as_the_original_parses_them(command):
+def test_actions_are_parsed_as_in_the_original(command):
     match = re.compile(r"(.+)\[(.+)\]").match(command)
     assert parse_action(command) == ((match[1], match[2].lower()) if match else (command, ""))
 
@@ -389,7 +389,7 @@ LETTERS = st.sampled_from(
 
 
 @given(st.lists(st.tuples(LETTERS, st.integers(1, 40)), min_size=8, max_size=40))
-def test_long_pieces_have_the_words_that_the_whole_grammar_finds(runs):
+def test_long_pieces_have_the_same_words_as_the_whole_grammar(runs):
     text = "".join(letter * times for letter, times in runs)
     found = analyzer._any().findall(text)
     if len(text) > analyzer.LONGEST_WORD and all(len(word) <= analyzer.LONGEST_WORD // 4 for word in found):
@@ -418,8 +418,8 @@ UNITS = [
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_no_action_takes_long(unit):
-    """Linear in the action's length: the longest one takes less than a second."""
+def test_actions_take_linear_time(unit):
+    """The longest action takes less than a second."""
     env = gymnasium.make("HGPO/WebShop-v0", disable_env_checker=True)
     env.reset(seed=1)
     text = unit * LONGEST_COMMAND

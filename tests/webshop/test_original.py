@@ -1,4 +1,4 @@
-"""The original as a backend: what is missing is said in one line; where a checkout is named, both play alike.
+"""The original as a backend: errors for missing parts and, if a checkout is available, a comparison.
 
 `HGPO_WEBSHOP_CHECKOUT` names a checkout with data and index, `HGPO_WEBSHOP_PYTHON` the interpreter it is installed
 for, `HGPO_WEBSHOP_NOUNS` a file of nouns where there is no spaCy model.
@@ -19,7 +19,7 @@ from hgpo_envs.webshop.reference.original import OriginalSource
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A checkout with every file in its place and a program of one line, which a test writes."""
+    """Return a checkout with all files and a program of one line, which a test writes."""
     for name in ("data/items_shuffle_1000.json", "search_engine/indexes/segments_1", "web_agent_site/__init__.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -37,10 +37,10 @@ def checkout(tmp_path):
         ("raise OSError(\"[E050] Can't find model 'en_core_web_sm'\")", "install the spaCy model"),
         ("raise ValueError('JVM path\\nnot found')", "JVM path not found; install Java 11"),
         ("open('/x/data/items_human_ins.json')", "fetch its data"),
-        ("raise SystemExit(3)", "SystemExit: 3; see whether the checkout runs by itself"),
+        ("raise SystemExit(3)", "SystemExit: 3; check whether the checkout runs by itself"),
     ],
 )
-def test_what_fails_is_said_with_its_mend(checkout, program, line):
+def test_errors_contain_the_fix(checkout, program, line):
     checkout.write_text(program)
     with pytest.raises(InputError) as caught:
         OriginalSource(checkout.parents[2])
@@ -72,7 +72,7 @@ def test_missing_files(checkout, missing, line):
     ("arguments", "line"),
     [
         ({"checkout": None}, "needs a checkout"),
-        ({"shuffle_seed": 7}, "always shuffles with 233"),
+        ({"shuffle_seed": 7}, "shuffle_seed: expected 233 with the original, received 7"),
         ({"num_products": 500}, "unknown num_products 500"),
         ({"python": "/no/python"}, "cannot run /no/python: No such file or directory"),
         ({"goals": "any"}, "unknown kind of goals 'any'"),
@@ -97,8 +97,8 @@ QUERIES = ["hair", "red shoes", "the", "<r>", "<c> beauty", "<c>", "<a> x", "<q>
     ],
     ids=["human", "synthetic", "rich"],
 )
-def test_both_play_alike(tmp_path, arguments):
-    """Random walks, oddities included: the same texts, actions, rewards, parts and errors."""
+def test_both_backends_agree(tmp_path, arguments):
+    """Random walks, including quirks, give the same texts, actions, rewards, parts and errors."""
     folder = os.environ.get("HGPO_WEBSHOP_CHECKOUT")
     if not folder:
         pytest.skip("needs a checkout of the original (HGPO_WEBSHOP_CHECKOUT)")

@@ -1,4 +1,4 @@
-"""Pages by rule: what is shown, what can be clicked, in both observation modes."""
+"""Pages: visible texts and clickable names in both observation modes."""
 
 import json
 
@@ -11,7 +11,7 @@ from hgpo_envs.webshop.engine.pages import Node
 
 
 def test_blank_texts():
-    """One space is an empty part; a newline among blanks hides the text; other blanks are text."""
+    """A space gives an empty part, blank text with a newline is hidden, and other blank text is visible."""
     nodes = [Node("a "), Node(" "), Node("\t"), Node(" \n"), Node(""), Node("\u00a0"), Node("b")]
     assert pages.text_observation(nodes) == "a [SEP]  [SEP]  [SEP]  [SEP] b"
     assert pages.text_rich_observation(nodes, "", ()) == "a \n \n \n\u00a0\nb\n"
@@ -38,7 +38,7 @@ def test_rich_marks():
     )
 
 
-def test_clickables_keep_their_first_place_and_lead_to_the_last_node():
+def test_clickables_keep_their_first_position_and_map_to_the_last_node():
     body = (Node("large", "option", "size"), Node("buy now", "option", "fit"), Node("large", "option", "fit"))
     page = pages.Page("item", (), (*body, Node("Buy Now", "button")))
     found = pages.clickables(page)
@@ -87,7 +87,7 @@ def test_views_of_any_page(nodes, task):
 
 
 def named(node):
-    """What an action calls a node; None where it is plain text."""
+    """Return a node's name in actions, or None for plain text."""
     if node.kind == "text":
         return None
     if node.kind == "option":  # by its input's value, not by its element's text
@@ -103,7 +103,7 @@ def test_done_page():
 
 
 @given(st.lists(st.text(alphabet="a b[SEP]\n", max_size=8), min_size=3, max_size=6))
-def test_quoting_loses_nothing_after_the_task(texts):
+def test_the_state_text_contains_every_part_after_the_task(texts):
     """Every part after the task's first occurrence is there, in order, in quotes."""
     text = pages.SEPARATOR.join(texts)
     task = pages.task_part(text)

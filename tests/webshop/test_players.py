@@ -1,4 +1,4 @@
-"""The expert's plans are executed and compared with every possible purchase; the explorer sees what is shown."""
+"""The expert's plans compared with all possible purchases, and the explorer's use of observations only."""
 
 import itertools
 
@@ -28,7 +28,7 @@ def scores(source, name, task_ids):
 
 @pytest.mark.parametrize("goals", ["human", "synthetic"])
 @pytest.mark.parametrize("observation_mode", ["text", "text_rich"])
-def test_the_expert_keeps_its_word(goals, observation_mode):
+def test_the_experts_plans_reach_their_scores(goals, observation_mode):
     source = WebShopSource(goals=goals, observation_mode=observation_mode)
     full = 0
     for task_id in source.ids("test")[:120]:
@@ -41,7 +41,7 @@ def test_the_expert_keeps_its_word(goals, observation_mode):
 
 
 def best_possible(source, task_id):
-    """The best score of any product with any options that clicks can choose: all of them, one by one."""
+    """Return the best score over all products and all options that clicks can choose."""
     engine = source.engine()
     best = 0.0
     for product in source.shop.catalogue:
@@ -64,7 +64,7 @@ def best_possible(source, task_id):
 
 @pytest.mark.parametrize("goals", ["human", "synthetic"])
 def test_no_purchase_beats_a_shortfall(awkward, goals):
-    """On a shop of awkward products: where the expert says that nothing reaches 1, nothing does."""
+    """In a shop of edge cases: if the expert reports that no purchase scores 1, none does."""
     source = WebShopSource(awkward, goals=goals)
     fell_short = 0
     for task_id in source.ids("all")[:60]:
@@ -76,7 +76,7 @@ def test_no_purchase_beats_a_shortfall(awkward, goals):
 
 
 def test_the_expert_on_the_recorded_catalogue(recorded):
-    """Every human goal but those whose options are named like buttons; of the others it says why."""
+    """Every human goal except those whose options are named like buttons, for which it reports the reason."""
     source = WebShopSource(recorded, goals="human")
     whys = [
         expert.plan.shortfall
@@ -95,7 +95,7 @@ def test_the_expert_needs_the_native_engine():
 
 
 @pytest.mark.parametrize("goals", ["human", "synthetic"])
-def test_the_explorer_does_well_on_what_it_is_shown(goals):
+def test_the_explorer_scores_well_with_observations_only(goals):
     source = WebShopSource(goals=goals)
     ids = source.ids("test")[:60]
     found = scores(source, "explorer", ids)

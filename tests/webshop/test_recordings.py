@@ -1,4 +1,4 @@
-"""Every line of the original's recordings: pages, available actions, rewards and their parts, goals and prices."""
+"""Comparison with the original's recordings: pages, available actions, rewards and their parts, goals, prices."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ RECORDINGS = {
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory) -> Path:
-    """The recordings, unpacked; tests/golden/README.md says where they come from."""
+    """Return the recordings, unpacked. Their origin is documented in tests/golden/README.md."""
     folder = tmp_path_factory.mktemp("golden")
     unpack([Path(__file__).parent.parent / "golden" / "webshop" / "recordings.tar.xz"], folder)
     return folder
@@ -28,7 +28,7 @@ def golden(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def recorded(golden, tmp_path_factory) -> Path:
-    """The catalogue that the original was recorded on, with the recorded nouns."""
+    """Return the catalogue of the recordings, with the recorded nouns."""
     raw, out = golden / "catalogue", tmp_path_factory.mktemp("recorded") / "catalogue"
     files = (raw / f"{name}.json" for name in ("items_shuffle", "items_ins_v2", "items_human_ins"))
     build(*files, out, nouns=raw / "nouns.json")
@@ -40,7 +40,7 @@ def lines_of(golden, name):
 
 
 def differences(line, state, task_id):
-    """Where a state is not what was recorded."""
+    """Return the differences between a state and its recording."""
     session = line.get("session", task_id)
     expected = {
         "page": line["observation"] if not line.get("error") else state.info["page"],
@@ -99,8 +99,8 @@ def test_goals_prices_and_weights_in_order(golden, recorded, name):
     assert goals.weights.cumsum()[-1] == expected["cum_weights_last"]
 
 
-def test_state_texts_are_verl_agents_anchors(golden, recorded):
-    """By its own steps, written out: split at the separator, find the task, quote the rest."""
+def test_state_texts_equal_verl_agents_anchors(golden, recorded):
+    """An independent implementation of its steps: split at the separator, find the task, quote the rest."""
     engine = WebShopSource(recorded, goals="human").engine()
     for line in lines_of(golden, "text_human"):
         if line["goal_idx"] is None and line["step"] == 0:

@@ -1,4 +1,4 @@
-"""Records and labels: what was written is read, one by one, by any number."""
+"""Records and labels: random access to everything that was written."""
 
 import math
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 
 @given(st.lists(JSON), st.booleans())
-def test_records_come_back_to_the_bit(folder, values, compress):
+def test_records_are_unchanged_to_the_bit(folder, values, compress):
     for path in folder.iterdir():
         path.unlink()
     write_records(folder, "values", values, compress=compress)
@@ -50,7 +50,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
     assert len({(tmp_path / name / "values.jsonl.gz").read_bytes() for name in ("one", "two")}) == 1
 
 
-def test_infinity_becomes_null_as_json_has_none(tmp_path):
+def test_infinity_becomes_null(tmp_path):
     write_records(tmp_path, "values", [[1.5, math.inf]])
     assert Records(tmp_path, "values")[0] == [1.5, None]
 

@@ -1,4 +1,4 @@
-"""Getting the official files: from a folder, and over HTTP from sources that misbehave."""
+"""Installation of the official files from a folder and from faulty HTTP sources."""
 
 import json
 import threading
@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from hgpo_envs.errors import InputError
+from hgpo_envs.fetch import NoConnection
 from hgpo_envs.webshop.data import release
 
 CONTENT = {file.name: json.dumps([1] if file.begins == b"[" else {}).encode() for file in release.FILES["small"]}
@@ -52,11 +53,11 @@ def test_from_a_folder(tmp_path):
     (tmp_path / "have/items_human_ins.json").unlink()
     with pytest.raises(InputError, match=r"no items_human_ins\.json in"):
         release.fetch_release("small", tmp_path / "other", local=tmp_path / "have")
-    with pytest.raises(InputError, match="size must be small or full, not 'huge'"):
+    with pytest.raises(InputError, match="size: expected 'small' or 'full', received 'huge'"):
         release.fetch_release("huge", tmp_path / "other")
 
 
-def test_drive_is_asked_by_identifier(tmp_path, server):
+def test_drive_is_requested_by_identifier(tmp_path, server):
     root, asked = server
     paths = release.fetch_release("small", tmp_path, sources=(f"{root}/ok/download?export=download&id=",))
     assert [path.read_bytes() for path in paths] == list(CONTENT.values())
@@ -66,7 +67,7 @@ def test_drive_is_asked_by_identifier(tmp_path, server):
 
 
 @pytest.mark.parametrize("first", ["page", "none"])
-def test_the_mirror_is_asked_where_drive_refuses(tmp_path, server, first):
+def test_the_mirror_is_used_if_drive_refuses(tmp_path, server, first):
     root, _ = server
     sources = (f"{root}/{first}/download?id=", f"{root}/ok/")
     paths = release.fetch_release("small", tmp_path, sources=sources, tries=1)
@@ -78,7 +79,18 @@ def test_no_source_has_it(tmp_path, server):
     with pytest.raises(InputError) as error:
         release.fetch_release("small", tmp_path, sources=(f"{root}/page/?id=", f"{root}/none/"), tries=1)
     line = str(error.value)
-    assert "no source has items_shuffle_1000.json just now" in line
+    assert "no source provides items_shuffle_1000.json" in line
     assert "--from FOLDER" in line
     assert "\n" not in line
     assert not (tmp_path / "items_shuffle_1000.json").exists()
+
+
+def test_without_a_network_one_line_says_what_to_do_and_nothing_is_left(tmp_path):
+    sources = ("http://no-such-host.invalid/?id=", "http://127.0.0.1:9/")
+    with pytest.raises(NoConnection) as caught:
+        release.fetch_release("small", tmp_path / "new/webshop", sources=sources)
+    line = str(caught.value)
+    assert "\n" not in line
+    for part in ("no-such-host.invalid", "127.0.0.1", "--from FOLDER", "bundled catalogue"):
+        assert part in line
+    assert list(tmp_path.iterdir()) == []

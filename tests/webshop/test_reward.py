@@ -1,4 +1,4 @@
-"""The reward's parts, each by an example worked out by hand, and bounds for any purchase."""
+"""The reward's parts by examples computed by hand, and bounds for any purchase."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ def goal(attributes=("wide leg",), options=(), price_upper=30.0, **fields):
     return Goal(0, product(**fields), "", attributes, options, price_upper)
 
 
-def test_a_right_purchase():
+def test_a_correct_purchase():
     found = reward(product(), goal(options=("red",)), 30.0, {"color": "Cherry red"})
     assert found.score == found.r_type == found.r_att == found.r_option == 1.0
     assert found.r_price is True
@@ -40,7 +40,7 @@ def test_parts_add_up():
     assert found.score == (1 + 1 + 0) / 5
 
 
-def test_no_options_no_option_part():
+def test_a_goal_without_options_has_no_option_part():
     parts = reward(product(), goal(), 1.0, {}).parts()
     assert list(parts) == [
         "r_type",
@@ -71,7 +71,7 @@ def test_type(bought, r_type, title_score):
     assert (found.r_type, found.title_score) == (r_type, title_score)
 
 
-def test_a_title_without_nouns_counts_a_fifth():
+def test_a_title_without_nouns_scores_a_fifth():
     wanted = goal(nouns=())
     assert reward(product(), wanted, 1.0, {}).title_score == 0.2
     assert reward(product(query="x", product_category=""), wanted, 1.0, {}).r_type == 0.5
@@ -86,7 +86,7 @@ def test_attributes_are_found_anywhere(where):
 
 
 def test_colours_of_synthetic_goals():
-    """A word within a word is a colour, and the original reduces only one side of a synthetic option."""
+    """A colour inside another word counts, and the original normalises only one side of a synthetic option."""
     assert first_colour("wired") == "red"
     synthetic = goal(options={"connectivity": "wired"})
     assert matched_options(["wired"], wanted_options(synthetic)) == 0
@@ -96,7 +96,7 @@ def test_colours_of_synthetic_goals():
 
 
 def test_letters_beyond_latin_1_count_and_latin_1_does_not():
-    """thefuzz deletes the characters 128 to 255 alone before it compares."""
+    """thefuzz deletes only the characters 128 to 255 before it compares."""
     assert same("crème", "crme")
     assert not same("日本", "")
     assert same("日本", "日本")
@@ -119,7 +119,7 @@ words = st.text(alphabet="abré日 ‹›|/'\"-_%", max_size=12)
     st.dictionaries(words, words, max_size=3),
     st.sampled_from(["original", "both"]),
 )
-def test_scores_lie_between_zero_and_one(bought, wanted, price, chosen, colours):
+def test_scores_are_between_zero_and_one(bought, wanted, price, chosen, colours):
     found = reward(bought, wanted, price, chosen, colours)
     assert 0.0 <= found.score <= 1.0
     assert found.r_type in (0.0, 0.1, 0.5, 1.0)

@@ -1,4 +1,4 @@
-"""Search: the recorded Lucene rankings, and a scalar BM25 written from its definition."""
+"""Search compared with recorded Lucene rankings and with a scalar BM25 written from its definition."""
 
 import gzip
 import json
@@ -39,12 +39,12 @@ def test_recorded_rankings(golden, shared):
 
 
 def single(x: float) -> float:
-    """Rounded to float32."""
+    """Round to float32."""
     return struct.unpack("f", struct.pack("f", x))[0]
 
 
 def kept_length(length: int) -> int:
-    """A length after Lucene's one byte: exact below 40, else the three bits after the leading one, from 24 on."""
+    """Round a length as Lucene's one-byte encoding does: exact below 40, else three bits after the leading one."""
     if length < 24 + 16:
         return length
     rest = length - 24
@@ -102,7 +102,7 @@ def test_search_is_bm25(tmp_path_factory, documents, query, results, promising):
 
 
 def exhaustive(index: search_index.Index, query: str, count: int) -> tuple[list[int], list[float]]:
-    """Every posting of every term summed up."""
+    """Score all postings of all terms."""
     totals = np.zeros(count)
     for postings in index.lists(query):
         totals[postings.documents] += postings.table[postings.codes]
@@ -112,7 +112,7 @@ def exhaustive(index: search_index.Index, query: str, count: int) -> tuple[list[
 
 
 @pytest.mark.parametrize("few", [20, 1_000, 16_000])
-def test_nothing_is_missed_by_stopping_early(tmp_path, monkeypatch, few):
+def test_early_termination_misses_no_result(tmp_path, monkeypatch, few):
     monkeypatch.setattr(search_index, "_PROMISING", few)
     monkeypatch.setattr(search_index, "_FEW", few)
     monkeypatch.setattr(search_index, "_SHORT", few)
@@ -143,7 +143,7 @@ def test_lengths_round_as_in_a_byte():
     assert bm25.length_byte(2**31 - 1) == 255
 
 
-def test_odd_queries_find_what_they_can(golden):
+def test_irregular_queries(golden):
     for query in (
         "",
         " ",

@@ -1,6 +1,6 @@
-"""The long run in short: several processes play the same list of episodes as one does; nothing is left open.
+"""A short soak test: several processes play the same episodes as one, and no files stay open.
 
-`HGPO_SOAK_MINUTES` makes it longer; `benchmarks/webshop_soak.py` is the whole thing.
+`HGPO_SOAK_MINUTES` sets its length. `benchmarks/webshop_soak.py` is the full soak test.
 """
 
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from Linux's /proc")
 def test_processes_agree_and_stay_small():
-    command = [sys.executable, "benchmarks/webshop_soak.py", "--processes", "2", "--environments", "16", "--forget"]
+    command = [sys.executable, "benchmarks/webshop_soak.py", "--processes", "2", "--environments", "16"]
     minutes = os.environ.get("HGPO_SOAK_MINUTES", "0.25")
     paths = os.pathsep.join([str(ROOT), str(ROOT / "datasets")])
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Synthetic catalogues, and the bundled one made of them."""
+"""Synthetic catalogues and the bundled catalogue."""
 
 import json
 
@@ -25,14 +25,14 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
     assert all(a != b for a, b in zip(one, three, strict=True))
 
 
-def test_a_smaller_catalogue_is_the_beginning_of_a_larger_one(tmp_path):
+def test_a_larger_catalogue_starts_with_the_smaller_one(tmp_path):
     synthetic.write_synthetic(tmp_path / "small", 50, 3)
     synthetic.write_synthetic(tmp_path / "large", 200, 3)
     small, large = (json.loads((tmp_path / name / "items_shuffle.json").read_bytes()) for name in ("small", "large"))
     assert large[:50] == small
 
 
-def test_oddities_are_there_and_can_be_built(tmp_path):
+def test_a_catalogue_with_quirks_can_be_built(tmp_path):
     synthetic.write_synthetic(tmp_path / "raw", 5_000, 1)
     items = json.loads((tmp_path / "raw/items_shuffle.json").read_bytes())
     pricing = [item["pricing"] for item in items]
@@ -54,7 +54,7 @@ def test_oddities_are_there_and_can_be_built(tmp_path):
     assert all(product.listed and product.instruction for product in catalogue)
 
 
-def test_without_oddities_every_record_is_a_product(tmp_path):
+def test_without_quirks_every_record_is_a_product(tmp_path):
     synthetic.write_synthetic(tmp_path / "raw", 500, 1, quirks=False, text=0.2)
     manifest = build(*(tmp_path / "raw" / name for name in synthetic.FILES), tmp_path / "out", nouns="stand-in")
     assert manifest["products"] == 500
@@ -62,7 +62,7 @@ def test_without_oddities_every_record_is_a_product(tmp_path):
 
 @pytest.mark.parametrize("products", [0, -1, 36**8])
 def test_counts_out_of_range(tmp_path, products):
-    with pytest.raises(InputError, match="products must be"):
+    with pytest.raises(InputError, match="products: expected a number from 1 to"):
         synthetic.write_synthetic(tmp_path / "raw", products, 1)
     assert list(tmp_path.iterdir()) == []
 
@@ -80,7 +80,7 @@ def test_the_bundled_catalogue_is_small_and_has_goals_for_every_split(shop):
     shop.verify()
 
 
-def test_the_bundled_catalogue_is_what_its_seed_gives(shop, tmp_path):
+def test_the_bundled_catalogue_is_reproduced_by_its_seed(shop, tmp_path):
     make_bundled_catalogue(tmp_path / "again")
     again = Catalogue.open(tmp_path / "again")
     assert list(again) == list(shop)
@@ -89,8 +89,8 @@ def test_the_bundled_catalogue_is_what_its_seed_gives(shop, tmp_path):
         assert path.read_bytes() == (again.folder / "index" / path.name).read_bytes()
 
 
-def test_bundled_instructions_can_be_followed(shop):
-    """What a goal asks for is said of its product, and the product is found by its own words."""
+def test_bundled_goals_can_be_satisfied(shop):
+    """A goal's product has the requested properties and is found by its own words."""
     for human in shop.human_instructions():
         product = shop.product(human.product)
         assert set(human.attributes) <= set(product.attributes)

@@ -1,4 +1,4 @@
-"""Runs a piece of Python in a process of its own that may take only so much more memory than its imports did."""
+"""Run Python code in a separate process with a limit on the memory used after its imports."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ else:
 
 
 def outcome(imports: str, call: str, *arguments: object, megabytes: int = 256, seconds: float = 60) -> str:
-    """What the call came to: ``accepted``, or ``refused:`` and the line. More memory or time fails the test."""
+    """Return the call's outcome: ``accepted``, or ``refused:`` and the line. More memory or time fails the test."""
     if not Path("/proc/self/status").is_file():
         pytest.skip("needs /proc")
     code = PRELUDE.format(imports=imports, call=call, megabytes=megabytes)

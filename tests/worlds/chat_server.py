@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server on loopback that answers, delays, refuses and dies as a test wants."""
+"""An OpenAI-compatible server on the loopback interface whose replies, delays, refusals and failures a test sets."""
 
 import json
 import threading
@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Api(ThreadingHTTPServer):
-    """An OpenAI-compatible server whose answers a test decides: `answer(body, attempt) -> (status, headers, body)`."""
+    """A chat server with replies set by a test: `answer(body, attempt)` returns (status, body, headers)."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -85,6 +85,6 @@ ACTIONS = ("open door", "go on", "look", "open door", "go on", "press switch")
 
 
 def by_seed(body: dict, attempt: int = 0) -> tuple[int, dict]:
-    """An action in the house of doors that depends on the request's seed alone."""
+    """Return an action in the house of doors that depends only on the request's seed."""
     action = ACTIONS[body["seed"] % len(ACTIONS)]
     return completion(f"<think></think><action>{action}</action>")

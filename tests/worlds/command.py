@@ -1,14 +1,30 @@
-"""The `hgpo` command as a process of its own."""
+"""The `hgpo` command: all its commands, and one as a separate process."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
 
 import hgpo_envs
+from hgpo_train.cli import app
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
 DOORS = ["rollout", "--env", "doors_env:HGPO-Test/Doors-v0", "--env-option", "count=400", "--max-steps", "20"]
+
+
+def every_command() -> dict[tuple[str, ...], Any]:
+    """Return every command and group of the command line, by the words that name it."""
+    return dict(_commands(get_command(app)))
+
+
+def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from _commands(command, (*path, name))
 
 
 def hgpo(*arguments: str, **environment: str) -> subprocess.Popen[str]:

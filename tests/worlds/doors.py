@@ -1,6 +1,6 @@
-"""A small complete benchmark for tests: rooms in a row, doors between them, a lamp to be switched on in one of them.
+"""A small complete benchmark for tests: rooms in a row, doors between them, and a lamp to switch on in one room.
 
-It plays by the engine contract and by nothing else, with words that are awkward on purpose (quotes, unicode, newlines).
+It implements only the engine contract. Its texts contain edge cases (quotes, Unicode, newlines).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class DoorsEngine:
     def _state(self, text: str, valid: bool) -> State:
         won = self.finished and self.place == self.goal
         score = float(won) if self.finished else 0.0
-        told = {"place": self.place, "doors": {"open": sorted(self.opened)}}
-        return State(text, self._actions(), valid, self.finished, won, score, score, told)
+        info = {"place": self.place, "doors": {"open": sorted(self.opened)}}
+        return State(text, self._actions(), valid, self.finished, won, score, score, info)
 
 
 class DoorsSource:
@@ -88,6 +88,6 @@ class DoorsSource:
 
 
 def solution(task_id: str) -> list[str]:
-    """The shortest way to light the lamp."""
+    """Return the shortest sequence of actions that lights the lamp."""
     goal = 1 + int(task_id.rsplit("-", 1)[1]) % (len(ROOMS) - 1)
     return ["open door", "go on"] * goal + ["press switch"]

@@ -1,4 +1,4 @@
-"""The house of doors as a Gymnasium id: importing this registers it, `doors_env:HGPO-Test/Doors-v0` does both."""
+"""The house of doors as a Gymnasium environment; importing this module registers `HGPO-Test/Doors-v0`."""
 
 import gymnasium
 

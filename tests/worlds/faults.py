@@ -1,4 +1,4 @@
-"""A disk that fails, a process that dies, a Ctrl-C: at the n-th moment of its kind."""
+"""Injected faults: a failing disk, a killed process or a Ctrl-C at the n-th call or line."""
 
 import errno
 import os
@@ -11,9 +11,9 @@ CALLS = ("fsync", "write", "open", "mkdir", "replace", "rename", "ftruncate", "u
 
 
 class Fault:
-    """Lets the n-th call raise OSError (`error`), or kills the process before or after it.
+    """Makes the n-th call raise OSError (`error`), or kills the process before or after it.
 
-    `calls` names those that were seen, in order.
+    `calls` contains the names of the calls so far, in order.
     """
 
     def __init__(self, at: int, how: str) -> None:
@@ -41,7 +41,7 @@ class Fault:
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the n-th line that is run in some files; counts the lines."""
+    """Raises KeyboardInterrupt at the n-th line executed in some files, and counts the lines."""
 
     def __init__(self, at: int, files: tuple[str, ...]) -> None:
         self.at, self.files, self.count = at, files, 0

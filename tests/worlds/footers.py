@@ -1,6 +1,6 @@
-"""Footers of Parquet files, to forge: Thrift's compact encoding, as far as Parquet uses it.
+"""Forged footers of Parquet files: the part of Thrift's compact encoding that Parquet uses.
 
-A structure is a dict from field number to [type, value]; a list is (type of its elements, elements).
+A structure is a dictionary from field number to [type, value]; a list is (type of its elements, elements).
 """
 
 import struct
@@ -12,7 +12,7 @@ INT32, INT64, DOUBLE, BINARY, LIST, STRUCT = 5, 6, 7, 8, 9, 12
 
 
 def with_footer(data: bytes, change: Callable[[Structure], object]) -> bytes:
-    """The file with a changed footer."""
+    """Return the file with a changed footer."""
     length = int.from_bytes(data[-8:-4], "little")
     footer = decode(iter(data[len(data) - 8 - length : -8]))
     change(footer)
@@ -20,7 +20,7 @@ def with_footer(data: bytes, change: Callable[[Structure], object]) -> bytes:
 
 
 def closed(footer: Structure) -> bytes:
-    """The end of a file: footer, length, magic."""
+    """Return the end of a file: footer, length, magic number."""
     encoded = encode(footer)
     return encoded + len(encoded).to_bytes(4, "little") + b"PAR1"
 

@@ -1,4 +1,4 @@
-"""Somebody else's Gymnasium environments, made without this package."""
+"""A Gymnasium environment that does not use this package."""
 
 import string
 
@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 
 class Guess(gymnasium.Env):
-    """Guess a number: text in, text out, stock Text spaces, its own step limit."""
+    """A number-guessing game with text observations and actions, Gymnasium's Text spaces and its own step limit."""
 
     def __init__(self, limit: int = 4, keyed: bool = False) -> None:
         text = spaces.Text(200, min_length=0, charset=string.printable)

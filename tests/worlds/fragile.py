@@ -1,4 +1,4 @@
-"""Engines that fail: a house of doors whose environment raises, hangs or dies at a given task and step."""
+"""Failing engines: a house of doors whose engine raises, hangs or dies at a given task and step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FragileEngine(DoorsEngine):
-    """Fails when it comes to the step that the plan names for its task: {task id: (step, how)}; step 0 is the start."""
+    """Fails at the step that `plan` sets for its task, {task id: (step, how)}; step 0 is the start."""
 
     plan: dict[str, tuple[int, str]]
     once: str = ""
@@ -62,7 +62,7 @@ class FragileSource(DoorsSource):
 
 
 class ClosedSource(DoorsSource):
-    """A source whose engines cannot be made, as where a program is missing."""
+    """A source whose engines cannot be created, for example because a program is missing."""
 
     def engine(self) -> FragileEngine:
         raise RuntimeError("the house is\nclosed")

@@ -1,4 +1,4 @@
-"""Rows to test with: groups of rollouts as a collector would give them."""
+"""Rows for tests: groups of rollouts as a collector returns them."""
 
 import random
 from typing import Any
@@ -23,7 +23,7 @@ def group(task: str, members: int = 2, length: int = 3, **more: Any) -> Rows:
 
 
 def rich_group(task: str, seed: int, members: int = 3, length: int = 5, **more: Any) -> Rows:
-    """A group with a value in every column, nulls among them, unlike any other group's."""
+    """Return a group with values in every column, some of them null, that differ from any other group's."""
     draw = random.Random(seed)
     rows = []
     for m in range(members):

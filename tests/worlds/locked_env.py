@@ -1,4 +1,4 @@
-"""The house of doors behind a key: importing this registers the Gymnasium id `HGPO-Test/Locked-v0`."""
+"""The house of doors with an API key; importing this module registers `HGPO-Test/Locked-v0`."""
 
 import gymnasium
 

@@ -1,6 +1,6 @@
-"""The house of doors with power cuts: tasks named in the file `$HGPO_TEST_OUTAGE` fail as long as it names them.
+"""The house of doors with outages: tasks listed in the file `$HGPO_TEST_OUTAGE` fail as long as it lists them.
 
-Importing this registers the Gymnasium id `HGPO-Test/Outage-v0`.
+Importing this module registers the Gymnasium id `HGPO-Test/Outage-v0`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Neighbours: one file each. What needs no file of its own (DuckDB, pandas, Polars) is shown in docs/interchange.md."""
+"""Import from and export to other libraries. docs/interchange.md also covers DuckDB, pandas and Polars."""

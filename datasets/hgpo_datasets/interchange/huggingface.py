@@ -22,27 +22,27 @@ def to_dataset(
     streaming: bool = False,
     **options: Any,
 ) -> Any:  # noqa: ANN401 (type checkers take the folder `datasets` of this project for the package)
-    """A run's committed files as a Hugging Face dataset, its hashes right in every format.
+    """Load a run's committed files as a Hugging Face dataset.
 
-    The torch format turns an integer column that holds a null into float32, and 64-bit hashes into noise. Hashes that
-    do not exist (k > t) are therefore `hgpo_envs.hashing.UNDEFINED` here, as in observations.
+    Undefined hashes (k > t) are `hgpo_envs.hashing.UNDEFINED`, as in observations, instead of null. The torch format
+    would convert an integer column with nulls to float32, which cannot represent 64-bit hashes.
 
     Args:
-        source: A run's folder, a Parquet file, or a pattern.
-        columns: The columns to keep; all of them by default.
-        streaming: Read while iterating, instead of converting first.
+        source: Run folder, Parquet file, or glob pattern.
+        columns: Columns to load; all by default.
+        streaming: Whether to read rows during iteration instead of converting the files first.
         options: Further arguments of `datasets.load_dataset`, for example `cache_dir`.
 
     Returns:
-        A `datasets.Dataset`, or with `streaming` a `datasets.IterableDataset`.
+        A `datasets.Dataset`, or a `datasets.IterableDataset` if `streaming` is true.
 
     Raises:
-        InputError: There is nothing to read, or Hugging Face `datasets` is not installed.
+        InputError: The source has no rows, or Hugging Face `datasets` is not installed.
     """
     import datasets
 
     if not hasattr(datasets, "load_dataset"):
-        raise InputError("expected Hugging Face datasets; install it with: pip install 'hgpo[interchange]'")
+        raise InputError("Hugging Face datasets is not installed; run: pip install 'hgpo[interchange]'")
     files = step_files(source)
     if not files:
         raise InputError(f"no committed rows in {source}")

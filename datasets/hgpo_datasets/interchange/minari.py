@@ -1,14 +1,18 @@
-"""Export to Minari: text, actions and rewards, one episode a trajectory (extra `interchange`).
+"""Export to Minari: texts, actions and rewards, one episode per trajectory (extra `interchange`).
 
-Minari has no grain of steps, no ragged lists and no groups: token ids, admissible actions, hashes and the grouping of
-rollouts stay behind.
+Minari has no columns per step, no ragged lists and no groups. Token ids, admissible actions, hashes and the grouping of
+rollouts are therefore not exported.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 import warnings
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 from gymnasium import spaces
@@ -19,37 +23,43 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.spaces import UnicodeText
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
 
     import minari
+
+_NAMESPACE: Final = "namespace_metadata.json"
+"""The file that Minari writes into the folder of a namespace."""
 
 _KEY = ("run", *GROUP_KEY, "trajectory")
 
 
 def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: Any) -> minari.MinariDataset:
-    """Writes a run as a Minari dataset into Minari's folder (`MINARI_DATASETS_PATH`).
+    """Write a run as a Minari dataset into Minari's folder (`MINARI_DATASETS_PATH`).
 
-    An observation is `{"state": …, "task": …}`. Where the state after the last step is unknown it is an empty text.
+    An observation is `{"state": …, "task": …}`. If the state after the last step is unknown, it is an empty text.
 
     Args:
-        source: A run's folder, a Parquet file, or a pattern.
-        dataset_id: Minari's name, `namespace/env/name-v0`.
+        source: Run folder, Parquet file, or glob pattern.
+        dataset_id: Minari's name of the dataset, `namespace/env/name-v0`.
         description: Further arguments of `minari.create_dataset_from_buffers`, for example `author`, `algorithm_name`.
 
     Raises:
-        InputError: There is nothing to read, or the run was written without its texts.
+        InputError: Minari is not installed, the name is not one of Minari's or is taken, the source has no rows, or the
+            run was written without its states. Nothing is written.
     """
-    import minari
-
+    try:
+        import minari
+    except ModuleNotFoundError as error:
+        raise InputError(f"this needs {error.name}: pip install 'hgpo[interchange]'") from None
+    _check_name(dataset_id)
     columns = (*_KEY, "step", "task", "state", "next_state", "action", "reward", "terminated", "truncated", "aborted")
     steps = scan_steps(source).select(columns).collect().sort(*_KEY, "step")
     if steps["state"].has_nulls():
-        raise InputError(f"{source} was written without states; Minari needs them")
+        raise InputError(f"{source}: expected states, which Minari requires; the run was written without them")
     longest = steps.select(pl.col("state", "next_state", "task", "action").str.len_chars().max()).row(0)
     text = UnicodeText(max(1, *(length or 0 for length in longest)))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="minari")  # it asks for a description that it can do without
+    with warnings.catch_warnings(), _removed_on_failure(_place(dataset_id)):
+        warnings.filterwarnings("ignore", module="minari")  # it warns about optional metadata
         return minari.create_dataset_from_buffers(
             dataset_id,
             list(_episodes(steps)),
@@ -57,6 +67,43 @@ def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: An
             action_space=text,
             **{"data_format": "arrow", **description},
         )
+
+
+def _place(dataset_id: str) -> Path:
+    """Return Minari's folder of a dataset. Minari's own function also creates the folder of all datasets."""
+    root = os.environ.get("MINARI_DATASETS_PATH")
+    return (Path(root) if root is not None else Path.home() / ".minari" / "datasets") / dataset_id
+
+
+def _check_name(dataset_id: str) -> None:
+    """Check a name before Minari does, which creates a folder first: even for `../x`, outside its own."""
+    from minari.dataset.minari_dataset import parse_dataset_id
+
+    try:
+        parse_dataset_id(dataset_id)
+    except (ValueError, TypeError):  # TypeError: no version
+        raise InputError(
+            f"--name: expected letters, digits, _ and - with a version, such as hgpo/alfworld/random-v0, received "
+            f"{dataset_id!r}"
+        ) from None
+    if os.path.lexists(place := _place(dataset_id)):
+        raise InputError(f"the Minari dataset {dataset_id} exists already in {place}; choose another name or version")
+
+
+@contextmanager
+def _removed_on_failure(place: Path) -> Iterator[None]:
+    """Remove a dataset that the block could not finish, and the folders and namespaces that were created for it."""
+    missing = list(itertools.takewhile(lambda path: not path.exists(), place.parents))
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        for folder in missing:
+            with suppress(OSError):  # another process may have written into it
+                if {path.name for path in folder.iterdir()} == {_NAMESPACE}:
+                    (folder / _NAMESPACE).unlink()
+                folder.rmdir()
+        raise
 
 
 def _episodes(steps: pl.DataFrame) -> Iterator[object]:

@@ -1,14 +1,14 @@
-"""Import of verl-agent's rollouts: JSON lines, one record a step.
+"""Import verl-agent's rollouts: JSON lines, one record per step.
 
-A record holds `traj_uid`, `uid` (the group), `anchor_obs` (the state) and `rewards`, and may hold `input` (the prompt),
-`output` (the response), `is_action_valid` and `step` (the training iteration). verl-agent's `trainer.rollout_data_dir`
-writes `input`, `output`, `score` and `step` alone; docs/interchange.md shows how to add the others. It writes after
-verl has changed the order of a batch and padded it with copies, so the steps of a trajectory are put in the order that
-their prompts show, and copies are left out.
+A record contains `traj_uid`, `uid` (the group), `anchor_obs` (the state) and `rewards`, and optionally `input` (the
+prompt), `output` (the response), `is_action_valid` and `step` (the training iteration). verl-agent's
+`trainer.rollout_data_dir` writes only `input`, `output`, `score` and `step`; docs/interchange.md shows how to add the
+others. verl reorders a batch and pads it with copies before it writes the records. The import therefore sorts the steps
+of a trajectory by the step numbers in their prompts, and drops the copies.
 
-Rewards are divided by the reward of success, so that they are the benchmark's own. `action_valid` is verl-agent's: the
-response keeps the form. Source: verl-agent, `_dump_generations`, `_balance_batch` (verl/trainer/ppo/ray_trainer.py) and
-`adjust_batch` (agent_system/multi_turn_rollout/utils.py).
+Rewards are divided by verl-agent's reward of success, which gives the benchmark's own scale. `action_valid` is
+verl-agent's flag: the response has the required form. Source: verl-agent, `_dump_generations`, `_balance_batch`
+(verl/trainer/ppo/ray_trainer.py) and `adjust_batch` (agent_system/multi_turn_rollout/utils.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 SUCCESS_REWARD: Final = 10.0
-"""What verl-agent's environments pay for success."""
+"""Reward of a success in verl-agent's environments."""
 
 Row = dict[str, Any]
 
@@ -43,9 +43,9 @@ class _Record:
     """One line of a file.
 
     Attributes:
-        name: What an error message calls it.
-        values: Its JSON object.
-        parsed: What its prompt shows; None where the prompt is absent, cut, or of another template.
+        name: File and line, for error messages.
+        values: The JSON object.
+        parsed: The parsed prompt; None if the prompt is absent, truncated, or of another template.
     """
 
     name: str
@@ -55,13 +55,13 @@ class _Record:
 
 @dataclass(slots=True)
 class ImportSummary:
-    """What an import found.
+    """Counts of an import.
 
     Attributes:
         steps: Rows written.
         trajectories: Trajectories written.
         groups: Groups of rollouts written.
-        left_out: Copies, and records of trajectories of which a step is missing.
+        left_out: Records that were dropped: copies, and trajectories with a missing step.
     """
 
     steps: int = 0
@@ -77,20 +77,20 @@ def import_rollouts(
     success_reward: float = SUCCESS_REWARD,
     run: str | None = None,
 ) -> ImportSummary:
-    """Writes verl-agent's rollouts as a run; hashes, returns and lengths are computed.
+    """Write verl-agent's rollouts as a run. Hashes, returns and lengths are computed.
 
     Args:
-        source: A JSONL file, a folder of them, or several.
-        out: The run's folder, which must not exist or be empty; it appears complete or not at all.
-        success_reward: What the environment paid for success; rewards are divided by it.
-        run: The run's name.
+        source: JSONL file, folder of JSONL files, or a list of these.
+        out: Folder of the new run; it must be missing or empty. It is written atomically.
+        success_reward: Reward of a success in the recorded environment; all rewards are divided by it.
+        run: Name of the run; the folder's name by default.
 
     Raises:
-        InputError: A line is no JSON, a record lacks an id, a state or a reward, or the order of a trajectory's steps
-            cannot be read from its prompts.
+        InputError: A line is not JSON, a record lacks an id, a state or a reward, or the prompts do not give the order
+            of a trajectory's steps.
     """
     if not (math.isfinite(success_reward) and success_reward > 0):
-        raise InputError(f"success_reward: expected a positive number, got {success_reward}")
+        raise InputError(f"success_reward: expected a positive number, received {success_reward}")
     folder = Path(out).absolute()
     found = ImportSummary()
     config = {"imported_from": "verl-agent", "success_reward": success_reward}
@@ -131,13 +131,13 @@ def _records(file: Path) -> Iterator[_Record]:
             except orjson.JSONDecodeError as error:
                 raise InputError(f"{name}: not JSON ({error})") from error
             if not isinstance(values, dict):
-                raise InputError(f"{name}: expected an object, got {type(values).__name__}")
+                raise InputError(f"{name}: expected an object, received {type(values).__name__}")
             prompt = _first(values, "input", "prompt")
             yield _Record(name, values, read_prompt(prompt) if prompt else None)
 
 
 def _rows(file: Path, found: ImportSummary) -> list[Row]:
-    """The rows of a file; those of a trajectory follow one another."""
+    """Return the rows of a file, grouped by trajectory."""
     trajectories: dict[str, list[_Record]] = defaultdict(list)
     for record in _records(file):
         trajectories[_trajectory(record)].append(record)
@@ -153,16 +153,16 @@ def _rows(file: Path, found: ImportSummary) -> list[Row]:
 def _trajectory(record: _Record) -> str:
     if "traj_uid" not in record.values:
         raise InputError(
-            f"{record.name}: expected 'traj_uid'; the record has {_names(record.values)}. verl-agent writes it once it "
-            "is among the reward_extra_infos_dict of _dump_generations (docs/interchange.md)"
+            f"{record.name}: expected 'traj_uid'; the record contains {_names(record.values)}. Add it to the "
+            "reward_extra_infos_dict of verl-agent's _dump_generations (docs/interchange.md)"
         )
     return str(record.values["traj_uid"])
 
 
 def _in_order(records: list[_Record]) -> list[_Record]:
-    """A trajectory's records by the step numbers in their prompts, each once; none if a number is missing.
+    """Return a trajectory's records sorted by the step numbers in their prompts, without duplicates.
 
-    Where no prompt shows a number, the records are in order already.
+    If no prompt has a step number, the order is unchanged. If a number is missing, the result is empty.
     """
     numbers = [record.parsed.step if record.parsed else None for record in records]
     known = [number for number in numbers if number is not None]
@@ -170,8 +170,8 @@ def _in_order(records: list[_Record]) -> list[_Record]:
         return records
     if len(known) < len(records):
         name = records[numbers.index(None)].name
-        raise InputError(f"{name}: expected a whole prompt, because the steps of its trajectory are out of order")
-    by_step = dict(zip(reversed(known), reversed(records), strict=True))  # the first of several
+        raise InputError(f"{name}: expected a complete prompt, because the steps of its trajectory are out of order")
+    by_step = dict(zip(reversed(known), reversed(records), strict=True))  # reversed: the first duplicate is kept
     return [by_step[number] for number in sorted(by_step)] if max(by_step) < len(by_step) else []
 
 
@@ -197,7 +197,7 @@ def _row(record: _Record, trajectory: str, iteration: int, step: int) -> Row:
 
 
 def _scaled(rows: list[Row], success_reward: float) -> dict[str, list[Row]]:
-    """The rows by group, their rewards in the benchmark's scale, their last rows marked."""
+    """Return the rows by group, with rewards in the benchmark's scale and the flags of last rows."""
     ends = {row["trajectory"]: row["step"] for row in rows}
     limit = max(ends.values(), default=0)
     groups: dict[str, list[Row]] = defaultdict(list)
@@ -212,7 +212,7 @@ def _scaled(rows: list[Row], success_reward: float) -> dict[str, list[Row]]:
 
 
 def _iteration(records: list[dict[str, Any]], file: Path) -> int:
-    """The training iteration: the records' `step` if all have the same, else the file's number, else 0."""
+    """Return the training iteration: the records' common `step`, else the number in the file's name, else 0."""
     steps = [record.get("step") for record in records]
     first = steps[0] if steps else None
     if type(first) is int and 0 <= first < 1 << 31 and all(step == first for step in steps):
@@ -228,7 +228,8 @@ def _needed(record: _Record, *names: str) -> Any:  # noqa: ANN401 (whatever the 
     for name in names:
         if record.values.get(name) is not None:
             return record.values[name]
-    raise InputError(f"{record.name}: expected {' or '.join(map(repr, names))}; the record has {_names(record.values)}")
+    expected = " or ".join(map(repr, names))
+    raise InputError(f"{record.name}: expected {expected}; the record contains {_names(record.values)}")
 
 
 def _names(values: dict[str, Any]) -> str:
@@ -242,5 +243,5 @@ def _number(record: _Record, *names: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{record.name}: expected a finite number as {names[0]!r}, got {value!r:.80}")
+        raise InputError(f"{record.name}: expected a finite number as {names[0]!r}, received {value!r:.80}")
     return number

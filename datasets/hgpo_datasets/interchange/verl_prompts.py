@@ -1,4 +1,4 @@
-"""What verl-agent's ALFWorld and WebShop prompts say of a step.
+"""Parse the prompts and responses of verl-agent's ALFWorld and WebShop environments.
 
 Source: verl-agent, agent_system/environments/prompts/{alfworld,webshop}.py, agent_system/memory/memory.py, and the
 projections that `hgpo_envs.responses` follows.
@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from hgpo_envs.responses import DEFAULT_FALLBACK_CHARACTERS, FALLBACK_CHARACTERS, parse
+from hgpo_envs.environment_spec import spec_named
+from hgpo_envs.responses import parse
 
 _BENCHMARKS: Final = {
     "ALFWorld": "You are an expert agent operating in the ALFRED Embodied Environment.",
@@ -26,12 +27,12 @@ _TASK: Final = re.compile(r"Your task is to: (.*?)\n")
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """What a prompt shows.
+    """Contents of a prompt.
 
     Attributes:
         benchmark: ALFWorld or WebShop.
-        task: The instruction; None where it is not shown.
-        step: Steps taken before this one.
+        task: The instruction; None if the prompt does not contain it.
+        step: Number of earlier steps.
         state: The current observation.
         actions: The admissible actions.
     """
@@ -44,15 +45,16 @@ class ParsedPrompt:
 
 
 def read_prompt(prompt: str) -> ParsedPrompt | None:
-    """What a prompt shows; None when it is not of these templates, or was cut.
+    """Parse a prompt, with or without a chat template around it.
 
-    Chat templates may stand around it.
+    Returns:
+        The contents; None if the prompt is truncated or of another template.
     """
     benchmark = next((name for name, opening in _BENCHMARKS.items() if opening in prompt), None)
     state, actions, taken = _STATE.search(prompt), _ACTIONS.search(prompt), _TAKEN.search(prompt)
     if benchmark is None or state is None or actions is None:
         return None
-    dot = "." if benchmark == "WebShop" else ""  # its template puts one after task and observation
+    dot = "." if benchmark == "WebShop" else ""  # its template adds one after the task and the observation
     task = _TASK.search(prompt)
     return ParsedPrompt(
         benchmark=benchmark,
@@ -64,6 +66,7 @@ def read_prompt(prompt: str) -> ParsedPrompt | None:
 
 
 def read_response(response: str, benchmark: str | None) -> tuple[str, bool]:
-    """The action in a response, and whether the response keeps the form: what verl-agent calls valid."""
-    found = parse(response, FALLBACK_CHARACTERS.get(benchmark or "", DEFAULT_FALLBACK_CHARACTERS))
+    """Return the action in a response, and whether the response has the form that verl-agent calls valid."""
+    spec = None if benchmark is None else spec_named(benchmark)
+    found = (parse if spec is None else spec.parse_response)(response)
     return found.action, found.valid

@@ -1,1 +1,1 @@
-"""Where ALFWorld's games come from: bundled and other packs, official folders, the release, the rooms."""
+"""ALFWorld's data: packs, official game folders, the official release, the rooms, and the task source."""

@@ -1,4 +1,4 @@
-"""Official game folders: `<split>/<task folder>/<trial folder>/game.tw-pddl`, read and written."""
+"""Reading and writing of official game folders: `<split>/<task folder>/<trial folder>/game.tw-pddl`."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 SPLITS: Final = ("train", "valid_seen", "valid_unseen")
-"""The benchmark's splits; `all` is every task of them."""
+"""The benchmark's splits. The split `all` contains the tasks of all of them."""
 ROOT: Final = "json_2.1.1"
 GAME_FILE: Final = "game.tw-pddl"
 TRAJECTORY_FILE: Final = "traj_data.json"
 
 
 class GameFiles(Protocol):
-    """Gives out game files by task id."""
+    """Access to game files by task id."""
 
     def read(self, task_id: str) -> dict[str, Any]:
-        """The JSON object of a game file. Raises KeyError for an unknown id."""
+        """Return the JSON object of a game file. Raises KeyError for an unknown id."""
         ...
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
-        """The JSON object of the `traj_data.json` beside it; None where there is none."""
+        """Return the JSON object of the `traj_data.json` beside it, or None if there is none."""
         ...
 
 
 class GameStore(GameFiles, Protocol):
-    """Holds game files."""
+    """A collection of game files."""
 
     def ids(self) -> Sequence[str]:
-        """All task ids, sorted."""
+        """Return all task ids, sorted."""
         ...
 
 
 class FolderStore:
     """The playable games in a folder.
 
-    Like the original it leaves out folders named after movable receptacles or sliced objects, and games that are not
-    marked solvable. Unlike the original it does not need `traj_data.json`.
+    As in the original, folders named after movable receptacles or sliced objects and games that are not marked solvable
+    are skipped. Unlike in the original, `traj_data.json` is not required.
 
     Args:
-        folder: `json_2.1.1`, a folder that holds it, one of its parts, or the folder of a single game.
+        folder: `json_2.1.1`, a folder that contains it, one of its subfolders, or the folder of a single game.
 
     Raises:
-        InputError: There is no playable game, a game file is cut off, or a game is there twice.
+        InputError: If there is no playable game, a game file is truncated, or a game occurs twice.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,26 +65,26 @@ class FolderStore:
             if task_id is None or "movable" in task_id or "Sliced" in task_id or not _solvable(place / GAME_FILE):
                 left_out += 1
             elif task_id in self._folders:
-                raise InputError(f"{task_id} is there twice: in {self._folders[task_id]} and in {place}")
+                raise InputError(f"{task_id} occurs twice: in {self._folders[task_id]} and in {place}")
             else:
                 self._folders[task_id] = place
         if not self._folders:
             raise InputError(
                 f"no playable game in {folder}: expected {'|'.join(SPLITS)}/<task folder>/<trial folder>/{GAME_FILE} "
-                f"marked solvable, found {left_out or 'no'} other games"
+                f"marked solvable, received {left_out or 'no'} other games"
             )
         self._ids = sorted(self._folders)
 
     def ids(self) -> Sequence[str]:
-        """All task ids, sorted."""
+        """Return all task ids, sorted."""
         return self._ids
 
     def read(self, task_id: str) -> dict[str, Any]:
-        """The JSON object of a game file. Raises KeyError for an unknown id."""
+        """Return the JSON object of a game file. Raises KeyError for an unknown id."""
         return read_file(self._folders[task_id] / GAME_FILE)
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
-        """The JSON object of the `traj_data.json` beside it; None where there is none."""
+        """Return the JSON object of the `traj_data.json` beside it; None where there is none."""
         path = self._folders[task_id] / TRAJECTORY_FILE
         if not os.path.lexists(path):
             return None
@@ -93,24 +93,24 @@ class FolderStore:
         except InputError as error:
             raise InputError(f"{path}: {error}; copy or fetch it again") from None
         if not isinstance(data, dict):
-            raise InputError(f"{path}: expected a JSON object, got {type(data).__name__}; copy or fetch it again")
+            raise InputError(f"{path}: expected a JSON object, received {type(data).__name__}; copy or fetch it again")
         return data
 
 
 def _game_folders(folder: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(folder, onerror=_unreadable):
-        folders[:] = [name for name in folders if not is_scratch(name)]  # still being written
+        folders[:] = [name for name in folders if not is_scratch(name)]  # incomplete folders
         if GAME_FILE in files:
             yield Path(place)
 
 
 def _unreadable(error: OSError) -> None:
-    """Without this, the games in a folder that may not be read would be missing without a word."""
+    """Raise InputError for an unreadable folder, which `os.walk` would otherwise skip silently."""
     raise InputError(f"cannot read the folder {error.filename}: {error.strerror}") from None
 
 
 def _task_id(place: Path, *, alone: bool) -> str | None:
-    """The last three folder names. A single game outside any split counts as one of train."""
+    """Return the last three folder names. A single game outside any split belongs to train."""
     *_, split, task, trial = ("", "", *place.absolute().parts)
     if split in SPLITS:
         return f"{split}/{task}/{trial}"
@@ -122,7 +122,7 @@ _TAIL: Final = 4096
 
 
 def _solvable(path: Path) -> bool:
-    """Whether a game is marked solvable: read from the file's end, where the mark is, else from all of it."""
+    """Return whether a game is marked solvable. The mark is usually at the end; otherwise the whole file is read."""
     with open_regular(path, "game file") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
         tail = file.read(_TAIL)
@@ -133,18 +133,19 @@ def _solvable(path: Path) -> bool:
 
 
 def write_folder(files: GameFiles, ids: Iterable[str], folder: Path) -> int:
-    """Writes games as the original reads them: `<folder>/json_2.1.1/<task id>/` with both files.
+    """Write games in the original's layout: `<folder>/json_2.1.1/<task id>/` with both files.
 
     Args:
-        files: Where the games come from.
-        ids: Which to write.
-        folder: Made if it does not exist. It must not hold `json_2.1.1`, which appears complete or not at all.
+        files: The source of the games.
+        ids: The task ids to write.
+        folder: The parent folder. It is created if it does not exist and must not contain `json_2.1.1`, which is
+            written atomically.
 
     Returns:
         The number of games written.
 
     Raises:
-        InputError: `json_2.1.1` exists, a task id cannot be a path, or the disk is full.
+        InputError: If `json_2.1.1` exists, a task id is not a valid path, or the disk is full.
     """
     count = 0
     with writing(folder / ROOT), new_folder(folder / ROOT) as made:
@@ -158,7 +159,7 @@ def write_folder(files: GameFiles, ids: Iterable[str], folder: Path) -> int:
 
 
 def task_type(task_id: str) -> str:
-    """What a task id says of its type.
+    """Return the task type in a task id.
 
     >>> task_type("train/pick_and_place_simple-Mug-None-Shelf-1/trial_1")
     'pick_and_place_simple'

@@ -1,15 +1,15 @@
-"""A pack: any number of game files in one, opened in a few milliseconds, each game read when it is asked for.
+"""Packs: many game files in one file that opens in a few milliseconds and reads games on access.
 
-Layout, little-endian. Games are sorted by task id; domains and grammars, a handful among thousands of games, are kept
-once, and the planning problems are deflated with one of them as the dictionary.
+The layout is little-endian. Games are sorted by task id. Domains and grammars, of which thousands of games have only a
+few, are stored once. The planning problems are deflated with one of them as the preset dictionary.
 
     header   64 bytes: magic, version, games, file length, position and length of texts and index, their CRC-32s
     games    each: deflated JSON {problem, task, domain, grammar, file, trajectory}
     texts    zlib: JSON {domains, grammars, dictionary}
     index    per game 20 bytes: position u64, length u32, CRC-32 u32, end of its id u32; then the ids, UTF-8
 
-Every byte is under a checksum: header, texts and index are checked when a pack is opened, a game when it is read.
-docs/design.md compares this with common formats.
+Checksums cover every byte. Header, texts and index are checked when a pack is opened, a game when it is read.
+docs/design.md compares this format with common ones.
 """
 
 from __future__ import annotations
@@ -43,24 +43,26 @@ MAGIC: Final = b"HGPOALFW"
 VERSION: Final = 1
 _HEADER: Final = struct.Struct("<8sIIQQIQII8xI")
 _CHECKED: Final = _HEADER.size - 4
-"""Bytes of the header before its own CRC-32."""
+"""The number of header bytes before the header's CRC-32."""
 _ENTRY: Final = np.dtype([("position", "<u8"), ("length", "<u4"), ("check", "<u4"), ("end", "<u4")])
 _WINDOW: Final = 1 << 15
-"""The most that deflate can use of a dictionary."""
+"""The maximum useful size of a deflate dictionary in bytes."""
 LONGEST_TEXTS: Final = 16 << 20
-"""Bytes of all domains and grammars of a pack; those of the official games have 60 kB."""
+"""The maximum size in bytes of all domains and grammars in a pack. Those of the official games have 60 kB."""
 _KEPT_OF_TRAJECTORY: Final = ("task_id", "task_type", "pddl_params", "scene")
-"""What the original's text environment and its expert read in `traj_data.json`, and the scene."""
+"""The stored fields of `traj_data.json`: those that the original's text environment and expert read, and the scene."""
 
 
 class PackStore:
-    """Opens a pack. Only header, texts and index are read; several processes share the rest as mapped memory.
+    """A pack open for reading.
+
+    Only header, texts and index are read at first. The games are memory-mapped and shared between processes.
 
     Args:
         path: The file.
 
     Raises:
-        InputError: The file is not a pack, truncated, damaged, or of another version.
+        InputError: If the file is not a pack, is truncated or damaged, or has another format version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +77,7 @@ class PackStore:
             self._entries, self._numbers = _index(index, count)
 
     def _open(self) -> tuple[int, bytes, bytes]:
-        """The number of games, the packed texts, and the index."""
+        """Check the header and return the number of games, the packed texts and the index."""
         head = self._map[: _HEADER.size]
         magic, version, count, length, texts_at, texts_size, index_at, index_size, body_check, check = _HEADER.unpack(
             head
@@ -84,13 +86,15 @@ class PackStore:
             raise _foreign(self.path)
         if version != VERSION:
             raise InputError(
-                f"{self.path} is a pack of format {version}, this hgpo reads format {VERSION}: "
+                f"{self.path}: expected pack format {VERSION}, received format {version}; "
                 "build it again with `hgpo data build alfworld`"
             )
         if zlib.crc32(head[:_CHECKED]) != check:
             raise self._damaged("its header fails its checksum")
         if len(self._map) != length:
-            raise InputError(f"{self.path} is {len(self._map):,} bytes long, not {length:,}; copy or build it again")
+            raise InputError(
+                f"{self.path}: expected {length:,} bytes, received {len(self._map):,}; copy or build it again"
+            )
         texts, index = self._map[texts_at : texts_at + texts_size], self._map[index_at : index_at + index_size]
         if zlib.crc32(index, zlib.crc32(texts)) != body_check:
             raise self._damaged("its index fails its checksum")
@@ -101,21 +105,21 @@ class PackStore:
 
     @contextmanager
     def _sound(self, what: str = "") -> Iterator[None]:
-        """Adds to errors which pack is meant, and what in it."""
+        """Add the pack's path and the damaged part to InputErrors of the block."""
         try:
             yield
         except InputError as error:
-            raise InputError(f"{self.path} is not a sound pack: {what}{error}; copy or build it again") from None
+            raise InputError(f"{self.path} is not a valid pack: {what}{error}; copy or build it again") from None
 
     def __reduce__(self) -> tuple[type[PackStore], tuple[Path]]:
         return PackStore, (self.path,)
 
     def ids(self) -> Sequence[str]:
-        """All task ids, sorted."""
+        """Return all task ids, sorted."""
         return list(self._numbers)
 
     def read(self, task_id: str) -> dict[str, Any]:
-        """The JSON object of a game file, as it was packed. Raises KeyError for an unknown id."""
+        """Return the JSON object of a game file. Raises KeyError for an unknown id."""
         entry = self._read(task_id)
         file = dict(entry["file"])
         with self._sound(f"{task_id}: "):
@@ -125,7 +129,7 @@ class PackStore:
             return checked(file)
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
-        """What is kept of the game's `traj_data.json`; None where it had none."""
+        """Return the stored fields of the game's `traj_data.json`, or None if it had none."""
         kept: dict[str, Any] | None = self._read(task_id).get("trajectory")
         return kept
 
@@ -140,28 +144,28 @@ class PackStore:
         return entry
 
     def verify(self) -> None:
-        """Reads every game; raises InputError for the first that is damaged."""
+        """Read every game. Raises InputError for the first that is damaged."""
         for task_id in self._numbers:
             self._read(task_id)
 
 
 def _foreign(path: Path) -> InputError:
-    return InputError(f"{path} is no pack of ALFWorld games: expected a file made by `hgpo data build alfworld`")
+    return InputError(f"{path} is not a pack of ALFWorld games; expected a file from `hgpo data build alfworld`")
 
 
 def write_pack(path: Path, games: Iterable[PackedGame]) -> int:
-    """Writes a pack; it appears complete or not at all.
+    """Write a pack atomically.
 
     Args:
-        path: The file to write; what exists there is replaced only if it is a pack.
-        games: Sorted by task id.
+        path: The file to write. An existing file is replaced only if it is a pack.
+        games: The games, sorted by task id.
 
     Returns:
         The number of games.
 
     Raises:
-        InputError: A game that the engine does not know, ids out of order or twice, no game at all, something other
-            than a pack is at `path`, or the disk is full.
+        InputError: If the engine does not support a game, the ids are not sorted and distinct, there is no game, `path`
+            exists and is not a pack, or the disk is full.
     """
     check_replaceable(path)
     with writing(path), new_file(path) as file:
@@ -169,7 +173,7 @@ def write_pack(path: Path, games: Iterable[PackedGame]) -> int:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raises InputError if something other than a pack is at a path."""
+    """Raise InputError if a path exists and is not a pack."""
     if not os.path.lexists(path):
         return
     with open_regular(path, "pack to replace") as file:
@@ -178,24 +182,24 @@ def check_replaceable(path: Path) -> None:
 
 
 def _texts(packed: bytes) -> tuple[list[str], list[str], bytes]:
-    """The domains, the grammars and the dictionary. The message of an InputError does not say where they are."""
+    """Return the domains, the grammars and the dictionary. The message of an InputError does not name the file."""
     texts = parse_json(decompress(packed, LONGEST_TEXTS))
     if not isinstance(texts, dict):
-        raise InputError("its texts are no JSON object")
+        raise InputError("its texts are not a JSON object")
     domains, grammars, dictionary = (texts.get(name) for name in ("domains", "grammars", "dictionary"))
     for name, many in (("domains", domains), ("grammars", grammars)):
         if not isinstance(many, list) or not all(isinstance(text, str) for text in many):
-            raise InputError(f"its {name} are no list of texts")
+            raise InputError(f"its {name} are not a list of texts")
     if not isinstance(dictionary, str) or len(dictionary) > _WINDOW:
-        raise InputError(f"its dictionary is no text of at most {_WINDOW:,} characters")
+        raise InputError(f"its dictionary is not a text of at most {_WINDOW:,} characters")
     return domains or [], grammars or [], dictionary.encode()
 
 
 def _index(index: bytes, count: int) -> tuple[NDArray[np.void], dict[str, int]]:
-    """The entries of an index, and the number of each by its id, if the index holds so many."""
+    """Return the entries of an index and the number of each by its id. Raises InputError if `count` is wrong."""
     names = index[_ENTRY.itemsize * count :]
     if not names:
-        raise InputError(f"its index does not hold {count:,} games")
+        raise InputError(f"its index does not contain {count:,} games")
     entries = np.frombuffer(index, _ENTRY, count)
     try:
         ids = names.decode("utf-8").split("\n")
@@ -204,23 +208,23 @@ def _index(index: bytes, count: int) -> tuple[NDArray[np.void], dict[str, int]]:
     numbers = dict(zip(ids[:-1], range(count), strict=False))
     ends = np.flatnonzero(np.frombuffer(names, np.uint8) == ord("\n")) + 1
     if len(numbers) != count or ids[-1] or not np.array_equal(ends, entries["end"]):
-        raise InputError(f"its index does not hold {count:,} games, each under its own id")
+        raise InputError(f"its index does not contain {count:,} games with distinct ids")
     return entries, numbers
 
 
 def _check_entry(entry: object, domains: int, grammars: int) -> None:
-    """Raises InputError unless a game's JSON is what `write_pack` writes."""
+    """Raise InputError unless a game's JSON has the form that `write_pack` writes."""
     if not isinstance(entry, dict):
-        raise InputError("no JSON object")
+        raise InputError("not a JSON object")
     kinds = {"problem": str, "task": str, "domain": int, "grammar": int, "file": dict}
     for name, kind in kinds.items():
         if type(entry.get(name)) is not kind:
-            raise InputError(f"{name}: expected {kind.__name__}, got {type(entry.get(name)).__name__}")
+            raise InputError(f"{name}: expected {kind.__name__}, received {type(entry.get(name)).__name__}")
     for name, most in (("domain", domains), ("grammar", grammars)):
         if not 0 <= entry[name] < most:
-            raise InputError(f"{name}: expected a number below {most}, got {entry[name]}")
+            raise InputError(f"{name}: expected a number below {most}, received {entry[name]}")
     if "trajectory" not in entry or not isinstance(entry["trajectory"], dict | None):
-        raise InputError(f"trajectory: expected an object or null, got {type(entry.get('trajectory')).__name__}")
+        raise InputError(f"trajectory: expected an object or null, received {type(entry.get('trajectory')).__name__}")
 
 
 def _write(file: IO[bytes], games: Iterable[PackedGame]) -> int:
@@ -234,7 +238,7 @@ def _write(file: IO[bytes], games: Iterable[PackedGame]) -> int:
     for task_id, data, trajectory in games:
         name = task_id.encode()
         if names and name <= names[-1]:
-            raise InputError(f"{task_id} comes twice or out of order: expected games sorted by task id")
+            raise InputError(f"{task_id} is out of order or a duplicate: expected games sorted by task id")
         compile_game(data, task_id)
         grammar, task = split_task(data["grammar"])
         entry = {

@@ -1,7 +1,7 @@
-"""Gets the official ALFWorld release: downloaded or from files that are there, unpacked, looked over, its source noted.
+"""Installation of the official ALFWorld release, from the network or from local archives.
 
-The addresses are those that `alfworld-download` of alfworld 0.4 names. No checksum of them is published; the note that
-is left beside the games (`hgpo-source.json`) records each download.
+The addresses are those of `alfworld-download` in alfworld 0.4. No checksums are published for them. A note beside the
+games (`hgpo-source.json`) records each archive with its checksum.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_envs.alfworld.data.source import SPLITS, ALFWorldSource
 from hgpo_envs.atomic import making_folder, new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.fetch import complete_download, open_partial
+from hgpo_envs.fetch import NoConnection, complete_download, open_partial
+from hgpo_envs.secrets import redact
 from hgpo_envs.unpack import CannotWrite, unpack
 from hgpo_envs.untrusted_files import open_regular, writing
 
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
 RELEASES: Final = "https://github.com/alfworld/alfworld/releases/download"
 GAMES: Final = f"{RELEASES}/0.4.0/json_2.1.2_tw-pddl.zip"
-"""The games: all that the native engine needs."""
+"""The games, sufficient for the native engine."""
 TRAJECTORIES: Final = f"{RELEASES}/0.2.2/json_2.1.1_json.zip"
-"""`traj_data.json` of every game (1.4 GB), which the original program wants beside it."""
+"""`traj_data.json` of every game (1.4 GB), which the original program also needs."""
 NOTE: Final = "hgpo-source.json"
 
 
@@ -38,8 +39,8 @@ class Asset:
     """One archive of a release.
 
     Attributes:
-        url: Where it is, or was copied from.
-        sha256: What it must be; None where that is not known.
+        url: The address.
+        sha256: The expected SHA-256 as hexadecimal digits, or None if it is not known.
     """
 
     url: str
@@ -47,16 +48,19 @@ class Asset:
 
 
 def assets(urls: Sequence[str] | None = None, sha256: str | None = None, *, trajectories: bool = False) -> list[Asset]:
-    """What to download: the official release, or archives at other addresses.
+    """Return the archives to download: the official release, or archives at other addresses.
 
     Args:
-        urls: Instead of the official addresses.
-        sha256: Of the one archive that there is.
-        trajectories: With `TRAJECTORIES`.
+        urls: The addresses to use instead of the official ones.
+        sha256: The expected SHA-256 of the archive, if there is only one.
+        trajectories: Whether to include `TRAJECTORIES` in the official release.
+
+    Raises:
+        InputError: If a checksum is given for several archives.
     """
     chosen = list(urls or [GAMES, *([TRAJECTORIES] if trajectories else [])])
     if sha256 is not None and len(chosen) > 1:
-        raise InputError(f"a checksum is for one archive; got one checksum and {len(chosen)} archives")
+        raise InputError(f"expected one archive with one checksum, received {len(chosen)} archives; omit the checksum")
     return [Asset(url, sha256) for url in chosen]
 
 
@@ -68,18 +72,21 @@ def fetch_release(
     unpacking: Callable[[int], None] | None = None,
     **settings: Any,
 ) -> dict[str, int]:
-    """Downloads archives and unpacks them.
+    """Download archives and unpack them.
 
     Args:
-        out: A new or empty folder. The archives wait beside it (`hgpo_envs.partial_download`) until the games are
-            complete; the next call resumes what was interrupted.
-        assets: What to download.
-        downloading: Makes the progress callback of an archive, by its name.
+        out: A new or empty folder. The archives are stored beside it (`hgpo_envs.partial_download`) until all games are
+            unpacked, so that the next call resumes interrupted downloads.
+        assets: The archives.
+        downloading: Returns the progress callback for an archive's name.
         unpacking: Called with the number of files unpacked so far.
-        **settings: For `hgpo_envs.fetch.complete_download`.
+        **settings: Further arguments of `hgpo_envs.fetch.complete_download`.
 
     Returns:
         The number of games in each split.
+
+    Raises:
+        InputError: If a download fails, an archive is damaged or contains no games, or the folder cannot be written.
     """
     with writing(out), making_folder(out.absolute().parent), ExitStack() as stack:
         parts, sources = [], []
@@ -89,14 +96,17 @@ def fetch_release(
                 parts.append(part)
                 name = asset.url.rsplit("/", 1)[-1]
                 progress = downloading(name) if downloading else None
-                got = complete_download(part, asset.url, sha256=asset.sha256, progress=progress, **settings)
+                try:
+                    got = complete_download(part, asset.url, sha256=asset.sha256, progress=progress, **settings)
+                except NoConnection as error:
+                    raise NoConnection(f"{error}. {_offline(assets)}") from None
                 sources.append({**asdict(got), "path": name})
             try:
                 counts = _install(made, [part.path for part in parts], sources, unpacking)
             except CannotWrite:
                 raise
             except InputError:
-                for part in parts:  # they are of no use: the next try shall download them again
+                for part in parts:  # an archive is damaged, so the next call must download them again
                     part.remove()
                 raise
         for part in parts:
@@ -104,13 +114,29 @@ def fetch_release(
     return counts
 
 
+def _offline(assets: Sequence[Asset]) -> str:
+    archives = " ".join(f"--from {asset.url.rsplit('/', 1)[-1]}" for asset in assets)
+    return (
+        f"Without a network, download {' and '.join(redact(asset.url) for asset in assets)} elsewhere and run "
+        f"`hgpo data fetch alfworld {archives}`; the bundled games need no download"
+    )
+
+
 def install_files(
     out: Path, archives: Sequence[Path], unpacking: Callable[[int], None] | None = None
 ) -> dict[str, int]:
-    """Unpacks archives that the user has; they stay.
+    """Unpack local archives, which are kept.
+
+    Args:
+        out: A new or empty folder.
+        archives: The archives.
+        unpacking: Called with the number of files unpacked so far.
 
     Returns:
         The number of games in each split.
+
+    Raises:
+        InputError: If an archive is damaged or contains no games, or if the folder cannot be written.
     """
     with new_games(out) as made:
         sources = []
@@ -123,7 +149,7 @@ def install_files(
 
 @contextmanager
 def new_games(out: Path) -> Iterator[Path]:
-    """`hgpo_envs.atomic.new_folder`, with the disk's errors in one line."""
+    """Yield a folder of `hgpo_envs.atomic.new_folder`, with disk errors as one-line InputErrors."""
     with writing(out), new_folder(out) as made:
         yield made
 
@@ -134,7 +160,7 @@ def _install(
     sources: Sequence[dict[str, Any]],
     unpacking: Callable[[int], None] | None = None,
 ) -> dict[str, int]:
-    """Unpacks archives into an empty folder, if there are games in them, and notes where they came from."""
+    """Unpack archives into an empty folder, check that it contains games, and write the note about their sources."""
     unpack(list(archives), made, progress=unpacking)
     games = ALFWorldSource(made)
     counts = {split: len(games.ids(split)) for split in SPLITS}

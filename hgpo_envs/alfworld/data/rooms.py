@@ -1,6 +1,6 @@
-"""The 120 rooms of ALFWorld and what lies about in them: the data that games are generated from.
+"""ALFWorld's 120 rooms and the frequencies of objects in them, from which games are generated.
 
-`bundled/rooms.json.gz` is made by `tools/alfworld_survey.py` from ALFWorld's layouts and official games (MIT, NOTICE).
+`tools/alfworld_survey.py` creates `bundled/rooms.json.gz` from ALFWorld's layouts and official games (MIT, NOTICE).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OFFICIAL_UNSEEN: Final = frozenset({10, 219, 308, 424})
-"""The rooms of the official `valid_unseen`: no official training game plays there."""
+"""The rooms of the official `valid_unseen`, which no official training game uses."""
 UNUSED: Final = frozenset({9, 29, 215, 226, 315, 325, 404, 425})
-"""Rooms where no official game plays at all."""
+"""The rooms that no official game uses."""
 UNSEEN: Final = OFFICIAL_UNSEEN | UNUSED
 
 
 def room_kind(scene: int) -> str:
-    """Which of the four kinds of room a scene number stands for.
+    """Return the kind of room of a scene number.
 
     >>> room_kind(7), room_kind(424)
     ('Kitchen', 'Bathroom')
@@ -33,13 +33,13 @@ def room_kind(scene: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Receptacle:
-    """A place for things.
+    """A receptacle of a room.
 
     Attributes:
-        kind: For example ``SinkBasin``.
-        position: The coordinates of its identifier, for example ``-00.70|+00.93|-00.65|SinkBasin``.
-        location: Where one stands to reach it: ``4x|4z|rotation/90|horizon``.
-        openable: Whether it has to be opened.
+        kind: The kind, for example ``SinkBasin``.
+        position: The coordinates in its identifier, for example ``-00.70|+00.93|-00.65|SinkBasin``.
+        location: The agent's location at the receptacle: ``4x|4z|rotation/90|horizon``.
+        openable: Whether it can be opened and closed.
     """
 
     kind: str
@@ -49,20 +49,20 @@ class Receptacle:
 
     @property
     def name(self) -> str:
-        """Its identifier, as in ALFRED: basins are named after what they are in."""
+        """The identifier as in ALFRED, where a basin has the name of its sink or bathtub."""
         return f"{self.kind.removesuffix('Basin')}|{self.position}"
 
 
 @dataclass(frozen=True)
 class Room:
-    """One room as it always is; receptacles are known by their index.
+    """The fixed part of a room. Receptacles are identified by their index.
 
     Attributes:
-        scene: Its number.
-        receptacles: All places for things.
-        fixtures: What cannot be carried and stands on receptacles: kind, position, receptacles.
-        overlaps: For a receptacle, others that things on it lie on as well, each with how often they do.
-        objects: The kinds of things that lie about, each at least once in every game.
+        scene: The scene number.
+        receptacles: The receptacles.
+        fixtures: The objects on receptacles that cannot be carried: kind, position, receptacles.
+        overlaps: For a receptacle, the others on which its objects lie as well, each with the fraction of such objects.
+        objects: The kinds of movable objects. Every game contains at least one of each.
     """
 
     scene: int
@@ -73,27 +73,27 @@ class Room:
 
     @cached_property
     def by_kind(self) -> dict[str, tuple[int, ...]]:
-        """Kind of receptacle → indices."""
+        """The indices of the receptacles of each kind."""
         kinds = dict.fromkeys(receptacle.kind for receptacle in self.receptacles)
         return {kind: tuple(i for i, r in enumerate(self.receptacles) if r.kind == kind) for kind in kinds}
 
     @property
     def has_lamp(self) -> bool:
-        """Whether a desk lamp stands somewhere."""
+        """Whether the room has a desk lamp."""
         return any(kind == "DeskLamp" for kind, _, _ in self.fixtures)
 
 
 @dataclass(frozen=True)
 class Rooms:
-    """All rooms, and what holds for each.
+    """All rooms and the statistics of the official games.
 
     Attributes:
-        rooms: By scene number.
-        attributes: Kind of thing → what can be done with it (``pickupable``, ``heatable`` …).
-        holds: Kind of receptacle → the kinds of things that it accepts.
-        copies: Kind of thing → number in a room → in how many official games.
-        where: Kind of room → kind of thing → kind of receptacle ("" for the floor) → how often it lay there.
-        goals: Task type → kind of thing → kind of receptacle (or lamp) → in how many official games.
+        rooms: The rooms by scene number.
+        attributes: Kind of object → its PDDL attributes (``pickupable``, ``heatable`` …).
+        holds: Kind of receptacle → the kinds of objects that it accepts.
+        copies: Kind of object → number in a room → number of official games.
+        where: Kind of room → kind of object → kind of receptacle ("" for the floor) → frequency.
+        goals: Task type → kind of object → kind of receptacle (or lamp) → number of official games.
     """
 
     rooms: Mapping[int, Room]
@@ -119,7 +119,7 @@ def _room(row: dict[str, Any]) -> Room:
 
 @lru_cache(maxsize=1)
 def load_rooms() -> Rooms:
-    """The bundled rooms, read once."""
+    """Return the bundled rooms, which are read once."""
     packed = files("hgpo_envs.alfworld").joinpath("bundled", "rooms.json.gz").read_bytes()
     data = json.loads(gzip.decompress(packed))
     return Rooms(

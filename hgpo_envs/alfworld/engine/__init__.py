@@ -1,4 +1,4 @@
-"""ALFWorld's rules: games, their state, commands, goals and texts, played by a native engine."""
+"""ALFWorld's rules as a native engine: games, states, commands, goals and texts."""
 
 from hgpo_envs.alfworld.engine.engine import ALFWorldEngine
 

@@ -1,8 +1,8 @@
-"""Which commands are admissible: the preconditions of the rules, and the texts that name them.
+"""The admissible commands: the preconditions of the rules and the commands' texts.
 
-Everything here belongs to one game and is shared by all engines that play it. Texts are made when they are first
-offered; the admissible commands of a scene (where one stands, what one holds, what is in front) are kept, for members
-of a group meet the same scenes.
+All data here belongs to one game and is shared by all engines that play it. Texts are created on first use. The
+admissible commands of a scene (location, held object and the content of the receptacles there) are cached, because the
+members of a group reach the same scenes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hgpo_envs.alfworld.engine.state import GameState
 
 _TREATMENTS: Final = {Ability.CLEANABLE.value: "clean", Ability.HEATABLE.value: "heat", Ability.COOLABLE.value: "cool"}
-_PICKUPABLE: Final = Ability.PICKUPABLE.value  # plain integers: flags are slow to combine
+_PICKUPABLE: Final = Ability.PICKUPABLE.value  # plain integers, because operations on flags are slow
 _TOGGLEABLE: Final = Ability.TOGGLEABLE.value
 _SLICEABLE: Final = Ability.SLICEABLE.value
 _KEPT_SCENES: Final = 1024
@@ -42,14 +42,14 @@ _PHRASES: Final[dict[str, Callable[[Game, int, int], str]]] = {
     "cool": lambda game, o, r: f"cool {game.object_names[o]} with {game.receptacle_names[r]}",
     "slice": lambda game, o, knife: f"slice {game.object_names[o]} with {game.object_names[knife]}",
 }
-"""How each rule is asked for. `inspect` is the command `examine` for a receptacle."""
+"""The command of each rule. `inspect` is the command `examine` for a receptacle."""
 
 
 class Commands:
     """The commands of one game.
 
     Attributes:
-        meaning: For each command that was ever offered: its verb and the indices that it speaks of.
+        meaning: The verb and the indices of its arguments for each command that was admissible so far.
     """
 
     def __init__(self, game: Game) -> None:
@@ -68,8 +68,8 @@ class Commands:
         self._last = tuple(self._text(verb) for verb in alone)
 
     def offered(self, game_state: GameState) -> tuple[str, ...]:
-        """The admissible commands, sorted."""
-        if game_state.held in self._knives:  # what can be sliced is no part of a scene
+        """Return the admissible commands, sorted."""
+        if game_state.held in self._knives:  # a scene does not determine which objects can be sliced
             return self._offered(game_state)
         here = self._game.receptacles_at[game_state.location]
         scene = (game_state.location, game_state.held, *[(game_state.contents[r], game_state.opened[r]) for r in here])
@@ -81,7 +81,10 @@ class Commands:
         return commands
 
     def _offered(self, game_state: GameState) -> tuple[str, ...]:
-        """Sorting brings clean, close, cool, examine first, then go, heat, help, inventory, look, then the rest."""
+        """Compute the admissible commands.
+
+        They are sorted in parts: clean, close, cool and examine, then go, heat, help, inventory, look, then the rest.
+        """
         first: list[str] = []
         heat: list[str] = []
         rest: list[str] = []
@@ -106,7 +109,7 @@ class Commands:
         return (*_unique(first), *self._going(game_state.location), *_unique(heat), *self._last, *_unique(rest))
 
     def _handling(self, game_state: GameState, r: int) -> list[str]:
-        """What can be taken from a receptacle or put into it, which it must be open for, and used in it."""
+        """Return the commands that take from, put into (both only if it is open) or use objects in a receptacle."""
         game, held = self._game, game_state.held
         offers = [self._text("use", o) for o in game_state.contents[r] if game.abilities[o] & _TOGGLEABLE]
         if not game.openable[r] or game_state.opened[r]:
@@ -117,7 +120,7 @@ class Commands:
         return offers
 
     def _treatment(self, r: int, held: int) -> str | None:
-        """What the receptacle can do to the held object."""
+        """Return the verb of the treatment that a receptacle can apply to the held object, or None."""
         ability = self._stations[r]
         return _TREATMENTS[ability] if held != NOTHING and self._game.abilities[held] & ability else None
 
@@ -134,7 +137,7 @@ class Commands:
         meaning = (verb, first, second)
         text = self._texts.get(meaning)
         if text is None:
-            # interned: thousands of games have the same few thousand commands
+            # interned, because thousands of games share the same few thousand commands
             phrase = _PHRASES[verb](self._game, first, second)
             text = self._texts[meaning] = sys.intern(phrase)
             self.meaning[text] = meaning
@@ -142,7 +145,7 @@ class Commands:
 
 
 def commands_of(game: Game) -> Commands:
-    """The game's commands, made once and shared by all engines that play it."""
+    """Return the game's commands, which are created once and shared by all engines that play it."""
     found = game.cache.get("commands")
     if not isinstance(found, Commands):
         found = game.cache["commands"] = Commands(game)

@@ -1,4 +1,4 @@
-"""The engine: plays one ALFWorld game at a time by its rules and admissible commands."""
+"""The native ALFWorld engine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NO_INFO: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class GameProvider(Protocol):
-    """Where an engine gets its games from."""
+    """A source of compiled games."""
 
     def game(self, task_id: str) -> Game:
-        """The compiled game."""
+        """Return the compiled game."""
         ...
 
 
@@ -33,11 +33,11 @@ class ALFWorldEngine:
     """Plays ALFWorld games, one at a time (`hgpo_envs.engine.Engine`).
 
     Args:
-        games: Where the games come from.
+        games: The source of games. None allows only `play`.
 
     Attributes:
-        game: The game being played.
-        game_state: Its state, to be looked at and copied, not changed.
+        game: The current game.
+        game_state: Its state. Callers may read and copy it but must not change it.
     """
 
     game: Game
@@ -50,13 +50,13 @@ class ALFWorldEngine:
         self._state: State | None = None
 
     def start(self, task_id: str) -> State:
-        """Begins a task of the source."""
+        """Start a task of the source."""
         if self._games is None:
             raise RuntimeError("this engine has no source of games; use play(game)")
         return self.play(self._games.game(task_id))
 
     def play(self, game: Game) -> State:
-        """Begins a game that need not come from a source."""
+        """Start a compiled game."""
         self.game, self.game_state = game, game.start.copy()
         self._commands, self._deciding = commands_of(game), rules.deciding(game)
         won = rules.won(game, self.game_state)
@@ -65,7 +65,7 @@ class ALFWorldEngine:
         )
 
     def act(self, command: str) -> State:
-        """Carries out a command. What is not admissible changes nothing; after the end nothing changes."""
+        """Execute a command. An inadmissible command, or any command after the end, changes nothing."""
         state = self._state
         if state is None:
             raise RuntimeError("act before start")
@@ -81,7 +81,7 @@ class ALFWorldEngine:
         return self._show(observation, actions, valid=True, won=won, ended=won)
 
     def fork(self) -> ALFWorldEngine:
-        """An engine of its own at the same point of the same game, for searches; it takes a microsecond or two."""
+        """Return an independent engine in the same state of the same game, for searches. Takes 1 to 2 microseconds."""
         other = ALFWorldEngine(self._games)
         if self._state is not None:
             other.game, other.game_state, other._state = self.game, self.game_state.copy(), self._state

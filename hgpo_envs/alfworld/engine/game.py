@@ -1,8 +1,8 @@
-"""Games: an official `game.tw-pddl` file, read into a small immutable `Game`.
+"""Games: official `game.tw-pddl` files, compiled to a small immutable `Game`.
 
-A file is JSON: `pddl_domain`, `grammar`, `pddl_problem`, `solvable`, and sometimes `walkthrough`. Everything in a game
-is known by its index: objects, receptacles and locations are numbered in the order of their lower-cased identifiers,
-which is the order in which the environment lists them.
+A file is JSON with `pddl_domain`, `grammar`, `pddl_problem`, `solvable`, and sometimes `walkthrough`. Objects,
+receptacles and locations are identified by index, in the order of their lower-cased identifiers. This is the order in
+which the environment lists them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     Facts = Mapping[str, list[tuple[str, ...]]]
-    """The arguments of the initial facts, by predicate."""
+    """The arguments of the initial facts by predicate."""
 
 __all__ = [
     "KNIVES",
@@ -43,40 +43,40 @@ __all__ = [
 ]
 
 TEXTS: Final = ("pddl_domain", "grammar", "pddl_problem")
-"""What every game file holds."""
+"""The text fields that every game file contains."""
 STATIONS: Final = {
     "sinkbasin": Ability.CLEANABLE,
     "microwave": Ability.HEATABLE,
     "fridge": Ability.COOLABLE,
 }
-"""What each kind of receptacle does to the objects that can have it done."""
+"""The ability that an object needs for the treatment in each kind of receptacle."""
 LONGEST_FILE: Final = 4 << 20
-"""Bytes of a game file or of a `traj_data.json`; the largest official one has 139 kB."""
+"""The maximum size in bytes of a game file or a `traj_data.json`. The largest official one has 139 kB."""
 KNIVES: Final = frozenset({"knife", "butterknife"})
 
 
 @dataclass(frozen=True, eq=False)
 class Game:
-    """One game, compiled. Objects, receptacles and locations are indices into the tuples.
+    """A compiled game. Objects, receptacles and locations are indices into the tuples.
 
     Attributes:
-        object_ids: Lower-cased identifiers, sorted; likewise `receptacle_ids`.
-        object_names: What the environment calls them ("mug 1"); likewise `receptacle_names`, `location_names`.
-        object_types: Lower-case, without the ending "type" ("mug"); likewise `receptacle_types`.
+        object_ids: The lower-cased identifiers, sorted; likewise `receptacle_ids`.
+        object_names: The names in observations ("mug 1"); likewise `receptacle_names` and `location_names`.
+        object_types: The types in lower case without the ending "type" ("mug"); likewise `receptacle_types`.
         abilities: For each object, an `Ability` as int.
-        nested: The objects that lie in a container object; fixed for the whole game.
+        nested: For each container object, the objects inside it, which never change.
         openable: For each receptacle, whether it can be opened.
-        places: For each receptacle, its location; `NOTHING` where it has none and is never met.
-        accepts: For each receptacle, the types of objects that it can hold.
-        receptacles_at: The receptacles at each location.
-        start: The world at the start.
-        goal: What wins.
-        wanted: The objects that the goal is about: of its kind, and able to become what it asks.
+        places: For each receptacle, its location, or `NOTHING` if it has none and cannot be reached.
+        accepts: For each receptacle, the types of objects that it accepts.
+        receptacles_at: For each location, its receptacles.
+        start: The initial state.
+        goal: The goal.
+        wanted: The objects of the goal's kind that have its required ability.
         targets: The receptacles of the goal's kind.
         lamps: The lamps of the goal's kind.
-        task: What follows "Your task is to: " on the screen.
-        grammar: The wording.
-        walkthrough: Commands that win, where the file has them.
+        task: The task sentence, which follows "Your task is to: " in the first observation.
+        grammar: The wording of commands and observations.
+        walkthrough: Commands that win the game, or None if the file contains none.
     """
 
     object_ids: tuple[str, ...]
@@ -101,16 +101,24 @@ class Game:
     grammar: Grammar
     walkthrough: tuple[str, ...] | None = None
     cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What engines derive from the game and share."""
+    """Data that engines derive from the game and share."""
 
 
 def read_game(path: Path) -> Game:
-    """Reads one official `game.tw-pddl` file."""
+    """Read and compile an official `game.tw-pddl` file.
+
+    Raises:
+        InputError: If the file cannot be read or the game is not supported.
+    """
     return compile_game(read_file(path), str(path))
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The JSON object of a game file; what is missing or no game is refused."""
+    """Return the JSON object of a game file.
+
+    Raises:
+        InputError: If the file is missing, cannot be read, or is not a game.
+    """
     if not os.path.lexists(path):
         raise InputError(f"no game at {path}: expected a game.tw-pddl file")
     content = read_bytes(path, LONGEST_FILE, "game.tw-pddl file")
@@ -121,26 +129,30 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def checked(data: object) -> dict[str, Any]:
-    """The JSON object of a game file, if it is one. The message does not say where it comes from."""
+    """Return the JSON object of a game file.
+
+    Raises:
+        InputError: If it is not a game. The message does not name the file.
+    """
     if not isinstance(data, dict) or not all(isinstance(data.get(key), str) for key in TEXTS):
-        raise InputError(f"no game: expected a JSON object with the texts {', '.join(TEXTS)}")
+        raise InputError(f"not a game: expected a JSON object with the texts {', '.join(TEXTS)}")
     walkthrough = data.get("walkthrough")
     if walkthrough is not None and not (
         isinstance(walkthrough, list) and all(isinstance(command, str) for command in walkthrough)
     ):
-        raise InputError("no game: expected `walkthrough` to be a list of texts")
+        raise InputError("not a game: expected `walkthrough` to be a list of texts")
     return data
 
 
 def compile_game(data: Mapping[str, Any], where: str = "the game") -> Game:
-    """Compiles the JSON object of a game file.
+    """Compile the JSON object of a game file.
 
     Args:
-        data: With `pddl_domain`, `grammar`, `pddl_problem`, and maybe `walkthrough`.
-        where: What to call it in errors.
+        data: The fields `pddl_domain`, `grammar`, `pddl_problem` and optionally `walkthrough`.
+        where: The name of the game in errors.
 
     Raises:
-        InputError: The game contains something that the rules engine does not support.
+        InputError: If the game is inconsistent, or if the rules engine does not support it.
     """
     try:
         wording, task = split_task(data["grammar"])
@@ -149,19 +161,29 @@ def compile_game(data: Mapping[str, Any], where: str = "the game") -> Game:
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        # a damaged problem contradicts itself in more ways than are worth a line each
-        raise InputError(f"{where}: the game contradicts itself ({type(error).__name__}: {one_line(error)})") from None
+        # a damaged problem can be inconsistent in many ways, so these errors share one message
+        raise InputError(f"{where}: the game is inconsistent ({type(error).__name__}: {one_line(error)})") from None
 
 
 def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iterable[str] | None = None) -> Game:
-    """Compiles a planning problem of the ALFWorld domain."""
+    """Compile a planning problem of the ALFWorld domain.
+
+    Args:
+        problem: The PDDL problem.
+        grammar: The wording.
+        task: The task sentence.
+        walkthrough: Commands that win the game, or None.
+
+    Raises:
+        InputError: If the rules engine does not support the problem.
+    """
     text = problem.lower()
     try:
         _, rest = text.split("(:objects", 1)
         objects, rest = rest.split("(:init", 1)
         initial, wish = rest.split("(:goal", 1)
     except ValueError:
-        raise InputError("the problem lacks one of :objects, :init, :goal, in this order") from None
+        raise InputError("expected a problem with :objects, :init and :goal, in this order") from None
     facts = _facts(initial)
     entities = _entities(objects, facts)
     names = display_names([*entities["object"], *entities["receptacle"], *entities["location"]])
@@ -207,7 +229,7 @@ def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iter
 
 
 def display_names(ids: Iterable[str]) -> dict[str, str]:
-    """What the environment calls each identifier: its kind and a number; the first in order gets the highest.
+    """Return the name of each identifier in observations: its kind and a number, in descending order.
 
     >>> display_names(["mug_bar__plus_01", "mug_bar__plus_02", "sink_bar_1_bar_sinkbasin"])
     {'mug_bar__plus_01': 'mug 2', 'mug_bar__plus_02': 'mug 1', 'sink_bar_1_bar_sinkbasin': 'sinkbasin 1'}
@@ -230,28 +252,28 @@ _KNOWN: Final = {
     "isreceptacleobject": 1, "inreceptacleobject": 2, "receptacletype": 2, "objecttype": 2, "cancontain": 2,
     "isclean": 1, "cleanable": 1, "ishot": 1, "heatable": 1, "iscool": 1, "coolable": 1, "pickupable": 1,
     "toggleable": 1, "istoggled": 1, "sliceable": 1, "issliced": 1,
-    # known to the domain, and without a part in any rule of play
+    # declared in the domain but not used by any rule
     "isreceptacleobjectfull": 1, "wasinreceptacle": 2, "checked": 1, "examined": 1, "full": 1, "moveable": 1, "ison": 1,
 }  # fmt: skip
-"""The facts that a problem may begin with, and their number of arguments."""
+"""The predicates of initial facts and their numbers of arguments."""
 
 
 def _facts(initial: str) -> Facts:
-    """The initial facts by predicate."""
+    """Return the initial facts by predicate."""
     if "(not" in initial or "(=" in initial:
-        raise InputError("the problem's :init holds a negation or a number, which no ALFWorld game has")
+        raise InputError("the problem's :init contains a negation or a number, which the engine does not support")
     facts: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for fact in _FACT.findall(initial):
         predicate, *arguments = fact.split()
         facts[predicate].append(tuple(arguments))
     for predicate, rows in facts.items():
         if predicate not in _KNOWN or any(len(row) != _KNOWN[predicate] for row in rows):
-            raise InputError(f"the problem's :init holds a fact that the engine does not know: {predicate}{rows[0]}")
+            raise InputError(f"the problem's :init contains an unsupported fact: {predicate}{rows[0]}")
     return facts
 
 
 def _entities(objects: str, facts: Facts) -> dict[str, tuple[str, ...]]:
-    """What the initial facts speak of, sorted, by declared type. What is declared only does not exist."""
+    """Return the names in the initial facts by declared type, sorted. Names that are only declared are ignored."""
     kinds: dict[str, str] = {}
     waiting: list[str] = []
     words = iter(objects.replace(")", " ").split())
@@ -266,7 +288,7 @@ def _entities(objects: str, facts: Facts) -> dict[str, tuple[str, ...]]:
     mentioned = {name for rows in facts.values() for row in rows for name in row}
     for name in sorted(mentioned):
         if name not in kinds:
-            raise InputError(f"the problem speaks of {name!r} and does not declare it")
+            raise InputError(f"the problem uses {name!r} without declaring it")
         if kinds[name] in found:
             found[kinds[name]].append(name)
     return {kind: tuple(names) for kind, names in found.items()}
@@ -276,12 +298,12 @@ def _places(facts: Facts, receptacles: tuple[str, ...], locations: Mapping[str, 
     places: dict[str, str] = {}
     for receptacle, location in facts["receptacleatlocation"]:
         if places.setdefault(receptacle, location) != location:
-            raise InputError(f"receptacle {receptacle} is at two locations, which the engine does not know")
+            raise InputError(f"receptacle {receptacle} has two locations, which the engine does not support")
     return tuple(locations[places[name]] if name in places else NOTHING for name in receptacles)
 
 
 def _at_each(places: tuple[int, ...], locations: int) -> tuple[tuple[int, ...], ...]:
-    """The receptacles at each location."""
+    """Return the receptacles at each location."""
     found: list[list[int]] = [[] for _ in range(locations)]
     for receptacle, place in enumerate(places):
         if place != NOTHING:
@@ -293,7 +315,7 @@ def _types(rows: list[tuple[str, ...]], names: tuple[str, ...]) -> tuple[str, ..
     types: dict[str, str] = {}
     for name, kind in rows:
         if types.setdefault(name, kind) != kind:
-            raise InputError(f"{name} is of two types, which the engine does not know")
+            raise InputError(f"{name} has two types, which the engine does not support")
     return tuple(sys.intern(types.get(name, "").removesuffix("type")) for name in names)
 
 
@@ -335,7 +357,7 @@ def _start(
 ) -> GameState:
     at = {location for _, location in facts["atlocation"]}
     if len(at) != 1:
-        raise InputError(f"the agent starts at {len(at)} locations; expected one")
+        raise InputError(f"expected one initial location of the agent, received {len(at)}")
     contents: list[set[int]] = [set() for _ in receptacles]
     for name, receptacle in facts["inreceptacle"]:
         contents[receptacles[receptacle]].add(objects[name])

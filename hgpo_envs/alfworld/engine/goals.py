@@ -1,4 +1,4 @@
-"""Goals: what wins a game, read from its planning problem. There are six shapes, one for each task type."""
+"""Goals, parsed from a game's planning problem. There are six forms, one for each task type."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ TASK_TYPES: Final = (
     "pick_cool_then_place_in_recep",
     "pick_two_obj_and_place",
 )
-"""The benchmark's six task types, in its own order."""
+"""The benchmark's six task types in its order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What wins a game.
+    """The goal of a game.
 
     Attributes:
         task_type: One of `TASK_TYPES`.
-        object_type: The kind of object to bring (or to hold, under a lamp).
-        receptacle_type: The kind of receptacle to bring it to; empty under a lamp.
-        lamp_type: The kind of lamp; empty elsewhere.
-        trait: What the object must have become: clean, hot, cool; 0 for none.
-        ability: What the object must be able to become.
-        count: How many must be in one receptacle.
+        object_type: The kind of object to bring, or to hold under a lamp.
+        receptacle_type: The kind of the target receptacle. Empty for goals with a lamp.
+        lamp_type: The kind of lamp. Empty for other goals.
+        trait: The required `Trait` of the object (clean, hot or cool), or 0.
+        ability: The `Ability` that this trait requires, or 0.
+        count: The required number of objects in one receptacle.
     """
 
     task_type: str
@@ -44,7 +44,7 @@ class Goal:
 
 
 def _shape(text: str) -> re.Pattern[str]:
-    """A goal with the types left open: <object>, <receptacle>, <lamp>, and a ' for the same again."""
+    """Compile a goal with placeholders for types: <object>, <receptacle>, <lamp>, and <object'> for a repetition."""
     words = [_hole(word[1:-1]) if word.startswith("<") else re.escape(word) for word in _words(text)]
     return re.compile(" ".join(words))
 
@@ -95,11 +95,15 @@ _GOALS: Final = tuple(
         ),
     )
 )
-"""The six shapes that a goal has, each with what is the same in all goals of that shape."""
+"""The six forms of goals, each with the attributes that all goals of the form share."""
 
 
 def parse_goal(text: str) -> Goal:
-    """Reads what follows `(:goal` in a problem; a shape that is none of the six is refused."""
+    """Parse the text that follows `(:goal` in a problem.
+
+    Raises:
+        InputError: If the goal has none of the six forms.
+    """
     plain = " ".join(_words(text))
     for shape, goal in _GOALS:
         match = shape.match(plain)
@@ -111,4 +115,4 @@ def parse_goal(text: str) -> Goal:
                 receptacle_type=found.get("receptacle", ""),
                 lamp_type=found.get("lamp", ""),
             )
-    raise InputError(f"the goal is none of the six shapes that the engine knows: (:goal {plain[:200]}")
+    raise InputError(f"expected a goal of one of ALFWorld's six task types, received (:goal {plain[:200]}")

@@ -1,9 +1,10 @@
-"""Which rules and which wording a game file carries: read once per distinct text, refused by name when unknown.
+"""Recognition of the rules and the wording in a game file.
 
-A game file holds its planning domain and its text grammar in full. All published ones (alfworld 0.2 to 0.5) are the
-same but for a handful of parts. So both are taken apart (`grammar_parts.py`), each part is compared with that of the
-bundled files, which the engine plays, and the handful that may differ is the game's wording: how an object is put down,
-what one arrives at, whether there is `help`.
+A game file contains its complete planning domain and text grammar. All published versions (alfworld 0.2 to 0.5) differ
+in a few parts only. Both texts are therefore split into parts (`grammar_parts.py`), and each part is compared with that
+of the bundled files, which the engine implements. The parts that may differ are the game's wording: the command that
+puts an object down, the name of the place on arrival, and whether there is `help`. Other differences raise an error
+that names the part. The result is cached, because many games share the same texts.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class Grammar:
 
     Attributes:
         name: `move` or `put`, after the command that puts an object down.
-        put: Format of that command, from `object` and `receptacle`.
-        puts: Format of what is shown after it.
-        arrives_at_location: Arriving names the location ("loc 12") and not the receptacle.
-        help: What `help` shows; None where there is no such command.
+        put: The format of this command, with the fields `object` and `receptacle`.
+        puts: The format of the observation after it, with the same fields.
+        arrives_at_location: Whether the observation on arrival names the location ("loc 12") instead of the receptacle.
+        help: The observation of `help`, or None if there is no such command.
     """
 
     name: str
@@ -72,25 +73,28 @@ _TASK = re.compile(r'("rhs"\s*:\s*"Your task is to: )([^";|<>\[\]#{}\\\n\t]*)(")
 
 
 def split_task(grammar: str) -> tuple[str, str]:
-    """Takes the task sentence out of a grammar text.
+    """Remove the task sentence from a grammar text.
 
     Returns:
-        The text with an empty task, and the task: what follows "Your task is to: ", full stop included.
+        The text with an empty task, and the task: the text after "Your task is to: ", including the full stop.
+
+    Raises:
+        InputError: If the grammar contains no task.
 
     >>> split_task('{"rhs": "Your task is to: put a mug in shelf."}')
     ('{"rhs": "Your task is to: "}', 'put a mug in shelf.')
     """
     match = _TASK.search(grammar)
     if match is None:
-        raise InputError('no task in the grammar: expected one rule "Your task is to: …" of plain words')
+        raise InputError('no task in the grammar: expected a rule "Your task is to: …" with plain text')
     return grammar[: match.start(2)] + grammar[match.end(2) :], match[2]
 
 
 def join_task(grammar: str, task: str) -> str:
-    """Puts a task into a grammar text without one; undoes `split_task`."""
+    """Insert a task into a grammar text with an empty task. This is the inverse of `split_task`."""
     match = _TASK.search(grammar)
     if match is None:
-        raise InputError('no place for a task in the grammar: expected one rule "Your task is to: …"')
+        raise InputError('no place for a task in the grammar: expected a rule "Your task is to: …"')
     return grammar[: match.start(2)] + task + grammar[match.end(2) :]
 
 
@@ -118,14 +122,14 @@ _WORDING: Final = frozenset(
         "help.feedback",
     }
 )
-"""The parts of a grammar that make its wording."""
+"""The parts of a grammar that determine its wording."""
 _UNUSED: Final = re.compile(r"ReceptacleObject|overview_|overview\(o, r\)|notImplemented")
-"""Parts of a grammar for actions that no domain has, and rules that no other part uses."""
+"""The parts of a grammar for actions that no domain contains, and rules that no other part uses."""
 
 
 @cache
 def _known() -> tuple[dict[str, str], dict[str, str]]:
-    """The parts of a domain and of a grammar that must be as the engine plays them."""
+    """Return the parts of a domain and of a grammar that the engine implements and that must not differ."""
     domain, grammar = bundled()
     actions, parts = domain_parts(domain), grammar_parts(split_task(grammar)[0])
     return (
@@ -135,14 +139,14 @@ def _known() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _recognise(domain: str, grammar: str) -> Grammar:
-    """The wording of a game, from its domain and its grammar without a task (`split_task`).
+    """Return the wording of a game from its domain and its grammar without a task (`split_task`).
 
     Raises:
-        InputError: A part of either is not as the engine plays it; the line names it.
+        InputError: If a part of either differs from the engine's rules. The message names the part.
     """
     bundled_domain, bundled_grammar = bundled()
     if domain == bundled_domain and grammar == split_task(bundled_grammar)[0]:
-        return MOVE  # as most games have it, to the letter
+        return MOVE  # a fast path for most games
     actions, parts = domain_parts(domain), grammar_parts(grammar)
     has_help = "action help" in actions
     known_actions, known_parts = _known()
@@ -162,18 +166,18 @@ def _recognise(domain: str, grammar: str) -> Grammar:
 
 
 recognise = bounded_cache(_recognise, 64, 1 << 19, lambda _, domain, grammar: len(domain) + len(grammar))
-"""`_recognise`, which is called for every game and has few different texts to read."""
+"""`_recognise` with a cache, since it is called for every game but with few distinct texts."""
 
 
 def _plain_rule(parts: Mapping[str, str], name: str) -> str:
-    """The text of a rule that has one alternative without a condition; empty for any other."""
+    """Return the text of a rule with one unconditional alternative. Empty for other rules."""
     rule = json.loads(parts.get(name, "[]"))
     plain = len(rule) == 1 and set(rule[0]) == {"rhs"}
     return str(rule[0]["rhs"]) if plain else ""
 
 
 def _helps(parts: Mapping[str, str]) -> bool:
-    """Whether `help` says what every published grammar makes it say: as a rule, or in the action itself."""
+    """Return whether `help` has the text of the published grammars, in a rule or in the action itself."""
     feedback = parts.get("action help feedback", "")
     shown = _plain_rule(parts, "help.feedback") if feedback == "#help.feedback#" else feedback
     return parts.get("action help template") == "help" and shown == f"\n{HELP}"
@@ -189,8 +193,8 @@ def _compare(kind: str, parts: Mapping[str, str], known: Mapping[str, str]) -> N
 def _unknown(kind: str, wrong: list[str]) -> InputError:
     named = ", ".join(repr(name) for name in wrong[:4])
     return InputError(
-        f"unknown {kind}: {named}{' and more' if len(wrong) > 4 else ''} not as the native engine plays it (it knows "
-        f"what alfworld 0.2 to 0.5 install); backend='original' plays any {kind}"
+        f"unknown {kind}: {named}{' and more' if len(wrong) > 4 else ''} not as in alfworld 0.2 to 0.5, which the "
+        f"native engine supports; use backend='original' for any other {kind}"
     )
 
 
@@ -204,18 +208,18 @@ _REWORDED: Final = (
     ("You move the {o.name} to the {r.name}.", "You put the {o.name} in/on the {r.name}."),
     ("You arrive at {r.name}. #", "You arrive at {lend.name}. #"),
 )
-"""What a grammar text says in the `move` and in the `put` wording."""
+"""The texts of a grammar that differ between the `move` and the `put` wording."""
 
 
 def convert(file: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A game file in another wording; the game stays the same.
+    """Return a game file converted to another wording. The game itself is unchanged.
 
     Args:
         file: The JSON object of a game file.
         name: `move` or `put`.
 
     Raises:
-        InputError: There is no such wording, or the file's own is not known.
+        InputError: If there is no such wording, or if the file's wording is unknown.
     """
     if name not in GRAMMARS:
         raise InputError(unknown("grammar", name, GRAMMARS))

@@ -1,6 +1,6 @@
-"""Takes planning domains and text grammars apart.
+"""Splitting of planning domains and text grammars into parts.
 
-A *part* of a domain is one of its forms (an action, its types), comments and layout aside. A part of a grammar is an
+A *part* of a domain is one of its forms (an action, its types) without comments and layout. A part of a grammar is an
 action's template or feedback, or a text rule.
 """
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @cache
 def bundled() -> tuple[str, str]:
-    """The planning domain and the text grammar of alfworld 0.4 (`alfred.pddl`, `alfred.twl2`; MIT, NOTICE)."""
+    """Return the planning domain and text grammar of alfworld 0.4 (`alfred.pddl`, `alfred.twl2`; MIT, NOTICE)."""
     folder = files("hgpo_envs.alfworld").joinpath("bundled")
     return folder.joinpath("alfred.pddl").read_text("utf-8"), folder.joinpath("alfred.twl2").read_text("utf-8")
 
 
 def domain_parts(domain: str) -> dict[str, str]:
-    """The forms of a planning domain by name (`action look`, `types`), without comments and layout.
+    """Return the forms of a planning domain by name (`action look`, `types`), without comments and layout.
 
     >>> domain_parts("(define (domain d) (:action Look :effect (and (seen ?x))))")
     {'domain d': '(domain d)', 'action look': '(:action look :effect(and(seen ?x)))'}
@@ -37,7 +37,7 @@ def domain_parts(domain: str) -> dict[str, str]:
 
 
 def _forms(plain: str) -> Iterator[tuple[str, str]]:
-    """The forms one level inside the outermost."""
+    """Yield the forms one level inside the outermost form, with their names."""
     depth = start = 0
     for bracket in re.finditer(r"[()]", plain):
         if bracket[0] == "(":
@@ -55,7 +55,7 @@ _TOKEN = re.compile(r'"""(?P<block>.*?)"""|"(?P<text>[^"]*)"|#[^\n]*|(?P<word>[\
 
 
 def grammar_parts(grammar: str) -> dict[str, str]:
-    """The parts of a text grammar by name: `action look template`, `action look feedback`, and rules by their own.
+    """Return the parts of a text grammar by name: `action look template`, `action look feedback`, and rules' names.
 
     >>> grammar_parts('action look { template :: "look"; grammar :: \"\"\"{"a": [{"rhs": "b"}]}\"\"\"; }')
     {'action look template': 'look', 'a': '[{"rhs": "b"}]'}
@@ -78,12 +78,12 @@ def grammar_parts(grammar: str) -> dict[str, str]:
 
 
 def _rules(block: str) -> dict[str, Any]:
-    """The JSON object in a grammar block; lines that begin with # are comments."""
+    """Return the JSON object in a grammar block, where lines that start with # are comments."""
     lines = [line for line in block.split("\n") if not line.lstrip().startswith("#")]
     try:
         rules = json.loads("\n".join(lines))
     except ValueError as error:
         raise InputError(f"a block of the grammar is not JSON: {error}") from None
     if not isinstance(rules, dict):
-        raise InputError("a block of the grammar is no JSON object of rules")
+        raise InputError("a block of the grammar is not a JSON object of rules")
     return rules

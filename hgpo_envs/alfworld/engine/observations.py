@@ -1,4 +1,4 @@
-"""What the environment says, to the letter."""
+"""The environment's observation texts, identical to the original's."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MIDDLE: Final = "You are in the middle of a room. Looking quickly around you, y
 
 
 def listing(names: Iterable[str]) -> str:
-    """Names with articles: "nothing", "a mug 1", "a mug 2, and a mug 1"."""
+    """Join names with articles: "nothing", "a mug 1", "a mug 2, and a mug 1"."""
     return enumeration([f"a {name}" for name in names])
 
 
 def enumeration(parts: list[str]) -> str:
-    """Parts in a row; the last comes after ", and "."""
+    """Join parts with commas and ", and " before the last."""
     if not parts:
         return "nothing"
     if len(parts) == 1:
@@ -31,7 +31,7 @@ def enumeration(parts: list[str]) -> str:
 
 
 def welcome(game: Game) -> str:
-    """The first screen: where one is, and the task."""
+    """Return the first observation: the surroundings and the task."""
     game_state = game.start
     if game.receptacles_at[game_state.location]:
         around = look(game, game_state)
@@ -42,7 +42,7 @@ def welcome(game: Game) -> str:
 
 
 def look(game: Game, game_state: GameState) -> str:
-    """What a look around shows: the receptacles one faces, and what was moved from one of them to another."""
+    """Return the observation of `look`: the receptacles here, and the objects moved from one of them to another."""
     here = game.receptacles_at[game_state.location]
     if not here:
         return _MIDDLE.format("nothing")
@@ -52,7 +52,7 @@ def look(game: Game, game_state: GameState) -> str:
 
 
 def receptacle(game: Game, game_state: GameState, index: int) -> str:
-    """What a receptacle shows: its contents, unless it is closed."""
+    """Return the description of a receptacle: its contents, or that it is closed."""
     name = game.receptacle_names[index]
     if game.openable[index] and not game_state.opened[index]:
         return f"The {name} is closed."
@@ -63,7 +63,7 @@ def receptacle(game: Game, game_state: GameState, index: int) -> str:
 
 
 def thing(game: Game, game_state: GameState, index: int) -> str:
-    """What examining an object shows."""
+    """Return the description of an object."""
     name, ability, trait = game.object_names[index], game.abilities[index], game_state.traits[index]
     if ability & Ability.CONTAINER:
         inside = listing(game.object_names[o] for o in game.nested.get(index, ()))
@@ -83,7 +83,7 @@ def thing(game: Game, game_state: GameState, index: int) -> str:
 
 
 def inventory(game: Game, game_state: GameState) -> str:
-    """What one carries."""
+    """Return the observation of `inventory`: the held object."""
     if game_state.held == NOTHING:
         return "You are not carrying anything."
     return f"You are carrying: a {game.object_names[game_state.held]}."

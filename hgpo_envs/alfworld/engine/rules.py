@@ -1,6 +1,9 @@
-"""What each rule changes and what it says: one function a rule, of the game, its world and the two things named.
+"""The effects and observations of the rules.
 
-Source: the effects of alfworld's `alfred.pddl` and the feedback of its `alfred.twl2`.
+Each rule is a function of the game, its state and the indices of the command's two arguments. It changes the state and
+returns the observation.
+
+Source: the effects in alfworld's `alfred.pddl` and the feedback in its `alfred.twl2`.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
     Rule = Callable[[Game, GameState, int, int], str]
 
-# plain integers: flags are slow to combine
+# plain integers, because operations on flags are slow
 _CLEAN, _HOT, _COOL, _SLICED, _TOGGLED = (trait.value for trait in Trait)
 
 
@@ -90,7 +93,7 @@ def _cool(game: Game, game_state: GameState, o: int, r: int) -> str:
 
 
 def _use(game: Game, game_state: GameState, o: int, _second: int) -> str:
-    game_state.traits[o] |= _TOGGLED  # never off again
+    game_state.traits[o] |= _TOGGLED  # `use` does not turn lamps off
     return f"You turn on the {game.object_names[o]}."
 
 
@@ -116,22 +119,22 @@ RULES: Final[dict[str, Rule]] = {
     "use": _use,
     "slice": _slice,
 }
-"""Every rule by its verb. `inspect` is the command `examine` for a receptacle."""
+"""The rules by verb. `inspect` is the command `examine` for a receptacle."""
 
 
 SEEING: Final = frozenset({"look", "inventory", "help", "inspect", "examine"})
-"""Verbs that change nothing."""
+"""The verbs that do not change the state."""
 _DECIDES_PLACE: Final = frozenset({"put", "clean", "heat", "cool"})
 _DECIDES_LIGHT: Final = frozenset({"go", "take", "use"})
 
 
 def deciding(game: Game) -> frozenset[str]:
-    """The verbs after which the goal may newly hold."""
+    """Return the verbs that can satisfy the goal."""
     return _DECIDES_LIGHT if game.goal.lamp_type else _DECIDES_PLACE
 
 
 def won(game: Game, game_state: GameState) -> bool:
-    """Whether the goal holds."""
+    """Return whether the goal is satisfied."""
     goal, traits = game.goal, game_state.traits
     if goal.lamp_type:
         return game_state.held in game.wanted and any(

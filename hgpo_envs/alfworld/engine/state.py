@@ -1,4 +1,4 @@
-"""The world of one game at one moment: where everything is, and what has become of it."""
+"""The state of a game: the places and traits of all objects."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import IntFlag
 from typing import Final
 
 NOTHING: Final = -1
-"""Stands for no object in the hand, and for the place of a receptacle that is nowhere."""
+"""The index for no held object, and for the location of a receptacle without one."""
 
 
 class Ability(IntFlag):
-    """What can be done with an object."""
+    """An action that is possible with an object."""
 
     PICKUPABLE = 1
     CLEANABLE = 2
@@ -20,11 +20,11 @@ class Ability(IntFlag):
     TOGGLEABLE = 16
     SLICEABLE = 32
     CONTAINER = 64
-    """It can hold others: a box, a plate."""
+    """The object can contain others, such as a box or a plate."""
 
 
 class Trait(IntFlag):
-    """What has become of an object."""
+    """A property that actions give to an object."""
 
     CLEAN = 1
     HOT = 2
@@ -35,18 +35,18 @@ class Trait(IntFlag):
 
 @dataclass(slots=True)
 class GameState:
-    """Everything that changes while a game is played. Indices are those of the `Game`.
+    """The variable part of a game. Indices refer to the `Game`.
 
     Attributes:
-        location: Where the agent is.
-        held: The object in its hand, or `NOTHING`.
-        contents: For each receptacle the objects in it, ascending. An object can be in two at once (stove burners),
-            and stays in the second when it is taken from the first.
+        location: The agent's location.
+        held: The held object, or `NOTHING`.
+        contents: For each receptacle, the objects in it, ascending. An object can be in two receptacles (stove
+            burners) and stays in the second when it is taken from the first.
         opened: For each receptacle, whether it is open.
-        spots: For each object, the locations that it counts as being at.
+        spots: For each object, its locations by the original's rules.
         traits: For each object, a `Trait` as int.
-        emptied: (object, receptacle) for every object that was taken out of a receptacle and not put back. A look
-            around names those that lie, by now, elsewhere at the same location.
+        emptied: (object, receptacle) for every object that was taken out of a receptacle and not put back. `look`
+            names those that now lie elsewhere at the same location.
     """
 
     location: int
@@ -58,7 +58,7 @@ class GameState:
     emptied: set[tuple[int, int]]
 
     def copy(self) -> GameState:
-        """A world of its own, equal to this one."""
+        """Return an independent copy."""
         return GameState(
             self.location,
             self.held,

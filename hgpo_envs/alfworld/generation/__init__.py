@@ -1,1 +1,1 @@
-"""New ALFWorld games: drafted, written in the official format, won by the expert."""
+"""Generation of new ALFWorld games in the official format, each solved by the expert."""

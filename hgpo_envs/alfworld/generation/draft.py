@@ -1,15 +1,16 @@
-"""New games for all six task types, in ALFWorld's rooms and in its official file format.
+"""Random drafts of new games for all six task types in ALFWorld's rooms.
 
-A game is drawn in two steps: a task (object, place, room) from those that the official games set, then the things that
-lie about, from how many there are and where they lie in official games. `synthesis` writes it down, with the
-walkthrough by which the expert won it.
-Every draw comes from `random.Random.random`, whose stream Python guarantees: one seed gives the same bytes everywhere.
+A game is drawn in two steps: first a task (object, place, room) from those of the official games, then the objects in
+the room, with the numbers and places of the official games. `hgpo_envs.alfworld.generation.problem` converts the draft
+to the official file format, and `hgpo_envs.alfworld.generation.store` adds the expert's walkthrough.
 
-Splits are disjoint by rule, whatever the seed and the number of games:
+All draws use `random.Random.random`, whose stream Python guarantees, so a seed gives the same bytes on every platform.
 
-- ``valid_unseen`` plays in rooms where neither these nor the official training games play (`rooms.UNSEEN`);
-- ``train`` and ``valid_seen`` share the other rooms but no task: one task in `SEEN_SHARE` (by the hash of type, object,
-  place and room) belongs to ``valid_seen``.
+The splits are disjoint for every seed and number of games:
+
+- ``valid_unseen`` uses rooms that neither the generated nor the official training games use (`rooms.UNSEEN`).
+- ``train`` and ``valid_seen`` use the other rooms but have no common task. One in `SEEN_SHARE` tasks, selected by the
+  hash of type, object, place and room, belongs to ``valid_seen``.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ STATION: Final = {
     "pick_heat_then_place_in_recep": "Microwave",
     "pick_cool_then_place_in_recep": "Fridge",
 }
-"""The receptacle that a task type cannot do without."""
+"""The receptacle that a task type requires."""
 LIGHT: Final = "look_at_obj_in_light"
 TARGET_COPIES: Final = 4
-"""At most so many of what the task asks for, as in ALFRED."""
+"""The maximum number of copies of the task's object, as in ALFRED."""
 THERE_SHARE: Final = 0.2
-"""How often one more of two asked for is in place already."""
+"""The probability that an additional copy is already in the target place, for tasks with two objects."""
 COLD_SHARE: Final = 0.05
-"""How many things in a fridge are cold from the start (5% in official games)."""
+"""The fraction of objects in a fridge that are cold at the start, as in the official games."""
 NESTED_SHARE: Final = 0.1
-"""How many things beside a container lie in it."""
+"""The fraction of objects beside a container that are inside it."""
 SENTENCES: Final = {
     "pick_and_place_simple": ("put a {object} in {place}.", "put some {object} on {place}."),
     "look_at_obj_in_light": ("look at {object} under the {place}.", "examine the {object} with the {place}."),
@@ -58,17 +59,17 @@ SENTENCES: Final = {
     "pick_cool_then_place_in_recep": ("put a cool {object} in {place}.", "cool some {object} and put it in {place}."),
     "pick_two_obj_and_place": ("put two {object} in {place}.", "find two {object} and put them in {place}."),
 }
-"""The two task sentences of each type, as the official games word them."""
+"""The two task sentences of each type in the official games."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskTemplate:
-    """What a game asks for, and where.
+    """The task of a game.
 
     Attributes:
         task_type: One of `TASK_TYPES`.
-        object: The kind of thing.
-        place: The kind of receptacle, or of lamp.
+        object: The kind of object.
+        place: The kind of receptacle or lamp.
         scene: The room's number.
     """
 
@@ -79,12 +80,12 @@ class TaskTemplate:
 
     @property
     def folder(self) -> str:
-        """The official name of its folder."""
+        """The official name of the task's folder."""
         return f"{self.task_type}-{self.object}-None-{self.place}-{self.scene}"
 
     @property
     def split(self) -> str:
-        """The split that it belongs to."""
+        """The split of the task."""
         if self.scene in UNSEEN:
             return "valid_unseen"
         return "valid_seen" if text_hash(self.folder) % SEEN_SHARE == 0 else "train"
@@ -92,12 +93,12 @@ class TaskTemplate:
 
 @dataclass(frozen=True, slots=True)
 class PlacedObject:
-    """Something that lies about.
+    """An object with a place.
 
     Attributes:
-        kind: For example ``Mug``.
-        name: Its identifier, ``Mug|+00.10|+00.90|-01.20``.
-        lies_on: Indices of receptacles; none for what lies on the floor.
+        kind: The kind, for example ``Mug``.
+        name: The identifier, for example ``Mug|+00.10|+00.90|-01.20``.
+        lies_on: The indices of its receptacles. Empty for objects on the floor.
     """
 
     kind: str
@@ -107,17 +108,17 @@ class PlacedObject:
 
 @dataclass(frozen=True)
 class GameDraft:
-    """A game before it is written down.
+    """A game before conversion to the official format.
 
     Attributes:
-        task: What is asked.
-        trial: The name of its folder within the task's.
-        sentence: The task in words.
-        room: Where it plays.
-        things: What can be carried.
-        start: The location where the agent stands at first.
-        cold: Identifiers of what is cold from the start.
-        nested: Inner and outer identifiers.
+        task: The task.
+        trial: The name of the game's folder in the task's folder.
+        sentence: The task sentence.
+        room: The room.
+        things: The movable objects.
+        start: The agent's initial location.
+        cold: The identifiers of objects that are cold at the start.
+        nested: Pairs of the identifiers of an object and of the container object in which it lies.
     """
 
     task: TaskTemplate
@@ -131,13 +132,13 @@ class GameDraft:
 
     @property
     def id(self) -> str:
-        """Split, task folder and trial folder."""
+        """The task id: split, task folder and trial folder."""
         return f"{self.task.split}/{self.task.folder}/{self.trial}"
 
 
 @lru_cache
 def possible_tasks(split: str, task_type: str) -> tuple[TaskTemplate, ...]:
-    """Every task of a type that a split can set, sorted."""
+    """Return all possible tasks of a type in a split, sorted."""
     rooms = load_rooms()
     tasks = (
         TaskTemplate(task_type, kind, place, scene)
@@ -149,7 +150,7 @@ def possible_tasks(split: str, task_type: str) -> tuple[TaskTemplate, ...]:
 
 
 def _possible(task: TaskTemplate, rooms: Rooms) -> bool:
-    """Whether the room has what the task needs, and a place where the object can lie that does not solve it."""
+    """Return whether a room has what a task needs, and a place for its object that does not solve the task."""
     room = rooms.rooms[task.scene]
     if task.object not in room.objects or STATION.get(task.task_type, "") not in ("", *room.by_kind):
         return False
@@ -159,12 +160,15 @@ def _possible(task: TaskTemplate, rooms: Rooms) -> bool:
 
 
 def _avoided(task: TaskTemplate) -> str:
-    """The kind of receptacle where the object must not lie at first; "" for none."""
+    """Return the kind of receptacle where the object must not lie at the start, or ""."""
     return task.place if task.task_type in ("pick_and_place_simple", "pick_two_obj_and_place") else ""
 
 
 def _places_of(kind: str, room: Room, rooms: Rooms, avoid: str = "") -> dict[str, int]:
-    """The kinds of receptacles in a room where a thing lies, each with how often, or else where it could."""
+    """Return the kinds of receptacles in a room where a kind of object lies in official games, with their frequencies.
+
+    If there are none, return those that accept the object, with frequency 1.
+    """
     seen = rooms.where[room_kind(room.scene)].get(kind, {})
     weights = {place: games for place, games in seen.items() if place in room.by_kind and place != avoid}
     could = {place: 1 for place in sorted(room.by_kind) if kind in rooms.holds.get(place, ()) and place != avoid}
@@ -172,7 +176,7 @@ def _places_of(kind: str, room: Room, rooms: Rooms, avoid: str = "") -> dict[str
 
 
 class _RandomChoices:
-    """Choices from one guaranteed stream of random numbers."""
+    """Random choices from one seeded stream."""
 
     def __init__(self, seed: str) -> None:
         self._next = random.Random(seed).random
@@ -196,15 +200,15 @@ class _RandomChoices:
 
 
 def draft_game(split: str, index: int, seed: int) -> GameDraft:
-    """The game with this number in a split: types take turns.
+    """Draft the game with a number in a split. Successive numbers cycle through the task types.
 
     Args:
         split: One of `SPLITS`.
-        index: From 0.
-        seed: Any integer; each gives other games.
+        index: The number, from 0.
+        seed: Any integer. Different seeds give different games.
 
     Raises:
-        InputError: for a split that is not known.
+        InputError: If the split is unknown.
     """
     if split not in SPLITS:
         raise InputError(unknown("split", split, SPLITS))
@@ -219,7 +223,7 @@ def draft_game(split: str, index: int, seed: int) -> GameDraft:
 
 
 def _trial(index: int, draws: _RandomChoices) -> str:
-    when = datetime(2026, 1, 1) + timedelta(seconds=index)  # noqa: DTZ001 (a name, not a moment)
+    when = datetime(2026, 1, 1) + timedelta(seconds=index)  # noqa: DTZ001 (used for a name only)
     return f"trial_T{when:%Y%m%d_%H%M%S}_{draws.number(0, 999_999):06d}"
 
 
@@ -256,22 +260,25 @@ def _sentence(task: TaskTemplate, draws: _RandomChoices) -> str:
 
 
 def _spots(kind: str, room: Room, draws: _RandomChoices, rooms: Rooms) -> list[tuple[int, ...]]:
-    """As many places for a kind as there are copies of it."""
+    """Draw the number of copies of a kind and a place for each."""
     return [_spot(kind, room, draws, rooms) for _ in range(draws.weighted(rooms.copies[kind]))]
 
 
 def _spot(
     kind: str, room: Room, draws: _RandomChoices, rooms: Rooms, avoid: str = "", *, floor: bool = True
 ) -> tuple[int, ...]:
-    """The receptacles that one thing lies on.
+    """Draw the receptacles of one object.
 
     Args:
-        kind: Of the thing.
-        room: Where.
-        draws: Source of choices.
-        rooms: Frequencies.
-        avoid: A kind of receptacle that it must not lie on; "" for none.
+        kind: The object's kind.
+        room: The room.
+        draws: The random choices.
+        rooms: The frequencies in official games.
+        avoid: A kind of receptacle where it must not lie, or "".
         floor: Whether it may lie on the floor, out of reach.
+
+    Returns:
+        The indices of the receptacles. Empty for the floor.
     """
     weights = _places_of(kind, room, rooms, avoid)
     if floor:
@@ -285,7 +292,7 @@ def _spot(
 
 
 def _target_spots(task: TaskTemplate, draws: _RandomChoices, rooms: Rooms) -> list[tuple[int, ...]]:
-    """Places for what the task asks for: enough within reach, and not yet where they should go."""
+    """Draw places for the copies of the task's object: enough of them within reach and outside the target place."""
     room, avoid = rooms.rooms[task.scene], _avoided(task)
     two = task.task_type == "pick_two_obj_and_place"
     needed = 2 if two else 1
@@ -305,7 +312,7 @@ def _nested(things: Sequence[PlacedObject], draws: _RandomChoices, rooms: Rooms)
 
 
 def _name(kind: str, lies_on: tuple[int, ...], room: Room, names: set[str], draws: _RandomChoices) -> str:
-    """A new identifier: the kind and coordinates near the place."""
+    """Return a new identifier: the kind and coordinates near the place."""
     place = room.receptacles[lies_on[0]] if lies_on else draws.choice(room.receptacles)
     x, y, z = (float(part) for part in place.position.split("|")[:3])
     while True:
@@ -318,7 +325,7 @@ def _name(kind: str, lies_on: tuple[int, ...], room: Room, names: set[str], draw
 
 
 def _coordinate(hundredths: int) -> str:
-    """As ALFRED writes it.
+    """Format a coordinate as ALFRED does.
 
     >>> _coordinate(-75), _coordinate(1204), _coordinate(0)
     ('-00.75', '+12.04', '00.00')
@@ -327,7 +334,7 @@ def _coordinate(hundredths: int) -> str:
 
 
 def _start(room: Room, draws: _RandomChoices) -> str:
-    """A location from which no receptacle is reached."""
+    """Draw a location from which no receptacle can be reached."""
     taken = {receptacle.location for receptacle in room.receptacles}
     at = [[int(part) for part in location.split("|")] for location in sorted(taken)]
     low, high = [min(column) for column in zip(*at, strict=True)], [max(column) for column in zip(*at, strict=True)]

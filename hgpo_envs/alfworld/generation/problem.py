@@ -1,7 +1,7 @@
-"""Writes a drafted game down in the official format: `game.tw-pddl` and `traj_data.json`.
+"""Conversion of a drafted game to the official format: `game.tw-pddl` and `traj_data.json`.
 
-The planning domain and the text grammar beside the problem are ALFWorld's own (`bundled/alfred.pddl`,
-`bundled/alfred.twl2`; MIT, NOTICE), so that the original plays the same files.
+The planning domain and the text grammar are ALFWorld's own (`bundled/alfred.pddl`, `bundled/alfred.twl2`; MIT, NOTICE),
+so that the original can play the same files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PLACEHOLDER: Final = "Your task is to: UNKNOWN GOAL."
 NAMED_THINGS: Final = ("Knife", "ButterKnife")
-"""Kinds that the domain names and every problem must declare; likewise `NAMED_PLACES`."""
+"""Kinds that the domain refers to, so that every problem must declare them; likewise `NAMED_PLACES`."""
 NAMED_PLACES: Final = ("SinkBasin", "Microwave", "Fridge")
 TRAITS: Final = {
     "pick_clean_then_place_in_recep": ("cleanable", "isClean"),
@@ -30,7 +30,7 @@ _CODES: Final = (("|", "_bar_"), ("+", "_plus_"), ("-", "_minus_"), (".", "_dot_
 
 
 def mangle(name: str) -> str:
-    """An identifier as PDDL can hold it.
+    """Encode an identifier for PDDL.
 
     >>> mangle("Mug|-00.10|+01.20|00.00")
     'Mug_bar__minus_00_dot_10_bar__plus_01_dot_20_bar_00_dot_00'
@@ -41,11 +41,11 @@ def mangle(name: str) -> str:
 
 
 def game_data(draft: GameDraft, walkthrough: list[str] | None = None) -> dict[str, Any]:
-    """The content of `game.tw-pddl`.
+    """Return the content of `game.tw-pddl`.
 
     Args:
         draft: The game.
-        walkthrough: Commands that win it; without them the game is not marked solvable.
+        walkthrough: Commands that win it. If None, the game is not marked solvable.
     """
     domain, grammar = bundled()
     data: dict[str, Any] = {
@@ -58,7 +58,7 @@ def game_data(draft: GameDraft, walkthrough: list[str] | None = None) -> dict[st
 
 
 def traj_data(draft: GameDraft) -> dict[str, Any]:
-    """The content of `traj_data.json`: what the original reads of it."""
+    """Return the content of `traj_data.json`: the fields that the original reads."""
     task = draft.task
     light = task.task_type == "look_at_obj_in_light"
     return {
@@ -77,7 +77,7 @@ def traj_data(draft: GameDraft) -> dict[str, Any]:
 
 
 def problem_text(draft: GameDraft) -> str:
-    """The PDDL problem: objects, initial facts, goal."""
+    """Return the PDDL problem: objects, initial facts and goal."""
     lines = [
         "",
         f"(define (problem plan_{draft.trial})",
@@ -96,7 +96,7 @@ def problem_text(draft: GameDraft) -> str:
 
 
 def _kinds(draft: GameDraft) -> tuple[list[str], list[str]]:
-    """The kinds of things and of receptacles that a problem declares."""
+    """Return the kinds of objects and of receptacles that a problem declares."""
     things = {*NAMED_THINGS, *(t.kind for t in draft.things), *(kind for kind, _, _ in draft.room.fixtures)}
     return sorted(things), sorted({*NAMED_PLACES, *draft.room.by_kind})
 
@@ -155,7 +155,7 @@ def _thing_facts(kind: str, name: str, lies_on: tuple[int, ...], draft: GameDraf
 
 
 def _goal(draft: GameDraft) -> str:
-    """The goal of each task type, condition by condition as in the official games."""
+    """Return the goal, with the conditions of the official games in the same order."""
     task = draft.task
     place, thing = f"(receptacleType ?r {task.place}Type)", f"(objectType ?o {task.object}Type)"
     if task.task_type == "look_at_obj_in_light":

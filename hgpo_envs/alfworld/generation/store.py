@@ -1,4 +1,4 @@
-"""Data sets of generated games: drafted, written down, won by the expert; given out like any other store of games."""
+"""Data sets of generated games with the interface of other game stores."""
 
 from __future__ import annotations
 
@@ -15,29 +15,35 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MIN_GAMES: Final = 36
-"""The smallest data set: every task type in each split."""
+"""The size of the smallest data set with every task type in each split."""
 BUNDLED_GAMES: Final = 216
 BUNDLED_SEED: Final = 0
-"""The bundled pack is ``hgpo data synth alfworld --games 216 --seed 0``."""
+"""The bundled pack is the output of ``hgpo data synth alfworld --games 216 --seed 0``."""
 
 
 def split_sizes(games: int) -> dict[str, int]:
-    """How many games each split gets: a sixth each for validation, the rest for training.
+    """Return the number of games of each split: a sixth for each validation split, the rest for training.
+
+    Raises:
+        InputError: If there are fewer than `MIN_GAMES` games.
 
     >>> split_sizes(216)
     {'train': 144, 'valid_seen': 36, 'valid_unseen': 36}
     """
     if games < MIN_GAMES:
-        raise InputError(f"expected at least {MIN_GAMES} games, so that each split has every task type; got {games}")
+        raise InputError(f"expected at least {MIN_GAMES} games (every task type in each split), received {games}")
     return {"train": games - 2 * (games // 6), "valid_seen": games // 6, "valid_unseen": games // 6}
 
 
 class GeneratedStore:
-    """Generated games (`hgpo_envs.alfworld.data.game_folder.GameStore`); each is made when it is read.
+    """Generated games (`hgpo_envs.alfworld.data.game_folder.GameStore`). Each game is generated when it is read.
 
     Args:
-        games: How many in all splits, at least `MIN_GAMES`; in each split the task types take turns.
-        seed: Each gives other games; the same gives the same to the byte.
+        games: The number of games in all splits, at least `MIN_GAMES`. Each split cycles through the task types.
+        seed: Any integer. The same seed gives the same games, byte for byte.
+
+    Raises:
+        InputError: If there are fewer than `MIN_GAMES` games.
     """
 
     def __init__(self, games: int, seed: int = 0) -> None:
@@ -49,16 +55,16 @@ class GeneratedStore:
         }
 
     def ids(self) -> Sequence[str]:
-        """All task ids, sorted."""
+        """Return all task ids, sorted."""
         return sorted(self._numbers)
 
     def read(self, task_id: str) -> dict[str, Any]:
-        """The content of `game.tw-pddl`, walkthrough included. Raises KeyError for an unknown id."""
+        """Return the content of `game.tw-pddl` with a walkthrough. Raises KeyError for an unknown id."""
         game = self._draft(task_id)
         return game_data(game, walkthrough(game))
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
-        """The content of `traj_data.json`."""
+        """Return the content of `traj_data.json`."""
         return traj_data(self._draft(task_id))
 
     def _draft(self, task_id: str) -> GameDraft:
@@ -67,7 +73,7 @@ class GeneratedStore:
 
 
 def walkthrough(game: GameDraft) -> list[str]:
-    """The expert's commands, played to the win in the native engine."""
+    """Return the expert's commands that win a game, checked in the native engine."""
     engine = ALFWorldEngine()
     compiled = compile_game(game_data(game), game.id)
     state = engine.play(compiled)
@@ -75,6 +81,6 @@ def walkthrough(game: GameDraft) -> list[str]:
     assert plan, f"{game.id} is won at its start, or cannot be won"
     for number, command in enumerate(plan, start=1):
         state = engine.act(command)
-        if state.won:  # now and then early: what lies on two receptacles at once stays on the second when it is taken
+        if state.won:  # sometimes early: an object on two receptacles stays on the second one when it is taken
             return plan[:number]
     raise AssertionError(f"{game.id} is not won by {plan}")

@@ -1,1 +1,1 @@
-"""Scripted players of ALFWorld: `expert` and `explorer`."""
+"""ALFWorld's scripted players `expert` and `explorer`."""

@@ -1,7 +1,7 @@
-"""`expert`: sees the whole state of a game and plays a shortest plan of a plain kind.
+"""`expert`: a player that reads the whole state of a game and follows a shortest plan of a simple form.
 
-It plans anew at every step, so it may take over from any player at any time. A plan fetches the objects that the goal
-still lacks one after the other; of all objects, places and lamps it takes the combination with the fewest commands.
+It makes a new plan at every step, so it can continue any game at any point. A plan fetches the missing objects one
+after another. Of all combinations of objects, places and lamps, the expert chooses the one with the fewest commands.
 """
 
 from __future__ import annotations
@@ -29,36 +29,40 @@ TREATMENTS: Final = {
 
 
 class ExpertPlayer:
-    """Solves any solvable game from any state, by looking into the engine (`hgpo_envs.players.Player`)."""
+    """A player that solves every solvable game from any state by reading the engine (`hgpo_envs.players.Player`)."""
 
     def __init__(self) -> None:
         self._engine: ALFWorldEngine | None = None
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
-        """Begins a game; needs the native engine that plays it."""
+        """Start a game.
+
+        Raises:
+            InputError: If the engine is not the native one.
+        """
         del task, state
         if not isinstance(engine, ALFWorldEngine):
-            raise InputError("the ALFWorld expert looks into the native engine; play it with backend='native'")
+            raise InputError("the ALFWorld expert needs the native engine; use backend='native'")
         self._engine = engine
 
     def act(self, state: State) -> str:
-        """The first command of a shortest plan; `look` where there is none."""
+        """Return the first command of a shortest plan, or `look` if there is no plan."""
         assert self._engine is not None, "act before reset"
         plan = find_plan(self._engine.game, self._engine.game_state)
         return plan[0] if plan and plan[0] in state.actions else "look"
 
 
 def find_plan(game: Game, game_state: GameState) -> list[str] | None:
-    """The commands that win from here; None if there is no way (what nothing takes is in the hand)."""
+    """Return commands that win from a state, or None if there are none (no receptacle accepts the held object)."""
     plans = _light_plans(game, game_state) if game.goal.lamp_type else _place_plans(game, game_state)
     return min(plans, key=lambda plan: (len(plan), plan), default=None)
 
 
 class _Plan:
-    """Commands under way: where the agent would be, what it would hold and have opened.
+    """A plan under construction, with the resulting location, held object and opened receptacles.
 
     Attributes:
-        stuck: What is held cannot be put down anywhere: nothing in the room takes such things.
+        stuck: Whether the held object cannot be put down, because no receptacle in the room accepts it.
     """
 
     def __init__(self, game: Game, game_state: GameState) -> None:
@@ -105,7 +109,7 @@ class _Plan:
             self.commands.append(f"use {self.game.object_names[lamp]}")
 
     def _lay_down(self) -> None:
-        """Puts what is held where that takes the fewest commands."""
+        """Put the held object down where this takes the fewest commands."""
         kind = self.game.object_types[self.held]
 
         def cost(r: int) -> tuple[int, int]:
@@ -120,14 +124,14 @@ class _Plan:
 
 
 def _receptacles(game: Game, kind: str | None = None) -> Iterator[int]:
-    """The receptacles that can be reached, of one kind or all."""
+    """Yield the reachable receptacles, of one kind or all."""
     for r, place in enumerate(game.places):
         if place != NOTHING and kind in (None, game.receptacle_types[r]):
             yield r
 
 
 def _candidates(game: Game, game_state: GameState, ability: int) -> Iterator[tuple[int, int]]:
-    """Objects of the goal's kind, each with a receptacle to take it from (or `NOTHING` for the one in the hand)."""
+    """Yield objects of the goal's kind, each with its receptacle (`NOTHING` for the held object)."""
     if game_state.held != NOTHING and _fits(game, game_state.held, ability):
         yield game_state.held, NOTHING
     for r in _receptacles(game):
@@ -141,7 +145,7 @@ def _fits(game: Game, o: int, ability: int) -> bool:
 
 
 def _place_plans(game: Game, game_state: GameState) -> Iterator[list[str]]:
-    """Plans that bring as many objects as are lacking to one receptacle of the goal's kind."""
+    """Yield plans that bring the missing objects to one receptacle of the goal's kind."""
     goal = game.goal
     verb, ability = TREATMENTS.get(Trait(goal.trait), ("", Ability(0)))
     stations = [r for r in _receptacles(game) if verb and STATIONS.get(game.receptacle_types[r]) == ability]
@@ -155,7 +159,7 @@ def _place_plans(game: Game, game_state: GameState) -> Iterator[list[str]]:
         lacking = [(o, r) for o, r in candidates if o not in done]
         for chosen in permutations(lacking, max(0, goal.count - len(done))):
             if len({o for o, _ in chosen}) < len(chosen) or any(r == NOTHING for _, r in chosen[1:]):
-                continue  # one thing twice, or what is in the hand not first
+                continue  # the same object twice, or the held object not first
             for station in stations or [NOTHING]:
                 if verb and station == NOTHING and not all(_treated(game, game_state, o) for o, _ in chosen):
                     continue
@@ -181,7 +185,7 @@ def _fetch(
 
 
 def _light_plans(game: Game, game_state: GameState) -> Iterator[list[str]]:
-    """Plans that hold an object of the goal's kind beside a lamp that is on."""
+    """Yield plans that hold an object of the goal's kind next to a lamp that is on."""
     lamps = [
         (o, r)
         for r in _receptacles(game)

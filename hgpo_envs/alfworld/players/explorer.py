@@ -1,8 +1,8 @@
-"""`explorer`: plays on what it is shown alone: the instruction, the texts and the admissible actions.
+"""`explorer`: a player that uses the instruction, the state texts and the admissible actions only.
 
-It remembers what it saw where, searches receptacles in the order in which finding the thing is likeliest for the
-commands spent (how often such things lie in such places is common knowledge: `rooms.Rooms.where`), and then does the
-task. It also learns from what others did in between, as far as the texts tell.
+It stores which objects it saw where. It searches receptacles in descending order of the probability of finding the
+object per command, estimated from the official games (`rooms.Rooms.where`), and then does the task. It also takes into
+account the commands of other players, as far as the texts show them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ WORDINGS: Final = (
     (r"(?:put a cool|cool some) (?P<thing>\w+)(?: and put it)? in (?P<place>\w+)", "cool", 1),
     (r"put (?:a|some) (?P<thing>\w+) (?:in|on) (?P<place>\w+)", "", 1),
 )
-"""How tasks are worded, with what has to be done to the thing and how many are asked for."""
+"""The patterns of task sentences, with the treatment of the object and the number of objects."""
 STATIONS: Final = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 CLOSED: Final = frozenset({"cabinet", "drawer", "fridge", "microwave", "safe"})
-"""Kinds of receptacles that are mostly found closed."""
+"""The kinds of receptacles that are usually closed."""
 LAMP_STANDS: Final = {"sidetable": 278, "desk": 230, "dresser": 143, "shelf": 89, "coffeetable": 11}
-"""Where desk lamps stand, and in how many official games."""
+"""The kinds of receptacles with desk lamps, and the number of official games in which they have one."""
 
 _NAME = r"[a-z]+ \d+"
 _SHOWN = re.compile(rf"(?:On the ({_NAME})|The ({_NAME}) is open\. In it), you see ([^.]*)\.")
@@ -48,13 +48,13 @@ _TAKE = re.compile(rf"take ({_NAME}) from ({_NAME})")
 
 @dataclass(frozen=True, slots=True)
 class ParsedInstruction:
-    """What the instruction asks for.
+    """A parsed instruction.
 
     Attributes:
         thing: The kind of object.
-        place: The kind of receptacle, or of lamp where `deed` is "use".
-        deed: "clean", "heat", "cool", "use" or "".
-        count: How many objects.
+        place: The kind of receptacle, or of lamp if `deed` is "use".
+        deed: The treatment: "clean", "heat", "cool", "use" or "".
+        count: The number of objects.
     """
 
     thing: str
@@ -64,7 +64,10 @@ class ParsedInstruction:
 
 
 def parse_instruction(instruction: str) -> ParsedInstruction:
-    """Understands a task sentence.
+    """Parse a task sentence.
+
+    Raises:
+        InputError: If it is not one of ALFWorld's twelve task sentences.
 
     >>> parse_instruction("clean some mug and put it in shelf.")
     ParsedInstruction(thing='mug', place='shelf', deed='clean', count=1)
@@ -73,12 +76,16 @@ def parse_instruction(instruction: str) -> ParsedInstruction:
         match = re.match(pattern, instruction.lower())
         if match:
             return ParsedInstruction(match["thing"], match["place"], deed, count)
-    raise InputError(f"the explorer knows ALFWorld's twelve task sentences; this is none of them: {instruction!r}")
+    raise InputError(f"explorer: expected one of ALFWorld's twelve task sentences, received {instruction!r}")
 
 
 @lru_cache(maxsize=1)
 def usual_places() -> dict[str, dict[str, float]]:
-    """Kind of thing → kind of receptacle → how often it was seen there, over all rooms; lower-case."""
+    """Return how often each kind of object lies on each kind of receptacle, over all rooms.
+
+    Returns:
+        Kind of object → kind of receptacle → frequency, with lower-case kinds.
+    """
     result: dict[str, dict[str, float]] = {"desklamp": {**LAMP_STANDS}, "floorlamp": {**LAMP_STANDS}}
     for kinds in load_rooms().where.values():
         for kind, places in kinds.items():
@@ -93,20 +100,20 @@ def _kind(name: str) -> str:
 
 
 def _natural(name: str) -> tuple[str, int]:
-    """Sorts "cabinet 2" before "cabinet 10"."""
+    """Return a key that sorts "cabinet 2" before "cabinet 10"."""
     kind, _, number = name.partition(" ")
     return kind, int(number)
 
 
 class _Memory:
-    """What was shown so far.
+    """The observations so far.
 
     Attributes:
-        contents: What was last seen in each receptacle; None for those never seen inside.
-        shut: The receptacles known to be closed.
-        treated: Each deed with what it was done to.
-        held: What is in the hand.
-        offered: The actions admissible now.
+        contents: The last observed objects in each receptacle, or None if its content was never observed.
+        shut: The receptacles that were last observed closed.
+        treated: Pairs of a treatment and the object that received it.
+        held: The held object, or None.
+        offered: The admissible actions.
     """
 
     def __init__(self, first: str) -> None:
@@ -119,7 +126,7 @@ class _Memory:
         self.offered: frozenset[str] = frozenset()
 
     def observe(self, state: State) -> None:
-        """Takes in one state."""
+        """Update the memory from a state."""
         text, self.offered = state.text, frozenset(state.actions)
         for shown in _SHOWN.finditer(text):
             name = shown[1] or shown[2]
@@ -143,29 +150,29 @@ class _Memory:
         return contents
 
     def things(self, kind: str) -> Iterator[tuple[str, str]]:
-        """Every thing of a kind that was seen, with where."""
+        """Yield the observed objects of a kind with their receptacles."""
         for receptacle, contents in self.contents.items():
             yield from ((thing, receptacle) for thing in sorted(contents or ()) if _kind(thing) == kind)
 
     def unseen(self) -> list[str]:
-        """The receptacles never seen inside."""
+        """Return the receptacles whose content was never observed."""
         return [receptacle for receptacle, contents in self.contents.items() if contents is None]
 
     def maybe_shut(self, receptacle: str) -> bool:
-        """Whether it is closed, or not known and of a kind that mostly is."""
+        """Return whether a receptacle is closed, or not observed and of a kind that is usually closed."""
         return receptacle in self.shut or (self.contents[receptacle] is None and _kind(receptacle) in CLOSED)
 
     def is_here(self, receptacle: str) -> bool:
-        """Whether the agent stands before it."""
+        """Return whether the agent is at a receptacle."""
         return f"examine {receptacle}" in self.offered
 
     def forget(self) -> None:
-        """Everything was seen and the thing was not there: somebody moved it, so look again."""
+        """Forget all contents, to search again for an object that another player moved."""
         self.contents = dict.fromkeys(self.contents)
 
 
 class ExplorerPlayer:
-    """Searches, remembers and does (`hgpo_envs.players.Player`)."""
+    """A player that explores the room and does the task (`hgpo_envs.players.Player`)."""
 
     def __init__(self) -> None:
         self._wish = ParsedInstruction("", "", "", 1)
@@ -173,14 +180,14 @@ class ExplorerPlayer:
         self._unfit: set[str] = set()
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
-        """Begins a game with an empty memory; does not look into the engine."""
+        """Start a game with an empty memory. The engine is not used."""
         del engine
         self._wish = parse_instruction(task.instruction)
         self._memory = _Memory(state.text)
         self._unfit = set()
 
     def act(self, state: State) -> str:
-        """Takes in what is shown, and decides: the first idea that is admissible."""
+        """Update the memory and return the first idea that is admissible."""
         self._memory.observe(state)
         for action in self._ideas():
             if action in self._memory.offered:
@@ -189,7 +196,7 @@ class ExplorerPlayer:
         return "look"
 
     def _ideas(self) -> Iterator[str]:
-        """What to do next, best first; the first that is admissible is done."""
+        """Yield ideas for the next action, best first."""
         goal, held = self._wish, self._memory.held
         if held is None:
             yield from self._fetch(goal.thing)
@@ -225,7 +232,7 @@ class ExplorerPlayer:
         if target is not None:
             yield from self._put(held, target)
             if self._memory.is_here(target) and f"open {target}" not in self._memory.offered:
-                self._unfit.add(target)  # it does not take this
+                self._unfit.add(target)  # it does not accept the object
                 yield from self._deliver(held)
 
     def _put(self, held: str, target: str) -> Iterator[str]:
@@ -235,7 +242,7 @@ class ExplorerPlayer:
         yield f"go to {target}"
 
     def _lay_down(self, held: str) -> Iterator[str]:
-        """Frees the hand: here if possible, else where such things are."""
+        """Yield ideas to put the held object down: here if possible, else where such objects usually are."""
         yield from (
             action for action in sorted(self._memory.offered) if action.startswith((f"move {held} ", f"put {held} "))
         )
@@ -245,7 +252,7 @@ class ExplorerPlayer:
                 yield from self._put(held, target)
 
     def _target(self) -> str | None:
-        """The receptacle to bring things to: where most of them are already, then the easiest to use."""
+        """Return the target receptacle: the one with the most objects of the task, open ones first."""
         fit = [r for r in self._memory.contents if _kind(r) == self._wish.place and r not in self._unfit]
 
         def preference(r: str) -> tuple[int, bool]:
@@ -259,7 +266,7 @@ class ExplorerPlayer:
             yield from (f"open {r}", f"go to {r}") if r in self._memory.shut else (f"go to {r}",)
 
     def _search(self, kind: str) -> Iterator[str]:
-        """Looks into what was not seen yet: likeliest first, by the commands it takes."""
+        """Yield ideas to inspect unobserved receptacles, by descending probability per command."""
         unseen = self._memory.unseen()
         usual = usual_places().get(kind, {})
         alike = {k: sum(_kind(r) == k for r in self._memory.contents) for k in map(_kind, unseen)}

@@ -1,1 +1,1 @@
-"""The original ALFWorld, for comparison."""
+"""The original ALFWorld as a reference for comparison."""

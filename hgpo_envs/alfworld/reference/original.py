@@ -1,6 +1,6 @@
-"""The original program as an engine: the same tasks played by `alfworld` and `textworld` from PyPI, for comparison.
+"""The original program (`alfworld` and `textworld` from PyPI) as an engine, for comparison.
 
-Slow (seconds a start, a quarter of a second a step) and Python 3.11 or 3.12 only; extra `alfworld`.
+It is slow (seconds per start, a quarter of a second per step) and needs Python 3.11 or 3.12 and the extra `alfworld`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class Files(Protocol):
-    """Where the original gets its game files from."""
+    """A source of game files."""
 
     def read(self, task_id: str) -> Mapping[str, Any]:
-        """The JSON object of a game file."""
+        """Return the JSON object of a game file."""
         ...
 
 
 class OriginalSource:
-    """The tasks of one ALFWorld data set, played by the original (`hgpo_envs.engine.TaskSource`).
+    """The tasks of an ALFWorld data set, played by the original (`hgpo_envs.engine.TaskSource`).
 
     Args:
-        data: As `ALFWorldSource` takes it.
-        grammar: None, or the wording to convert every game to.
+        data: See `ALFWorldSource`.
+        grammar: The grammar to which every game is converted, or None.
     """
 
     name = "ALFWorld"
@@ -40,11 +40,11 @@ class OriginalSource:
         self._source = ALFWorldSource(data, grammar=grammar)
 
     def ids(self, split: str) -> Sequence[str]:
-        """The split's task ids, sorted; `all` is every task."""
+        """Return the split's task ids, sorted. The split `all` contains every task."""
         return self._source.ids(split)
 
     def task(self, task_id: str) -> Task:
-        """What is known of a task; unlike the native engine's, its grammar may be one that nobody knows."""
+        """Return a task's description. Unlike in the native engine, the grammar may be unknown."""
         file = self._source.read(task_id)
         wording, task = split_task(file["grammar"])
         try:
@@ -55,7 +55,7 @@ class OriginalSource:
         return Task(task_id, split, task, folder.split("-")[0], {"grammar": grammar, "backend": "original"})
 
     def engine(self) -> OriginalEngine:
-        """A new engine over these games. Heavy: about 100 MB, and seconds to begin a task."""
+        """Return a new engine over these games. It uses about 100 MB and takes seconds to start a task."""
         return OriginalEngine(self._source)
 
 
@@ -63,10 +63,10 @@ class OriginalEngine:
     """Plays ALFWorld games with the original program (`hgpo_envs.engine.Engine`).
 
     Args:
-        files: Where the game files come from.
+        files: The source of game files.
 
     Raises:
-        InputError: The extra `alfworld` is not installed, or this Python is too new for it.
+        InputError: If the extra `alfworld` is not installed or does not support this Python version.
     """
 
     def __init__(self, files: Files | None = None) -> None:
@@ -75,22 +75,22 @@ class OriginalEngine:
         self._state: State | None = None
 
     def start(self, task_id: str) -> State:
-        """Begins a task of the source."""
+        """Start a task of the source."""
         if self._files is None:
             raise RuntimeError("this engine has no source of games; use play(file)")
         return self.play(self._files.read(task_id))
 
     def play(self, file: Mapping[str, Any]) -> State:
-        """Begins a game, given as the JSON object of its file."""
+        """Start a game, given as the JSON object of its file."""
         arguments = sys.argv
-        try:  # the translator of planning problems writes its own arguments there
+        try:  # the original's translator of planning problems overwrites sys.argv
             self._env.load(dict(file))
             return self._show(self._env.reset(), valid=True)
         finally:
             sys.argv = arguments
 
     def act(self, command: str) -> State:
-        """Carries out a command; after the end it repeats the last state, as the original's environments do."""
+        """Execute a command. After the end of the game it returns the last state, as in the original's environments."""
         state = self._state
         if state is None:
             raise RuntimeError("act before start")
@@ -111,7 +111,7 @@ def _environment() -> Any:  # noqa: ANN401 (textworld has no types)
     if sys.version_info >= (3, 13):
         raise InputError(
             'backend="original" needs Python 3.11 or 3.12: textworld 1.7.0 fails on 3.13 and later; '
-            "use the native backend, or make an environment with `uv venv --python 3.12`"
+            "use the native backend, or create an environment with `uv venv --python 3.12`"
         )
     try:
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler

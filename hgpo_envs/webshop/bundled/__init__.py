@@ -1,4 +1,4 @@
-"""The catalogue that comes with the package: synthetic products with synthetic and human-style goals."""
+"""The bundled catalogue: synthetic products with synthetic and human-style goals."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def bundled_folder() -> Path:
-    """Where the catalogue lies."""
+    """Return the catalogue's folder."""
     return Path(__file__).parent / "catalogue"

@@ -1,4 +1,4 @@
-"""A shop's products, mapped read-only and shared by all processes."""
+"""A shop's products in read-only memory-mapped files, shared by all processes."""
 
 from hgpo_envs.webshop.catalogue.catalogue import Catalogue
 

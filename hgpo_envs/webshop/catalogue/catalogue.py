@@ -1,20 +1,20 @@
-"""A built catalogue: products, goals' raw material and search index, mapped read-only and shared by all processes.
+"""A built catalogue: products, instructions and search index in read-only memory-mapped files.
 
-A catalogue is a folder (`hgpo_envs.webshop.data.build`):
+A catalogue is a folder, built by `hgpo_envs.webshop.data.build`:
 
-    catalogue.json          format, counts, sources and their digests, who found the nouns, files and their digests
-    products.jsonl          one product a line, with products.starts.npy (`hgpo_envs.webshop.records`)
+    catalogue.json          format, counts, sources and files with their digests, the method that found the nouns
+    products.jsonl          one product per line, with products.starts.npy (`hgpo_envs.webshop.records`)
     human.jsonl             the instructions written by people, with human.starts.npy
-    human.counts.npy        int32 (instructions, 2): each one's product, and how many attributes it names
-    categories.npy          int32 (products,): each one's category, numbered by categories.jsonl
-    queries.npy             the same for its query, numbered by queries.jsonl
+    human.counts.npy        int32 (instructions, 2): each one's product and number of attributes
+    categories.npy          int32 (products,): each product's category, numbered by categories.jsonl
+    queries.npy             int32 (products,): each product's query, numbered by queries.jsonl
     asins.npy, order.npy    identifiers sorted by their bytes, and the product of each
-    prices.npy              float64 (products, 2): both ends of the price, NaN where there is one price
-    combinations.npy        int64 (products,): how many choices of options there are
+    prices.npy              float64 (products, 2): the ends of the price range; NaN as the second if there is one price
+    combinations.npy        int64 (products,): the number of choices of options
     instructed.npy          int32: the products that have a synthetic instruction
-    goals.*.npy             of large catalogues: what the default seeds draw
-    (`hgpo_envs.webshop.engine.goals.keep_goals`) index/                  the search index
-    (`hgpo_envs.webshop.search.index`)
+    goals.*.npy             large catalogues: the draws of the default seeds
+                            (`hgpo_envs.webshop.engine.goals.keep_goals`)
+    index/                  the search index (`hgpo_envs.webshop.search.index`)
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LONGEST_MANIFEST: Final = 1 << 20
-"""Bytes of a manifest; the bundled one has 4 kB."""
+"""The maximum size of a manifest in bytes. The bundled one has 4 kB."""
 
 FORMAT: Final = 2
-"""The layout of the folder. A catalogue of another format is refused."""
+"""The version of the folder's layout. Catalogues of other versions are rejected."""
 
 MANIFEST: Final = "catalogue.json"
 
 KEPT_PRODUCTS: Final = 1024
-"""Products that stay decoded, a catalogue and process."""
+"""The number of decoded products in the cache, per catalogue and process."""
 
 LONGEST_KEPT: Final = 1 << 16
-"""Bytes of the longest record whose product stays decoded."""
+"""The maximum size in bytes of the record of a cached product."""
 
 KEPT_ASINS: Final = 4096
 LONGEST_ASIN: Final = 32
-"""Characters of the longest identifier whose product's index is remembered."""
+"""The maximum length in characters of an identifier whose product's index is cached."""
 
 KEPT_SEARCHES: Final = 4096
-"""Searches whose results are remembered, a catalogue and process."""
+"""The number of searches whose results are cached, per catalogue and process."""
 
 LONGEST_QUERY: Final = 1 << 12
-"""Characters of the longest query whose result is remembered."""
+"""The maximum length in characters of a query whose result is cached."""
 
 
 class Catalogue:
-    """The products of one shop.
+    """The products of one shop, opened by `Catalogue.open`.
 
-    Made by `Catalogue.open`. Everything large is mapped: opening costs milliseconds, and further processes share the
-    pages. A catalogue whose folder is deleted goes on working until it is closed.
+    Large files are memory-mapped, so opening takes milliseconds and processes share the memory. If the folder is
+    deleted, an open catalogue stays usable.
     """
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -89,8 +89,8 @@ class Catalogue:
         records = Records(folder, "products")
         lengths = {len(values) for values in (records, self.asins, self.order, self.prices, self.combinations)}
         if lengths != {self._size} or len(self._human) != len(self._human_counts):
-            raise InputError(f"the files of {folder} do not fit together; build the catalogue again")
-        # no cache refers to the catalogue: the files are unmapped as soon as the catalogue is let go
+            raise InputError(f"the files of {folder} do not match each other; build the catalogue again")
+        # the caches must not refer to the catalogue: a reference cycle would delay unmapping the files
         self._make_product = partial(_product, folder, records)
         self._kept_products = bounded_cache(
             self._make_product, KEPT_PRODUCTS, LONGEST_KEPT, lambda _, index: records.size(index)
@@ -98,21 +98,22 @@ class Catalogue:
         self.index_of = bounded_cache(
             partial(_index_of, folder, self.asins, self.order), KEPT_ASINS, LONGEST_ASIN, lambda _, asin: len(asin)
         )
-        """A product's index. Raises KeyError if no product has this identifier."""
+        """The index of the product with an identifier. Raises KeyError if there is none."""
         self._kept_searches = bounded_cache(
             partial(_search, folder, self.index, self.order), KEPT_SEARCHES, LONGEST_QUERY, lambda _, query: len(query)
         )
 
     def __reduce__(self) -> tuple[Callable[[Path], Catalogue], tuple[Path]]:
-        """Another process opens the folder anew."""
+        """Pickle the folder, which the other process opens again."""
         return Catalogue.open, (self.folder,)
 
     @classmethod
     def open(cls, folder: str | Path) -> Catalogue:
-        """Opens a built catalogue.
+        """Open a built catalogue.
 
         Raises:
-            InputError: No catalogue is there, it was built by another version, or a file is missing or cut short.
+            InputError: If the folder is not a catalogue, it has another format version, or a file is missing or
+                truncated.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -120,33 +121,33 @@ class Catalogue:
             path = path_inside(folder, name)
             found = path.stat().st_size if path.is_file() else None
             if found != size:
-                was = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
+                was = "is missing" if found is None else f"has {found:,} bytes, expected {size:,}"
                 raise InputError(f"{path} {was}; build the catalogue again (hgpo data build webshop)")
         return cls(folder, manifest)
 
     def verify(self) -> None:
-        """Compares every file with its checksum. Raises InputError for the first that differs."""
+        """Compare every file with its checksum. Raises InputError for the first that differs."""
         for name, (_, expected) in self.manifest["files"].items():
             path = path_inside(self.folder, name)
             with open_regular(path, "catalogue's file") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                    raise InputError(f"{path} is not what was built; build the catalogue again")
+                    raise InputError(f"{path} differs from its checksum; build the catalogue again")
 
     @property
     def id(self) -> str:
-        """Names the catalogue's content: the same sources, rules and nouns give the same id."""
+        """The identifier of the content. The same sources, rules and nouns give the same id."""
         return str(self.manifest["id"])
 
     @property
     def nouns(self) -> str:
-        """Who found the titles' nouns, which the reward's type score rests on."""
+        """The method that found the titles' nouns, from which the reward's type score is computed."""
         return str(self.manifest["nouns"])
 
     def __len__(self) -> int:
         return self._size
 
     def product(self, index: int) -> Product:
-        """A product. Raises IndexError outside 0 … len - 1."""
+        """Return the product at an index. Raises IndexError outside 0 … len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"product {index} of {len(self)}")
         return self._kept_products(index)
@@ -155,51 +156,51 @@ class Catalogue:
         return map(self._make_product, range(len(self)))
 
     def search(self, query: str) -> tuple[int, ...]:
-        """The 50 best products for a query, best first, as Lucene ranks them; fewer if fewer have any of its words."""
+        """Return the best 50 products for a query by Lucene's ranking. Fewer if fewer contain any of its terms."""
         return self._kept_searches(query)
 
     def scored(self, query: str) -> list[tuple[int, float]]:
-        """The same products, each with its score."""
+        """Return the results of `search`, each with its score."""
         with report_damage(self.folder):
             documents, scores = self.index.search(query)
             return list(zip(_within(self.order[documents], self._size).tolist(), scores.tolist(), strict=True))
 
     def in_category(self, category: str) -> NDArray[np.int64]:
-        """The products whose `category` is this text exactly, ascending (the original's search `<c>`)."""
+        """Return the products with exactly this `category`, ascending (the original's search `<c>`)."""
         with report_damage(self.folder):
             return self._categories.rows(category)
 
     def with_query(self, query: str) -> NDArray[np.int64]:
-        """The products whose `query` is this text exactly, ascending (the original's search `<q>`)."""
+        """Return the products with exactly this `query`, ascending (the original's search `<q>`)."""
         with report_damage(self.folder):
             return self._queries.rows(query)
 
     def synthetic_goals(self) -> int:
-        """How many goals the synthetic instructions make: one for each choice of options."""
+        """Return the number of synthetic goals: one per synthetic instruction and choice of options."""
         with report_damage(self.folder):
             return int(self.combinations[self.instructed].sum())
 
     def human_instructions(self) -> Iterator[HumanInstruction]:
-        """The human instructions in the original's order: by product, then as the file has them."""
+        """Return an iterator over the human instructions in the original's order (by product, then as in the file)."""
         return map(self.human_instruction, range(len(self._human)))
 
     def human_instruction(self, number: int) -> HumanInstruction:
-        """One of them, by its place in that order."""
+        """Return the human instruction at a position of this order."""
         with report_damage(self.folder):
             row = self._human[number]
             attributes, options = _texts(row["attributes"]), _texts(row["options"])
-            "".join((row["instruction"],))  # a text, or TypeError
+            "".join((row["instruction"],))  # raises TypeError unless it is a text
             return HumanInstruction(int(row["product"]), row["instruction"], attributes, options)
 
     def human_products(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """For each human instruction its product, and how many attributes it names."""
+        """Return each human instruction's product and number of attributes, int32 arrays of shape (instructions,)."""
         return self._human_counts[:, 0], self._human_counts[:, 1]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a catalogue of this version. Raises InputError as `Catalogue.open`."""
+    """Return a catalogue's manifest. Raises InputError as in `Catalogue.open`."""
     path = folder / MANIFEST
-    build = "hgpo data build webshop --out DIR makes one"
+    build = "`hgpo data build webshop --out DIR` builds one"
     if not path.is_file():
         raise InputError(f"no WebShop catalogue in {folder} (it has no {MANIFEST}); {build}")
     content = read_bytes(path, LONGEST_MANIFEST, "catalogue's manifest")
@@ -212,18 +213,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path} is damaged ({one_line(error)}); build the catalogue again: {build}") from None
     if known != FORMAT:
         raise InputError(
-            f"{folder} has catalogue format {known!r:.20}, this version reads {FORMAT}; build it again: {build}"
+            f"{folder}: expected catalogue format {FORMAT}, received {known!r:.20}; build it again: {build}"
         )
     return dict(manifest)
 
 
 def _check_manifest(manifest: dict[str, Any]) -> None:
-    """Raises an error unless every field is of its kind."""
+    """Raise an error unless every field has the right type."""
     kinds = {"id": str, "nouns": str, "files": dict, "skipped": dict, "sources": dict}
     counts = ("products", "human_instructions", "synthetic_instructions")
     for name, kind in {**kinds, **dict.fromkeys(counts, int)}.items():
         if type(manifest[name]) is not kind:
-            raise TypeError(f"{name}: expected {kind.__name__}, got {type(manifest[name]).__name__}")
+            raise TypeError(f"{name}: expected {kind.__name__}, received {type(manifest[name]).__name__}")
     for name, (size, digest) in manifest["files"].items():
         path_inside(Path(), name)
         if type(size) is not int or not isinstance(digest, str):
@@ -234,7 +235,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
 
 
 def is_catalogue(folder: Path) -> bool:
-    """Whether a folder holds a catalogue, of any version and in any state, and nothing that is not part of it."""
+    """Return whether a folder contains a catalogue, of any version and possibly damaged, and nothing else."""
     try:
         manifest = parse_json(read_bytes(folder / MANIFEST, LONGEST_MANIFEST))
         known = {MANIFEST, *manifest["files"]} if isinstance(manifest["id"], str) else set()
@@ -245,9 +246,9 @@ def is_catalogue(folder: Path) -> bool:
 
 
 def _texts(values: object) -> tuple[str, ...]:
-    """A list of texts as a tuple. Raises TypeError for anything else."""
+    """Return a list of texts as a tuple. Raises TypeError for other values."""
     if not isinstance(values, list):
-        raise TypeError(f"expected a list of texts, got {type(values).__name__}")
+        raise TypeError(f"expected a list of texts, received {type(values).__name__}")
     "".join(values)
     return tuple(values)
 
@@ -269,7 +270,7 @@ def _product(folder: Path, records: Records, index: int) -> Product:
 
 
 def _made(row: dict[str, Any], index: int) -> Product:
-    """A product from its record. Raises KeyError or TypeError where that is none."""
+    """Return a product from its record. Raises KeyError or TypeError for an invalid record."""
     texts = [row[name] for name in ("asin", "title", "description", "category", "query", "product_category")]
     "".join(texts if row["instruction"] is None else [*texts, row["instruction"]])
     prices = tuple(math.inf if price is None else price for price in row["prices"])  # JSON has no infinity

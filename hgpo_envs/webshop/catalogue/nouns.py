@@ -1,7 +1,7 @@
-"""The nouns of product titles, on which the reward's type score rests, and who found them.
+"""The nouns of product titles, from which the reward's type score is computed.
 
-The original asks spaCy's `en_core_web_sm` for the words tagged NOUN or PROPN. Its tags cannot be had without spaCy and
-that model; a file of recorded nouns, or the stand-in below, takes their place, and the catalogue says which.
+The original uses the words that spaCy's `en_core_web_sm` tags as NOUN or PROPN. Without spaCy and this model, a file of
+recorded nouns or the rule `StandInNouns` is used instead. The catalogue records the method.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 MODEL: Final = "en_core_web_sm"
 
 LONGEST_RECORDED: Final = 1 << 30
-"""Bytes of a file of nouns, unpacked, which is held."""
+"""The maximum decompressed size in bytes of a file of nouns, which is kept in memory."""
 
 
 class Nouns(Protocol):
-    """Finds the nouns of titles."""
+    """A method that finds the nouns of titles."""
 
     name: str
-    """What the catalogue records: the finder and its version, or the file's digest."""
+    """The name that the catalogue records: the method and its version, or the file's digest."""
 
     def of(self, titles: Sequence[str]) -> list[list[str]]:
-        """The lowercase nouns of each title, in order, repeated as they are."""
+        """Return the lowercase nouns of each title, in order and with repetitions."""
         ...
 
 
 class SpacyNouns:
-    """spaCy's `en_core_web_sm`, as the original uses it."""
+    """spaCy's `en_core_web_sm`, as in the original."""
 
     def __init__(self, pipeline: Any) -> None:  # noqa: ANN401 - spaCy may be absent
         meta = pipeline.meta
@@ -45,7 +45,7 @@ class SpacyNouns:
         self.pipeline = pipeline
 
     def of(self, titles: Sequence[str]) -> list[list[str]]:
-        """The words tagged PNOUN (which spaCy never gives), NOUN or PROPN."""
+        """Return the words tagged NOUN, PROPN or PNOUN. The original also tests PNOUN, which is not a spaCy tag."""
         parsed = self.pipeline.pipe(titles, batch_size=256)
         return [[word.text.lower() for word in title if word.pos_ in {"PNOUN", "NOUN", "PROPN"}] for title in parsed]
 
@@ -59,14 +59,14 @@ class RecordedNouns:
         except InputError as error:
             raise InputError(f"cannot read the nouns of {path}: {error}") from None
         if not isinstance(found, dict):
-            raise InputError(f"{path} is no JSON object of title: [nouns]")
+            raise InputError(f"{path}: expected a JSON object of title: [nouns], received {type(found).__name__}")
         self.found: dict[str, list[str]] = found
         with open_regular(path) as file:
             self.name = f"file sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
         self.path = path
 
     def of(self, titles: Sequence[str]) -> list[list[str]]:
-        """The recorded nouns. Raises InputError for a title that the file lacks."""
+        """Return the recorded nouns. Raises InputError for a title that is not in the file."""
         for title in titles:
             nouns = self.found.get(title)
             if not isinstance(nouns, list) or not all(isinstance(noun, str) for noun in nouns):
@@ -75,16 +75,16 @@ class RecordedNouns:
 
 
 class StandInNouns:
-    """A rule in place of a tagger: every word that is no function word, common adjective, adverb in -ly or number.
+    """A rule that replaces a tagger: all words except function words, common adjectives, words in -ly and numbers.
 
-    Titles are chains of names, so nearly every other word in them is tagged NOUN or PROPN by spaCy. Words are runs of
-    letters and digits; they count if they begin with a letter.
+    Titles are sequences of names, so spaCy tags almost all of the remaining words as NOUN or PROPN. A word is a run of
+    letters and digits that starts with a letter.
     """
 
     name = "stand-in 1"
 
     def of(self, titles: Sequence[str]) -> list[list[str]]:
-        """The nouns by that rule.
+        """Return the nouns by this rule.
 
         >>> StandInNouns().of(["Women's Soft Red Cotton T-Shirt with 2 Pockets, Easily Washed"])
         [['women', 'cotton', 'shirt', 'pockets']]
@@ -118,10 +118,14 @@ _OTHER: Final = frozenset(_OTHER_WORDS.split())
 
 
 def noun_finder(nouns: str | Path | None) -> Nouns:
-    """The finder for a choice: a file's path, "spacy", "stand-in", or None for spaCy if it is installed.
+    """Return the method for a choice.
+
+    Args:
+        nouns: The path of a file of recorded nouns, "spacy", "stand-in", or None for spaCy if it is installed and else
+            the stand-in.
 
     Raises:
-        InputError: The file cannot be read, or spaCy or its model is not installed.
+        InputError: If the file cannot be read, or spaCy or its model is not installed.
     """
     from pathlib import Path
 
@@ -137,6 +141,6 @@ def noun_finder(nouns: str | Path | None) -> Nouns:
         if nouns is None:
             return StandInNouns()
         raise InputError(
-            f"nouns from spaCy need spaCy and its model {MODEL} (pip install spacy; python -m spacy download {MODEL}); "
-            "give a file of nouns, or 'stand-in'"
+            f"nouns='spacy' needs spaCy and its model {MODEL} (pip install spacy; python -m spacy download {MODEL}); "
+            "or use a file of nouns or 'stand-in'"
         ) from None

@@ -1,1 +1,1 @@
-"""Where WebShop's catalogues come from: the official raw files, built once; and the tasks made of them."""
+"""WebShop's data: the official raw files, the build of a catalogue from them, and the task source."""

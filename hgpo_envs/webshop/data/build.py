@@ -1,7 +1,7 @@
-"""Builds a catalogue from the official raw files, in one streaming pass and a merge of the index.
+"""Build of a catalogue from the official raw files, in one streaming pass and a merge of the index.
 
-The original loads everything into memory, about 10 GB in every process. Here products pass through; what is kept of
-them until the end is small, and the attribute file is held packed.
+The original loads all data into memory, about 10 GB per process. Here products are streamed. Only a few values per
+product and the packed attribute file stay in memory.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
     from hgpo_envs.webshop.catalogue.nouns import Nouns
 
     Progress = Callable[[str, int, int], None]
-    """Told the stage's name, how much is done and how much there is."""
+    """Receives the stage's name, the amount done and the total."""
 
 BATCH_ROWS: Final = 4096
-"""Products whose titles are looked at together: a tagger is faster so."""
+"""The number of products in a batch. Taggers are faster on batches of titles."""
 
 BATCH_CHARACTERS: Final = 1 << 25
 
 LONGEST_HUMAN: Final = 1 << 28
-"""Characters of the file of human instructions, which is held; the official one has a few million."""
+"""The maximum length in characters of the file of human instructions, which is kept in memory. The official file has a
+few million."""
 
 
 def build(
@@ -55,27 +56,28 @@ def build(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Builds a catalogue folder; it appears complete or not at all.
+    """Build a catalogue folder atomically.
 
     Args:
         items: `items_shuffle.json` (or `items_shuffle_1000.json`), gzipped or not.
         attributes: `items_ins_v2.json` (or `items_ins_v2_1000.json`).
         human: `items_human_ins.json`.
-        out: The folder to make.
-        nouns: A file of recorded nouns, "spacy", "stand-in", or None: spaCy if it is installed, else the stand-in.
-        num_products: Cut after so many records, before anything is skipped, as the original does.
-        skip_unusable: Pass over records at which the original stops (a price without `$`, a missing field) and count
-            them, where otherwise the build stops with a line that names the first.
-        compress: Whether products and instructions are gzipped, for small catalogues: they cannot be mapped then, and
-            every process holds them in its own memory.
-        replace: Whether a catalogue that exists already may be replaced. A folder that holds anything else is not.
-        progress: Told how far it is.
+        out: The folder to create.
+        nouns: A file of recorded nouns, "spacy", "stand-in", or None for spaCy if it is installed, else the stand-in.
+        num_products: The number of records to read, including skipped ones, as in the original. None reads all.
+        skip_unusable: Whether to skip and count records at which the original fails (a price without `$`, a missing
+            field). If False, the first such record raises an error.
+        compress: Whether to gzip products and instructions, for small catalogues. They then cannot be memory-mapped,
+            and every process has its own copy.
+        replace: Whether an existing catalogue may be replaced. A folder with other content is never replaced.
+        progress: Called with the progress of each stage.
 
     Returns:
         The manifest.
 
     Raises:
-        InputError: A file cannot be read or used; the line says where and which record. Nothing is left behind.
+        InputError: If a file cannot be read or used. The message states the file and record. No partial output is
+            left.
     """
     report_progress = progress or (lambda *_: None)
     _refuse_input_in(out, items, attributes, human, *([] if nouns is None else [Path(nouns)]))
@@ -106,7 +108,7 @@ def build(
 def _refuse_input_in(out: Path, *inputs: Path) -> None:
     for path in inputs:
         if path.exists() and path.resolve().is_relative_to(out.resolve()):
-            raise InputError(f"{path} is read and lies in {out}, which is to be replaced; choose another folder")
+            raise InputError(f"the input {path} is inside {out}, which would be replaced; choose another folder")
 
 
 def _share(report_progress: Progress, stage: str, path: Path) -> Callable[[int], None]:
@@ -121,17 +123,17 @@ def _share(report_progress: Progress, stage: str, path: Path) -> Callable[[int],
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _packed_attributes(path: Path, report_progress: Progress) -> dict[str, bytes]:
-    """The attribute file by identifier, each entry checked and packed: a tenth of the memory of Python objects."""
+    """Return the checked entries of the attribute file by asin, as JSON, which needs a tenth of the memory."""
     known = {}
     for asin, entry in entries(path, _share(report_progress, "attributes", path)):
         try:
-            # copied, for what orjson returns holds on to far more memory than it fills
+            # copied, because orjson allocates far more memory than its result needs
             known[asin] = bytes(memoryview(orjson.dumps(products.attribute_entry(entry))))
         except InputError as error:
             raise InputError(f"{path}, entry {asin!r}: {error}") from None
@@ -139,7 +141,7 @@ def _packed_attributes(path: Path, report_progress: Progress) -> dict[str, bytes
 
 
 class _Maker:
-    """Takes records in order and writes what is observed of them, a batch at a time."""
+    """A writer of the catalogue's files, which receives the records in order and writes them in batches."""
 
     def __init__(
         self,
@@ -181,7 +183,7 @@ class _Maker:
         people = list(self._people(asin))
         combinations = math.prod(len(values) for values in row["options"].values())
         if combinations > MOST_GOALS:
-            raise InputError(f"its options can be chosen in {float(min(combinations, 10**300)):.0e} ways")
+            raise InputError(f"its options have {float(min(combinations, 10**300)):.0e} combinations, too many")
         self.seen[asin] = None
         number = len(self.price)
         self.people += [{"product": number, **person} for person in people]
@@ -219,7 +221,7 @@ class _Maker:
     def _people(self, asin: str) -> Iterator[dict[str, Any]]:
         listed = self.human.get(asin, [])
         if not isinstance(listed, list):
-            raise InputError(f"its human instructions are no list but {listed!r:.40}")
+            raise InputError(f"expected a list of human instructions, received {listed!r:.40}")
         for entry in listed:
             try:
                 yield {
@@ -231,10 +233,10 @@ class _Maker:
                 raise InputError(f"its human instruction cannot be used: {error}") from None
 
     def flush(self) -> None:
-        """Writes the rows gathered."""
+        """Write the current batch."""
         for row, found in zip(self.rows, self.nouns.of([row["title"] for row in self.rows]), strict=True):
             row["nouns"] = found
-            # a list, for as keys of an object every name would be a column to those who read tables
+            # a list: with an object, table readers would create a column for every option name
             row["options"] = [{"name": name, "values": values} for name, values in row["options"].items()]
             self.products.write(row)
         self.rows, self.size = [], 0
@@ -273,7 +275,7 @@ class _Maker:
 
 
 def _seal(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Writes the manifest: every file with its size and digest, and the id that follows from them."""
+    """Complete and write the manifest: every file's size and digest, and the id computed from them."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     manifest["files"] = {path.relative_to(folder).as_posix(): [path.stat().st_size, digest(path)] for path in paths}
     content = orjson.dumps([manifest["format"], manifest["nouns"], manifest["files"]])

@@ -1,8 +1,7 @@
-"""The official raw files, read as a stream: `items_shuffle.json`, `items_ins_v2.json`, `items_human_ins.json`.
+"""Streaming readers of the official raw files `items_shuffle.json`, `items_ins_v2.json` and `items_human_ins.json`.
 
-The item file is one JSON array of up to 5 GB. It is decoded piece by piece with the standard library's decoder, the
-one that the original loads it with: the JSON it takes (NaN, lone surrogates) is therefore the same. Files may be
-gzipped.
+The item file is one JSON array of up to 5 GB. It is decoded piece by piece with the standard library's decoder, which
+the original also uses, so that the same JSON extensions are accepted (NaN, lone surrogates). Files may be gzipped.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PIECE: Final = 1 << 22
-"""Characters read at a time."""
+"""The number of bytes read at a time."""
 
 LONGEST: Final = 1 << 24
-"""Characters in the longest record that is believed; what is longer has lost its end."""
+"""The maximum length of a record in characters. A longer record must be damaged."""
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
 class _Stream:
-    """Decodes one JSON value after another from a file that is longer than memory."""
+    """A decoder of successive JSON values from a file that is larger than memory."""
 
     def __init__(self, path: Path, advance: Callable[[int], None] | None) -> None:
         self.path = path
@@ -52,11 +51,11 @@ class _Stream:
     def fault(self, what: str, at: int) -> InputError:
         return InputError(
             f"{self.path}: {what} at character {self.passed + at:,} ({self.record}); "
-            "the file is damaged or cut short: fetch it again"
+            "the file is damaged or truncated: fetch it again"
         )
 
     def more(self) -> bool:
-        """Reads another piece; False at the end of the file."""
+        """Read another piece. Returns False at the end of the file."""
         if self.ended:
             return False
         before = self.raw.tell()
@@ -69,7 +68,7 @@ class _Stream:
         if self.allowed is not None:
             self.allowed -= len(piece)
             if self.allowed < 0:
-                raise InputError(f"{self.path}: unpacks to far more than its size; this is no data of ours")
+                raise InputError(f"{self.path}: expected WebShop's official data, but it unpacks to far more bytes")
         if self.advance:
             self.advance(self.raw.tell() - before)
         self.ended = not piece
@@ -86,7 +85,7 @@ class _Stream:
         return not self.ended
 
     def peek(self) -> str:
-        """The next character that is not white space, '' at the end."""
+        """Return the next character that is not white space, or '' at the end."""
         while True:
             match = _SPACE.match(self.text, self.at)
             assert match
@@ -97,29 +96,29 @@ class _Stream:
                 return ""
 
     def take(self, wanted: str) -> str:
-        """Passes one of the characters wanted."""
+        """Consume and return the next character, which must be in `wanted`."""
         found = self.peek()
         if not found or found not in wanted:
             shown = f"{found!r}" if found else "the end of the file"
-            raise self.fault(f"expected {' or '.join(repr(c) for c in wanted)}, found {shown}", self.at)
+            raise self.fault(f"expected {' or '.join(repr(c) for c in wanted)}, received {shown}", self.at)
         self.at += 1
         return found
 
     def value(self) -> Any:  # noqa: ANN401 - JSON
-        """Decodes the next value."""
+        """Decode the next value."""
         self.peek()
         while True:
             try:
                 value, end = _DECODER.raw_decode(self.text, self.at)
             except json.JSONDecodeError as error:
-                # an unfinished value fails at the end of what was read, or in the string that the end cuts
+                # an incomplete value fails at the end of the text read so far, or in a string that the end splits
                 unfinished = error.msg.startswith(("Unterminated", "Invalid \\u")) or error.pos >= len(self.text) - 16
                 if unfinished and len(self.text) - self.at < LONGEST and self.more():
                     continue
                 raise self.fault(error.msg, error.pos) from None
-            except (RecursionError, ValueError) as error:  # nested too deeply; an integer of too many digits
+            except (RecursionError, ValueError) as error:  # nested too deeply, or an integer with too many digits
                 raise self.fault(str(error).split(";")[0], self.at) from None
-            # a number, or a word, at the end of a piece may go on in the next
+            # a number or literal at the end of a piece may continue in the next
             if end < len(self.text) or not self.more():
                 self.at = end
                 return value
@@ -133,14 +132,15 @@ _DECODER: Final = json.JSONDecoder()
 
 
 def records(path: Path, advance: Callable[[int], None] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSON array, one at a time, with their positions from 0.
+    """Yield the objects of a JSON array with their positions from 0.
 
     Args:
         path: The file, gzipped or not.
-        advance: Told how many bytes of the file were read, for a progress bar.
+        advance: Called after each read with the number of bytes read from the file, for a progress bar.
 
     Raises:
-        InputError: The file is not there, not UTF-8, not a JSON array of objects, or ends early: where, which record.
+        InputError: If the file is missing, not UTF-8, not a JSON array of objects, or truncated. The message states
+            the position and the record.
     """
     stream = _Stream(path, advance)
     try:
@@ -151,7 +151,7 @@ def records(path: Path, advance: Callable[[int], None] | None = None) -> Iterato
             stream.record = f"record {number:,}"
             value = stream.value()
             if not isinstance(value, dict):
-                raise stream.fault(f"expected an object, found {type(value).__name__}", stream.at)
+                raise stream.fault(f"expected an object, received {type(value).__name__}", stream.at)
             yield number, value
             number += 1
             mark = stream.take(",]")
@@ -163,12 +163,15 @@ def records(path: Path, advance: Callable[[int], None] | None = None) -> Iterato
 def entries(
     path: Path, advance: Callable[[int], None] | None = None, *, most: int | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """The names and values of a JSON object, one at a time; arguments and errors as for `records`.
+    """Yield the names and values of a JSON object.
 
     Args:
-        path: As for `records`.
-        advance: As for `records`.
-        most: The most characters that such a file can have, where all of it is to be held.
+        path: See `records`.
+        advance: See `records`.
+        most: The maximum length of the file in characters, for callers that store all values. None sets no limit.
+
+    Raises:
+        InputError: As in `records`, or if the file is too long.
     """
     stream = _Stream(path, advance)
     try:
@@ -179,12 +182,12 @@ def entries(
             stream.record = f"entry {number:,}"
             name = stream.value()
             if not isinstance(name, str):
-                raise stream.fault(f"expected a name, found {type(name).__name__}", stream.at)
+                raise stream.fault(f"expected a name, received {type(name).__name__}", stream.at)
             stream.record = f"entry {number:,}, {name!r}"
             stream.take(":")
             yield name, stream.value()
             if most is not None and stream.passed + stream.at > most:
-                raise InputError(f"{path} has more than {most:,} characters, which no such file has")
+                raise InputError(f"{path}: expected a file of at most {most:,} characters, received a longer one")
             number += 1
             mark = stream.take(",}")
         _at_end(stream, number)
@@ -195,4 +198,4 @@ def entries(
 def _at_end(stream: _Stream, number: int) -> None:
     stream.record = f"after {number:,} records"
     if stream.peek():
-        raise stream.fault("expected the end of the file, found more", stream.at)
+        raise stream.fault("expected the end of the file, received more", stream.at)

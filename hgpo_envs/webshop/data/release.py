@@ -1,4 +1,4 @@
-"""The official raw files: where they come from, and getting them."""
+"""Download of the official raw files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.atomic import making_folder, new_file, sync_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.fetch import complete_download, open_partial
+from hgpo_envs.fetch import NoConnection, complete_download, open_partial
 from hgpo_envs.partial_download import forget
 from hgpo_envs.untrusted_files import open_regular, writing
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from hgpo_envs.fetch import Progress
 
 DRIVE: Final = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
-"""Google Drive as the original's setup.sh uses it; `confirm` passes its page about files too large to scan."""
+"""Google Drive, as in the original's setup.sh. `confirm` skips its page about files that are too large to scan."""
 
 MIRROR: Final = "https://huggingface.co/datasets/YWZBrandon/webshop-data/resolve/main/"
-"""A copy on Hugging Face, tried where Google Drive refuses, as it does after too many downloads by others."""
+"""A copy on Hugging Face, used if Google Drive refuses the download because its quota is exceeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class OfficialFile:
     """One raw file.
 
     Attributes:
-        name: Its name in the original's `data` folder.
-        drive: Its identifier on Google Drive.
-        begins: Its first byte: a page in its place, as Google Drive likes to send, begins otherwise.
+        name: The name in the original's `data` folder.
+        drive: The identifier on Google Drive.
+        begins: The first byte. It detects the web pages that Google Drive sometimes sends instead of the file.
     """
 
     name: str
@@ -67,30 +67,31 @@ def fetch_release(
     tries: int = 8,
     progress: Callable[[str], Progress] | None = None,
 ) -> list[Path]:
-    """Gets the official files; files that exist already stay, and an interrupted download is resumed.
+    """Download the official files. Existing files are kept, and interrupted downloads are resumed.
 
     Args:
         size: `small` or `full`.
-        out: The folder to put them into.
-        local: A folder that has them: they are copied from there, and nothing is downloaded.
-        sources: URLs to which a Google Drive identifier (where they end in `id=`) or a file's name is added, in order.
-        tries: Tries of each source without a byte gained.
-        progress: Makes the progress callback of a file, by its name.
+        out: The folder for the files.
+        local: A folder that contains the files. They are copied from there, and nothing is downloaded.
+        sources: URL prefixes, tried in order. A Google Drive identifier is appended to those that end in `id=`, and the
+            file's name to others.
+        tries: The number of consecutive tries without progress for each source.
+        progress: Returns the progress callback for a file's name.
 
     Returns:
-        Their paths: items, attributes, human instructions.
+        The paths of the items, attributes and human instructions.
 
     Raises:
-        InputError: A file is not in the folder, no source has it, or a download fails its checksum and is removed.
+        InputError: If a file is missing in `local`, no source provides it, or it is not the official file.
     """
     if size not in FILES:
-        raise InputError(f"size must be small or full, not {size!r}")
+        raise InputError(f"size: expected 'small' or 'full', received {size!r}")
     paths = []
     for file in FILES[size]:
         path = out / file.name
         if os.path.lexists(path):
             _check(file, path, path)
-            for url in _urls(file, sources):  # an earlier call may have been killed before it removed its download
+            for url in _urls(file, sources):  # an earlier call may have been killed before it removed the download
                 forget(path.parent, url)
         elif local is not None:
             _copy(file, local / file.name, path)
@@ -102,7 +103,7 @@ def fetch_release(
 
 def _copy(file: OfficialFile, source: Path, path: Path) -> None:
     if not source.exists():
-        raise InputError(f"no {source.name} in {source.parent}; --from names the folder that holds the official files")
+        raise InputError(f"no {source.name} in {source.parent}; --from expects the folder of the official files")
     _check(file, source, source)
     with writing(path), open_regular(source) as opened, making_folder(path.absolute().parent), new_file(path) as copy:
         shutil.copyfileobj(opened, copy)
@@ -110,12 +111,12 @@ def _copy(file: OfficialFile, source: Path, path: Path) -> None:
 
 def _download(file: OfficialFile, path: Path, sources: tuple[str, ...], tries: int, progress: Progress | None) -> None:
     with writing(path), making_folder(path.absolute().parent):
-        refusals = []
+        refusals: list[InputError] = []
         for url in _urls(file, sources):
             try:
                 _download_from(url, file, path, tries, progress)
             except InputError as error:
-                refusals.append(str(error))
+                refusals.append(error)
             else:
                 return
         raise _refused(file, refusals)
@@ -139,18 +140,24 @@ def _download_from(url: str, file: OfficialFile, path: Path, tries: int, progres
         part.remove()
 
 
-def _refused(file: OfficialFile, refusals: Sequence[str]) -> InputError:
+def _refused(file: OfficialFile, refusals: Sequence[InputError]) -> InputError:
+    reasons = "; ".join(map(str, refusals))
+    if all(isinstance(error, NoConnection) for error in refusals):
+        return NoConnection(
+            f"{reasons}. Without a network, copy the official files (https://drive.google.com/uc?id={file.drive} for "
+            f"{file.name}, …) from elsewhere and use --from FOLDER; the bundled catalogue needs no download"
+        )
     return InputError(
-        f"no source has {file.name} just now; download it by hand (https://drive.google.com/uc?id={file.drive}) "
-        f"and use --from FOLDER. What they said: {'; '.join(refusals)}"
+        f"no source provides {file.name}; download it manually (https://drive.google.com/uc?id={file.drive}) "
+        f"and use --from FOLDER. Errors: {reasons}"
     )
 
 
 def _check(file: OfficialFile, path: Path, named: Path) -> None:
-    """Raises InputError unless a file begins and ends as JSON of its kind."""
+    """Raise InputError unless a file starts and ends like the official JSON file."""
     with open_regular(path, "file of WebShop's official data") as opened:
         first = opened.read(64).lstrip()[:1]
         opened.seek(max(0, opened.seek(0, os.SEEK_END) - 64))
         last = opened.read(64).rstrip()[-1:]
     if (first, last) != (file.begins, {b"[": b"]", b"{": b"}"}[file.begins]):
-        raise InputError(f"{named} is not the official file (a web page, or cut off?); remove it and try again")
+        raise InputError(f"{named} is not the official file (a web page or truncated?); remove it and try again")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args, overload
 
 from hgpo_envs.engine import Task
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.webshop.bundled import bundled_folder
 from hgpo_envs.webshop.catalogue import Catalogue
-from hgpo_envs.webshop.catalogue.catalogue import MANIFEST
 from hgpo_envs.webshop.engine import WebShopEngine
 from hgpo_envs.webshop.engine.engine import AfterDone, ObservationMode, Quirks, RewardScale
 from hgpo_envs.webshop.engine.goals import checked_seed, split_ranges
@@ -21,11 +18,9 @@ from hgpo_envs.webshop.engine.shop import Shop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
 
     from hgpo_envs.webshop.engine.goals import GoalKind
-
-KEPT_SHOPS: Final = 4
-"""Catalogues with their goals that a process keeps open for further sources of the same arguments."""
 
 
 class TaskIds(Sequence[str]):
@@ -84,12 +79,13 @@ class WebShopSource:
     ) -> None:
         _one_of("observation_mode", observation_mode, get_args(ObservationMode))
         self._arguments = (data, goals, observation_mode, show_attributes, price_seed, shuffle_seed), quirks
-        self.shop: Final = open_shop(data, goals, price_seed, shuffle_seed)
+        price_seed, shuffle_seed = checked_seed("price_seed", price_seed), checked_seed("shuffle_seed", shuffle_seed)
+        catalogue = Catalogue.open(bundled_folder() if data is None else data)
+        self.shop: Final = Shop(catalogue, goals, price_seed, shuffle_seed)
         self.observation_mode: Final = observation_mode
         self.show_attributes: Final = show_attributes
         self.quirks: Final = checked_quirks(quirks)
         self.splits: Final = split_ranges(len(self.shop.goals))
-        catalogue = self.shop.catalogue
         self._versions = {
             "catalogue": catalogue.id,
             "nouns": catalogue.nouns,
@@ -134,25 +130,6 @@ def _reopen(arguments: tuple[Any, ...], quirks: Mapping[str, Any]) -> WebShopSou
     return WebShopSource(*arguments, **quirks)
 
 
-def open_shop(
-    data: str | Path | None, goals: GoalKind = "synthetic", price_seed: int = 0, shuffle_seed: int = 233
-) -> Shop:
-    """A catalogue with its goals; the same arguments share one, as long as the catalogue is the same."""
-    price_seed, shuffle_seed = checked_seed("price_seed", price_seed), checked_seed("shuffle_seed", shuffle_seed)
-    if data is None:
-        data = bundled_folder()
-    folder = Path(data)
-    manifest = folder / MANIFEST
-    stamp = manifest.stat().st_mtime_ns if manifest.is_file() else 0
-    return _open_shop(folder, stamp, goals, price_seed, shuffle_seed)
-
-
-@lru_cache(KEPT_SHOPS)  # every shop is mapped files and arrays of at most `MOST_GOALS`, whatever the arguments
-def _open_shop(folder: Path, stamp: int, goals: GoalKind, price_seed: int, shuffle_seed: int) -> Shop:
-    del stamp  # only distinguishes a rebuilt catalogue from the one before
-    return Shop(Catalogue.open(folder), goals, price_seed, shuffle_seed)
-
-
 def checked_quirks(given: Mapping[str, Any]) -> Quirks:
     """The oddities that were named. Raises InputError for an unknown name or value."""
     known: dict[str, Collection[object]] = {
@@ -167,7 +144,7 @@ def checked_quirks(given: Mapping[str, Any]) -> Quirks:
         if known[name]:
             _one_of(name, value, known[name])
         elif isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{name}: expected an integer, got {value!r}")
+            raise InputError(f"{name}: expected an integer, received {value!r}")
     return Quirks(**given)
 
 

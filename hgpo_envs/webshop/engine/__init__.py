@@ -1,4 +1,4 @@
-"""WebShop's rules: pages, goals, reward, played by a native engine."""
+"""WebShop's rules as a native engine: pages, goals and reward."""
 
 from hgpo_envs.webshop.engine.engine import WebShopEngine
 

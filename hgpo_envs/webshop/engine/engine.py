@@ -1,8 +1,9 @@
-"""The shop's rules: what a search or a click does, from page to page.
+"""The shop's rules: the effects of searches and clicks.
 
-The original's behaviour is kept as it can be observed, oddities included: a search works on every page; the kind of
-page is found by looking for its name in an address that holds the query too; an unknown magic query raises, leaves
-the page as it was and the session half changed. `Quirks` has a switch for each that gets in the way of training.
+All observable behaviour of the original is reproduced, including its quirks. For example, a search works on every page,
+the kind of a page is determined by searching for its name in an address that also contains the query, and an invalid
+magic query raises an error that leaves the page unchanged but the session partly changed. `Quirks` has a switch for
+each quirk that can harm training.
 
 Source: WebShop's `web_agent_site/envs/web_agent_text_env.py` (`WebAgentTextEnv.step`, `SimServer.receive`).
 """
@@ -39,17 +40,18 @@ _SUCCESS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Quirks:
-    """The original's oddities that may harm training; the defaults are the original's.
+    """Switches for the original's quirks that may harm training. The defaults reproduce the original.
 
     Attributes:
-        option_colours: `original` compares a chosen value, reduced to its colour, with a synthetic goal's unreduced
-            pair, so that some right choices never count; `both` treats both sides alike.
-        magic_queries: Whether a query that begins with `<r>`, `<a>`, `<c>` or `<q>` is a command (random products,
-            a category's, a query's) or words like any other.
-        random_query_seed: Seeds what `<r>` finds, anew for each task; the original draws it from Python's global
-            generator, in whatever state that is.
-        after_done: Whether a search leads out of the last page (`continue`), or nothing does (`freeze`).
-        reward_scale: The score itself, or verl-agent's 10 for a score of 1 and 0 for any other (`success`).
+        option_colours: With `original`, the colour word of a chosen value is compared with a synthetic goal's whole
+            pair of name and value, so that some correct choices never count. With `both`, both sides are reduced to
+            their colour word.
+        magic_queries: Whether a query that starts with `<r>`, `<a>`, `<c>` or `<q>` is a command (`<r>` random
+            products, `<c>` those of a category, `<q>` those of a query) or an ordinary query.
+        random_query_seed: The seed of `<r>` in each task. The original uses Python's global generator without a seed.
+        after_done: Whether a search on the last page opens a new page (`continue`) or no action has an effect
+            (`freeze`).
+        reward_scale: `score` for the score itself, or `success` for verl-agent's reward: 10 for a score of 1, else 0.
     """
 
     option_colours: OptionColours = "original"
@@ -61,7 +63,7 @@ class Quirks:
 
 @dataclass(slots=True)
 class _Session:
-    """What the shop remembers of a shopper."""
+    """The state of one shopper."""
 
     goal: Goal
     url: str
@@ -76,17 +78,17 @@ class _Session:
 
 
 class _OriginalError(Exception):
-    """The original raises here; the message is its error's."""
+    """An error that the original raises, with the same message."""
 
 
 class WebShopEngine:
-    """Plays goals of one shop. Cheap to make: products, goals and results are the shop's.
+    """Plays goals of one shop. Creating an engine is cheap, because products, goals and results belong to the shop.
 
     Args:
-        shop: The catalogue, goals and pages to play with.
+        shop: The catalogue, goals and cached pages.
         observation_mode: `text` or `text_rich`, the original's two text observations.
         show_attributes: Whether item pages have the tab `Attributes`.
-        quirks: Which of the original's oddities to keep.
+        quirks: Which of the original's quirks to reproduce. None reproduces all.
     """
 
     def __init__(
@@ -107,17 +109,17 @@ class WebShopEngine:
 
     @property
     def goal(self) -> Goal:
-        """The goal that is being played."""
+        """The current goal."""
         return self._started().goal
 
     def start(self, task_id: str | int) -> State:
-        """Begins a task at the search page.
+        """Start a task at the search page.
 
         Args:
-            task_id: The goal's index in the shuffled order, as text or number.
+            task_id: The goal's index in the shuffled order, as text or integer.
 
         Raises:
-            KeyError: There is no such goal.
+            KeyError: If there is no such goal.
         """
         goal = self.shop.goal(task_id)
         page = pages.index_page(goal.instruction)
@@ -127,7 +129,7 @@ class WebShopEngine:
         return self._state(valid=True)
 
     def act(self, command: str) -> State:
-        """Carries out `search[words]` or `click[what is listed]`; anything else changes nothing."""
+        """Execute `search[words]` or `click[name]` with a listed name. Any other command changes nothing."""
         session = self._started()
         if session.purchase and self.quirks.after_done == "freeze":
             return replace(self._state(valid=False), terminated=True)
@@ -146,7 +148,7 @@ class WebShopEngine:
             self._look()
         return self._state(valid=error is None, bought=bought, error=error)
 
-    # What actions do
+    # Actions
 
     def _search(self, keywords: list[str], number: int) -> None:
         session = self._started()
@@ -158,9 +160,9 @@ class WebShopEngine:
         session.page = pages.results_page(session.goal.instruction, number, len(found), products)
 
     def rank(self, product: int, query: str) -> int | None:
-        """Where `search[query]` lists a product, from 0; None if it does not. For experts.
+        """Return the position of a product in the results of `search[query]`, from 0, or None. For experts.
 
-        Only to be asked for queries at which the original does not raise.
+        The query must be one for which the original raises no error.
         """
         places = np.flatnonzero(np.asarray(self._found(query.split(" "))) == product)
         return int(places[0]) if len(places) else None
@@ -188,7 +190,7 @@ class WebShopEngine:
             raise _OriginalError(f"ValueError: {error}") from None
 
     def _click(self, name: str) -> bool:
-        """Follows a click; True if it bought something."""
+        """Execute a click and return whether it was a purchase."""
         session = self._started()
         if name == pages.BUY.lower():
             self._buy()
@@ -208,7 +210,7 @@ class WebShopEngine:
         return False
 
     def _place(self) -> str:
-        """The kind of page, as the original determines it: the first name that is found anywhere in the address."""
+        """Return the kind of page as the original determines it: the first name that occurs anywhere in the address."""
         url = self._started().url
         return next((kind for kind in _PAGE_NAMES if kind in url), "")
 
@@ -219,7 +221,7 @@ class WebShopEngine:
         session.page = pages.index_page(session.goal.instruction)
 
     def _open_item(self, name: str) -> None:
-        """A click on a product, on an option's value, or back from a tab: all lead to the item's page."""
+        """Open the item's page after a click on a product, on an option's value, or on the way back from a tab."""
         session = self._started()
         node = self._clickables[name]
         if node.kind == "product":
@@ -247,7 +249,7 @@ class WebShopEngine:
         session.page = pages.done_page(product.asin, session.options, session.purchase.score)
 
     def _product(self) -> Product:
-        """The product that the shopper looks at."""
+        """Return the current product."""
         asin = self._started().asin
         try:
             return self.shop.product(self.shop.catalogue.index_of(asin or ""))
@@ -258,10 +260,10 @@ class WebShopEngine:
         session = self._started()
         return f"{_ADDRESS}/{kind}/{session.goal.index}/{session.asin}/{'+'.join(session.keywords)}/{session.number}"
 
-    # What is shown
+    # Observations
 
     def _look(self) -> None:
-        """Reads the page that was just opened: what it shows, and what can be done there."""
+        """Compute the observation and the available actions of the current page."""
         session = self._started()
         page = session.page
         self._clickables = pages.clickables(page)

@@ -1,11 +1,11 @@
-"""Goals: what the shopper is asked for, in the original's order, from explicit seeds.
+"""WebShop's goals in the original's order, from explicit seeds.
 
-The original draws from Python's global generator, in this order: a price for each product whose price is a range, a
-price bound for each instruction, then (seeded 233) the order of the goals. A `GoalSet` draws the same from generators
-of its own: `price_seed` stands for a `random.seed(price_seed)` before the original loads, `shuffle_seed` for its 233.
-verl-agent's worker i loads and shuffles with the one seed of its own: that is `price_seed = shuffle_seed = seed`.
+The original draws from Python's global generator, in this order: a price for each product with a price range, a price
+bound for each instruction, and (seeded with 233) the order of the goals. A `GoalSet` draws the same values from its own
+generators: `price_seed` corresponds to `random.seed(price_seed)` before the original loads, `shuffle_seed` to its 233.
+Each verl-agent worker loads and shuffles with one seed, which corresponds to `price_seed = shuffle_seed = seed`.
 
-Only prices, bounds and the order are kept (4 bytes a goal); goals are made when asked for.
+Only prices, bounds and the order are stored (4 bytes per goal). Goals are created on access.
 
 Source: WebShop's `web_agent_site/engine/goal.py` (`get_goals`), `engine/engine.py` (`generate_product_prices`) and
 `envs/web_agent_text_env.py` (`SimServer`).
@@ -41,42 +41,42 @@ BOUNDS: Final = [10.0 * i for i in range(1, 100)]
 NO_BOUND: Final = 1_000_000.0
 KEPT_GOALS: Final = 512
 LONGEST_GOAL: Final = 1 << 16
-"""Characters of the longest goal that is kept, with those of its product."""
+"""The maximum length in characters of a cached goal and its product."""
 
 MOST_GOALS: Final = 1 << 27
-"""Goals of one kind in a catalogue; each takes four bytes."""
+"""The maximum number of goals of one kind in a catalogue. Each uses four bytes."""
 
 PUBLISHED_TEST: Final = 500
 PUBLISHED_EVAL: Final = 1500
 PUBLISHED_LEAST: Final = 2000
-"""Sets of fewer goals are split in proportion: the published ranges would leave little or nothing to train on."""
+"""Smaller sets of goals are split in proportion, because the published ranges would leave too few for training."""
 
 
 PRICE_SEED: Final = 0
 SHUFFLE_SEED: Final = 233
-"""The original's own; `PRICE_SEED` is this package's default for what the original leaves unseeded."""
+"""The original's shuffle seed. `PRICE_SEED` is this package's default; the original draws prices without a seed."""
 
 KEPT_FROM: Final = 100_000
-"""Catalogues with so many goals hold what the default seeds draw."""
+"""The number of goals from which a catalogue stores the draws of the default seeds."""
 
 _KEPT_NAMES: Final = ("goals.{}.prices.npy", "goals.{}.bounds.npy", "goals.{}.order.npy")
 
 _Drawn: TypeAlias = "tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int32]]"
 _Material: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]"
-"""For each instruction that makes goals: where it is, its product, and how many goals it makes."""
+"""For each instruction with goals: its position, its product, and its number of goals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One instruction and what satisfies it.
+    """An instruction and the product properties that satisfy it.
 
     Attributes:
-        index: The goal's place in the shuffled order.
-        product: The product that the goal was made from.
-        instruction: The text that the shopper is shown.
-        attributes: What the product should have.
-        options: What should be chosen: values by option name (synthetic goals), or values alone (human goals).
-        price_upper: The most that the product may cost, in dollars; 1,000,000 is no bound.
+        index: The goal's position in the shuffled order.
+        product: The product from which the goal was created.
+        instruction: The instruction's text.
+        attributes: The attributes that the product should have.
+        options: The options to choose: values by option name (synthetic goals), or values only (human goals).
+        price_upper: The maximum price in dollars. 1,000,000 means no bound.
     """
 
     index: int
@@ -88,17 +88,17 @@ class Goal:
 
 
 class GoalSet:
-    """All goals of a catalogue, of one kind.
+    """All goals of one kind in a catalogue.
 
     Args:
-        catalogue: The products and the goals' raw material.
-        kind: `synthetic` goals combine an instruction with every choice of options; `human` ones were written by
-            people.
-        price_seed: Seeds ranged prices and price bounds.
-        shuffle_seed: Seeds the goals' order.
+        catalogue: The products and instructions.
+        kind: `synthetic` for an instruction combined with every choice of options, or `human` for instructions written
+            by people.
+        price_seed: The seed of prices drawn from ranges and of price bounds.
+        shuffle_seed: The seed of the goals' order.
 
     Raises:
-        InputError: The kind is not known, the catalogue has no goals of it, or the original could not have made them.
+        InputError: If the kind is unknown, the catalogue has no goals of this kind, or it is damaged.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class GoalSet:
         return len(self._order)
 
     def _goal(self, index: int) -> Goal:
-        """The goal at a place of the shuffled order. Raises IndexError outside 0 … len - 1."""
+        """Return the goal at an index of the shuffled order. Raises IndexError outside 0 … len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"goal {index} of {len(self)}")
         with report_damage(self.catalogue.folder):
@@ -156,7 +156,7 @@ class GoalSet:
             text = human.instruction.strip(".") + price
             return Goal(index, product, text, human.attributes, human.options, bound)
         if not product.instruction_attributes:
-            raise InputError(f"the instruction of {product.asin} names no attribute; the original stops there too")
+            raise InputError(f"the instruction of {product.asin} has no attributes; the original fails here too")
         options = combination(product.options, number)
         chosen = ", and ".join(f"{name}: {value}" for name, value in options.items())
         text = f"{product.instruction}{' with ' if chosen else ''}{chosen}{price}"
@@ -164,9 +164,9 @@ class GoalSet:
 
     @cached_property
     def weights(self) -> NDArray[np.float64]:
-        """How likely each goal is, relative to the others, when the original draws one: float64, shuffled order.
+        """The original's relative probability of drawing each goal, a float64 array in the shuffled order.
 
-        1 for human goals; for synthetic ones the mean over the goal's attributes of 1 / goals with that attribute.
+        1 for human goals. For synthetic goals, the mean over the goal's attributes of 1 / (goals with that attribute).
         """
         if self.kind == "human":
             return np.ones(len(self))
@@ -183,9 +183,9 @@ class GoalSet:
         return np.repeat(np.array(means), counts)[self._order]
 
     def draw(self, seed: int) -> int:
-        """The goal that the original draws, by weight, for `random.seed(seed)` and a reset without a session.
+        """Return the index of the goal that the original draws after `random.seed(seed)` and a reset without a session.
 
-        It takes the goal after the one that the drawn weight falls on.
+        The draw is by weight. The original takes the goal after the one selected by the drawn weight.
         """
         generator = random.Random(seed)
         generator.choices("abcdefghijklmnopqrstuvwxyz", k=10)  # the session's name
@@ -194,29 +194,30 @@ class GoalSet:
 
 
 def checked_seed(name: str, seed: object) -> int:
-    """A seed, if it is an integer.
+    """Return a seed as int.
 
-    Python's generator would take None for a new seed in every process, so that the same task had other prices there.
+    None is rejected, because Python's generator would then be seeded differently in every process, and a task's prices
+    would differ between processes.
 
     Raises:
-        InputError: It is not.
+        InputError: If the seed is not an integer.
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise InputError(f"{name}: expected an integer, got {seed!r:.40}")
+        raise InputError(f"{name}: expected an integer, received {seed!r:.40}")
     return int(seed)
 
 
 def _length(goal: Goal, _: int) -> int:
-    """Characters of a goal and its product."""
+    """Return the length in characters of a goal and its product."""
     product = goal.product
     return len(goal.instruction) + len(product.title) + len(product.description) + sum(map(len, product.bullet_points))
 
 
 def split_ranges(goals: int) -> dict[str, range]:
-    """The goals of each split, by place in the shuffled order; splits never overlap.
+    """Return the goals of each split as ranges of the shuffled order. The splits are disjoint.
 
-    As published: test 0-500, eval 500-1500, train from 1500. Of fewer than 2,000 goals the first tenth is test, the
-    next fifth eval and the rest train.
+    The published splits are test 0-500, eval 500-1500 and train from 1500. With fewer than 2,000 goals, the first tenth
+    is test, the next fifth eval and the rest train.
 
     >>> split_ranges(12_087)["train"], split_ranges(505)
     (range(1500, 12087), {'test': range(0, 50), 'eval': range(50, 151), 'train': range(151, 505)})
@@ -228,7 +229,7 @@ def split_ranges(goals: int) -> dict[str, range]:
 
 
 def combination(options: Mapping[str, Sequence[str]], number: int) -> dict[str, str]:
-    """One choice of options: the names in alphabetical order, the last one's values changing fastest.
+    """Return the choice of options with a number. Names are in alphabetical order, and the last name varies fastest.
 
     >>> combination({"size": ("s", "m"), "color": ("red", "blue")}, 1)
     {'color': 'red', 'size': 'm'}
@@ -241,9 +242,9 @@ def combination(options: Mapping[str, Sequence[str]], number: int) -> dict[str, 
 
 
 def keep_goals(catalogue: Catalogue) -> None:
-    """Writes what the default seeds draw into a large catalogue's folder, so that processes map it and need not draw.
+    """Store the draws of the default seeds in a large catalogue's folder, so that processes can map them.
 
-    Called when the catalogue is built; smaller ones are drawn in no time.
+    Called when the catalogue is built. For small catalogues drawing is fast, and nothing is stored.
     """
     for kind in get_args(GoalKind):
         _, rows, counts = _human_material(catalogue) if kind == "human" else _material(catalogue)
@@ -262,19 +263,19 @@ def _kept(catalogue: Catalogue, kind: GoalKind, instructions: int, total: int) -
         return None
     prices, bounds, order = (mapped(path, np.float64, np.int32) for path in paths)
     if [len(prices), len(bounds), len(order)] != [len(catalogue), instructions, total]:
-        raise InputError(f"the goals kept in {catalogue.folder} do not fit its products; build the catalogue again")
+        raise InputError(f"the goals stored in {catalogue.folder} do not match its products; build the catalogue again")
     return prices, bounds, order
 
 
 def _drawn(catalogue: Catalogue, rows: NDArray[np.int64], total: int, *, price_seed: int, shuffle_seed: int) -> _Drawn:
-    """Prices by product, bounds by instruction, and the goals' order."""
+    """Draw prices by product, bounds by instruction, and the goals' order."""
     draw = random.Random(price_seed)
     prices = _prices(catalogue.prices, draw)
     return prices, _bounds(prices[rows], draw), _shuffled(total, shuffle_seed)
 
 
 def _prices(ends: NDArray[np.float64], draw: random.Random) -> NDArray[np.float64]:
-    """Each product's price: its only one, or one drawn between both ends, in the products' order."""
+    """Return each product's price: its single price, or a draw from its range, in the products' order."""
     prices = np.array(ends[:, 0])
     for row in np.flatnonzero(~np.isnan(ends[:, 1])).tolist():
         prices[row] = draw.uniform(float(ends[row, 0]), float(ends[row, 1]))
@@ -282,7 +283,10 @@ def _prices(ends: NDArray[np.float64], draw: random.Random) -> NDArray[np.float6
 
 
 def _bounds(prices: NDArray[np.float64], draw: random.Random) -> NDArray[np.float64]:
-    """A price bound for each instruction: the larger of two that `sample` draws of the first four tens above it."""
+    """Return a price bound for each instruction: the larger of two draws from the first four tens above the price.
+
+    The draws are those of Python's `random.sample`.
+    """
     bounds = np.full(len(prices), NO_BOUND)
     bits = draw.getrandbits
     for at, price in enumerate(prices.tolist()):
@@ -296,7 +300,7 @@ def _bounds(prices: NDArray[np.float64], draw: random.Random) -> NDArray[np.floa
 
 
 def _shuffled(count: int, seed: int) -> NDArray[np.int32]:
-    """The numbers 0 … count - 1 in the order that `random.seed(seed)` and `random.shuffle` give a list."""
+    """Return 0 … count - 1 as shuffled by `random.seed(seed)` and `random.shuffle`."""
     bits = random.Random(seed).getrandbits
     order = array("i", range(count))
     for last in range(count - 1, 0, -1):
@@ -306,9 +310,10 @@ def _shuffled(count: int, seed: int) -> NDArray[np.int32]:
 
 
 def _below(bound: int, bits: Callable[[int], int]) -> int:
-    """A number from 0 to bound - 1 as Python's generator draws it: bits again until they are small enough.
+    """Return a random integer from 0 to bound - 1, by Python's rejection sampling of bits.
 
-    Written out, as `sample` and `shuffle` are here, so that goals do not change if a later Python draws otherwise.
+    This function, `sample` and `shuffle` are implemented here so that goals do not change if a later Python version
+    draws differently.
     """
     length = bound.bit_length()
     number = bits(length)

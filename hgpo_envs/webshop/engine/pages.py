@@ -1,8 +1,8 @@
-"""The shop's pages as lists of nodes, and what can be read and clicked on them.
+"""The shop's pages as lists of nodes, with their observations and clickable names.
 
-A page is built once, as nodes in document order; the original's `text` and `text_rich` observations, its available
-actions and any other view are read off the same nodes. There is no HTML: what the original's templates, its parser
-and its visibility filter make of a page is stated here as rules.
+A page is built once as nodes in document order. The original's `text` and `text_rich` observations and its available
+actions are computed from these nodes. There is no HTML: this module implements the combined result of the original's
+templates, parser and visibility filter.
 
 Source: WebShop's `web_agent_site/templates/*.html` and `envs/web_agent_text_env.py` (`convert_html_to_text`,
 `get_available_actions`).
@@ -29,7 +29,7 @@ PAGE_SIZE: Final = 10
 QUERY_ACTION: Final = "search[<your query>]"
 
 _CLICKED: Final = "You have clicked "
-_BLANK: Final = " \t\n\f\r"  # what the parser takes for white space
+_BLANK: Final = " \t\n\f\r"  # white space for the original's HTML parser
 _ALL_ATTRIBUTES_TAB: Final = SUB_PAGES
 _NO_ATTRIBUTES_TAB: Final = SUB_PAGES[:3]
 
@@ -41,9 +41,9 @@ class Node(NamedTuple):
     """One visible text of a page.
 
     Attributes:
-        text: The text as it is written in the page, white space included.
+        text: The text in the page, including white space.
         kind: Whether it is plain text, a button, an option's value or a link to a product.
-        option: The name of the option that an option's value belongs to.
+        option: For an option's value, the name of the option.
     """
 
     text: str
@@ -53,13 +53,13 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one page shows.
+    """The content of a page.
 
     Attributes:
-        name: Which kind of page it is.
-        head: The nodes up to the instruction; none on the last page.
+        name: The kind of page.
+        head: The nodes up to the instruction. The last page has none.
         body: The nodes after the instruction.
-        search_bar: Whether there is a field to type a query in.
+        search_bar: Whether the page has a search field.
     """
 
     name: PageName
@@ -79,7 +79,7 @@ _NEXT_NODE: Final = Node(NEXT, "button")
 
 
 def index_page(instruction: str) -> Page:
-    """The first page: the instruction and the search bar."""
+    """Return the first page, with the instruction and the search bar."""
     head = (Node("WebShop"), Node("Instruction: "), Node(instruction))
     return Page("index", head, (Node("Search", "button"),), search_bar=True)
 
@@ -89,7 +89,7 @@ def _head(instruction: str) -> tuple[Node, ...]:
 
 
 def results_page(instruction: str, number: int, total: int, products: Iterable[Product]) -> Page:
-    """A page of search results. `Next >` is always there, `< Prev` from page 2 on."""
+    """Return a page of search results. Every page has `Next >`, and pages from 2 on have `< Prev`."""
     body = [_BACK_NODE, Node(f"Page {number} (Total results: {total})")]
     if number > 1:
         body.append(_PREVIOUS_NODE)
@@ -100,7 +100,7 @@ def results_page(instruction: str, number: int, total: int, products: Iterable[P
 
 
 def item_nodes(product: Product, *, show_attributes: bool) -> tuple[Node, ...]:
-    """What an item page shows after the instruction: options, title, price and tabs."""
+    """Return the nodes of an item page after the instruction: options, title, price and tabs."""
     body = [_BACK_NODE, _PREVIOUS_NODE]
     for name, values in product.options.items():
         body.append(Node(name))
@@ -113,12 +113,12 @@ def item_nodes(product: Product, *, show_attributes: bool) -> tuple[Node, ...]:
 
 
 def item_page(instruction: str, body: tuple[Node, ...]) -> Page:
-    """A product's page, of the nodes that `item_nodes` made."""
+    """Return a product's page from the result of `item_nodes`."""
     return Page("item", _head(instruction), body)
 
 
 def sub_page(instruction: str, product: Product, tab: str) -> Page:
-    """One of a product's tabs. There are no reviews in the shop's data: that tab is always empty."""
+    """Return one of a product's tabs. The tab `Reviews` is always empty, because the data contains no reviews."""
     body = [_BACK_NODE, _PREVIOUS_NODE]
     if tab == "Description":
         body.append(Node(product.description))
@@ -132,7 +132,7 @@ def sub_page(instruction: str, product: Product, tab: str) -> Page:
 
 
 def html_safe_json(options: Mapping[str, str]) -> str:
-    r"""JSON as the last page prints it: sorted, ASCII, and without characters that mean something in HTML.
+    r"""Return options as JSON as the last page prints it: sorted, ASCII, with HTML's special characters escaped.
 
     >>> html_safe_json({"size": "5'", "color": "<red>"})
     '{"color": "\\u003cred\\u003e", "size": "5\\u0027"}'
@@ -144,7 +144,7 @@ def html_safe_json(options: Mapping[str, str]) -> str:
 
 
 def done_page(asin: str, options: Mapping[str, str], score: float) -> Page:
-    """The page after a purchase. It names neither instruction nor goal: the original leaves those fields unset."""
+    """Return the page after a purchase. It shows no instruction or goal, because the original leaves them unset."""
     texts = (
         *("Thank you for shopping with us!", "Your code: ", "None", " (Paste it in your MTurk interface.)"),
         *("Purchased", "asin", asin, "options", html_safe_json(options), "attrs", "None", "category", "None"),
@@ -156,7 +156,7 @@ def done_page(asin: str, options: Mapping[str, str], score: float) -> Page:
 
 
 def visible_text(text: str) -> str:
-    r"""What is left of a node's text: blank text becomes one space, or nothing where a newline is in it.
+    r"""Return a node's visible text. Blank text becomes one space, or empty if it contains a newline.
 
     >>> visible_text(" a\n"), visible_text(" \t"), visible_text(" \n")
     (' a\n', ' ', '')
@@ -167,20 +167,20 @@ def visible_text(text: str) -> str:
 
 
 def text_observation(nodes: Iterable[Node]) -> str:
-    """The `text` observation: every text stripped, joined by ` [SEP] `."""
+    """Return the `text` observation: all texts, stripped and joined by ` [SEP] `."""
     return SEPARATOR.join([text for node in nodes if (text := node.text.strip()) or visible_text(node.text)])
 
 
 def text_rich_observation(nodes: Iterable[Node], url: str, visited: Collection[str]) -> str:
-    """The `text_rich` observation: one text a line, what can be clicked marked, what was clicked first.
+    """Return the `text_rich` observation: one text per line, with clickable texts marked and clicked options first.
 
-    An option's value counts as clicked when it stands in double quotes anywhere in the URL: a value that JSON escapes
-    never does, and a quoted word of the query may.
+    An option's value counts as clicked if it occurs in double quotes anywhere in the URL. Values that JSON escapes
+    therefore never count, and a quoted word of the query may count.
 
     Args:
         nodes: The page's nodes.
         url: The page's address.
-        visited: The asins opened since the last start at the search page.
+        visited: The asins opened since the last visit to the search page.
     """
     clicked: list[str] = []
     lines: list[str] = []
@@ -204,10 +204,10 @@ def text_rich_observation(nodes: Iterable[Node], url: str, visited: Collection[s
 
 
 def clickables(page: Page) -> dict[str, Node]:
-    """What can be clicked: the buttons, then products, then options, each under the text that an action names it by.
+    """Return the clickable nodes by their names in actions: buttons, then products, then options.
 
-    A text that occurs twice keeps its first place and leads to its last node: an option's value may hide a button,
-    or the same value of another option.
+    A name that occurs twice keeps its first position but maps to its last node. An option's value may therefore hide a
+    button or the same value of another option.
     """
     nodes = [node for node in page.body if node.kind != "text"]
     return {
@@ -218,34 +218,34 @@ def clickables(page: Page) -> dict[str, Node]:
 
 
 def _collapsed(text: str) -> str:
-    """A link's text as its element gives it: blank text is one space or one newline."""
+    """Return a link's text as the HTML parser does: blank text becomes one space or one newline."""
     if text.strip(_BLANK) or not text:
         return text
     return "\n" if "\n" in text else " "
 
 
 def parse_action(command: str) -> tuple[str, str]:
-    """A command's name and argument, the argument in lowercase; without an argument, the command and ''.
+    """Return a command's name and argument, the argument in lowercase. Without an argument, return the command and ''.
 
-    The name reaches as far as it can; what follows the last `]` is not looked at; a newline ends the match.
+    The name is as long as possible. Text after the last `]` or after a newline is ignored.
 
     >>> parse_action("click[Buy Now] please"), parse_action("think[a] click[b]"), parse_action("buy")
     (('click', 'buy now'), ('think[a] click', 'b'), ('buy', ''))
     """
     line, _, _ = command.partition("\n")
     end = line.rfind("]")
-    start = line.rfind("[", 1, max(end - 1, 0))  # a regular expression would try every pair of brackets
+    start = line.rfind("[", 1, max(end - 1, 0))  # not a regular expression, which would try every pair of brackets
     return (line[:start], line[start + 1 : end].lower()) if start > 0 else (command, "")
 
 
 def action_list(search_bar: bool, names: Iterable[str]) -> list[str]:
-    """The available actions as a policy is shown them (verl-agent's `format_avail_actions`)."""
+    """Return the available actions in the form for policies (verl-agent's `format_avail_actions`)."""
     actions = [QUERY_ACTION] if search_bar else []
     return actions + [f"click[{name}]" for name in names]
 
 
 def state_text(text: str, task: str) -> str:
-    """The state text: each part after the task's, quoted; the text itself where the task is not in it.
+    """Return the state text: the quoted parts after the task, or the unchanged text if it does not contain the task.
 
     Source: verl-agent's `WebshopEnvironmentManager.format_obs`.
 
@@ -260,7 +260,7 @@ def state_text(text: str, task: str) -> str:
 
 
 def rich_state_text(text: str, task: str) -> str:
-    r"""The state text of a `text_rich` page: what was clicked, and what follows the instruction.
+    r"""Return the state text of a `text_rich` page: the clicked options and the text after the instruction.
 
     >>> rich_state_text("You have clicked red.\nInstruction:\nbuy socks\n[button] Buy Now [button_]\n", "buy socks")
     'You have clicked red.\n[button] Buy Now [button_]\n'
@@ -273,6 +273,6 @@ def rich_state_text(text: str, task: str) -> str:
 
 
 def task_part(text: str) -> str:
-    """The part of a first page that names the task: its third."""
+    """Return the part of a first page that contains the task: the third."""
     parts: Sequence[str] = text.split(SEPARATOR)
     return parts[2] if len(parts) > 2 else ""

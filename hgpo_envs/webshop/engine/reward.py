@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 OptionColours = Literal["original", "both"]
 
-# The order matters: the first word found counts.
-COLOURS: Final = (  # noqa: SIM905 - a hundred lines otherwise
+# The order matters: `first_colour` returns the first word found.
+COLOURS: Final = (  # noqa: SIM905 - a list would need a hundred lines
     "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel "
     "camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry "
     "cream crystal dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green "
@@ -41,19 +41,19 @@ _LEVELS: Final = "›"
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A purchase's score and what it is made of; names and meanings as in the original's `verbose_info`.
+    """A purchase's score and its parts, with the names and meanings of the original's `verbose_info`.
 
     Attributes:
-        score: In [0, 1].
-        r_type: 1, 0.5, 0.1 or 0: whether this is the kind of product that was asked for.
-        r_att: The share of the goal's attributes that the product has.
+        score: The score in [0, 1].
+        r_type: How well the product's type matches the goal's: 1, 0.5, 0.1 or 0.
+        r_att: The fraction of the goal's attributes that the product has.
         w_att: The weight of the attributes in the score.
-        query_match: The product comes from the same query as the goal's.
-        category_match: At least two levels of the product's category are the goal's.
-        title_score: The share of the nouns of the goal's title that the product's title has.
-        r_option: The share of the goal's options that were chosen; None where the goal has none.
+        query_match: Whether the product has the same query as the goal's product.
+        category_match: Whether the categories of the two products share at least two levels.
+        title_score: The fraction of the nouns in the goal product's title that the product's title contains.
+        r_option: The fraction of the goal's options that were chosen. None if the goal has no options.
         w_option: The weight of the options in the score.
-        r_price: The price is within the bound.
+        r_price: Whether the price is within the bound.
         w_price: The weight of the price in the score.
     """
 
@@ -70,7 +70,7 @@ class Reward:
     w_price: float
 
     def parts(self) -> dict[str, float | bool]:
-        """The parts under the original's names; the option's are left out where the goal has no options."""
+        """Return the parts under the original's names. Those of options are omitted if the goal has no options."""
         parts: dict[str, float | bool] = {
             "r_type": self.r_type,
             "r_att": self.r_att,
@@ -85,7 +85,7 @@ class Reward:
 
 
 def _process(text: str) -> str:
-    """A text as thefuzz prepares it: no characters 128 to 255, only letters and digits, lowercase."""
+    """Normalise a text like thefuzz: drop characters 128 to 255, keep letters and digits only, in lowercase."""
     return utils.default_process(text.translate(_LATIN_1))
 
 
@@ -93,7 +93,7 @@ _processed = bounded_cache(_process, 1 << 14, 1 << 10, lambda _, text: len(text)
 
 
 def same(first: str, second: str) -> bool:
-    """Whether two texts count as the same: thefuzz's `token_set_ratio` above 85.
+    """Return whether two texts count as equal: thefuzz's `token_set_ratio` exceeds 85.
 
     >>> same("wide leg", "wide leg pants"), same("red", "blue")
     (True, False)
@@ -102,9 +102,9 @@ def same(first: str, second: str) -> bool:
 
 
 def first_colour(text: str) -> str:
-    """The first colour word that the text contains, or the text itself.
+    """Return the first word of `COLOURS` that the text contains, or else the text.
 
-    A word within a word counts: `wired` is `red`.
+    A colour inside another word counts: `wired` contains `red`.
 
     >>> first_colour("dark blue"), first_colour("wired"), first_colour("xl")
     ('blue', 'red', 'xl')
@@ -113,12 +113,12 @@ def first_colour(text: str) -> str:
 
 
 def wanted_options(goal: Goal, colours: OptionColours = "original") -> list[str]:
-    """The goal's options in the form that chosen values are compared with.
+    """Return the goal's options in the form with which chosen values are compared.
 
-    The goals of people name values, and their colours are normalised like those of chosen values. Synthetic goals
-    name pairs: there the original looks for a colour among the pair's two members and compares with the printed pair,
-    so `wired`, normalised to `red` on the other side, is not found in `('connectivity', 'wired')`. With `both` the
-    value alone is compared, normalised alike on both sides.
+    Human goals contain values, which are normalised to their colour word like chosen values. Synthetic goals contain
+    pairs of name and value. Here the original compares with a colour word only if it equals the name or value, and
+    else with the printed pair. The chosen value `wired`, normalised to `red`, therefore does not match
+    `('connectivity', 'wired')`. With `both`, only the value is compared, normalised on both sides.
     """
     if isinstance(goal.options, tuple):
         return [first_colour(value) for value in goal.options]
@@ -129,13 +129,13 @@ def wanted_options(goal: Goal, colours: OptionColours = "original") -> list[str]
 
 
 def matched_options(chosen: Sequence[str], wanted: Sequence[str]) -> int:
-    """How many of the wanted options (from `wanted_options`) a chosen value satisfies."""
+    """Return how many of the wanted options (from `wanted_options`) some chosen value satisfies."""
     normal = [first_colour(value) for value in chosen]
     return sum(any(same(have, want) for have in normal) for want in wanted)
 
 
 def has_attribute(product: Product, attribute: str) -> bool:
-    """Whether a product has an attribute: among its own, or written in its title, bullet points or description."""
+    """Return whether a product has an attribute, in its attributes, title, bullet points or description."""
     return (
         any(same(own, attribute) for own in product.attributes)
         or attribute in product.title.lower()
@@ -145,7 +145,7 @@ def has_attribute(product: Product, attribute: str) -> bool:
 
 
 def type_match(product: Product, target: Product) -> tuple[float, bool, bool, float]:
-    """How far a product is of the target's kind.
+    """Return how well a product's type matches the target's.
 
     Returns:
         r_type, query_match, category_match and title_score.
@@ -174,14 +174,14 @@ def reward(
     options: Mapping[str, str],
     colours: OptionColours = "original",
 ) -> Reward:
-    """Scores the purchase of a product with the options chosen.
+    """Score the purchase of a product.
 
     Args:
-        product: What was bought.
-        goal: What was asked for; `goal.product` is the product it was made from.
-        price: The product's price in this shop.
+        product: The purchased product.
+        goal: The goal.
+        price: The product's price in this shop in dollars.
         options: The chosen value of each option.
-        colours: How synthetic goals' options are compared, see `wanted_options`.
+        colours: How the options of synthetic goals are compared; see `wanted_options`.
     """
     r_type, query, category, title = type_match(product, goal.product)
     wanted = wanted_options(goal, colours)

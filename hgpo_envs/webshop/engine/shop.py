@@ -1,6 +1,6 @@
-"""What all engines of a process share: a catalogue, its goals, and the parts of pages and results once made.
+"""The data that all engines of a process share: a catalogue, its goals, and caches of pages and results.
 
-Everything that is kept is bounded, so that memory does not grow with the number of environments or episodes.
+All caches are bounded, so that memory does not grow with the number of environments or episodes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from hgpo_envs.webshop.engine.pages import Node
 
 Selection: TypeAlias = "tuple[int, ...] | NDArray[np.int64]"
-"""Products by their places in the catalogue."""
+"""Products as indices into the catalogue."""
 
 KEPT_ITEMS: Final = 512
 LONGEST_ITEM: Final = 1 << 16
-"""Characters on the longest item page that is kept."""
+"""The maximum length of a cached item page in characters."""
 KEPT_SELECTIONS: Final = 4
 
 
 class Shop:
-    """One catalogue with one set of goals and prices.
+    """A catalogue with one set of goals and prices.
 
     Args:
         catalogue: The products.
         goals: The kind of goals.
-        price_seed: Seeds ranged prices and price bounds.
-        shuffle_seed: Seeds the goals' order.
+        price_seed: The seed of prices drawn from ranges and of price bounds.
+        shuffle_seed: The seed of the goals' order.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Shop:
         )
 
     def goal(self, task_id: str | int) -> Goal:
-        """The goal with this task id. Raises UnknownTask if there is none."""
+        """Return the goal with this task id. Raises UnknownTask if there is none."""
         try:
             index = int(task_id) if not isinstance(task_id, bool) else -1
             if str(index) == str(task_id):
@@ -66,20 +66,20 @@ class Shop:
         raise UnknownTask(f"no task {task_id!r:.40}: a WebShop task is a goal's index, '0' to '{last}'")
 
     def product(self, index: int) -> Product:
-        """A product by its place in the catalogue."""
+        """Return the product at an index of the catalogue."""
         return self.catalogue.product(index)
 
     def price(self, index: int) -> float:
-        """A product's price in this shop; one drawn within the range that its page shows."""
+        """Return a product's price in this shop in dollars. For a price range, the price is a draw from it."""
         return float(self.goals.prices[index])
 
     def search(self, query: str) -> Selection:
-        """The products that a query finds, best first."""
+        """Return the products that a query finds, best first."""
         return self.catalogue.search(query)
 
     def _item_nodes(self, index: int, show_attributes: bool) -> tuple[Node, ...]:
         return pages.item_nodes(self.product(index), show_attributes=show_attributes)
 
     def _products_where(self, field: Literal["category", "query"], value: str) -> Selection:
-        text = value.encode("utf-8", "replace").decode()  # a lone surrogate, which is in no product, asks for none
+        text = value.encode("utf-8", "replace").decode()  # no product contains a lone surrogate, so none matches
         return self.catalogue.in_category(text) if field == "category" else self.catalogue.with_query(text)

@@ -1,4 +1,4 @@
-"""Makes the catalogue that comes with the package: synthetic products, built."""
+"""Generation of the bundled catalogue from synthetic products."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ SEED: Final = 233
 
 
 HUMAN_INSTRUCTIONS: Final = 2.0
-"""Human-style instructions a product: enough for the published splits (test 500, eval 1,000, train the rest)."""
+"""Human-style instructions per product, enough for the published splits (test 500, eval 1,000, train the rest)."""
 
 
 def make_bundled_catalogue(out: Path, *, seed: int = SEED, replace: bool = False) -> dict[str, Any]:
-    """Makes the catalogue again: synthetic raw files, built.
+    """Generate synthetic raw files and build the bundled catalogue from them.
 
     Args:
         out: The catalogue's folder.
-        seed: Another one makes other products and goals of the same kind.
-        replace: Whether a catalogue that exists already may be replaced.
+        seed: Any integer. Other seeds give other products and goals of the same kinds.
+        replace: Whether an existing catalogue may be replaced.
 
     Returns:
         The manifest.

@@ -1,7 +1,7 @@
-"""Synthetic catalogues in the official raw formats, oddities included: the same seed gives the same bytes.
+"""Synthetic catalogues in the official raw formats, including their irregular records. A seed determines all bytes.
 
-Products are of real kinds with attributes, options and prices that instructions ask for, under invented brands. Each
-product has a random generator of its own, so that the first products of a larger catalogue are those of a smaller one.
+Products are of real kinds, with attributes, options and prices that instructions ask for and with invented brands. Each
+product has its own random generator, so a larger catalogue starts with the products of a smaller one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NOTE: Final = "hgpo-source.json"
 MADE_BY: Final = "hgpo data synth webshop"
 
 HUMAN_INSTRUCTIONS: Final = 12_000
-"""About as many instructions by people as the official file has, where the catalogue is large enough."""
+"""The number of human-style instructions in a large catalogue, about as many as in the official file."""
 
 _RARE_WORDS: Final = 300_000
 _IDENTIFIERS: Final = 36**8
@@ -60,26 +60,26 @@ def write_synthetic(
     replace: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Writes `items_shuffle.json`, `items_ins_v2.json` and `items_human_ins.json` into a new folder.
+    """Write `items_shuffle.json`, `items_ins_v2.json` and `items_human_ins.json` into a new folder.
 
     Args:
-        out: The folder; it appears complete or not at all. A note in it says that it was generated (`NOTE`).
-        products: How many records; a few are skipped by the loader when there are oddities.
-        seed: The same seed and arguments give the same bytes.
-        quirks: Whether some records have what the official files have: values that look like colours, no price,
-            ranges, unit prices, a lone text for the features, no options, identifiers `nan`, too long or repeated,
-            markup, other scripts, odd spacing.
-        text: Length of descriptions and features, 1 being about that of the official files.
-        people: Human-style instructions a product, on average; None spreads `HUMAN_INSTRUCTIONS` over the catalogue,
-            at most one for two products.
-        replace: Whether generated files that exist already may be replaced. A folder that holds anything else is not.
-        progress: Told how many products are written, now and then.
+        out: The folder. It is written atomically and contains a file `NOTE` that marks it as generated.
+        products: The number of records. With `quirks` the loader skips a few of them.
+        seed: Any integer. The same seed and arguments give the same bytes.
+        quirks: Whether some records are irregular like those of the official files: values that look like colours, no
+            price, price ranges, unit prices, a single text instead of a list of features, no options, identifiers that
+            are `nan`, too long or repeated, markup, other scripts, irregular spacing.
+        text: The length of descriptions and features, relative to the official files.
+        people: The mean number of human-style instructions per product. None distributes `HUMAN_INSTRUCTIONS` over the
+            catalogue, with a mean of at most 0.5.
+        replace: Whether existing generated files may be replaced. A folder with other content is never replaced.
+        progress: Called after every 1,000 products with the number written so far.
 
     Raises:
-        InputError: A number is out of range, the folder exists already, or the disk is full.
+        InputError: If a number is out of range, the folder exists, or the disk is full.
     """
     if not 0 < products < _IDENTIFIERS:
-        raise InputError(f"products must be from 1 to {_IDENTIFIERS - 1:,}, not {products}")
+        raise InputError(f"products: expected a number from 1 to {_IDENTIFIERS - 1:,}, received {products}")
     rate = min(0.5, HUMAN_INSTRUCTIONS / products) if people is None else people
     report_progress = progress or (lambda _: None)
     with writing(out), new_folder(out, replace=is_generated if replace else None) as folder:
@@ -112,7 +112,7 @@ def write_synthetic(
 
 
 def is_generated(folder: Path) -> bool:
-    """Whether a folder holds what `write_synthetic` made and nothing else."""
+    """Return whether a folder contains files of `write_synthetic` and nothing else."""
     try:
         note = parse_json(read_bytes(folder / NOTE, 1 << 16))
     except InputError:
@@ -126,7 +126,7 @@ def _entry(asin: str, value: object) -> bytes:
 
 
 def identifier(number: int) -> str:
-    """A product's asin: different for every number.
+    """Return the asin of a product number. Different numbers have different asins.
 
     >>> len({identifier(number) for number in range(1000)}), len(identifier(7))
     (1000, 10)
@@ -139,7 +139,7 @@ def identifier(number: int) -> str:
 
 
 def rare_word(rank: int) -> str:
-    """An invented word for a rank in frequency; frequent ones are short."""
+    """Return the invented word of a frequency rank. Frequent words are short."""
     word, rest = "", rank + len(SYLLABLES)
     while rest:
         rest, syllable = divmod(rest, len(SYLLABLES))
@@ -148,9 +148,9 @@ def rare_word(rank: int) -> str:
 
 
 def plain_values(option: str) -> tuple[str, ...]:
-    """An option's values without those in which the original's reward sees a colour.
+    """Return an option's values without those that contain a colour word by the original's reward.
 
-    A synthetic goal that asks for one of those cannot be met in full
+    A synthetic goal that asks for such a value cannot be satisfied completely
     (`hgpo_envs.webshop.engine.reward.wanted_options`).
 
     >>> "Standard" in OPTIONS["style"][1], "Standard" in plain_values("style")
@@ -162,7 +162,7 @@ def plain_values(option: str) -> tuple[str, ...]:
 
 
 def _identifier_quirk(seed: int, number: int) -> str | None:
-    """What is odd about a product's identifier, if anything."""
+    """Return the irregularity of a product's identifier (`nan`, `long` or `repeated`), or None."""
     chance = random.Random(seed << 40 | number | 1 << 104).random()
     if chance < 0.001:
         return "nan"
@@ -172,7 +172,7 @@ def _identifier_quirk(seed: int, number: int) -> str | None:
 
 
 class SyntheticProduct:
-    """One synthetic product and what is asked about it."""
+    """A synthetic product and its instructions."""
 
     def __init__(self, seed: int, number: int, *, quirks: bool, text: float) -> None:
         self.random = random.Random(seed << 40 | number)
@@ -194,24 +194,24 @@ class SyntheticProduct:
         if quirks:
             self._make_odd(seed, number)
 
-    def pick(self, choices: Sequence[Any]) -> Any:  # noqa: ANN401 - an element of whatever is given
-        """One of the choices."""
+    def pick(self, choices: Sequence[Any]) -> Any:  # noqa: ANN401 - an element of any sequence
+        """Return a random element."""
         return choices[int(self.random.random() * len(choices))]
 
     def some(self, choices: Sequence[str], least: int, most: int) -> list[str]:
-        """From `least` to `most` of the choices, each once."""
+        """Return `least` to `most` distinct elements."""
         return self.random.sample(choices, min(len(choices), self.random.randint(least, most)))
 
     def chance(self, share: float) -> bool:
-        """Whether something of this probability happens."""
+        """Return True with the probability `share`."""
         return self.random.random() < share
 
     def rare(self) -> str:
-        """An invented word: the n-th in frequency comes about 1/n as often as the first."""
+        """Return an invented word. The frequency of the word of rank n is proportional to 1/n."""
         return rare_word(int(math.exp(self.random.random() * math.log(_RARE_WORDS))) - 1)
 
     def model(self) -> str:
-        """An invented model number."""
+        """Return an invented model number."""
         letters = "ABCDEFGHKLMNPRSTVWXZ"
         number = 100 + int(self.random.random() * 99900)
         return f"{self.pick(letters)}{self.pick(letters)}-{number}{self.pick(('A', 'B', 'X', ''))}"
@@ -235,7 +235,7 @@ class SyntheticProduct:
         return f"{self.brand} {first} {self.name}{tail}"
 
     def _filled(self, form: str) -> str:
-        """A sentence with its gaps filled; only what it asks for is drawn."""
+        """Fill the gaps of a sentence. Random values are drawn only for the gaps it has."""
         attribute, other = self.random.sample(self.attributes, 2)
         values = {"attribute": attribute, "Attribute": attribute.capitalize(), "other": other, **self.known}
         return _GAP.sub(lambda gap: values.get(gap[1]) or str(_DRAWN[gap[1]](self)), form)
@@ -298,7 +298,7 @@ class SyntheticProduct:
         return f"${price:.2f}"
 
     def _make_odd(self, seed: int, number: int) -> None:
-        """Gives a few records what real ones have."""
+        """Make a few records irregular in the ways of the official files."""
         record, title = self.record, self.record["name"]
         price = record["pricing"].split(" ")[0]
         odd: list[tuple[float, str, Any]] = [
@@ -329,7 +329,7 @@ class SyntheticProduct:
         self._make_odd_identifier(seed, number)
 
     def _make_odd_identifier(self, seed: int, number: int) -> None:
-        """Gives a few records an identifier that the loader passes over; the attribute file does not name them."""
+        """Give a few records an identifier that the loader skips. The attribute file does not list them."""
         quirk = _identifier_quirk(seed, number)
         if quirk is None:
             return
@@ -343,7 +343,7 @@ class SyntheticProduct:
         self.is_listed = False
 
     def attribute_entry(self) -> dict[str, Any]:
-        """The product's entry in the attribute file, with its synthetic instruction."""
+        """Return the product's entry in the attribute file, with its synthetic instruction."""
         asked = self.some(self.attributes, 1, 3)
         first, *others = asked
         more = f" with {', and '.join(others)}" if others else ""
@@ -351,7 +351,7 @@ class SyntheticProduct:
         return {**entry, "instruction_attributes": asked}
 
     def human_entries(self, rate: float) -> list[dict[str, Any]]:
-        """Instructions as people would write them, `rate` of them on average."""
+        """Return human-style instructions, `rate` on average."""
         count = int(rate) + self.chance(rate % 1)
         return [self._human_entry() for _ in range(count)]
 
@@ -384,7 +384,7 @@ class SyntheticProduct:
         }
 
     def _offered(self) -> Mapping[str, list[str]]:
-        """The options that are on the record, as pages show them."""
+        """Return the record's options as pages show them."""
         offered = self.record["customization_options"] or {}
         return {
             label.lower(): [option["value"].strip().replace("/", " | ").lower() for option in options]
@@ -407,4 +407,4 @@ _DRAWN: Final[dict[str, Callable[[SyntheticProduct], object]]] = {
     "model": SyntheticProduct.model,
     "earlier": SyntheticProduct.model,
 }
-"""What fills the other gaps of a sentence."""
+"""The random values for the remaining gaps of a sentence."""

@@ -1,4 +1,4 @@
-"""What synthetic products are made of: kinds of products, options, and the sentences about them."""
+"""The vocabulary of synthetic products: kinds of products, options and sentences."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class ProductKind:
     """A kind of product.
 
     Attributes:
-        query: What a shopper types to find it; the record's `query`.
-        category: The shop's department; the record's `category`.
-        path: The category path; the record's `product_category`.
-        names: Title nouns, the usual one first.
-        attributes: What it may be said to be or have.
-        options: Names of the options it may come in, keys of `OPTIONS`.
-        materials: What it is made of.
-        price: The usual price in dollars.
+        query: The search query for it (the record's `query`).
+        category: The shop's department (the record's `category`).
+        path: The category path (the record's `product_category`).
+        names: The nouns for titles, the most common first.
+        attributes: The possible attributes.
+        options: The names of its possible options, keys of `OPTIONS`.
+        materials: The possible materials.
+        price: The typical price in dollars.
     """
 
     query: str
@@ -46,7 +46,7 @@ PRODUCT_KINDS: Final = tuple(ProductKind(**kind) for kind in _KINDS)
 OPTIONS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     name: (option["label"], tuple(option["values"])) for name, option in _WORDS["options"].items()
 }
-"""Label and values of each option."""
+"""The label and values of each option."""
 
 SENTENCES: Final[tuple[str, ...]] = tuple(_WORDS["sentences"])
 POINTS: Final[tuple[str, ...]] = tuple(_WORDS["points"])
@@ -54,7 +54,7 @@ FIRST_POINT: Final[str] = _WORDS["first_point"]
 MOODS: Final[tuple[str, ...]] = tuple(_WORDS["moods"])
 STYLES: Final[tuple[str, ...]] = tuple(_WORDS["styles"])
 SYLLABLES: Final[tuple[str, ...]] = tuple(_WORDS["syllables"])
-"""Invented words are made of these."""
+"""The syllables of invented words."""
 
 DESCRIBING: Final = frozenset(_WORDS["describing"])
-"""An attribute whose last word is one of these says how a product is; the others say what it has."""
+"""The last words of attributes that follow "is" ("is easy clean"). Other attributes follow "with"."""

@@ -1,7 +1,7 @@
-"""The expert: looks into the shop, finds the purchase with the best score, and goes straight there.
+"""The expert: reads the engine's data, finds the purchase with the best score, and makes it directly.
 
-It reaches a score of 1 on every goal that some purchase satisfies and that a search can lead to; for others it makes
-the best purchase it knows and says what stands in the way (`PurchasePlan.shortfall`).
+It scores 1 on every goal that some purchase satisfies, provided that a search finds the product. For other goals it
+makes the best purchase that it finds and reports why the score is lower (`PurchasePlan.shortfall`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from hgpo_envs.webshop.engine.goals import Goal
 
 EXAMINED: Final = 20_000
-"""Catalogues up to this size are looked through whole for another product that satisfies a goal."""
+"""The size up to which a catalogue is searched completely for another product that satisfies a goal."""
 
-_UNSAFE: Final = re.compile(r"[\[\]<>\s]+")  # what would end an action early, or begin a magic query
+_UNSAFE: Final = re.compile(r"[\[\]<>\s]+")  # characters that would end an action or start a magic query
 _QUERY_WORDS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class PurchasePlan:
-    """What the expert does about a goal.
+    """The expert's plan for a goal.
 
     Attributes:
-        actions: From the search page to the purchase.
-        score: The score that it ends with.
-        shortfall: Why the score is below 1, or ''.
+        actions: The actions from the search page to the purchase.
+        score: The score of the purchase.
+        shortfall: Why the score is below 1. Empty if it is 1.
     """
 
     actions: tuple[str, ...]
@@ -44,28 +44,32 @@ class PurchasePlan:
 
 
 class ExpertPlayer:
-    """Plays the plan of `plan_purchase`; needs the native engine at reset."""
+    """A player that executes the plan of `plan_purchase`. `reset` needs the native engine."""
 
     def __init__(self) -> None:
         self.plan = PurchasePlan((), 0.0, "")
         self._rest: Iterator[str] = iter(())
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
-        """Makes the plan for the task that the engine has started."""
+        """Make the plan for the engine's current task.
+
+        Raises:
+            InputError: If the engine is not the native one.
+        """
         del task, state
         if not isinstance(engine, WebShopEngine):
-            raise InputError("WebShop's expert needs the native engine; explorer plays any")
+            raise InputError("WebShop's expert needs the native engine; use explorer with other engines")
         self.plan = plan_purchase(engine)
         self._rest = iter(self.plan.actions)
 
     def act(self, state: State) -> str:
-        """The next action of the plan."""
+        """Return the next action of the plan."""
         del state
         return next(self._rest, f"click[{pages.BACK.lower()}]")
 
 
 def plan_purchase(engine: WebShopEngine) -> PurchasePlan:
-    """The shortest way that the expert knows to the best purchase for the engine's goal."""
+    """Return the expert's plan for the engine's current goal."""
     own = _purchase(engine, engine.goal.product)
     if own.score == 1.0:
         return own
@@ -74,18 +78,18 @@ def plan_purchase(engine: WebShopEngine) -> PurchasePlan:
         other = _purchase(engine, product)
         if other.score == 1.0:
             return other
-    seen = "no other product" if len(engine.shop.catalogue) <= EXAMINED else "no similar product that was looked at"
+    seen = "no other product" if len(engine.shop.catalogue) <= EXAMINED else "no similar product that was examined"
     return PurchasePlan(own.actions, own.score, f"{'; '.join(whys)}; {seen} satisfies the goal")
 
 
 def _purchase(engine: WebShopEngine, product: Product) -> PurchasePlan:
-    """The best way to buy a product: how to find it, and which options to choose."""
+    """Return the best plan to buy a product: a search that finds it and the options to choose."""
     goal, shop = engine.goal, engine.shop
     choices = best_choices(product, goal, engine)
     chosen = {name: value for value, name in choices.items()}
     path = _path(engine, product)
     if path is None:
-        return PurchasePlan((), 0.0, f"no search leads to {product.asin}")
+        return PurchasePlan((), 0.0, f"no search finds {product.asin}")
     result = reward(product, goal, shop.price(product.index), chosen, engine.quirks.option_colours)
     clicks = [product.asin.lower(), *choices, pages.BUY.lower()]
     actions = (*path, *(f"click[{name}]" for name in clicks))
@@ -93,7 +97,11 @@ def _purchase(engine: WebShopEngine, product: Product) -> PurchasePlan:
 
 
 def best_choices(product: Product, goal: Goal, engine: WebShopEngine) -> dict[str, str]:
-    """The values to click, with their options' names, that satisfy the most of a goal's options; as few as will do."""
+    """Return the smallest set of values that satisfies as many of a goal's options as possible.
+
+    Returns:
+        The option name of each value to click.
+    """
     wanted = wanted_options(goal, engine.quirks.option_colours)
     found: dict[int, dict[str, str]] = {0: {}}  # which wanted options (bits) -> the clicks that satisfy them
     for name, values in _clickable_values(engine, product).items():
@@ -112,7 +120,10 @@ def _satisfied(value: str, wanted: list[str]) -> int:
 
 
 def _clickable_values(engine: WebShopEngine, product: Product) -> dict[str, list[str]]:
-    """The values of each option that a click really chooses: some are hidden by buttons, others cannot be said."""
+    """Return the values of each option that a click can choose.
+
+    Some values cannot be chosen: a button has the same text, or an action cannot contain the text.
+    """
     page = pages.item_page("", engine.shop.item_nodes(product.index, engine.show_attributes))
     taken = {"search", pages.BUY.lower(), pages.BACK.lower(), pages.PREVIOUS.lower(), *map(str.lower, pages.SUB_PAGES)}
     values: dict[str, list[str]] = {}
@@ -123,7 +134,7 @@ def _clickable_values(engine: WebShopEngine, product: Product) -> dict[str, list
 
 
 def _others(engine: WebShopEngine) -> Iterable[Product]:
-    """Other products that may satisfy the goal: whatever is cheap to see speaks for them."""
+    """Yield other products that may satisfy the goal, judged by price, type and attributes."""
     shop, goal = engine.shop, engine.goal
     small = len(shop.catalogue) <= EXAMINED
     rows = range(len(shop.catalogue)) if small else shop.search(_clean(goal.instruction))
@@ -136,7 +147,7 @@ def _others(engine: WebShopEngine) -> Iterable[Product]:
 
 
 def _path(engine: WebShopEngine, product: Product) -> tuple[str, ...] | None:
-    """A search, and as many `Next >`, that bring a product into view; None if nothing does."""
+    """Return a search and the clicks on `Next >` that bring a product into view, or None if no search finds it."""
     if (
         pages.parse_action(f"click[{product.asin}]") != ("click", product.asin.lower())
         or product.asin.upper() != product.asin
@@ -155,7 +166,7 @@ def _path(engine: WebShopEngine, product: Product) -> tuple[str, ...] | None:
 
 
 def _queries(engine: WebShopEngine, product: Product) -> Iterator[str]:
-    """Queries that may find a product, the most promising first."""
+    """Yield queries that may find a product, the most promising first."""
     options = " ".join(value for values in product.options.values() for value in values)
     first = product.bullet_points[0] if product.bullet_points else ""
     texts = (
@@ -174,12 +185,12 @@ def _queries(engine: WebShopEngine, product: Product) -> Iterator[str]:
 
 
 def _clean(text: str) -> str:
-    """A text as a query: what actions and magic queries take a meaning from is left out; cut to a sane length."""
+    """Return a text as a query: without characters that have a meaning in actions or magic queries, and truncated."""
     return " ".join(_UNSAFE.sub(" ", text.lower()).split()[:_QUERY_WORDS])
 
 
 def _why(engine: WebShopEngine, product: Product, chosen: Iterable[str]) -> str:
-    """What keeps the purchase of a product from a full score."""
+    """Return why the purchase of a product scores below 1."""
     goal = engine.goal
     normal = [first_colour(value) for value in chosen]
     wanted = wanted_options(goal, engine.quirks.option_colours)
@@ -193,7 +204,7 @@ def _why(engine: WebShopEngine, product: Product, chosen: Iterable[str]) -> str:
     ]
     if kind < 1:
         whys.append(
-            f"its title repeats words so that only {title:.0%} of its nouns match"
+            f"only {title:.0%} of its title's nouns match, because the title repeats words"
             if title
             else "its title has no nouns in common"
         )

@@ -1,8 +1,8 @@
-"""The explorer: shops by what it is shown alone, as a policy must.
+"""The explorer: plays from the instruction, state texts and actions only, like a policy.
 
-It searches with the words of the instruction, opens the result whose title says most of them within the price asked
-for, chooses the options that the instruction names, and buys. It looks at a second results page only when nothing on
-the first is affordable.
+It searches with the words of the instruction, opens the affordable result whose title contains the most of them,
+chooses the options that the instruction names, and buys. It opens the next results page, up to the third, only if no
+result on the current page is affordable.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BUTTONS: Final = frozenset(
 
 
 class _Offer(NamedTuple):
-    """A line of the results."""
+    """One search result."""
 
     asin: str
     title: str
@@ -44,7 +44,7 @@ class _Offer(NamedTuple):
 
 
 class ExplorerPlayer:
-    """Plays on instruction, state texts and admissible actions; needs no engine and plays either backend."""
+    """A player that uses the instruction, state texts and admissible actions only, and so plays both backends."""
 
     def __init__(self) -> None:
         self._instruction = ""
@@ -56,7 +56,7 @@ class ExplorerPlayer:
         self._choices: list[str] | None = None
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
-        """Reads the instruction."""
+        """Parse the instruction of a new task."""
         del state, engine
         bound = _BOUND.search(task.instruction)
         self._bound = float(bound[1]) if bound else float("inf")
@@ -65,7 +65,7 @@ class ExplorerPlayer:
         self._offers, self._opened, self._pages, self._choices = [], set(), 0, None
 
     def act(self, state: State) -> str:
-        """The next action."""
+        """Return the next action."""
         clicks = [action[6:-1] for action in state.actions if action.startswith("click[")]
         if pages.QUERY_ACTION in state.actions:
             return f"search[{' '.join(self._wanted) or self._instruction}]"
@@ -85,11 +85,11 @@ class ExplorerPlayer:
         if not here:
             return f"click[{pages.BACK.lower()}]"
         best = max(affordable or here, key=lambda offer: self._worth(offer.title))
-        self._opened.add(best.asin.lower())  # a product that does not open is not tried again
+        self._opened.add(best.asin.lower())  # do not try again if it does not open
         return f"click[{best.asin.lower()}]"
 
     def _worth(self, title: str) -> float:
-        """How much of the instruction a title says; words that few of the titles seen have count more."""
+        """Return how well a title matches the instruction. Words that are rare in the titles seen count more."""
         often = Counter(word for offer in self._offers for word in set(_words(offer.title)))
         return sum(1.0 / often[word] for word in set(_words(title)) & self._wanted.keys())
 
@@ -101,7 +101,7 @@ class ExplorerPlayer:
         return f"click[{self._choices.pop(0)}]" if self._choices else f"click[{pages.BUY.lower()}]"
 
     def _choice(self, name: str, values: Sequence[str]) -> str | None:
-        """The value that the instruction names, with its option's name or without; None if it names none."""
+        """Return the value that the instruction names, with or without its option's name, or None."""
         for prefix in (f"{name}: ", ""):
             named = [value for value in values if value and _says(self._instruction, f"{prefix}{value}")]
             if named:
@@ -112,7 +112,7 @@ class ExplorerPlayer:
 
 
 def _words(text: str) -> list[str]:
-    """The words that mean something, in order, each once."""
+    """Return the distinct words of a text in order, without stop words."""
     return [word for word in dict.fromkeys(_WORD.findall(text.lower())) if word not in _EMPTY]
 
 
@@ -121,14 +121,14 @@ def _says(text: str, phrase: str) -> bool:
 
 
 def _parts(text: str) -> list[str]:
-    """The texts of a page, from either kind of state text."""
+    """Return the texts of a page from either kind of state text."""
     if text.startswith("'"):
         return text[1:-1].split(f"'{pages.SEPARATOR}'")
     return [mark[1] if (mark := _MARK.search(line)) else line for line in text.split("\n") if line]
 
 
 def _offers(parts: Sequence[str], asins: Iterable[str]) -> Iterable[_Offer]:
-    """The products on a results page: an asin, then its title and price."""
+    """Yield the products on a results page, which shows an asin, then its title and price."""
     known = set(asins)
     for at, part in enumerate(parts[:-2]):
         price = _PRICE.match(parts[at + 2])
@@ -137,7 +137,7 @@ def _offers(parts: Sequence[str], asins: Iterable[str]) -> Iterable[_Offer]:
 
 
 def _groups(parts: Sequence[str], values: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The options of an item page: a name, then the values that can be clicked."""
+    """Return the options of an item page: names with the values that can be clicked."""
     known, groups = set(values), list[tuple[str, list[str]]]()
     for before, part in pairwise(parts):
         if part not in known:

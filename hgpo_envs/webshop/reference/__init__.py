@@ -1,1 +1,1 @@
-"""The original WebShop, for comparison."""
+"""The original WebShop as a reference for comparison."""

@@ -1,8 +1,8 @@
-"""The original WebShop as a task source, for comparison: a checkout that the user names, in a process of its own.
+"""The original WebShop as a task source, for comparison. It runs a user's checkout in a separate process.
 
-The checkout must have what its setup makes: the product files in `data/`, an index in `search_engine/`, and, in the
-interpreter that is named, the packages of its requirements with Java and the spaCy model. What is missing is said in
-one line.
+The checkout must contain the results of its setup: the product files in `data/` and an index in `search_engine/`. Its
+interpreter must have the packages of its requirements, Java and the spaCy model. If something is missing, the error
+names it in one line.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class OriginalSource:
     """The tasks of a checkout of the original.
 
     Args:
-        data: The checkout, as environments name it.
+        data: The folder of the checkout, under the name that environments use.
         goals: `synthetic` or `human`.
         observation_mode: `text` or `text_rich`.
         show_attributes: Whether item pages have the tab `Attributes`.
-        price_seed: What the global generator is seeded with before the original loads.
-        shuffle_seed: Must be 233: the original has no other.
-        checkout: The checkout; the same as `data`.
-        python: The interpreter that the original is installed for; None is this one.
-        num_products: 100, 1,000, 100,000 or None: which of its indexes to search, and how many products to load.
-        nouns: A JSON file of titles' nouns that stands in for spaCy and its model.
+        price_seed: The seed of the global generator before the original loads.
+        shuffle_seed: Must be 233, the only seed of the original.
+        checkout: The folder of the checkout; an alternative to `data`.
+        python: The interpreter in which the original is installed. None uses the current one.
+        num_products: 100, 1,000, 100,000 or None (all): the index to search and the number of products to load.
+        nouns: A JSON file with the nouns of titles, used instead of spaCy and its model.
 
     Raises:
-        InputError: No checkout is named, or a part of it is missing.
+        InputError: If an argument is invalid, no checkout is given, or a part of it is missing.
     """
 
     name: str = "WebShop"
@@ -82,7 +82,7 @@ class OriginalSource:
             if value not in known:
                 raise InputError(unknown(kind, value, map(str, known)))
         if shuffle_seed != ORIGINAL_SHUFFLE:
-            raise InputError(f"shuffle_seed: the original always shuffles with 233, not {shuffle_seed!r}; leave it out")
+            raise InputError(f"shuffle_seed: expected 233 with the original, received {shuffle_seed!r}; omit it")
         price_seed = checked_seed("price_seed", price_seed)
         folder = checked_checkout(checkout or data, num_products)
         self.observation_mode: Final = observation_mode
@@ -106,28 +106,28 @@ class OriginalSource:
         }
 
     def ids(self, split: str) -> Sequence[str]:
-        """As `hgpo_envs.webshop.data.source.WebShopSource.ids`."""
+        """Return the split's task ids; see `hgpo_envs.webshop.data.source.WebShopSource.ids`."""
         places = {**self.splits, "all": range(len(self._goals))}
         if split not in places:
             raise InputError(unknown("split", split, places))
         return TaskIds(places[split])
 
     def index(self, task_id: str | int) -> int:
-        """A task's goal. Raises UnknownTask if there is none."""
+        """Return the index of a task's goal. Raises UnknownTask if there is none."""
         text = str(task_id)
         if not (text.isascii() and text.isdigit() and int(text) < len(self._goals) and text == str(int(text))):
             raise UnknownTask(f"no task {task_id!r:.40}: a WebShop task is a goal's index below {len(self._goals)}")
         return int(text)
 
     def task(self, task_id: str | int) -> Task:
-        """A goal as a task. Raises UnknownTask if there is none."""
+        """Return a goal as a task. Raises UnknownTask if there is none."""
         index = self.index(task_id)
         instruction, category = self._goals[index]
         split = next(name for name, places in self.splits.items() if index in places)
         return Task(str(index), split, instruction, category, self._versions)
 
     def engine(self) -> OriginalEngine:
-        """A new environment in the original's process."""
+        """Return an engine that uses a new environment in the original's process."""
         return OriginalEngine(self)
 
 
@@ -142,7 +142,7 @@ class OriginalEngine:
         self._score = 0.0
 
     def start(self, task_id: str | int) -> State:
-        """Begins a task. Raises UnknownTask if there is none."""
+        """Start a task. Raises UnknownTask if there is none."""
         index = self._source.index(task_id)
         self._instruction = self._source.task(task_id).instruction
         answer = self._source.process.ask({"environment": self._number, "goal": index})
@@ -151,7 +151,7 @@ class OriginalEngine:
         return self._state(answer, valid=True)
 
     def act(self, command: str) -> State:
-        """Executes a command; where the original raises, the page stays and `info["error"]` has the error."""
+        """Execute a command. If the original raises an error, the page stays and `info["error"]` contains the error."""
         before = self._clickables
         answer = self._source.process.ask({"environment": self._number, "command": command})
         name, argument = pages.parse_action(command)
@@ -174,20 +174,20 @@ class OriginalEngine:
 
 
 class OriginalProcess:
-    """The process that the original runs in. It ends with this object.
+    """The process in which the original runs. It ends when this object is deleted.
 
     Args:
         python: The interpreter.
-        settings: The settings of the worker, see `hgpo_envs.webshop.reference.original_worker.Original`.
+        settings: The worker's settings; see `hgpo_envs.webshop.reference.original_worker.Original`.
 
     Raises:
-        InputError: The original could not be loaded.
+        InputError: If the original cannot be loaded.
     """
 
     def __init__(self, python: str, settings: dict[str, Any]) -> None:
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - the interpreter that the user named
+            self._process = subprocess.Popen(  # noqa: S603 - the user's interpreter
                 [python, str(_WORKER)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -214,7 +214,7 @@ class OriginalProcess:
             return {"failed": str(error)}
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Sends a request and waits for its answer. Raises RuntimeError if the original has died."""
+        """Send a request and return the answer. Raises RuntimeError if the process has died."""
         sink, source = self._process.stdin, self._process.stdout
         assert sink
         assert source
@@ -231,10 +231,10 @@ class OriginalProcess:
 
     def _last_words(self) -> str:
         if self._complaints.closed:
-            return "it was closed"
+            return "its process was closed"
         self._complaints.seek(0)
         lines = self._complaints.read().decode("utf-8", "replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed no error"
 
 
 def _end(process: subprocess.Popen[str], complaints: IO[bytes]) -> None:
@@ -246,9 +246,9 @@ def _end(process: subprocess.Popen[str], complaints: IO[bytes]) -> None:
 
 
 def checked_checkout(checkout: str | Path | None, num_products: int | None) -> Path:
-    """The checkout's folder. Raises InputError with what is missing there."""
+    """Return the checkout's folder. Raises InputError if a part of it is missing."""
     if checkout is None:
-        raise InputError("the original WebShop needs a checkout: name its folder (data=… or checkout=…)")
+        raise InputError("the original WebShop needs a checkout: give its folder (data=… or checkout=…)")
     folder = Path(checkout).resolve()
     if not (folder / _CODE).is_file():
         raise InputError(f"no WebShop checkout in {folder} (it has no {_CODE}); git clone princeton-nlp/WebShop first")
@@ -261,7 +261,7 @@ def checked_checkout(checkout: str | Path | None, num_products: int | None) -> P
 
 
 def _with_fix(failure: str) -> str:
-    """One line of what failed and how to fix it."""
+    """Return an error line with the failure and its fix."""
     line = " ".join(failure.split())[:300]
-    fix = next((fix for sign, fix in _FIXES.items() if sign in line), "see whether the checkout runs by itself")
+    fix = next((fix for sign, fix in _FIXES.items() if sign in line), "check whether the checkout runs by itself")
     return f"the original WebShop does not start: {line}; {fix}"

@@ -1,8 +1,8 @@
-"""Runs the original WebShop in a process of its own and answers in JSON, a line a request.
+"""A worker process that runs the original WebShop and answers each request with one line of JSON.
 
-It is started by `hgpo_envs.webshop.reference.original` under the interpreter that the original is installed for (Python
-3.8 and later), so it imports nothing of this package. One server is shared by all environments of the process; each has
-a session of its own.
+`hgpo_envs.webshop.reference.original` starts it with the interpreter in which the original is installed (Python 3.8 or
+later), so it does not import this package. All environments of the process share one server, and each has its own
+session.
 
 Source: WebShop's `web_agent_site/envs/web_agent_text_env.py` (`SimServer`, `WebAgentTextEnv`).
 """
@@ -21,10 +21,10 @@ BASE_URL = "http://127.0.0.1:3000"
 
 
 def _stand_in_tagger(nouns: dict[str, list[str]]) -> types.ModuleType:
-    """A module in spaCy's place whose pipeline knows the recorded nouns of titles."""
+    """Return a replacement for the module `spacy` whose pipeline returns the recorded nouns of titles."""
     module = types.ModuleType("spacy")
 
-    def load(_name: str) -> Any:  # noqa: ANN401 - spaCy's pipeline, as far as the original uses it
+    def load(_name: str) -> Any:  # noqa: ANN401 - the part of spaCy's pipeline that the original uses
         return lambda title: [types.SimpleNamespace(text=noun, pos_="NOUN") for noun in nouns.get(title, [])]
 
     module.load = load  # type: ignore[attr-defined]
@@ -60,11 +60,11 @@ class Original:
         self._pages: list[str] = []
 
     def goals(self) -> list[list[str]]:
-        """Instruction and category of each goal, in the shuffled order."""
+        """Return the instruction and category of each goal, in the shuffled order."""
         return [[goal["instruction_text"], goal["category"]] for goal in self.server.goals]
 
     def start(self, number: int | None, goal: int) -> dict[str, Any]:
-        """Begins a goal in an environment, a new one without a number."""
+        """Start a goal in the environment with a number, or in a new one if the number is None."""
         if number is None:
             number = len(self._environments)
             prefix = f"e{number}-"
@@ -76,11 +76,11 @@ class Original:
         return self._answer(number, reward=0.0, done=False)
 
     def act(self, number: int, command: str) -> dict[str, Any]:
-        """Executes a command; where the original raises, the page stays and the error is returned."""
+        """Execute a command. If the original raises an error, the page stays and the answer contains the error."""
         environment = self._environments[number]
         try:
             self._pages[number], reward, done, _ = environment.step(command)
-        except Exception as error:  # noqa: BLE001 - whatever the original raises is an answer
+        except Exception as error:  # noqa: BLE001 - any error of the original is part of the answer
             return {**self._answer(number, reward=0.0, done=False), "error": f"{type(error).__name__}: {error}"}
         return self._answer(number, reward=reward, done=done)
 
@@ -99,9 +99,9 @@ class Original:
 
 
 def main() -> None:
-    """Reads the settings, then requests, from standard input; answers on what was standard output."""
+    """Read the settings and then requests from standard input, and write answers to the original standard output."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # the original prints while it loads
+    os.dup2(2, 1)  # because the original prints while it loads
     try:
         original = Original(json.loads(sys.stdin.readline()))
     except BaseException as error:

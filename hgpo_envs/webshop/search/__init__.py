@@ -1,1 +1,1 @@
-"""The search engine of WebShop: Lucene's analysis and ranking over an inverted index."""
+"""WebShop's search engine: Lucene's text analysis and ranking over an inverted index."""

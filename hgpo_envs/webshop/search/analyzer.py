@@ -1,4 +1,4 @@
-"""Text to index terms as Lucene 8's English chain makes them: tokenise, strip possessives, stop words, stem.
+"""Text analysis identical to Lucene 8's English chain: tokenise, remove possessives and stop words, stem.
 
 The chain is Anserini's default: StandardTokenizer (UAX #29 with Unicode 9.0, emoji sequences of emoji 11.0, words of at
 most 255 UTF-16 units), EnglishPossessiveFilter, LowerCaseFilter, StopFilter with Lucene's 33 English words, and
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LONGEST_WORD: Final = 255
-"""UTF-16 units; a longer word is cut and goes on as another."""
+"""The maximum length of a word in UTF-16 units. Longer words are split."""
 
 _STOP_WORDS: Final = """
     a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to
@@ -28,32 +28,32 @@ _STOP_WORDS: Final = """
 STOP_WORDS: Final = frozenset(_STOP_WORDS.split())
 
 KNOWN_PIECES: Final = 1 << 14
-"""Pieces of text between spaces whose terms are remembered, a process."""
+"""The number of pieces of text between spaces whose terms are cached per process."""
 
 LONGEST_KNOWN: Final = 24
-"""Characters of the longest such piece. Each may be a term by itself, which takes 70 bytes."""
+"""The maximum length of a cached piece in characters. Each character may be a term of its own, which takes 70 bytes."""
 
 
 @cache
 def _classes() -> dict[str, Any]:
-    """Character classes of Unicode's word-break rules."""
+    """Return the character classes of Unicode's word-break rules."""
     classes: dict[str, Any] = json.loads((resources.files("hgpo_envs.webshop.search") / "word_break.json").read_bytes())
     return classes
 
 
 def _set(*names: str) -> str:
-    """A character class of the regular expressions: the code points of these classes of `word_break.json`."""
+    """Return the regular expression of the code points in some classes of `word_break.json`."""
     parts = [part.split("-") for name in names for line in _classes()[name]["ranges"] for part in line.split()]
     return "[" + "".join("-".join(re.escape(chr(int(end, 16))) for end in part) for part in parts) + "]"
 
 
 def _with_marks(characters: str) -> str:
-    """Rule WB4: a character takes the marks after it along."""
+    """Return the expression of a character with the marks that follow it (rule WB4)."""
     return f"(?:{characters}{_set('marks')}*+)"
 
 
 def _words() -> str:
-    """Runs of letters, numbers, katakana, and what may join them (WB5 to WB13b)."""
+    """Return the expression of runs of letters, numbers and katakana with their joining characters (WB5 to WB13b)."""
     ex = _with_marks
     letter, hebrew = ex(_set("letters", "hebrew")), ex(_set("hebrew"))
     number, katakana, joiner = ex(_set("numbers")), ex(_set("katakana")), ex(_set("joiners"))
@@ -69,7 +69,7 @@ def _words() -> str:
 
 
 def _pictures() -> tuple[str, str]:
-    """Emoji joined with others, and alone (Unicode Technical Standard 51)."""
+    """Return the expressions of joined emoji and of single emoji (Unicode Technical Standard 51)."""
     tones, pictures = "[\U0001f3fb-\U0001f3ff]", _set("pictures")
     join = f"\u200d(?=\u200d*(?:{tones}|{pictures}))"
     mark = f"(?![\ufe0e\ufe0f]){_set('marks')}"
@@ -85,7 +85,7 @@ def _pictures() -> tuple[str, str]:
 
 @cache
 def _any() -> re.Pattern[str]:
-    """The grammar of words. Compiling it takes a third of a second, and most texts are ASCII."""
+    """Return the pattern of words. It is compiled lazily, since this takes 0.3 s and most texts are ASCII."""
     joined, alone = _pictures()
     scripts = f"{_with_marks(_set('complex'))}+|{_with_marks(_set('han'))}|{_with_marks(_set('hiragana'))}"
     return re.compile(f"{joined}|{_words()}|{scripts}|{alone}")
@@ -93,7 +93,7 @@ def _any() -> re.Pattern[str]:
 
 @cache
 def _core() -> re.Pattern[str]:
-    """What every word has at least one of."""
+    """Return the pattern of the characters of which every word contains at least one."""
     names = ("letters", "hebrew", "numbers", "katakana", "complex", "han", "hiragana", "pictures", "modified")
     return re.compile(_set(*names) + "|[0-9#*\U0001f3fb-\U0001f3ff\U0001f1e6-\U0001f1ff]")
 
@@ -102,16 +102,16 @@ _ASCII: Final = re.compile(
     r"_*(?:[0-9]+(?:(?:_+|[.,;'])[0-9]+)*|[A-Za-z]+(?:(?:_+|[.:'])[A-Za-z]+)*)+"
     r"(?:_+(?:[0-9]+(?:(?:_+|[.,;'])[0-9]+)*|[A-Za-z]+(?:(?:_+|[.:'])[A-Za-z]+)*)+)*_*"
 )
-"""The same grammar for ASCII text, several times faster."""
+"""The pattern of words in ASCII text, several times faster than `_any`."""
 
 
 def words(text: str) -> list[str]:
-    """A text's words as Lucene 8's StandardTokenizer finds them.
+    """Return a text's words as Lucene 8's StandardTokenizer does.
 
     >>> words("Women's U.S.A. Wi-Fi 3.5oz, ½ cup 日本 tm™")
     ["Women's", 'U.S.A', 'Wi', 'Fi', '3.5oz', 'cup', '日', '本', 'tm', '™']
     """
-    if len(text) > LONGEST_WORD:  # the grammar takes time in proportion to the square of what it sees
+    if len(text) > LONGEST_WORD:  # the pattern's time is quadratic in the length of its input
         return list(_cut_words(text))
     found = (_ASCII if text.isascii() else _any()).findall(text)
     if any(len(word) > LONGEST_WORD // 2 for word in found):
@@ -120,7 +120,7 @@ def words(text: str) -> list[str]:
 
 
 def _cut_words(text: str) -> Iterator[str]:
-    """Words where some may be too long: the grammar sees 255 UTF-16 units at a time from where a word begins."""
+    """Yield the words of a text with possibly too long words, matching in a window of 255 UTF-16 units."""
     at = core = 0
     while at < len(text):
         seen = _seen_from(text, at)
@@ -131,7 +131,7 @@ def _cut_words(text: str) -> Iterator[str]:
             core = found.start()
         word = _any().search(text, at, seen) if core < seen else None
         if word is None:
-            at += LONGEST_WORD // 4  # the rest may have begun something that was not seen whole
+            at += LONGEST_WORD // 4  # not the whole window, whose end may contain the start of a word
         elif word.start() > at:
             at = word.start()
         else:
@@ -140,7 +140,7 @@ def _cut_words(text: str) -> Iterator[str]:
 
 
 def _seen_from(text: str, at: int) -> int:
-    """Where 255 UTF-16 units end; a character beyond the basic plane takes two."""
+    """Return the end of a window of 255 UTF-16 units. A character beyond the basic plane has two units."""
     units = 0
     for place, letter in enumerate(text[at : at + LONGEST_WORD]):
         units += 2 if letter > "\uffff" else 1
@@ -150,7 +150,7 @@ def _seen_from(text: str, at: int) -> int:
 
 
 def term(word: str) -> str | None:
-    """The index term of a word; None for a stop word.
+    """Return the index term of a word, or None for a stop word.
 
     >>> [term(word) for word in ("Shoes", "women's", "the", "USB")]
     ['shoe', 'women', None, 'usb']
@@ -162,12 +162,12 @@ def term(word: str) -> str | None:
 
 
 def terms(text: str) -> list[str]:
-    """A text's index terms, in order."""
+    """Return a text's index terms in order."""
     return [found for piece in text.split(" ") for found in piece_terms(piece)]
 
 
 def piece_terms(piece: str) -> tuple[str, ...]:
-    """The index terms of a piece of text; no word goes across a space, so texts may be cut there."""
+    """Return the index terms of a piece of text. Texts may be split at spaces, because no word contains one."""
     return _known_terms(piece) if len(piece) <= LONGEST_KNOWN else _terms(piece)
 
 

@@ -1,11 +1,11 @@
-"""Searches the index: Lucene's ranking, ties included, without looking at more postings than can matter.
+"""Search in the index: Lucene's ranking, including ties, without scoring postings that cannot affect the result.
 
-A *threshold* that the last result reaches at least is found from a few promising documents. Every query term's list
-has a *bound*, its best score, and is given a *cut* below it. A document that scores no more than the cut on every list
-scores no more than the sum of the cuts: where that is below the threshold, only documents above some cut are candidates
-(Fagin, Lotem and Naor 2003, "Optimal aggregation algorithms for middleware"; with whole lists cut away it is MaxScore,
-Turtle and Flood 1995). Codes rise with scores, and so one comparison a posting finds them. Candidates are then looked
-up in the lists, the most telling first, and dropped as soon as they cannot reach the threshold.
+A *threshold*, a lower bound of the last result's score, is computed from a few promising documents. The list of each
+query term has a *bound*, its best score, and a *cut* below the bound. A document that exceeds no list's cut scores at
+most the sum of the cuts. If this sum is below the threshold, only documents above some cut are candidates (Fagin, Lotem
+and Naor 2003, "Optimal aggregation algorithms for middleware"; if whole lists are cut, this is MaxScore, Turtle and
+Flood 1995). Codes increase with scores, so one comparison per posting finds the candidates. The candidates are then
+scored list by list, in descending order of the bounds, and dropped as soon as they cannot reach the threshold.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RESULTS: Final = 50
-"""How many documents a search finds at most."""
+"""The maximum number of results of a search."""
 
 KEPT_TERMS: Final = 1 << 13
 LONGEST_TERM: Final = 64
-"""Characters of the longest term whose number is kept."""
+"""The maximum length in characters of a term whose number is cached."""
 
 _SHORT: Final = 60_000
-"""Postings that are summed up sooner than a threshold is found."""
+"""The number of postings up to which scoring all of them is faster than computing a threshold."""
 
 _PROMISING: Final = 16_000
-"""Documents from which the threshold is taken."""
+"""The number of documents from which the threshold is computed."""
 
 _SHARES: Final = (0.6, 0.7, 0.8, 0.9, 1.0)
-"""Shares of their bounds at which lists may be cut."""
+"""The fractions of their bounds at which lists may be cut."""
 
 _LOOK_AGAIN: Final = (2, 5)
-"""After these lists the threshold is taken anew, from the documents that did best on them."""
+"""The indices of lists after which the threshold is computed again, from the best documents so far."""
 
 _EVERY: Final = 16
-"""One posting of so many is counted to choose among cuts."""
+"""The sampling interval of the postings that are counted to choose the cuts."""
 
 _FEW: Final = 4_000
-"""Documents that are sorted about as fast as a flag for every document is searched."""
+"""The number of documents up to which sorting is faster than an array of flags for all documents."""
 
 _CAREFUL: Final = 1 - 1e-6
-"""Bounds are compared with a little less than the threshold: sums are rounded to float32 before documents compare."""
+"""The threshold is multiplied by this factor, because sums are rounded to float32 before documents are compared."""
 
 
 @dataclass(slots=True)
 class _Postings:
-    """The list of one query term.
+    """The list of a query term.
 
     Attributes:
-        documents: Ascending document numbers.
-        codes: Their codes.
-        table: float32, the score of each code, rising.
+        documents: The document numbers, ascending.
+        codes: The code of each posting.
+        table: The score of each code, a float32 array in ascending order.
         bound: The best score in the list.
     """
 
@@ -76,7 +76,7 @@ class _Postings:
     bound: float
 
     def scores(self, wanted: NDArray[Any]) -> NDArray[np.float32]:
-        """What each of the documents wanted (ascending) scores here; 0 for those that are not in the list."""
+        """Return the score of each wanted document (ascending), 0 for those that are not in the list."""
         if len(wanted) < len(self.documents):
             at = np.searchsorted(self.documents, wanted)
             at[at == len(self.documents)] = 0
@@ -91,20 +91,20 @@ class _Postings:
         return found
 
     def code_above(self, cut: float) -> int:
-        """The first code that scores more than a cut."""
+        """Return the first code whose score exceeds a cut."""
         return int(np.searchsorted(self.table, np.float32(cut), side="right"))
 
     def above(self, cut: float) -> NDArray[Any]:
-        """The documents that score more than a cut."""
+        """Return the documents whose score exceeds a cut."""
         found: NDArray[Any] = self.documents[self.codes >= self.code_above(cut)]
         return found
 
     def count_above(self, cut: float) -> int:
-        """About how many documents score more than a cut."""
+        """Return an estimate of the number of documents whose score exceeds a cut."""
         return _EVERY * int(np.count_nonzero(self.codes[::_EVERY] >= self.code_above(cut)))
 
     def best(self, count: int) -> NDArray[Any]:
-        """About as many of the best documents as asked, or all if there are not so many."""
+        """Return approximately `count` of the best documents, or all if there are fewer."""
         if len(self.documents) <= count:
             return self.documents
         sample = self.codes[:: max(1, len(self.codes) // 8192)]
@@ -115,15 +115,15 @@ class _Postings:
 
 
 class Index:
-    """A mapped search index (`hgpo_envs.webshop.search.index_writer` says how it lies).
+    """A memory-mapped search index. Its layout is documented in `hgpo_envs.webshop.search.index_writer`.
 
     Args:
-        folder: The index.
-        products: How many there are; documents are numbered below it.
+        folder: The folder of the index.
+        products: The number of products. Document numbers are below it.
 
     Raises:
-        InputError: A file is missing or damaged, or files do not fit together. What only a look at every number would
-            show is found when it is met, as LookupError or ValueError.
+        InputError: If a file is missing or damaged, or if the files do not match. Damage that only a check of every
+            number would find raises LookupError or ValueError in a search.
     """
 
     def __init__(self, folder: Path, products: int) -> None:
@@ -139,22 +139,22 @@ class Index:
         with open_regular(folder / "terms.bin", "catalogue's file") as file:
             fits = os.fstat(file.fileno()).st_size == terms_size
             names = np.memmap(file, np.uint8, "r") if fits and terms_size else np.empty(0, np.uint8)
-        # a partial function of the arrays, not of the index: the files are unmapped as soon as the index is let go
-        find = partial(_number, names.view(np.ndarray), ends, numbers)  # a view: slices of a memmap are slow to make
+        # bind the arrays, not the index: a reference cycle would delay unmapping the files
+        find = partial(_number, names.view(np.ndarray), ends, numbers)  # a view, because slicing a memmap is slow
         self.number: Final = bounded_cache(find, KEPT_TERMS, LONGEST_TERM, lambda _, term: len(term))
-        """The number of a term; None if no document has it."""
+        """The number of a term, or None if no document contains it."""
         postings = int(self._starts[-1]) if len(self._starts) else -1
         fits = fits and len(numbers) == len(ends) == len(self._starts) - 1
         if not fits or not len(self._codes) == len(self._documents) == postings:
-            raise InputError(f"the files of {folder} do not fit together; build the catalogue again")
+            raise InputError(f"the files of {folder} do not match each other; build the catalogue again")
         frequencies = mapped(folder / "code_frequencies.npy", np.int32)
         lengths = mapped(folder / "code_lengths.npy", np.uint8)
         if len(frequencies) != len(lengths):
-            raise InputError(f"the codes of {folder} do not fit together; build the catalogue again")
+            raise InputError(f"the codes of {folder} do not match each other; build the catalogue again")
         self._saturation = bm25.saturation(frequencies, lengths, self.size, counts["tokens"])
 
     def lists(self, query: str) -> list[_Postings]:
-        """The lists of a query's terms, the most telling first."""
+        """Return the lists of a query's terms in descending order of their bounds."""
         lists = []
         for term, count in Counter(terms(query)).items():
             number = self.number(term)
@@ -168,14 +168,14 @@ class Index:
         return sorted(lists, key=lambda postings: -postings.bound)
 
     def search(self, query: str, results: int = RESULTS) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The best documents for a query.
+        """Return the best documents for a query.
 
         Args:
-            query: Any text; a term that it has twice counts twice.
-            results: How many documents at most.
+            query: Any text. Repeated terms count repeatedly.
+            results: The maximum number of documents.
 
         Returns:
-            Their numbers, best first, equal scores by number, and their scores (float32).
+            The document numbers (int64), best first and ties by number, and their scores (float32).
         """
         lists = self.lists(query)
         if not lists:
@@ -190,7 +190,7 @@ class Index:
 
 
 def _number(names: NDArray[np.uint8], ends: NDArray[np.uint32], numbers: NDArray[np.int32], term: str) -> int | None:
-    """Finds a term among the sorted names, by bisection."""
+    """Find a term's number by bisection of the sorted names."""
     wanted, low, high = term.encode("utf-8", "surrogatepass"), 0, len(ends)
     while low < high:
         middle = (low + high) // 2
@@ -214,7 +214,7 @@ def _counts(path: Path) -> dict[str, int]:
 
 
 def _threshold(lists: list[_Postings], results: int) -> float:
-    """A score that at least as many documents reach as are wanted, by promising ones; 0 if there are fewer."""
+    """Return a score that at least `results` documents reach, from promising documents; 0 if there are fewer."""
     documents = lists[0].best(_PROMISING)
     for other in lists[1:]:
         if len(documents) >= max(results, _PROMISING // 4):
@@ -224,19 +224,26 @@ def _threshold(lists: list[_Postings], results: int) -> float:
 
 
 def _reached(lists: list[_Postings], documents: NDArray[Any], totals: NDArray[np.float64], results: int) -> float:
-    """The same, from these documents and what they score already on other lists."""
+    """Return a score that at least `results` of some documents reach.
+
+    Args:
+        lists: The lists that are not yet scored.
+        documents: The documents, ascending.
+        totals: Their scores on other lists.
+        results: The number of results.
+    """
     if len(documents) < results:
         return 0.0
     for postings in lists:
         totals = totals + postings.scores(documents)
-        kept = max(results, len(documents) // 2)  # fewer with every list: those that did well so far
+        kept = max(results, len(documents) // 2)  # to save time, keep the better half after each list
         best = np.sort(np.argpartition(totals, len(totals) - kept)[len(totals) - kept :])
         documents, totals = documents[best], totals[best]
     return float(np.partition(totals, len(totals) - results)[len(totals) - results]) * _CAREFUL
 
 
 def _candidates(lists: list[_Postings], threshold: float) -> NDArray[Any]:
-    """Every document that can reach the threshold, ascending: those above the cut of some list."""
+    """Return all documents that can reach the threshold, ascending: those above some list's cut."""
     if threshold <= 0:
         return _union([postings.documents for postings in lists])
     least = threshold / sum(postings.bound for postings in lists)
@@ -247,7 +254,7 @@ def _candidates(lists: list[_Postings], threshold: float) -> NDArray[Any]:
 
 
 def _cuts(lists: list[_Postings], threshold: float, share: float) -> list[float]:
-    """Cuts that add up to less than the threshold: this share of the bound, the longest lists first."""
+    """Return cuts whose sum is below the threshold: a fraction of the bound, starting with the smallest bounds."""
     left, cuts = threshold, []
     for postings in reversed(lists):
         cut = min(left, postings.bound * share)
@@ -257,11 +264,11 @@ def _cuts(lists: list[_Postings], threshold: float, share: float) -> list[float]
 
 
 def _union(found: list[NDArray[Any]]) -> NDArray[Any]:
-    """All documents of some lists, ascending: sorted if they are few, else by a flag for each there is."""
+    """Return the distinct documents of some lists, ascending."""
     if len(found) == 1:
         return found[0]
     if sum(map(len, found)) < _FEW:
-        documents = np.sort(np.concatenate(found), kind="stable")  # merges what is sorted already; np.unique does not
+        documents = np.sort(np.concatenate(found), kind="stable")  # merges sorted runs, which np.unique does not
         first = np.ones(len(documents), np.bool_)
         np.not_equal(documents[1:], documents[:-1], out=first[1:])
         return documents[first]
@@ -274,7 +281,7 @@ def _union(found: list[NDArray[Any]]) -> NDArray[Any]:
 def _scored(
     lists: list[_Postings], documents: NDArray[Any], threshold: float, results: int
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """The candidates that reach the threshold, with their scores; others are dropped as soon as they cannot."""
+    """Score the candidates and return those that reach the threshold, with their scores."""
     totals = np.zeros(len(documents))
     rest = sum(postings.bound for postings in lists)
     for place, postings in enumerate(lists):

@@ -1,17 +1,17 @@
-"""Writes the search index: an inverted file of mapped arrays, made in bounded memory.
+"""Writing of the search index, an inverted file of memory-mapped arrays, in bounded memory.
 
     index/
-      terms.bin, term_ends.npy     the terms' UTF-8, sorted by their bytes and run together; uint32 end of each
+      terms.bin, term_ends.npy     the terms in UTF-8, sorted by bytes and concatenated; uint32 end of each
       term_numbers.npy             int32: the number of each sorted term
-      starts.npy                   int64 (terms + 1,): where the postings of term n begin
-      documents.npy                the documents of each term, ascending; a document is its asin's rank
-      codes.npy                    one code a posting: which pair of frequency and length it has
+      starts.npy                   int64 (terms + 1,): the offset of the postings of term n
+      documents.npy                the documents of each term, ascending; a document is the rank of its asin
+      codes.npy                    one code per posting, which identifies its pair of frequency and length
       code_frequencies.npy         int32: the frequency of each code
-      code_lengths.npy             uint8: the length, in Lucene's one byte, of each code
-      index.json                   documents with terms, terms in all documents
+      code_lengths.npy             uint8: the length of each code in Lucene's one-byte encoding
+      index.json                   the number of documents with terms and of terms in all documents
 
-A posting's score rises with its code, whatever the term: codes are sorted by what BM25 makes of the pair. The highest
-code of a list is therefore its highest score, and scoring a list is one look-up a posting.
+Codes are sorted by BM25's saturation of their pair, so a posting's score increases with its code for every term. The
+highest code of a list therefore gives its highest score, and scoring a list takes one look-up per posting.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TOKENS_AT_ONCE: Final = 1 << 23
-"""Tokens that are counted, and postings that are merged, at a time: what memory follows."""
+"""The number of tokens counted, and of postings merged, at a time. It determines the memory use."""
 
 KNOWN_PIECES: Final = 1 << 20
 
 
 class IndexWriter:
-    """Takes documents one by one, counts them in runs on the disk, and merges the runs.
+    """A writer that counts the terms of documents in sorted runs on disk and merges the runs.
 
     Args:
-        folder: The index folder to fill; runs are kept in it until they are merged.
+        folder: The index folder to fill. It also contains the runs until they are merged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,12 +52,12 @@ class IndexWriter:
         self.pieces: dict[str, tuple[int, ...]] = {}
         self.tokens: list[int] = []
         self.lengths: list[int] = []
-        self.flushed = 0  # documents
+        self.flushed = 0  # the number of documents in runs
         self.files = 0
         self.pairs: set[int] = set()
 
     def add(self, text: str) -> None:
-        """Takes the next document."""
+        """Add the next document."""
         before, known, tokens = len(self.tokens), self.pieces, self.tokens
         for piece in text.split(" "):
             found = known.get(piece)
@@ -76,7 +76,7 @@ class IndexWriter:
         return found
 
     def _flush(self) -> None:
-        """Writes one run: its (term, document) pairs sorted, with their frequencies."""
+        """Write one run: sorted (term, document) pairs with their frequencies."""
         lengths = np.array(self.lengths[self.flushed :], np.int64)
         documents = np.repeat(np.arange(self.flushed, len(self.lengths), dtype=np.int64), lengths)
         keys = np.array(self.tokens, np.int64) << 32
@@ -99,11 +99,11 @@ class IndexWriter:
         self.tokens.clear()
 
     def finish(self, ranks: NDArray[np.int32], progress: Callable[[int, int], None]) -> None:
-        """Merges the runs.
+        """Merge the runs and complete the index.
 
         Args:
-            ranks: int32 of shape (documents,): the rank of each document's asin, which becomes its number.
-            progress: Told how many postings are merged, and of how many.
+            ranks: int32 array of shape (documents,), the rank of each document's asin, which becomes its number.
+            progress: Called with the number of merged postings and their total.
         """
         if len(self.lengths) > self.flushed:
             self._flush()
@@ -143,11 +143,11 @@ class IndexWriter:
         return np.cumsum(counts)
 
     def _codes(self, documents: int, total: int) -> NDArray[np.int64]:
-        """Sorts the pairs of frequency and length by what BM25 makes of them, and writes them.
+        """Sort the pairs of frequency and length by BM25's saturation and write them.
 
         Returns:
-            int64: the packed pairs (frequency << 8 | length), ascending; with each the code in the lower 32 bits of
-            a second row.
+            int64 array of shape (2, pairs): the packed pairs (frequency << 8 | length) in ascending order, and the
+            code of each.
         """
         pairs = np.array(sorted(self.pairs), np.int64)
         frequencies, lengths = (pairs >> 8).astype(np.int32), (pairs & 0xFF).astype(np.uint8)
@@ -161,7 +161,7 @@ class IndexWriter:
     def _merged(
         self, first: int, last: int, ranks: NDArray[np.int32], short: NDArray[np.uint8], codes: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The postings of terms first … last - 1, by term and then rank: documents and codes."""
+        """Return the documents and codes of the postings of terms first … last - 1, sorted by term and rank."""
         parts = []
         for number in range(self.files):
             terms = self._run("terms", number)
@@ -169,7 +169,7 @@ class IndexWriter:
             document, count = (self._run(name, number)[begin:end] for name in ("documents", "counts"))
             pair = count.astype(np.int64) << 8 | short[document]
             code = codes[1][np.searchsorted(codes[0], pair)]
-            # one sortable number: term, rank, code; a list has at most one posting of a document
+            # term and rank in one sortable integer; the list of a term has at most one posting per document
             parts.append(((terms[begin:end] - first).astype(np.int64) << 32 | ranks[document], code))
         keys = np.concatenate([key for key, _ in parts])
         order = np.argsort(keys)

@@ -1,7 +1,7 @@
-"""Porter's stemmer with its author's later departures, as Lucene has it.
+"""Porter's stemmer with its author's later changes, as in Lucene.
 
-Source: M. F. Porter, "An algorithm for suffix stripping", Program 14(3), 1980; the departures of his own program are
-`-bli` -> `-ble` and `-logi` -> `-log`, and words of one or two letters stay as they are. Other stemmers called "porter"
+Source: M. F. Porter, "An algorithm for suffix stripping", Program 14(3), 1980. The changes in his own program are
+`-bli` -> `-ble` and `-logi` -> `-log`, and words of one or two letters are unchanged. Other stemmers named "porter"
 differ (some turn `us` into `u`).
 """
 
@@ -42,7 +42,7 @@ _STEP_4: Final = {
 
 
 def stem(word: str) -> str:
-    """The stem of a lowercase word.
+    """Return the stem of a lowercase word.
 
     >>> [stem(word) for word in ("women", "shoes", "us", "possibly", "apologies", "relational", "hopping", "flies")]
     ['women', 'shoe', 'us', 'possibl', 'apolog', 'relat', 'hop', 'fli']
@@ -61,7 +61,7 @@ def stem(word: str) -> str:
 
 
 def _split(word: str) -> str:
-    """A word's UTF-16 units, which Lucene takes for letters: beyond the basic plane, two of a character."""
+    """Return a word's UTF-16 units as characters, because Lucene stems UTF-16 units."""
     return "".join(map(chr, memoryview(word.encode("utf-16-le", "surrogatepass")).cast("H")))
 
 
@@ -70,7 +70,7 @@ def _joined(units: str) -> str:
 
 
 def _shape(word: str) -> str:
-    """The word as `v` and `c`: a, e, i, o, u, and y after a consonant, are vowels."""
+    """Return the word's pattern of vowels `v` (a, e, i, o, u, and y after a consonant) and consonants `c`."""
     shape = ""
     for letter in word:
         vowel = letter in "aeiou" or (letter == "y" and shape[-1:] == "c")
@@ -79,7 +79,7 @@ def _shape(word: str) -> str:
 
 
 def _measure(word: str) -> int:
-    """How many times a consonant follows a vowel."""
+    """Return Porter's measure: how many times a consonant follows a vowel."""
     return _shape(word).count("vc")
 
 
@@ -92,12 +92,12 @@ def _doubled(word: str) -> bool:
 
 
 def _short_end(word: str) -> bool:
-    """Consonant, vowel, consonant at the end, the last not w, x or y."""
+    """Return whether the word ends in consonant, vowel, consonant, the last not w, x or y."""
     return _shape(word)[-3:] == "cvc" and word[-1] not in "wxy"
 
 
 def _plural_and_past(word: str) -> str:
-    """Steps 1a and 1b."""
+    """Apply steps 1a and 1b."""
     if word.endswith(("sses", "ies")):
         word = word[:-2]
     elif word[-1] == "s" and word[-2] != "s":
@@ -112,7 +112,7 @@ def _plural_and_past(word: str) -> str:
 
 
 def _restored(rest: str) -> str:
-    """What is left by -ed or -ing, made a word again."""
+    """Restore the ending of a word after -ed or -ing was removed (the rest of step 1b)."""
     if rest.endswith(("at", "bl", "iz")):
         return rest + "e"
     if _doubled(rest):
@@ -121,7 +121,7 @@ def _restored(rest: str) -> str:
 
 
 def _replace(word: str, endings: tuple[tuple[str, str], ...]) -> str:
-    """Steps 2 and 3: the first ending that fits is replaced if a measure is left before it."""
+    """Apply steps 2 and 3: replace the first matching ending if the rest has a measure above 0."""
     for ending, other in endings:
         if word.endswith(ending):
             rest = word[: -len(ending)]
@@ -130,7 +130,7 @@ def _replace(word: str, endings: tuple[tuple[str, str], ...]) -> str:
 
 
 def _strip(word: str) -> str:
-    """Step 4: the first ending that fits goes if a measure of two is left before it."""
+    """Apply step 4: remove the first matching ending if the rest has a measure above 1."""
     for ending in _STEP_4.get(word[-2:-1], ()):
         if word.endswith(ending) and (ending != "ion" or word[: -len(ending)].endswith(("s", "t"))):
             rest = word[: -len(ending)]
@@ -139,7 +139,7 @@ def _strip(word: str) -> str:
 
 
 def _final_e_and_l(word: str) -> str:
-    """Step 5."""
+    """Apply step 5."""
     if word[-1] == "e":
         measure = _measure(word[:-1])
         if measure > 1 or (measure == 1 and not _short_end(word[:-1])):

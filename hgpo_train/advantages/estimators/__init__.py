@@ -1,4 +1,4 @@
-"""The estimators, one file each: equation, source, special cases, and where official code and paper differ."""
+"""The estimators. Each module documents equation, source, special cases, and differences of official code and paper."""
 
 from __future__ import annotations
 

@@ -1,31 +1,31 @@
 """GraphGPO: distances to the goal in a graph of states (arXiv 2605.26684; recipe/GraphGPO of verl-agent).
 
-The states of a task are nodes, each step an edge from its state to the next, all of length 1. The last step of an
-episode with a reward above 0 leads to the goal. d(s) is the least number of edges from s to the goal:
+The states of a task are nodes. Each step is an edge of length 1 from its state to the next one. The last step of an
+episode with a reward above 0 leads to the goal. d(s) is the minimum number of edges from s to the goal:
 
     R_t = 10 γ^d(s_{t+1})                                  or, with `normalize_distance`,
     R_t = 10 γ^(d(s_{t+1}) - d(s_t) + 1)
-    A_step(t) = (R_t - c_t - mean) / (std + ε) among the steps of the task at the same state; c_t the penalty of an
-                invalid action; without division for `mean_norm`
-    A(t) = w_episode A_episode(t) + w_step A_step(t)       a part of weight 0 is skipped
+    A_step(t) = (R_t - c_t - mean) / (std + ε)             over the steps of the task in the same state; c_t is the
+                                                           penalty of an invalid action; no division for `mean_norm`
+    A(t) = w_episode A_episode(t) + w_step A_step(t)       a term with the weight 0 is skipped
 
-A_episode is GRPO's (`grpo.py`).
+A_episode is the advantage of GRPO (`grpo.py`).
 
-Special cases, as in the official code: std divides by n - 1, a lone step has A_step 0. A node from which the goal is
-not reached is one edge farther than the task's farthest node that does; with no success in the task all are at 1. A
-failed episode's last step leads to its `next_state` if that is known, else nowhere. Step rewards are read only for
-episode scores. With `similarity`, similar states are one node, but steps are compared at equal states as before.
+Special cases, as in the official code: the variance's divisor is n - 1; A_step is 0 in singleton groups. If no path
+leads from a node to the goal, its distance is the task's largest finite distance + 1, which is 1 in a task without a
+success. The last step of a failed episode leads to its `next_state` if that is known, else it is not an edge. Step
+rewards only affect episode scores. With `similarity`, states with similar texts are one node, but steps are compared
+with steps in equal states.
 
-Where it surprises: the paper credits the *reduction* of distance, which is `normalize_distance`; the default rates the
-distance alone. At γ = 0.1 returns differ so little that a penalty of 0.1 outweighs most of them. The official code's
-goal is the text "success", so a state that reads so is the goal (and so is one similar to it, with `similarity`); a
-`goal_text` that no state has keeps them apart.
+Differences of paper and code: the paper credits the *reduction* of the distance (`normalize_distance`); the official
+default credits the distance itself. With γ = 0.1, most differences between returns are smaller than the penalty of 0.1.
+The official code represents the goal by the text "success", so a state with this text (or a similar one, with
+`similarity`) is the goal; choose a `goal_text` that differs from all states to avoid this.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -34,13 +34,13 @@ import polars as pl
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.estimators.gigpo import weighted_parts
-from hgpo_train.advantages.estimators.grpo import episode_advantages
+from hgpo_train.advantages.estimators.grpo import episode_level
 from hgpo_train.advantages.input_columns import penalised, power
 from hgpo_train.advantages.parameters import Discount, Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
 from hgpo_train.advantages.similarity import TextClusters, number_by_task, order_by_name
 from hgpo_train.advantages.trajectories import batches, neighbour, steps_left
-from hgpo_train.advantages.windows import chain, normalise, within
+from hgpo_train.advantages.windows import Level, chain, normalise, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -50,21 +50,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphGPO(Parameters):
-    """GraphGPO's parameters, besides those of returns.
+    """The parameters of GraphGPO, in addition to those of returns.
 
     Attributes:
-        gamma: The discount of an edge; the official scripts use 0.10 for ALFWorld and 0.20 for WebShop.
-        mode: Whether deviations are divided by standard deviations.
-        step_weight: The weight of the step's part; 0 skips it.
-        episode_weight: The weight of the episode's part; 0 skips it.
-        normalize_distance: Whether a step is rated by how much nearer it came.
-        cross_steps: Whether the episode's mean and std are over rows (the official default) or over trajectories.
+        gamma: γ, the discount per edge; the official scripts use 0.10 for ALFWorld and 0.20 for WebShop.
+        mode: ``mean_std_norm`` divides deviations by the standard deviation, ``mean_norm`` does not.
+        step_weight: The weight of the step term; 0 skips it.
+        episode_weight: The weight of the episode term; 0 skips it.
+        normalize_distance: Whether returns depend on the reduction of the distance instead of the distance.
+        cross_steps: Whether the episode term's mean and std are over all rows of the task (the official default); if
+            false, over one row per trajectory.
         similarity: Whether states with similar texts are one node.
-        similarity_threshold: The least ratio of similar texts, in (0, 1).
-        success: Which episodes end in the goal: those with a `positive` reward, or with the `full` `success_reward`.
-        success_reward: The return of a step into the goal.
-        goal_text: What the goal reads; a state that reads so is the goal.
-        ddof: 0 divides squares by n, 1 by n - 1.
+        similarity_threshold: The minimum ratio of similar texts, in (0, 1).
+        success: Which episodes end in the goal: those with a ``positive`` reward, or those whose reward is the ``full``
+            `success_reward`.
+        success_reward: The return of a step to the goal.
+        goal_text: The text of the goal. A state with this text is the goal.
+        ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
     """
 
     gamma: Discount = 0.1
@@ -83,26 +85,35 @@ class GraphGPO(Parameters):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.normalize_distance and not self.gamma:
-            raise InputError("normalize_distance needs a gamma above 0, for γ^-1")
+            raise InputError("parameter gamma: expected a number above 0 with normalize_distance, received 0")
 
 
 def graphgpo_advantages(steps: pl.LazyFrame, p: GraphGPO) -> pl.LazyFrame:
-    """Adds `advantage`, its parts `episode` and `step`, and the `distance` of the state that a step leads to."""
+    """Add `advantage`, its terms `episode` and `step`, and the `distance` from the step's next state to the goal."""
     steps = steps.with_columns(search(p, steps.collect_schema()).alias("(search)"))
     steps = steps.with_columns(pl.col("(search)").struct.unnest())
-    farthest = pl.max_horizontal(pl.col("(from)").max(), pl.col("(to)").max()).over("task_key").fill_null(0.0)
+    steps = steps.with_columns(pl.max_horizontal("(from)", "(to)").alias("(farther)"))
+    farthest = pl.col("(farther)").max().over("task_key").fill_null(0.0)
     before, after = (pl.col(name).fill_null(farthest + 1) for name in ("(from)", "(to)"))
     steps = steps.with_columns((after - before + 1 if p.normalize_distance else after).alias("(edges)"), distance=after)
     value = penalised(p.success_reward * power(p.gamma, pl.col("(edges)")), p)
-    normalised = partial(normalise, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, alone=pl.lit(0.0))
-    steps = normalised(steps, value, {"step": ["state_hash"]})
-    lone_scale = 1 + p.epsilon
-    steps = episode_advantages(steps, p, mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof, lone_scale=lone_scale)
+    levels = {
+        "episode": episode_level(p, mode=p.mode, cross_steps=p.cross_steps, lone_scale=1 + p.epsilon),
+        "step": Level(value, ["state_hash"], alone=pl.lit(0.0)),
+    }
+    steps = normalise(steps, levels, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon)
     return weighted_parts(steps, {"episode": p.episode_weight, "step": p.step_weight})
 
 
 def search(p: GraphGPO, columns: Collection[str]) -> pl.Expr:
-    """The distances of each step's state, `(from)`, and of the next one, `(to)`; null where no goal is reached."""
+    """Return the distances from each step's state, `(from)`, and next state, `(to)`, to the goal.
+
+    A distance is null if no path leads to the goal, or if the next state is unknown.
+
+    Args:
+        p: The parameters.
+        columns: The names of the table's columns.
+    """
     reward = pl.col("episode_return")
     won = (steps_left() == 0) & (reward > 0 if p.success == "positive" else reward == p.success_reward)
     found = pl.Struct({"(from)": pl.Float64, "(to)": pl.Float64})
@@ -119,8 +130,11 @@ def search(p: GraphGPO, columns: Collection[str]) -> pl.Expr:
 
 
 def similar_nodes(p: GraphGPO) -> Callable[[Sequence[pl.Series]], list[pl.Series]]:
-    """Numbers nodes by similarity: each step's state, then its next one, by trajectory (in order of name) and step."""
-    TextClusters(p.similarity_threshold)  # refuses a threshold out of range before anything is read
+    """Return a function that numbers nodes by similarity, for `_distances`.
+
+    The order of texts is that of trajectory names and steps, and the state of a step precedes its next state.
+    """
+    TextClusters(p.similarity_threshold)  # validates the threshold before anything is read
 
     def nodes(columns: Sequence[pl.Series]) -> list[pl.Series]:
         task, trajectory, step, state, after = columns
@@ -143,34 +157,36 @@ def similar_nodes(p: GraphGPO) -> Callable[[Sequence[pl.Series]], list[pl.Series
 
 
 def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
-    """The least number of edges to a goal, searched from all goals at once, an edge further at a time.
+    """Return the minimum number of edges to a goal, by a breadth-first search from all goals.
 
     Args:
-        nodes: int64 of each row's node, of the node after it (null where that is not known), and of the goals.
+        nodes: Three int64 columns: each row's node, its next node (null if unknown), and the goals.
     """
     known = (nodes[0].is_not_null() & nodes[1].is_not_null()).to_numpy()
-    state, after, goal = _numbered(*nodes)
-    distance = np.full(len(state) + len(after) + len(goal), np.inf)
-    distance[goal] = 0.0
-    source, target, reached = state[known], after[known], 0.0
+    most = sum(map(len, nodes))
+    small = np.int32 if most < 2**31 else np.int64  # half the memory traffic
+    state, after, goal = (numbers.astype(small) for numbers in _numbered(*nodes))
+    distance = np.full(most, -1, small)
+    distance[goal] = reached = 0
+    source, target = state[known], after[known]
     while True:
-        waiting = np.isinf(distance[source])
-        source, target = source[waiting], target[waiting]
+        unreached = distance[source] < 0
+        source, target = source[unreached], target[unreached]
         nearer = source[distance[target] == reached]
         if not len(nearer):
             break
-        reached += 1.0
+        reached += 1
         distance[nearer] = reached
     missing = ~(nodes[1].is_not_null().to_numpy())
-    ends = {"(from)": distance[state], "(to)": np.where(missing, np.inf, distance[after])}
+    ends = {"(from)": distance[state], "(to)": np.where(missing, -1, distance[after])}
     frame = pl.DataFrame(ends)
-    return frame.select(pl.when(pl.all().is_finite()).then(pl.all())).to_struct("graph")
+    return frame.select(pl.when(pl.all() >= 0).then(pl.all().cast(pl.Float64))).to_struct("graph")
 
 
 def _numbered(state: pl.Series, after: pl.Series, goals: pl.Series) -> list[NDArray[np.int64]]:
-    """Numbers of nodes in place of their hashes: the number of a node is the first row whose state it is.
+    """Replace the hashes of nodes by small numbers: the index of the first row in the node's state.
 
-    The node after a step is nearly always the state of the next row, whose number is known; only others are looked up.
+    The next node of a step is usually the state of the next row, whose number is known. Only the others are looked up.
     """
     rows = pl.LazyFrame([state.cast(pl.Int64).alias("state"), after.cast(pl.Int64).alias("after")])
     first = pl.col("row").cast(pl.Int64).min().over("state").alias("number")
@@ -179,7 +195,7 @@ def _numbered(state: pl.Series, after: pl.Series, goals: pl.Series) -> list[NDAr
     apart[-1:] = True
     firsts = found.filter(pl.col("row") == pl.col("number")).select("state", "number")
     others = pl.concat([found["after"].filter(pl.Series(apart)), goals.drop_nulls().unique().cast(pl.Int64)])
-    unseen = len(state) + pl.col("place").cast(pl.Int64).min().over("state")  # nodes that are no row's state
+    unseen = len(state) + pl.col("place").cast(pl.Int64).min().over("state")  # nodes without a row
     looked_up = (
         others.to_frame("state")
         .with_row_index("place")
@@ -198,7 +214,7 @@ def _numbered(state: pl.Series, after: pl.Series, goals: pl.Series) -> list[NDAr
 ESTIMATOR = register(
     Estimator(
         "graphgpo",
-        "Episode scores, and distances to the goal",
+        "Compares episode scores of a task, and distances to the goal in its state graph",
         GraphGPO,
         graphgpo_advantages,
         lambda _: ("episode", "step", "distance"),

@@ -2,15 +2,16 @@
 
     A(t) = (S_i - mean S) / (std S + ε)     `mean_std_norm`        A(t) = S_i - mean S     `mean_norm` (Dr. GRPO)
 
-S_i is the episode's score (the sum of its rewards) and mean and std are those of the task's rollouts; every step of a
-rollout has the same advantage, but for the penalty of its own invalid action, which the official code takes off that
-row's score.
+S_i is the score of episode i (the sum of its rewards); mean and std are those of the task's rollouts. All steps of a
+rollout have the same advantage, except for the penalty of a step's invalid action, which the official code subtracts
+from that row's score.
 
-Special cases, as in the official code: `cross_steps` (its default) takes mean and std over all *rows* of the task, so
-long trajectories weigh more; without it, over one row a trajectory, its first. A task with one such row keeps mean 0
-and std 1, so its raw score is the advantage (over 1 + ε, a sum made in float32). std divides by n - 1.
+Special cases, as in the official code: with `cross_steps` (its default), mean and std are over all *rows* of the task,
+so long trajectories have more weight; otherwise, they are over the first row of each trajectory. If this is a single
+row, mean is 0 and std is 1: the advantage is the score itself, with `mean_std_norm` divided by 1 + ε, a sum that is
+rounded to float32. The variance's divisor is n - 1.
 
-This is also the episode's part of GiGPO, G2PO and GraphGPO, and HGPO's `base_group`.
+This is also the episode term of GiGPO, G2PO and GraphGPO, and HGPO's `base_group`.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ import polars as pl
 from hgpo_train.advantages.parameters import Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
 from hgpo_train.advantages.trajectories import first_step
-from hgpo_train.advantages.windows import normalise
+from hgpo_train.advantages.windows import Level, normalise
 
 
 @dataclass(frozen=True, kw_only=True)
 class GRPO(Parameters):
-    """GRPO's parameters, besides those of returns.
+    """The parameters of GRPO, in addition to those of returns.
 
     Attributes:
-        mode: Whether deviations are divided by the task's standard deviation.
-        cross_steps: Whether mean and std are over rows (the official default) or over trajectories.
-        ddof: 0 divides squares by n, 1 by n - 1.
+        mode: ``mean_std_norm`` divides deviations by the task's standard deviation, ``mean_norm`` does not.
+        cross_steps: Whether mean and std are over all rows of the task (the official default); if false, over one row
+            per trajectory.
+        ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
     """
 
     mode: Mode = "mean_std_norm"
@@ -43,44 +45,29 @@ class GRPO(Parameters):
 
 
 def grpo_advantages(steps: pl.LazyFrame, p: GRPO) -> pl.LazyFrame:
-    """Adds `advantage`."""
-    return episode_advantages(steps, p, "advantage", mode=p.mode, cross_steps=p.cross_steps, ddof=p.ddof)
+    """Add `advantage`."""
+    levels = {"advantage": episode_level(p, mode=p.mode, cross_steps=p.cross_steps)}
+    return normalise(steps, levels, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon)
 
 
-def episode_advantages(
-    steps: pl.LazyFrame,
-    p: Parameters,
-    into: str = "episode",
-    *,
-    mode: Mode,
-    cross_steps: bool = True,
-    ddof: int = 1,
-    lone_scale: float | None = None,
-) -> pl.LazyFrame:
-    """Adds each row's episode score, normalised within its task.
+def episode_level(p: Parameters, *, mode: Mode, cross_steps: bool = True, lone_scale: float | None = None) -> Level:
+    """Return the level of `normalise` that compares episode scores within a task.
 
     Args:
-        steps: The table.
-        p: How scores are made.
-        into: The new column.
-        mode: Whether deviations are divided by the task's standard deviation.
-        cross_steps: Whether mean and std are over rows or over trajectories.
-        ddof: 0 divides squares by n, 1 by n - 1.
-        lone_scale: What divides the score of a task that has but one; None is 1 + ε as float32.
+        p: The parameters, of which ε and the precision are used.
+        mode: ``mean_std_norm`` divides deviations by the task's standard deviation, ``mean_norm`` does not.
+        cross_steps: Whether mean and std are over all rows of the task; if false, over one row per trajectory.
+        lone_scale: The divisor of a task's only score with ``mean_std_norm``; by default 1 + ε, rounded to float32
+            unless the precision is ``float64``.
     """
     if lone_scale is None:
         lone_scale = 1 + p.epsilon if p.precision == "float64" else float(np.float32(1 + p.epsilon))
     score = pl.col("episode_score")
-    return normalise(
-        steps,
-        score,
-        {into: []},
-        mode=mode,
-        ddof=ddof,
-        epsilon=p.epsilon,
+    return Level(
+        "episode_score",
         sample=None if cross_steps else first_step(),
         alone=score if mode == "mean_norm" else score / lone_scale,
     )
 
 
-ESTIMATOR = register(Estimator("grpo", "Episode scores against those of the same task", GRPO, grpo_advantages))
+ESTIMATOR = register(Estimator("grpo", "Compares episode scores of a task", GRPO, grpo_advantages))

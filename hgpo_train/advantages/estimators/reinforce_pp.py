@@ -2,16 +2,17 @@
 
     A(t) = (x_t - mean x) / √(var x + ε)          x_t = S_i, or S_i - mean S of its task with `baseline`
 
-Mean and variance (by n - 1) are over all rows of the batch: the rows of one run and iteration, or of the whole table
-where it has no such columns.
+Mean and variance (with the divisor n - 1) are over all rows of the batch: the rows of one run and iteration, or the
+whole table if it has no such columns.
 
-Special cases, as in the official code: ε is 1e-8, under the root, and it is also added to the number of rows when a
-mean is taken, so that a batch of equal scores S is not quite 0 but up to S · ε/n / √ε. With `baseline`, a task with
-one score keeps it. A batch of one row, where the official code raises an error, has variance 0.
+Special cases, as in the official code: ε is 1e-8 and added under the root. It is also added to the number of rows in
+means, so the advantages in a batch of equal scores S are not exactly 0 but at most S · ε/n / √ε. With `baseline`, a
+task's only score is used without a baseline. A batch of one row, for which the official code raises an error, has
+variance 0.
 
-Where the official code differs: it whitens over tokens, so that rows with long responses weigh more; a step table's
-rows weigh the same. With `gamma` below 1 it also discounts scores back over the tokens of one response; steps have
-no such tokens.
+Differences from the official code: it whitens over tokens, so rows with long responses have more weight; here, all rows
+of a step table have the same weight. With `gamma` below 1, it also discounts scores over the tokens of a response;
+step tables have no tokens.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ import polars as pl
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import Estimator, register
 from hgpo_train.advantages.trajectories import first_step
-from hgpo_train.advantages.windows import mean, normalise, quotient
+from hgpo_train.advantages.windows import Level, mean, normalise, quotient
 from hgpo_train.settings import NonNegativeFloat  # noqa: TC001 - evaluated with the annotations
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReinforcePP(Parameters):
-    """REINFORCE++'s parameters, besides those of returns.
+    """The parameters of REINFORCE++, in addition to those of returns.
 
     Attributes:
         baseline: Whether the task's mean score is subtracted first.
-        cross_steps: With `baseline`: whether that mean is over rows (the official default) or over trajectories.
-        epsilon: Added to the variance, and to the number of rows.
+        cross_steps: Whether the task's mean is over all rows (the official default); if false, over one row per
+            trajectory. Used only with `baseline`.
+        epsilon: ε, added to the variance and to the number of rows.
     """
 
     baseline: bool = False
@@ -43,11 +45,11 @@ class ReinforcePP(Parameters):
 
 
 def reinforce_pp_advantages(steps: pl.LazyFrame, p: ReinforcePP) -> pl.LazyFrame:
-    """Adds `advantage`."""
+    """Add `advantage`."""
     x = pl.col("episode_score")
     if p.baseline:
         sample = None if p.cross_steps else first_step()
-        steps = normalise(steps, x, {"centred": []}, mode="mean_norm", sample=sample, alone=x)
+        steps = normalise(steps, {"centred": Level(x, sample=sample, alone=x)}, mode="mean_norm")
         x = pl.col("centred")
     n = pl.len().over("batch_key").cast(pl.Float64)
     share = quotient(n, n + p.epsilon)
@@ -61,6 +63,6 @@ def reinforce_pp_advantages(steps: pl.LazyFrame, p: ReinforcePP) -> pl.LazyFrame
 
 ESTIMATOR = register(
     Estimator(
-        "reinforce_pp", "Episode scores whitened over the batch", ReinforcePP, reinforce_pp_advantages, scope="batch"
+        "reinforce_pp", "Whitens episode scores over the batch", ReinforcePP, reinforce_pp_advantages, scope="batch"
     )
 )

@@ -1,1 +1,1 @@
-"""The policy update: step rows with advantages in, better weights out."""
+"""The policy update: trains a policy on step rows with advantages."""

@@ -1,8 +1,8 @@
-"""From step rows to batches: every row is one sample, none is copied to make numbers divisible.
+"""Conversion of step rows into batches. Every row is one sample; no row is repeated to make batch sizes divisible.
 
-A *mini-batch* is what one optimiser step sees; a *micro-batch* is what fits into memory at a time. Rows are sorted by
-length within a mini-batch and cut into micro-batches of a bounded number of tokens, either padded on the right or
-packed one after another into a single row.
+A *mini-batch* contains the rows of one optimiser step, a *micro-batch* those of one forward pass. The rows of a
+mini-batch are sorted by length and split into micro-batches of a bounded number of tokens. They are either padded on
+the right or packed one after another into a single row.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Samples:
     """Step rows as flat arrays.
 
     Attributes:
-        tokens: int32, prompt and response tokens of all rows, one row after another.
-        start: int64 of shape (rows + 1,), where each row's tokens begin.
-        prompt_length: int64 of shape (rows,).
-        response_start: int64 of shape (rows + 1,), where each row's values begin in arrays over response tokens.
+        tokens: int32 of shape (tokens,), the prompt and response tokens of all rows, one row after another.
+        start: int64 of shape (rows + 1,), the index of each row's first token in `tokens`.
+        prompt_length: int64 of shape (rows,), in tokens.
+        response_start: int64 of shape (rows + 1,), the index of each row's first value in arrays over response tokens.
         advantage: float64 of shape (rows,).
-        rollout_logprob: float32 of shape (response tokens,), as the engine reported them; NaN where it did not.
+        rollout_logprob: float32 of shape (response tokens,), as reported by the engine; NaN where it reported none.
     """
 
     tokens: NDArray[np.int32]
@@ -60,21 +60,21 @@ class Samples:
 
     @property
     def response_tokens(self) -> int:
-        """All response tokens."""
+        """Total number of response tokens."""
         return int(self.response_start[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one forward pass takes.
+    """The input of one forward pass; `tokens` is its number of response tokens.
 
     Attributes:
         input_ids: int64 of shape (rows, length).
-        position_ids: int64 of the same shape, from 0 in every sequence.
-        source: int64 of shape (tokens,), flat places whose output predicts a response token.
+        position_ids: int64 of the same shape, starting at 0 in every sequence.
+        source: int64 of shape (tokens,), indices into the flattened `input_ids` whose outputs predict a response token.
         target: int64 of shape (tokens,), the response tokens.
-        token: int64 of shape (tokens,), each one's place in arrays over all response tokens.
-        row: int64 of shape (tokens,), each one's sample.
+        token: int64 of shape (tokens,), each token's index in arrays over all response tokens.
+        row: int64 of shape (tokens,), the index of each token's sample.
     """
 
     input_ids: Tensor
@@ -86,17 +86,17 @@ class MicroBatch:
 
 
 def row_faults(steps: pl.DataFrame, vocabulary: int | None = None) -> pl.Series:
-    """What is wrong with each row of a step table for training, or null.
+    """Validate each row of a step table for training.
 
     Args:
-        steps: As for `samples_from_steps`.
-        vocabulary: Token ids below this are known to the model; None allows every id of 32 bits.
+        steps: A step table, as for `samples_from_steps`.
+        vocabulary: Number of token ids of the model; None accepts every non-negative id of 32 bits.
 
     Returns:
-        One text or null a row.
+        One value per row: the reason why it cannot be trained on, or null.
 
     Raises:
-        InputError: A column is missing, or is of another type.
+        InputError: A column is missing or has the wrong type.
     """
     _check_columns(steps)
     most = _MOST_IDS if vocabulary is None else vocabulary
@@ -107,22 +107,22 @@ def row_faults(steps: pl.DataFrame, vocabulary: int | None = None) -> pl.Series:
         faults += _logprob_faults(response)
     if "advantage" in steps.columns:
         value = pl.col("advantage").cast(pl.Float64)
-        text = pl.format("expected a finite advantage, got {}", value.fill_null(float("nan")))
+        text = pl.format("expected a finite advantage, received {}", value.fill_null(float("nan")))
         faults.append(pl.when(~value.cast(pl.Float32, strict=False).is_finite().fill_null(value=False)).then(text))
     return steps.lazy().select(pl.coalesce(faults).alias("fault")).collect()["fault"]
 
 
 def samples_from_steps(steps: pl.DataFrame, vocabulary: int | None = None) -> Samples:
-    """Reads the token and advantage columns of a step table; row i of the result is row i of the table.
+    """Convert the token and advantage columns of a step table; sample i is row i of the table.
 
     Args:
-        steps: Columns `prompt_token_ids`, `response_token_ids` (lists of int), `advantage` (float; taken as 1 where
-            the column is absent, as supervised training wants it) and, if the engine gave them,
-            `response_logprobs` (lists of float of the response's length, or null).
-        vocabulary: How many token ids the model knows; None does not look.
+        steps: A table with the columns `prompt_token_ids` and `response_token_ids` (lists of int). `advantage` (float)
+            is optional and defaults to 1, as in supervised training. `response_logprobs` (lists of float, one value per
+            response token, or null) is optional.
+        vocabulary: Number of token ids of the model; None accepts every non-negative id of 32 bits.
 
     Raises:
-        InputError: A column is missing or of another type, or a row cannot be used (`row_faults`).
+        InputError: A column is missing or has the wrong type, or a row cannot be trained on (`row_faults`).
     """
     faults = row_faults(steps, vocabulary)
     if (wrong := faults.is_not_null().arg_true()).len():
@@ -146,25 +146,25 @@ _MOST_IDS: Final = 2**31
 
 
 def _check_columns(steps: pl.DataFrame) -> None:
-    """Refuses tables whose columns are missing or of another type."""
+    """Raise `InputError` if a column is missing or has the wrong type."""
     for name in ("prompt_token_ids", "response_token_ids"):
         if name not in steps.columns or (len(steps) and steps[name].is_null().all()):
             raise InputError(
-                f"expected the column {name!r} with token ids, which a language-model policy records while it acts; "
-                "collect with --policy transformers or vllm, or train on text with `hgpo sft`"
+                f"expected the column {name!r} with token ids, which only language-model policies record; collect with "
+                "--policy transformers or vllm, or train on text with `hgpo sft`"
             )
         _check_type(name, steps.schema[name], "integers", lambda inner: inner.is_integer())
     if _has_logprobs(steps):
         name = "response_logprobs"
         _check_type(name, steps.schema[name], "floats", lambda inner: inner.is_numeric())
     if "advantage" in steps.columns and not (kind := steps.schema["advantage"]).is_numeric() and kind != pl.Null:
-        raise InputError(f"expected the column 'advantage' to hold floats, got {kind}")
+        raise InputError(f"expected the column 'advantage' to contain floats, received {kind}")
 
 
 def _check_type(name: str, kind: pl.DataType, of: str, fits: Callable[[pl.DataType], bool]) -> None:
     inner: Any = getattr(kind, "inner", None)
     if kind != pl.Null and (not isinstance(kind, pl.List) or not (fits(inner) or inner == pl.Null)):
-        raise InputError(f"expected the column {name!r} to hold lists of {of}, got {kind}")
+        raise InputError(f"expected the column {name!r} to contain lists of {of}, received {kind}")
 
 
 def _has_logprobs(steps: pl.DataFrame) -> bool:
@@ -178,9 +178,9 @@ def _ids_fault(name: str, most: int) -> pl.Expr:
     beyond = pl.when(least < 0).then(least).otherwise(greatest)
     return (
         pl.when(null)
-        .then(pl.lit(f"expected token ids in {name}, got a null among them"))
+        .then(pl.lit(f"expected token ids in {name}, received a null"))
         .when((least < 0) | (greatest >= most))
-        .then(pl.format(f"expected {name} from 0 to {most - 1}, got {{}}", beyond))
+        .then(pl.format(f"expected {name} from 0 to {most - 1}, received {{}}", beyond))
     )
 
 
@@ -188,15 +188,17 @@ def _logprob_faults(response: pl.Expr) -> list[pl.Expr]:
     values = pl.col("response_logprobs").cast(pl.List(pl.Float32))
     count = values.list.len().fill_null(0)
     odd = values.list.eval(pl.element().is_null() | ~pl.element().is_finite()).list.any().fill_null(value=False)
-    text = pl.format("expected one response_logprobs value a response token, got {} for {} tokens", count, response)
+    text = pl.format(
+        "expected one value of response_logprobs per response token, received {} for {} tokens", count, response
+    )
     return [
         pl.when((count > 0) & (count != response)).then(text),
-        pl.when(odd).then(pl.lit("expected finite response_logprobs, got a value that is none")),
+        pl.when(odd).then(pl.lit("expected finite response_logprobs, received null, NaN or infinity")),
     ]
 
 
 def _ragged(column: pl.Series, dtype: type) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-    """A list column as its flat values and its lengths; a null list is an empty one."""
+    """Return a list column's flat values and its lengths; a null counts as an empty list."""
     lengths = column.list.len().fill_null(0).cast(pl.Int64).to_numpy()
     values = column.filter(column.list.len() > 0).explode()
     return values.to_numpy().astype(dtype), lengths
@@ -211,7 +213,7 @@ def _rollout_logprobs(steps: pl.DataFrame, response_length: NDArray[np.int64], t
 
 
 def mini_batches(rows: NDArray[np.int64], size: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Shuffles rows into the fewest mini-batches of at most `size`, of sizes that differ by at most one.
+    """Shuffle rows into as few mini-batches of at most `size` rows as possible, whose sizes differ by at most one.
 
     >>> [len(part) for part in mini_batches(np.arange(10), 4, np.random.default_rng(0))]
     [4, 3, 3]
@@ -223,14 +225,18 @@ def mini_batches(rows: NDArray[np.int64], size: int, generator: np.random.Genera
 def micro_batches(
     samples: Samples, rows: NDArray[np.int64], *, max_tokens: int, layout: Layout = "padded", pad: int = 0
 ) -> Iterator[MicroBatch]:
-    """Cuts rows into micro-batches, longest first, so that a batch that does not fit fails at once.
+    """Split rows into micro-batches, longest rows first, so that running out of memory happens in the first batch.
 
     Args:
-        samples: All rows.
-        rows: The chosen ones; rows of no response token are left out.
-        max_tokens: Bound on rows · length, padding included. A longer single row makes a batch of its own.
-        layout: ``padded`` pads each row on the right; ``packed`` puts rows one after another into one.
-        pad: The token that fills; it is never read.
+        samples: All samples.
+        rows: int64 of shape (n,), indices of the samples to use; samples without response tokens are left out.
+        max_tokens: Maximum number of tokens of a micro-batch, including padding. A single longer row forms its own
+            micro-batch.
+        layout: ``padded`` pads each row on the right; ``packed`` concatenates the rows into one.
+        pad: Token id used as padding. It has no effect on the result, because causal attention never reaches it.
+
+    Yields:
+        The micro-batches. Together they contain every response token of `rows` once.
     """
     rows = rows[samples.response_length[rows] > 0]
     order = rows[np.argsort(-samples.length[rows], kind="stable")]
@@ -242,7 +248,7 @@ def micro_batches(
 
 
 def _cut(lengths: NDArray[np.int64], max_tokens: int, layout: Layout) -> int:
-    """How many of the rows (longest first) go into the next micro-batch; at least one."""
+    """Return how many of the rows, sorted by decreasing length, form the next micro-batch; at least one."""
     if layout == "padded":
         return max(1, min(len(lengths), max_tokens // int(lengths[0])))
     return max(1, int(np.searchsorted(np.cumsum(lengths), max_tokens, side="right")))

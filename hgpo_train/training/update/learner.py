@@ -1,4 +1,4 @@
-"""The learner: a policy, its optimiser and its reference; samples with advantages in, an updated policy out."""
+"""The learner: updates a policy from samples with advantages; owns the optimiser and the reference model."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
 
 class Learner:
-    """Trains a policy on step rows.
+    """A policy with its optimiser and, for the KL term, a frozen reference model.
 
     Args:
-        model: A causal language model, bare or wrapped by peft; its trainable weights in float32.
-        config: The run's configuration; its sections `update`, `optimiser` and `model` matter here.
-        temperature: Log-probabilities are those of the model at this temperature.
-        reference: Keep a frozen copy of the model as it is now for the KL term. By default if its weight is not zero.
+        model: A causal language model, bare or wrapped by peft, with trainable weights in float32.
+        config: The run's configuration, of which the sections `update`, `optimiser` and `model` are used.
+        temperature: Sampling temperature that log-probabilities are computed at.
+        reference: Whether to keep a frozen copy of the present model for the KL term; by default, if `kl_weight` is
+            greater than 0.
     """
 
     def __init__(
@@ -59,16 +60,20 @@ class Learner:
         rate: float | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, float]:
-        """Improves the policy on samples: every epoch's mini-batches, one optimiser step each.
+        """Update the policy on samples: one optimiser step per mini-batch, over all epochs.
 
         Args:
             samples: Rows with advantages.
-            rng: Draws the mini-batches.
-            rate: The learning rate; None leaves it as it is.
-            progress: Called with optimiser steps done and to do.
+            rng: Random generator that draws the mini-batches.
+            rate: The learning rate; None leaves it unchanged.
+            progress: Called after each optimiser step with the number of finished steps and of all steps.
 
         Returns:
             Metrics under verl's names (`actor/…`, `perf/…`), averaged over optimiser steps.
+
+        Raises:
+            InputError: The device ran out of memory, or the configuration uses the engine's log-probabilities and some
+                are missing.
         """
         begin = time.perf_counter()
         config = self.config.update
@@ -91,7 +96,7 @@ class Learner:
         return metrics
 
     def set_learning_rate(self, rate: float) -> None:
-        """Sets the learning rate of the steps to come."""
+        """Set the learning rate of the following optimiser steps."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate
 
@@ -102,9 +107,14 @@ class Learner:
         old: NDArray[np.float32] | None,
         reference: NDArray[np.float32] | None,
     ) -> dict[str, float]:
-        """One optimiser step on one mini-batch, accumulated over micro-batches.
+        """Take one optimiser step on a mini-batch, with the gradient accumulated over micro-batches.
 
-        A loss or gradient that is not finite is thrown away and counted (`actor/skipped`).
+        The step is skipped and counted (`actor/skipped`) if the loss or the gradient is not finite. Arguments are those
+        of `accumulate`.
+
+        Returns:
+            The values of `accumulate`, the gradient norm before clipping and whether the step was skipped, under
+            verl's names (`actor/…`).
         """
         parts = self.accumulate(samples, rows, old, reference)
         norm = clip_gradient(self.model, self.config.optimiser.gradient_clip)
@@ -122,14 +132,17 @@ class Learner:
         old: NDArray[np.float32] | None,
         reference: NDArray[np.float32] | None,
     ) -> dict[str, float]:
-        """Adds the mini-batch's gradient to the parameters' and returns the loss, its parts and means over tokens.
+        """Add the gradient of a mini-batch's loss to the parameters' gradients.
 
         Args:
-            samples: All rows.
-            rows: Those of the mini-batch.
-            old: log π_old of every response token; None takes the present policy, whose ratio is 1. With advantages
-                of 1 that is the negative log-likelihood of supervised training.
-            reference: log π_ref of every response token, or None.
+            samples: All samples.
+            rows: int64 of shape (n,), the indices of the mini-batch's samples.
+            old: log π_old, float32 of shape (response tokens,). None uses the present policy, so that all ratios are 1;
+                with advantages of 1 the loss is then the negative log-likelihood of supervised training.
+            reference: log π_ref, float32 of shape (response tokens,), or None without a KL term.
+
+        Returns:
+            The loss, its parts, and means over response tokens, by name (`PolicyLoss`).
         """
         config = self.config.update
         terms = LossTerms(config.clip_low, config.clip_high, config.dual_clip, config.kl_weight, config.entropy_weight)
@@ -159,12 +172,12 @@ class Learner:
         return parts | {name: value / tokens for name, value in totals.items()}
 
     def logprobs(self, samples: Samples) -> NDArray[np.float32]:
-        """The log π of every response token under the present policy, float32 of shape (response tokens,)."""
+        """Return log π of all response tokens under the present policy, float32 of shape (response tokens,)."""
         self.model.eval()
         return self._all_logprobs(samples)
 
     def reference_logprobs(self, samples: Samples) -> NDArray[np.float32]:
-        """The log π_ref of every response token, float32 of shape (response tokens,)."""
+        """Return log π_ref of all response tokens, float32 of shape (response tokens,)."""
         assert self.reference is not None
         self.model.eval()
         with self.reference.active() as model:
@@ -188,7 +201,7 @@ class Learner:
             return self.logprobs(samples)
         if np.isnan(samples.rollout_logprob).any():
             raise InputError(
-                "expected response_logprobs for every response token, the engine reported none for some; set "
+                "expected response_logprobs for every response token, but the engine reported none for some; set "
                 'update.old_logprobs = "recompute"'
             )
         return samples.rollout_logprob
@@ -225,7 +238,7 @@ class Learner:
             ) from error
 
     def _gap(self, samples: Samples, old: NDArray[np.float32]) -> dict[str, float]:
-        """How far the engine's log-probabilities are from the trainer's; verl's names."""
+        """Return the differences between the engine's log-probabilities and the trainer's, under verl's names."""
         known = ~np.isnan(samples.rollout_logprob)
         if self.config.update.old_logprobs == "rollout" or not known.any():
             return {}

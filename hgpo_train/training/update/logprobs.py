@@ -1,9 +1,9 @@
-"""Log-probabilities and entropies of response tokens, without ever holding all logits.
+"""Log-probabilities and entropies of response tokens, computed without all logits in memory.
 
-At a vocabulary of 151,936 the float32 logits of one token take 0.6 MB, and a backward pass holds several such tensors:
-a batch of 4,096-token sequences does not fit. Two things cure it: the head runs only at positions that predict a
-response token, and it runs in chunks whose logits are thrown away and made again in the backward pass
-(`torch.utils.checkpoint`), so at most one chunk's logits exist at a time.
+With a vocabulary of 151,936 the float32 logits of one token take 0.6 MB, and a backward pass needs several such
+tensors, so a batch of 4,096-token sequences does not fit into memory. Two measures reduce this. The head runs only at
+positions that predict a response token. It runs in chunks whose logits are discarded and recomputed in the backward
+pass (`torch.utils.checkpoint`), so at most one chunk's logits are in memory at a time.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 def head_logprobs(
     head: Callable[[Tensor], Tensor], hidden: Tensor, target: Tensor, temperature: float, *, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """The values log softmax(z / T)[y] and the entropy of softmax(z / T), z = head(hidden), in float32.
+    """Return log softmax(z / T)[y] and the entropy of softmax(z / T), where z = head(hidden), in float32.
 
     Args:
-        head: The output embedding: (tokens, width) to (tokens, vocabulary).
-        hidden: Last hidden states, shape (tokens, width).
+        head: The output embedding, from (tokens, width) to (tokens, vocabulary).
+        hidden: Last hidden states, float of shape (tokens, width).
         target: int64 of shape (tokens,), the tokens y.
-        temperature: T, the rollout's; log-probabilities are those of the distribution that was sampled from.
-        entropy_gradient: False computes the entropy as a figure only, which spares memory.
+        temperature: T, the temperature of the rollout, so that log-probabilities are those of the sampled distribution.
+        entropy_gradient: Whether the entropy carries a gradient; False needs less memory.
 
     Returns:
         Log-probabilities and entropies in nats, float32 of shape (tokens,).
@@ -58,7 +58,10 @@ def chunked_head_logprobs(
     entropy_gradient: bool,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """`head_logprobs` over chunks of positions, each recomputed in the backward pass; `chunk` 0 takes all at once."""
+    """Return `head_logprobs`, computed in chunks of positions that are recomputed in the backward pass.
+
+    Arguments are those of `head_logprobs`, and `chunk`, the number of positions of a chunk; 0 uses a single one.
+    """
     if chunk <= 0:
         return head_logprobs(head, hidden, target, temperature, entropy_gradient=entropy_gradient)
 
@@ -75,9 +78,16 @@ def chunked_head_logprobs(
 
 
 class ResponseScorer(nn.Module):
-    """A causal language model that answers one question: how likely are these tokens at these positions?
+    """A module that returns the log-probabilities and entropies of given tokens under a causal language model.
 
-    All of it is one `forward`, so that a wrapper (autocast, a sharding of accelerate) sees a single module.
+    Everything happens in `forward`, so that wrappers (autocast, the sharding of accelerate) apply to a single module.
+
+    Args:
+        model: A causal language model, bare or wrapped by peft.
+        chunk: Number of positions whose logits are in memory at a time; 0 computes all logits together.
+
+    Raises:
+        InputError: The model caps its logits after the head.
     """
 
     def __init__(self, model: Model, *, chunk: int = 128) -> None:
@@ -86,8 +96,8 @@ class ResponseScorer(nn.Module):
         self.chunk = chunk
         if getattr(unwrap_peft(model).config, "final_logit_softcapping", None):
             raise InputError(
-                f"{type(unwrap_peft(model)).__name__} caps logits after the head, which the log-softmax here does not; "
-                "expected a model without final_logit_softcapping, such as the Qwen family"
+                f"expected a model without final_logit_softcapping, such as the Qwen family, received "
+                f"{type(unwrap_peft(model)).__name__}, whose capped logits are not supported; choose another model.path"
             )
 
     def forward(
@@ -99,17 +109,17 @@ class ResponseScorer(nn.Module):
         temperature: float = 1.0,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Scores tokens.
+        """Return the log-probabilities and entropies of tokens.
 
-        Rows are padded on the right, so the causal mask alone hides the padding; packed sequences restart their
-        positions at 0, which Transformers turns into a block-diagonal mask.
+        No attention mask is needed. Padding is on the right, where the causal mask hides it. Packed sequences restart
+        their positions at 0, from which Transformers derives a block-diagonal mask.
 
         Args:
             input_ids: int64 of shape (rows, length).
-            position_ids: int64 of the same shape, from 0 in every sequence.
-            source: int64 of shape (tokens,), places in the flattened (rows · length) whose output predicts a token.
+            position_ids: int64 of the same shape, starting at 0 in every sequence.
+            source: int64 of shape (tokens,), indices into the flattened `input_ids` whose outputs predict the tokens.
             target: int64 of shape (tokens,), the tokens.
-            temperature: Of the rollout.
+            temperature: Temperature of the rollout.
             entropy_gradient: Whether entropies carry a gradient.
 
         Returns:

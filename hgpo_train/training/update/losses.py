@@ -1,11 +1,11 @@
-"""The loss of the policy update, one term a function.
+"""The loss of the policy update, one function per term.
 
-Every term is a value per response token; `aggregate` weighs and sums them. The weights of a mini-batch are known before
-its first micro-batch runs (`token_weights`), so a loss is a plain sum over tokens and gradient accumulation over
-micro-batches of any sizes equals the whole mini-batch at once.
+Every term has one value per response token; `policy_loss` returns their weighted sum. The weights are computed for a
+whole mini-batch before its first micro-batch (`token_weights`). The gradient accumulated over micro-batches of any size
+is therefore the gradient of the mini-batch.
 
-Notation: π the policy being trained, π_old the policy that is taken as the one that acted, π_ref the reference policy,
-y the response tokens of one step, A the step's advantage, which every one of its tokens receives.
+Notation: π is the policy being trained, π_old the policy that the ratio compares it with, π_ref the reference policy, y
+a response token of a step, and A the step's advantage, which is the same for all its tokens.
 
     r(y)      = π(y) / π_old(y)                                              the ratio
     L_clip(y) = max(−A r, −A clip(r, 1 − ε_low, 1 + ε_high))                 PPO, asymmetric
@@ -37,13 +37,13 @@ _KL_LIMIT = 10.0
 
 
 class ClippedLoss(NamedTuple):
-    """The clipped policy loss of each token, and which clip was active there.
+    """The clipped policy loss of each token, and the clip that was active.
 
     Attributes:
         loss: float of shape (tokens,).
         ratio: float of shape (tokens,), without gradient.
-        clipped: bool of shape (tokens,): the ratio's clip decided the value.
-        dual_clipped: bool of shape (tokens,): the dual clip decided the value.
+        clipped: bool of shape (tokens,), whether clipping the ratio changed the loss.
+        dual_clipped: bool of shape (tokens,), whether the dual clip changed the loss.
     """
 
     loss: Tensor
@@ -61,17 +61,17 @@ def clipped_policy_loss(
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
 ) -> ClippedLoss:
-    """PPO's clipped surrogate with asymmetric bounds and dual clip, as a loss.
+    """Return the loss of PPO's clipped surrogate objective with asymmetric bounds and dual clip.
 
     L_clip = max(−A r, −A clip(r, 1 − ε_low, 1 + ε_high)); where A < 0 the loss is at most −A c.
 
     Args:
         logprob: log π(y), float of shape (tokens,).
-        old_logprob: log π_old(y), the same shape, no gradient.
-        advantage: A of the token's step, the same shape.
+        old_logprob: log π_old(y), of the same shape, without gradient.
+        advantage: A of each token's step, of the same shape.
         clip_low: ε_low.
         clip_high: ε_high.
-        dual_clip: c > 1; None leaves it out.
+        dual_clip: c > 1; None disables the dual clip.
 
     >>> one = torch.zeros(1)
     >>> clipped_policy_loss(one + 1.0, one, one + 2.0).loss.item()  # ratio e is clipped to 1.2
@@ -94,9 +94,9 @@ def clipped_policy_loss(
 
 
 def low_variance_kl(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
-    """Schulman's k3 estimate of KL(π ‖ π_ref) from the sampled token: exp(d) − d − 1, d = log π_ref − log π.
+    """Return Schulman's k3 estimate of KL(π ‖ π_ref) from sampled tokens: exp(d) − d − 1, d = log π_ref − log π.
 
-    It is never negative, and zero where the two agree. d is limited to ±20 and the value to 10, as verl does.
+    It is never negative, and 0 where both policies agree. As in verl, d is clamped to ±20 and the value to at most 10.
 
     >>> low_variance_kl(torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, -1.0])).tolist()
     [0.0, 0.718...]
@@ -106,18 +106,19 @@ def low_variance_kl(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
 
 
 def token_weights(response_lengths: NDArray[np.int64], aggregation: Aggregation) -> NDArray[np.float64]:
-    """The weight of every token of each response of a mini-batch.
+    """Return the weight w that the tokens of each response of a mini-batch have in the loss.
 
-    token_mean      w = 1 / Σ_j |y_j|          every token counts the same (DAPO, verl's default)
-    sequence_mean   w = 1 / (n |y_i|)          every response counts the same (GRPO's paper)
+    token_mean      w = 1 / Σ_j |y_j|          all tokens have equal weight (DAPO, verl's default)
+    sequence_mean   w = 1 / (n |y_i|)          all responses have equal weight (GRPO's paper)
     sequence_sum    w = 1 / n                  summed over tokens, averaged over responses (Dr. GRPO, up to a constant)
 
     Args:
-        response_lengths: int of shape (n,), the responses' tokens; responses of no token count for nothing.
+        response_lengths: int64 of shape (responses,), the lengths |y_j| in tokens. Empty responses have weight 0; n is
+            the number of other responses.
         aggregation: One of the above.
 
     Returns:
-        float64 of shape (n,): the weight of each of a response's tokens.
+        float64 of shape (responses,), the weight of every token of each response.
 
     >>> token_weights(np.array([1, 3]), "token_mean").tolist()
     [0.25, 0.25]
@@ -134,7 +135,7 @@ def token_weights(response_lengths: NDArray[np.int64], aggregation: Aggregation)
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """How the terms are clipped and weighed; the names are those of `hgpo_train.training.config.UpdateConfig`."""
+    """Clipping bounds and weights of the terms, named as in `hgpo_train.training.config.UpdateConfig`."""
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -144,12 +145,12 @@ class LossTerms:
 
 
 class PolicyLoss(NamedTuple):
-    """The loss of a micro-batch, and what it is made of; all of it adds up over micro-batches.
+    """The loss of a micro-batch and its parts; the sums over micro-batches are those of the mini-batch.
 
     Attributes:
         loss: A scalar with a gradient.
-        parts: Sums of the loss and its parts over tokens, each token with its weight.
-        totals: Sums over tokens without weights; divided by the number of tokens they are means.
+        parts: Weighted sums over tokens, of the loss and of each of its terms.
+        totals: Sums over tokens without weights; divide them by the number of tokens for means.
     """
 
     loss: Tensor
@@ -166,16 +167,16 @@ def policy_loss(
     weight: Tensor,
     terms: LossTerms,
 ) -> PolicyLoss:
-    """The whole loss of one micro-batch, a sum over its tokens: Σ w (L + β KL − η H).
+    """Return the loss of one micro-batch, a sum over its tokens: Σ w (L + β KL − η H).
 
     Args:
         logprob: log π(y), float32 of shape (tokens,).
-        entropy: H of π at each token, the same shape; carries a gradient only if its weight is not zero.
-        old_logprob: log π_old(y), the same shape.
-        reference_logprob: log π_ref(y), the same shape, or None without a reference.
-        advantage: A of each token's step, the same shape.
-        weight: w of each token, the same shape, from `token_weights` over the whole *mini-batch*.
-        terms: Clips and weights.
+        entropy: H of π at each token in nats, of the same shape; needs a gradient only if its weight is not 0.
+        old_logprob: log π_old(y), of the same shape.
+        reference_logprob: log π_ref(y), of the same shape, or None without a reference model.
+        advantage: A of each token's step, of the same shape.
+        weight: w of each token, of the same shape, from `token_weights` over the whole *mini-batch*.
+        terms: Clipping bounds and weights.
     """
     clipped = clipped_policy_loss(
         logprob,

@@ -1,4 +1,4 @@
-"""AdamW with its schedule and clipping, and its state as plain named tensors for safetensors."""
+"""AdamW, its learning-rate schedule and gradient clipping, and its state as named tensors for safetensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def make_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters."""
+    """Return an AdamW optimiser over the trainable parameters."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     first, second = config.betas
     return torch.optim.AdamW(
@@ -32,12 +32,17 @@ def make_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Ada
         betas=(first, second),
         eps=config.epsilon,
         weight_decay=config.weight_decay,
-        fused=parameters[0].is_cuda,
+        fused=parameters[0].is_cuda,  # one kernel for all parameters; faster on GPUs
     )
 
 
 def learning_rate(config: OptimiserConfig, iteration: int, iterations: int) -> float:
-    """The learning rate of an iteration (from 0): linear warm-up, then constant, linear or cosine to 0.
+    """Return the learning rate of an iteration: a linear warm-up, then constant, or linear or cosine decay to 0.
+
+    Args:
+        config: The optimiser's configuration.
+        iteration: The iteration, counted from 0.
+        iterations: Total number of iterations.
 
     >>> from hgpo_train.training.config import OptimiserConfig
     >>> config = OptimiserConfig(learning_rate=1.0, schedule="linear", warmup_iterations=2)
@@ -53,20 +58,25 @@ def learning_rate(config: OptimiserConfig, iteration: int, iterations: int) -> f
 
 
 def clip_gradient(model: nn.Module, largest: float) -> float:
-    """Scales the gradient to at most this norm (0 leaves it) and returns its norm before."""
+    """Scale the gradient to a norm of at most `largest`, or not at all if it is 0; return the norm before scaling."""
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     return float(torch.nn.utils.clip_grad_norm_(parameters, largest if largest > 0 else math.inf))
 
 
 def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state under torch's names, ``state.<parameter>.<moment>``; empty before its first step."""
+    """Return the optimiser's state by torch's names, ``state.<parameter>.<moment>``; empty before the first step."""
     if not optimiser.state:
         return {}
     return {name: value for name, value in _flat_state(model, optimiser).items() if name.startswith("state.")}
 
 
 def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Puts back what `optimiser_tensors` returned, also under the names of version 0.1, ``<moment>.<parameter>``.
+    """Restore the state that `optimiser_tensors` returned.
+
+    Args:
+        model: The optimiser's model.
+        optimiser: The optimiser to restore.
+        tensors: The state by name; the names of version 0.1, ``<moment>.<parameter>``, are accepted as well.
 
     Raises:
         InputError: The tensors belong to another model.
@@ -78,15 +88,15 @@ def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensor
     saved, own = _parameters(tensors), _parameters(groups)
     if saved != own:
         odd = min(saved ^ own)
-        raise InputError(f"the optimiser's state belongs to another model: {odd!r} is in one of them only")
+        raise InputError(f"the optimiser's state belongs to another model: {odd!r} is in only one of them")
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     set_optimizer_state_dict(model, optimiser, groups | tensors, options=options)
 
 
 def _flat_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    """``state.<parameter>.<moment>`` and ``param_groups.<parameter>.<option>``.
+    """Return the state by the names ``state.<parameter>.<moment>`` and ``param_groups.<parameter>.<option>``.
 
-    An optimiser without state gets one of zeros: torch lets it take a step with a learning rate of 0.
+    An optimiser without state is initialised with zeros: torch takes a step with a learning rate of 0.
     """
     options = StateDictOptions(flatten_optimizer_state_dict=True, cpu_offload=True)
     return get_optimizer_state_dict(model, optimiser, options=options)
@@ -98,5 +108,5 @@ def _torch_name(name: str) -> str:
 
 
 def _parameters(names: Iterable[str]) -> set[str]:
-    """The parameters of ``<kind>.<parameter>.<value>``."""
+    """Return the parameters in names of the form ``<kind>.<parameter>.<value>``."""
     return {name.partition(".")[2].rpartition(".")[0] for name in names}

@@ -1,4 +1,4 @@
-"""How much of the device's arithmetic the update uses: model FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B)."""
+"""Model FLOPs utilisation of the update (PaLM, arXiv 2204.02311, appendix B)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from hgpo_train.models.hf import Model
 
 _DENSE_BF16: Final = {"H200": 989e12, "H100": 989e12, "H20": 148e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12}
-"""Dense bfloat16 peak in FLOP/s by a part of the device's name, from the makers' data sheets."""
+"""Dense bfloat16 peak in FLOP/s by a substring of the device's name, from the manufacturers' data sheets."""
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """The device's dense peak in FLOP/s, or None where it is not known (CPUs, float32, other devices)."""
+    """Return the device's dense peak in FLOP/s, or None where it is unknown (CPUs, float32, other devices)."""
     if device.type != "cuda" or dtype != torch.bfloat16:
         return None
     name = torch.cuda.get_device_name(device)
@@ -27,16 +27,16 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def model_flops(model: Model, length: NDArray[np.int64], response_length: NDArray[np.int64]) -> float:
-    """FLOPs that one forward and backward pass over these sequences needs, recomputation and padding not counted.
+    """Return the FLOPs of one forward and backward pass over sequences, without recomputation and padding.
 
-    6 · (weights of the layers) a token, 12 · layers · heads · head_dim · length / 2 a token for causal attention, and
-    6 · (weights of the head) a *response* token, because the head runs nowhere else. Frozen weights below adapters need
-    no gradient of their own: 4 in place of 6.
+    Per token: 6 · (weights of the layers), and 12 · layers · heads · head_dim · length / 2 for causal attention. Per
+    *response* token: 6 · (weights of the head), because the head runs only there. With adapters the factor 6 of weights
+    is 4, because frozen weights need no gradient.
 
     Args:
         model: A causal language model, bare or wrapped by peft.
         length: int64 of shape (rows,), tokens of each sequence.
-        response_length: int64 of the same shape.
+        response_length: int64 of the same shape, response tokens of each sequence.
     """
     plain = unwrap_peft(model)
     config = plain.config

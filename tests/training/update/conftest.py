@@ -1,4 +1,4 @@
-"""A small model, and step rows of random tokens for it."""
+"""A small model and step rows of random tokens for it."""
 
 import numpy as np
 import polars as pl
@@ -26,7 +26,7 @@ def tokenizer():
 def model(tokenizer):
     shape = TinyShape(vocabulary=VOCABULARY, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
     model = make_model(tokenizer, shape, seed=3)
-    with torch.no_grad():  # random logits of size 1, so that ratios and entropies differ between tokens
+    with torch.no_grad():  # logits of magnitude 1, so that ratios and entropies differ between tokens
         for parameter in model.parameters():
             parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
     return model
@@ -34,7 +34,7 @@ def model(tokenizer):
 
 @pytest.fixture
 def steps():
-    """Nine rows of differing lengths, one without a response, with log-probabilities of another policy."""
+    """Return nine rows of different lengths, one without a response, with log-probabilities of another policy."""
     rng = np.random.default_rng(5)
     prompts = [rng.integers(0, VOCABULARY, n).tolist() for n in (5, 17, 3, 30, 9, 1, 12, 8, 21)]
     responses = [rng.integers(0, VOCABULARY, n).tolist() for n in (4, 1, 9, 2, 6, 3, 0, 5, 7)]

@@ -1,4 +1,4 @@
-"""Batches: every row once, within bounds, the right tokens predicted from the right places."""
+"""Batches contain every row once, within their bounds, and predict each token from the one before it."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_every_response_token_is_predicted_once_from_the_token_before(lengths, b
 
 
 @given(lengths)
-def test_flat_arrays_hold_the_table(lengths):
+def test_flat_arrays_contain_the_table(lengths):
     steps = table(lengths)
     samples = samples_from_steps(steps)
     assert len(samples) == len(steps)
@@ -68,7 +68,7 @@ def test_flat_arrays_hold_the_table(lengths):
 
 
 @given(st.integers(1, 500), st.integers(1, 100), st.integers(0, 2**32))
-def test_mini_batches_hold_every_row_once(rows, size, seed):
+def test_mini_batches_contain_every_row_once(rows, size, seed):
     batches = mini_batches(np.arange(rows), size, np.random.default_rng(seed))
     assert sorted(np.concatenate(batches).tolist()) == list(range(rows))
     sizes = {len(batch) for batch in batches}
@@ -88,33 +88,42 @@ def test_padding_is_small_for_sorted_rows():
     ("change", "line"),
     [
         (pl.lit(None).alias("prompt_token_ids"), "token ids"),
-        (pl.lit(float("nan")).alias("advantage"), r"finite advantage, got NaN, row 0 \(1 more rows"),
+        (pl.lit(float("nan")).alias("advantage"), r"finite advantage, received NaN, row 0 \(1 more rows"),
         (pl.lit(None, pl.Float64).alias("advantage"), "finite advantage"),
-        (pl.lit("1").alias("advantage"), "'advantage' to hold floats, got String"),
-        (pl.lit([1.0], dtype=pl.List(pl.Float32)).alias("response_logprobs"), "got 1 for 3 tokens, row 0"),
+        (pl.lit("1").alias("advantage"), "'advantage' to contain floats, received String"),
+        (pl.lit([1.0], dtype=pl.List(pl.Float32)).alias("response_logprobs"), "received 1 for 3 tokens, row 0"),
         (pl.lit([float("nan")] * 3, dtype=pl.List(pl.Float32)).alias("response_logprobs"), "finite response_logprobs"),
         (pl.lit([-float("inf")] * 3, dtype=pl.List(pl.Float32)).alias("response_logprobs"), "finite response_logprobs"),
         (pl.lit([-1.0, None, -1.0], dtype=pl.List(pl.Float32)).alias("response_logprobs"), "finite response_logprobs"),
-        (pl.lit(["a"] * 3).alias("response_logprobs"), r"'response_logprobs' to hold lists of floats, got List"),
+        (
+            pl.lit(["a"] * 3).alias("response_logprobs"),
+            r"'response_logprobs' to contain lists of floats, received List",
+        ),
         (pl.lit([], dtype=pl.List(pl.Int32)).alias("prompt_token_ids"), "at least one token"),
-        (pl.lit([1, None], dtype=pl.List(pl.Int32)).alias("prompt_token_ids"), "a null among them"),
-        (pl.lit([1, None, 2], dtype=pl.List(pl.Int32)).alias("response_token_ids"), "a null among them"),
-        (pl.lit([1, -1], dtype=pl.List(pl.Int32)).alias("prompt_token_ids"), "prompt_token_ids from 0 to 98, got -1"),
-        (pl.lit([1, 99], dtype=pl.List(pl.Int32)).alias("prompt_token_ids"), "prompt_token_ids from 0 to 98, got 99"),
+        (pl.lit([1, None], dtype=pl.List(pl.Int32)).alias("prompt_token_ids"), "token_ids, received a null"),
+        (pl.lit([1, None, 2], dtype=pl.List(pl.Int32)).alias("response_token_ids"), "token_ids, received a null"),
+        (
+            pl.lit([1, -1], dtype=pl.List(pl.Int32)).alias("prompt_token_ids"),
+            "prompt_token_ids from 0 to 98, received -1",
+        ),
+        (
+            pl.lit([1, 99], dtype=pl.List(pl.Int32)).alias("prompt_token_ids"),
+            "prompt_token_ids from 0 to 98, received 99",
+        ),
         (pl.lit([2**31, 1, 1], dtype=pl.List(pl.Int64)).alias("response_token_ids"), "response_token_ids from 0 to 98"),
         (pl.lit([2**64 - 1] * 3, dtype=pl.List(pl.UInt64)).alias("response_token_ids"), "response_token_ids"),
-        (pl.lit([1.5]).alias("prompt_token_ids"), "'prompt_token_ids' to hold lists of integers, got List"),
-        (pl.lit("1 2").alias("prompt_token_ids"), "'prompt_token_ids' to hold lists of integers, got String"),
+        (pl.lit([1.5]).alias("prompt_token_ids"), "'prompt_token_ids' to contain lists of integers, received List"),
+        (pl.lit("1 2").alias("prompt_token_ids"), "'prompt_token_ids' to contain lists of integers, received String"),
     ],
 )
-def test_bad_tables(change, line):
+def test_invalid_tables_are_reported(change, line):
     with pytest.raises(InputError, match=line) as caught:
         samples_from_steps(table([(4, 3), (2, 3)]).with_columns(change), vocabulary=99)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [2**31, 2**40, -1])
-def test_ids_that_no_tensor_holds_are_refused_without_a_vocabulary_too(value):
+def test_ids_beyond_32_bits_are_refused_without_a_vocabulary(value):
     rows = table([(4, 1)]).with_columns(pl.lit([value], dtype=pl.List(pl.Int64)).alias("response_token_ids"))
     with pytest.raises(InputError, match=str(value)):
         samples_from_steps(rows)
@@ -131,8 +140,8 @@ logprobs = st.one_of(st.none(), st.lists(st.one_of(st.none(), st.floats(width=32
 
 
 @given(st.lists(st.tuples(ids, ids, logprobs, st.one_of(st.none(), st.floats())), max_size=6))
-def test_any_rows_are_either_told_apart_or_trained_on(rows):
-    """Rows without a fault make samples that a model of that vocabulary takes; the sound row is always among them."""
+def test_random_rows_are_either_reported_or_trained_on(rows):
+    """Rows without a fault make samples within the vocabulary; the valid row is always among them."""
     kinds = {"prompt_token_ids": pl.List(pl.Int64), "response_token_ids": pl.List(pl.Int64),
              "response_logprobs": pl.List(pl.Float32), "advantage": pl.Float64}  # fmt: skip
     steps = pl.DataFrame([SOUND, *(dict(zip(SOUND, row, strict=True)) for row in rows)], schema=kinds)

@@ -1,4 +1,4 @@
-"""The update's gradient, for every option, against a slow reference: one row at a time, float64, plain equations."""
+"""The update's gradient, for every option, against a slow float64 reference that handles one row at a time."""
 
 import copy
 import dataclasses
@@ -46,7 +46,7 @@ OPTIONS = {
 
 
 def slow_gradient(model, reference_model, samples, rows, old, config):
-    """The gradient in float64: each row alone, its logits whole, the loss written out token by token."""
+    """Return the gradient in float64: each row on its own, with all logits, and the loss written out per token."""
     model = copy.deepcopy(model).double()
     reference_model = copy.deepcopy(reference_model).double()
     update = config.update
@@ -112,7 +112,7 @@ def compare(learner, samples, rows, old, reference, expected_loss, expected):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("option", OPTIONS)
-def test_gradient_is_the_slow_reference(model, steps, option, checkpointing):
+def test_the_gradient_matches_the_slow_reference(model, steps, option, checkpointing):
     config = replace(BASE, update=OPTIONS[option])
     samples = samples_from_steps(steps)
     start, behaviour = perturbed(model, 1), perturbed(model, 2)
@@ -141,7 +141,7 @@ LOSS = {
 
 
 def test_every_option_of_the_loss_changes_the_reference(model, steps):
-    """Else the comparison above could not tell whether an option is obeyed."""
+    """Otherwise the comparison above would not detect an ignored option."""
     samples, rows = samples_from_steps(steps), np.array([7, 0, 3, 6, 8, 2, 1, 4])
     old = make_learner(perturbed(model, 2), BASE, reference=False).logprobs(samples)
     found = {}
@@ -158,7 +158,7 @@ def test_every_option_of_the_loss_changes_the_reference(model, steps):
 
 
 def test_checkpointed_layers_are_computed_twice(model, steps):
-    """Once forward, once for the gradient: else the option would save no memory."""
+    """They run once forward and once for the gradient; otherwise the option would save no memory."""
     samples = samples_from_steps(steps)
     calls = []
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -174,14 +174,14 @@ def test_checkpointed_layers_are_computed_twice(model, steps):
 
 
 @pytest.mark.parametrize("option", ["padded", "packed", "all at once"])
-def test_adapters_have_the_gradient_of_the_slow_reference(model, steps, option):
+def test_the_gradient_of_adapters_matches_the_slow_reference(model, steps, option):
     config = replace(BASE, update=OPTIONS[option], model={"lora": {"rank": 4}})
     samples = samples_from_steps(steps)
     adapted = add_adapters(copy.deepcopy(model), config.model.lora)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:  # zero at the start, which would hide half of the gradient
+            if "lora_B" in name:  # initialised to 0, which would hide half of the gradient
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     learner = make_learner(adapted, config)
     rows = np.arange(len(samples))
@@ -192,7 +192,7 @@ def test_adapters_have_the_gradient_of_the_slow_reference(model, steps, option):
     compare(learner, samples, rows, old, learner.reference_logprobs(samples), loss, expected)
 
 
-def test_clip_branches_run_with_several_mini_batches(model, steps):
+def test_clipping_is_active_with_several_mini_batches(model, steps):
     config = replace(BASE, update={"mini_batch_size": 2, "epochs": 3}, optimiser={"learning_rate": 0.01})
     metrics = make_learner(model, config).update(samples_from_steps(steps), rng(0))
     assert metrics["actor/optimiser_steps"] == 12
@@ -211,7 +211,7 @@ def test_the_update_raises_good_actions_and_lowers_bad_ones(model, steps):
     assert (change * samples.advantage[row]).sum() > 0
 
 
-def test_half_precision_stays_near_and_weights_stay_float32(model, steps):
+def test_half_precision_is_close_and_weights_stay_float32(model, steps):
     config = replace(BASE, model={"compute_dtype": "bfloat16"})
     samples = samples_from_steps(steps)
     exact = make_learner(copy.deepcopy(model), BASE, reference=False).logprobs(samples)
@@ -231,7 +231,7 @@ def test_the_same_update_gives_the_same_bytes(model, steps):
         assert not torch.equal(first, before)
 
 
-def test_the_gap_between_engine_and_trainer_is_told(model, steps):
+def test_the_gap_between_engine_and_trainer_is_measured(model, steps):
     samples = samples_from_steps(steps)
     own = make_learner(model, BASE).logprobs(samples)
     same = dataclasses.replace(samples, rollout_logprob=own)
@@ -241,7 +241,7 @@ def test_the_gap_between_engine_and_trainer_is_told(model, steps):
     assert make_learner(copy.deepcopy(model), BASE).update(other, rng())[name] == pytest.approx(0.5, abs=1e-5)
 
 
-def test_a_gradient_that_is_not_finite_is_thrown_away(model, steps):
+def test_a_gradient_that_is_not_finite_is_discarded(model, steps):
     samples = samples_from_steps(steps)
     learner = make_learner(model, replace(BASE, update={"kl_weight": 0.0}))
     before = copy.deepcopy(model.state_dict())
@@ -252,7 +252,7 @@ def test_a_gradient_that_is_not_finite_is_thrown_away(model, steps):
     assert not any(torch.equal(before[name], value) for name, value in model.named_parameters())
 
 
-def test_rollout_logprobs_must_be_there(model, steps):
+def test_missing_rollout_logprobs_are_reported(model, steps):
     config = replace(BASE, update={"old_logprobs": "rollout"})
     with pytest.raises(InputError, match="recompute"):
         make_learner(model, config).update(samples_from_steps(steps.drop("response_logprobs")), rng(0))

@@ -1,4 +1,4 @@
-"""Losses against a plain Python reference, finite differences and hand-computed values."""
+"""Losses against a plain Python reference, finite differences and values by hand."""
 
 import math
 
@@ -20,7 +20,7 @@ values = st.floats(-4, 4, allow_nan=False, width=32)
 
 
 def plain_loss(logprob, old, advantage, low, high, dual):
-    """PPO's loss of one token in the words of the papers: minus the smaller of two objectives, bounded by the third."""
+    """Return PPO's loss of one token as in the papers: minus the smaller of two objectives, bounded by a third."""
     ratio = math.exp(max(-20.0, min(20.0, logprob - old)))
     objective = min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
     if dual is not None and advantage < 0:
@@ -31,7 +31,7 @@ def plain_loss(logprob, old, advantage, low, high, dual):
 @given(
     values, values, values, st.sampled_from([0.1, 0.2]), st.sampled_from([0.2, 0.28]), st.sampled_from([None, 3.0, 1.5])
 )
-def test_clipped_loss_is_the_plain_one(logprob, old, advantage, low, high, dual):
+def test_clipped_loss_matches_the_plain_loss(logprob, old, advantage, low, high, dual):
     got = clipped_policy_loss(
         *(torch.tensor([x], dtype=torch.float64) for x in (logprob, old, advantage)),
         clip_low=low,
@@ -44,15 +44,15 @@ def test_clipped_loss_is_the_plain_one(logprob, old, advantage, low, high, dual)
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "gradient", "clipped", "dual"),
     [
-        (1.1, 2.0, -2.2, -2.2, False, False),  # inside
-        (1.5, 2.0, -2.4, 0.0, True, False),  # above 1 + 0.2, nothing more to gain
-        (0.5, 2.0, -1.0, -1.0, False, False),  # below, but the pessimistic side is the free one
+        (1.1, 2.0, -2.2, -2.2, False, False),  # within the bounds
+        (1.5, 2.0, -2.4, 0.0, True, False),  # above 1 + 0.2, no gradient
+        (0.5, 2.0, -1.0, -1.0, False, False),  # below, but the unclipped objective is the smaller one
         (0.5, -2.0, 1.6, 0.0, True, False),  # below 1 - 0.2 with a bad action
-        (2.0, -2.0, 4.0, 4.0, False, False),  # above with a bad action: free
+        (2.0, -2.0, 4.0, 4.0, False, False),  # above with a bad action: unclipped
         (5.0, -2.0, 6.0, 0.0, False, True),  # beyond the dual clip 3
     ],
 )
-def test_branches(ratio, advantage, loss, gradient, clipped, dual):
+def test_loss_and_gradient_of_each_branch_match_values_by_hand(ratio, advantage, loss, gradient, clipped, dual):
     logprob = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
     got = clipped_policy_loss(
         logprob, torch.zeros(1, dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64)
@@ -63,14 +63,14 @@ def test_branches(ratio, advantage, loss, gradient, clipped, dual):
     assert (bool(got.clipped), bool(got.dual_clipped)) == (clipped, dual)
 
 
-def test_asymmetric_clip_lets_rare_tokens_rise():
+def test_asymmetric_clipping_lets_rare_tokens_increase():
     logprob = torch.tensor([math.log(1.25)], requires_grad=True)
     clipped_policy_loss(logprob, torch.zeros(1), torch.ones(1), clip_low=0.2, clip_high=0.28).loss.sum().backward()
     assert logprob.grad.item() == pytest.approx(-1.25)
 
 
 @given(values, values)
-def test_kl_is_the_estimator_k3(logprob, reference):
+def test_kl_matches_the_estimator_k3(logprob, reference):
     got = low_variance_kl(
         torch.tensor(logprob, dtype=torch.float64), torch.tensor(reference, dtype=torch.float64)
     ).item()
@@ -87,14 +87,14 @@ def test_kl_is_unbiased_on_average():
     assert estimate.item() == pytest.approx(exact.item(), rel=1e-5)
 
 
-def test_token_weights_by_hand():
+def test_token_weights_match_values_by_hand():
     lengths = np.array([2, 0, 6])
     assert token_weights(lengths, "token_mean").tolist() == [1 / 8, 0, 1 / 8]
     assert token_weights(lengths, "sequence_mean").tolist() == [1 / 4, 0, 1 / 12]
     assert token_weights(lengths, "sequence_sum").tolist() == [1 / 2, 0, 1 / 2]
 
 
-def test_the_whole_loss_has_the_gradient_of_finite_differences():
+def test_the_gradient_of_the_loss_matches_finite_differences():
     generator = torch.Generator().manual_seed(1)
     n = 12
     logits = torch.randn(n, 7, dtype=torch.float64, generator=generator, requires_grad=True)
@@ -114,7 +114,7 @@ def test_the_whole_loss_has_the_gradient_of_finite_differences():
     assert torch.autograd.gradcheck(loss, logits, eps=1e-7, atol=1e-5)
 
 
-def test_parts_add_up():
+def test_the_parts_of_the_loss_sum_to_the_loss():
     generator = torch.Generator().manual_seed(2)
     logprob, entropy, old, reference, advantage, weight = torch.rand(6, 10, generator=generator)
     terms = LossTerms(kl_weight=0.5, entropy_weight=0.25)

@@ -1,4 +1,4 @@
-"""Models whose files are damaged are refused in one line, and never filled with random weights."""
+"""Damaged model files are reported in one line, and missing weights are never initialised randomly."""
 
 import shutil
 
@@ -37,7 +37,7 @@ def load(call, folder):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", [*NEEDED, "generation_config.json", "tokenizer_config.json", "chat_template.jinja"])
-def test_damaged_files_of_a_model_are_told_in_one_line(whole, tmp_path, monkeypatch, name, damage):
+def test_damaged_files_of_a_model_are_reported_in_one_line(whole, tmp_path, monkeypatch, name, damage):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = tmp_path / "model"
     shutil.copytree(whole, folder)
@@ -53,7 +53,7 @@ def test_damaged_files_of_a_model_are_told_in_one_line(whole, tmp_path, monkeypa
         assert NEEDED[name] in refused
 
 
-def test_weights_that_are_missing_are_not_made_up(whole, tmp_path):
+def test_missing_weights_are_not_initialised_randomly(whole, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(whole, folder)
     tensors = load_file(folder / "model.safetensors")

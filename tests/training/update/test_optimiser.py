@@ -1,4 +1,4 @@
-"""Schedules by hand, FLOPs by hand, and state that is stored and restored."""
+"""Schedules and FLOPs against values by hand, and the optimiser's state when stored and restored."""
 
 import copy
 import math
@@ -34,7 +34,7 @@ from hgpo_train.training.update.throughput import model_flops
         ("linear", 2, [0.5, 1.0, 1.0, 0.5]),
     ],
 )
-def test_schedules(schedule, warmup, expected):
+def test_schedules_match_values_by_hand(schedule, warmup, expected):
     config = OptimiserConfig(learning_rate=1.0, schedule=schedule, warmup_iterations=warmup)
     assert [learning_rate(config, iteration, 4) for iteration in range(4)] == pytest.approx(expected)
 
@@ -48,14 +48,14 @@ def test_the_gradient_is_clipped_to_its_norm(model):
     assert clip_gradient(model, 0) == pytest.approx(2.0, rel=1e-5)
 
 
-def test_flops_by_hand():
-    """One layer of width 8: q and o 8·8, k and v 8·4, gate, up and down 8·16; head 10·8; two sequences."""
+def test_flops_match_values_by_hand():
+    """A layer of width 8 (q and o 8·8, k and v 8·4, gate, up and down 8·16), a head of 10·8, and two sequences."""
     config = Qwen2Config(
         vocab_size=10, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, tie_word_embeddings=False,
     )  # fmt: skip
     model = Qwen2ForCausalLM(config)
-    layer = 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16 + (8 + 4 + 4) + 2 * 8 + 8  # biases and norms too
+    layer = 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16 + (8 + 4 + 4) + 2 * 8 + 8  # with biases and norms
     length, response = np.array([5, 7]), np.array([2, 3])
     attention = 6 * 1 * 2 * 4 * (25 + 49)
     assert model_flops(model, length, response) == 6 * layer * 12 + attention + 6 * 80 * 5
@@ -65,7 +65,7 @@ def test_flops_by_hand():
 
 
 def stepped(model, seed, steps):
-    """The model's optimiser after some steps with random gradients."""
+    """Return the model's optimiser after some steps with random gradients."""
     optimiser = make_optimiser(model, OptimiserConfig(learning_rate=0.01))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
@@ -108,8 +108,8 @@ def test_a_restored_optimiser_takes_the_same_step(model, tmp_path, naming, adapt
         assert torch.equal(one, two)
 
 
-def test_an_optimiser_without_a_step_has_no_state_and_gets_none(model):
-    """Else a run would depend on whether a checkpoint was written before its first step."""
+def test_an_optimiser_without_steps_has_no_state(model):
+    """Otherwise a run would depend on whether a checkpoint was written before its first step."""
     optimiser = stepped(model, seed=1, steps=0)
     assert optimiser_tensors(model, optimiser) == {}
     restore_optimiser(model, optimiser, {})
@@ -121,5 +121,5 @@ def test_the_state_of_another_model_is_refused(model):
     name = next(name for name in tensors if name.endswith("exp_avg"))
     parameter = name.removeprefix("state.").removesuffix(".exp_avg")
     lost = {key: value for key, value in tensors.items() if parameter not in key}
-    with pytest.raises(InputError, match=re.escape(f"another model: {parameter!r} is in one of them only")):
+    with pytest.raises(InputError, match=re.escape(f"another model: {parameter!r} is in only one of them")):
         restore_optimiser(model, stepped(model, seed=1, steps=1), lost)

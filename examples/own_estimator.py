@@ -1,9 +1,9 @@
-"""Three estimators of one's own, each a function from LazyFrame to LazyFrame.
+"""Three custom estimators, each a function that takes and returns a LazyFrame.
 
-    hgpo advantages RUN -e examples.estimators:hgpo_median
-    hgpo advantages RUN -e examples.estimators:hgpo_leave_one_out --set history_length=4
+    hgpo advantages RUN -e examples.own_estimator:hgpo_median
+    hgpo advantages RUN -e examples.own_estimator:hgpo_leave_one_out --set history_length=4
 
-docs/estimators.md lists the columns that they are written over.
+docs/estimators.md lists the columns that the functions receive.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 import polars as pl
 
 from hgpo_train.advantages import estimator
-from hgpo_train.advantages.input_columns import power
-from hgpo_train.advantages.trajectories import steps_left
-from hgpo_train.advantages.windows import normalise, quotient, size, weighted_mean, within
+from hgpo_train.advantages.trajectories import discount_to_end
+from hgpo_train.advantages.windows import Level, normalise, quotient, size, weighted_mean, within
 
 
 def hgpo_median(steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 1.0) -> pl.LazyFrame:
-    """HGPO with a median baseline: A_k = R - median G_k, which one lucky rollout does not move."""
+    """HGPO with a median baseline, A_k = R - median G_k, which is robust to a single successful rollout."""
     levels = {}
     for k in range(history_length + 1):
         group = within(f"history_hash_{k}")
@@ -29,10 +28,10 @@ def hgpo_median(steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 
 
 
 def hgpo_leave_one_out(steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 1.0) -> pl.LazyFrame:
-    """HGPO against the other members of each group: A_k = R - mean of the others = (R - mean G_k) · n / (n - 1)."""
-    groups = {f"k{k}": [f"history_hash_{k}"] for k in range(history_length + 1)}
-    steps = normalise(steps, "return", groups, mode="mean_norm")
-    for level in groups:
+    """HGPO with a leave-one-out baseline: A_k = R - mean of the group's others = (R - mean G_k) · n / (n - 1)."""
+    levels = {f"k{k}": Level("return", [f"history_hash_{k}"]) for k in range(history_length + 1)}
+    steps = normalise(steps, levels, mode="mean_norm")
+    for level in levels:
         n = pl.col(size(level))
         steps = steps.with_columns(quotient(pl.col(level) * n, n - 1).alias(level))
     return weighted_mean(steps, {f"k{k}": (k + 2) ** alpha for k in range(history_length + 1)})
@@ -40,8 +39,8 @@ def hgpo_leave_one_out(steps: pl.LazyFrame, *, history_length: int = 2, alpha: f
 
 @estimator("time_to_success", details=("credit",))
 def time_to_success(steps: pl.LazyFrame, *, gamma: float = 0.9) -> pl.LazyFrame:
-    """Steps against all steps of their task by how soon success follows: γ^(T - t), or 0 in a failed rollout."""
+    """Steps of a task, compared by the time to success: z-scores of γ^(T - t), or of 0 in failed rollouts."""
     won = pl.col("episode_return") > 0
-    credit = pl.when(won).then(power(gamma, steps_left())).otherwise(0.0)
+    credit = pl.when(won).then(discount_to_end(gamma)).otherwise(0.0)
     steps = steps.with_columns(credit=credit)
-    return normalise(steps, "credit", {"advantage": []}, alone=pl.lit(0.0))
+    return normalise(steps, {"advantage": Level("credit", alone=pl.lit(0.0))})

@@ -1,0 +1,58 @@
+"""A custom policy that explores: it prefers actions that it has not taken in the current state.
+
+    hgpo rollout --policy examples.own_policy:CURIOUS --out runs/curious
+    hgpo rollout --policy examples.own_policy:CURIOUS:0.1 --out runs/curious   # a tenth of the actions is random
+
+docs/rollouts.md explains it, and how to install it under a name.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from hgpo_envs.errors import InputError
+from hgpo_train.policies.scripted import format_action
+from hgpo_train.rollout import BatchPolicy, PolicyContext, PolicySpec, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class CuriousPolicy(BatchPolicy):
+    """Chooses the action that it has taken least often in this state of the episode, or a random action."""
+
+    name = "curious"
+    reproducible = True  # its random numbers depend only on the requests' seeds
+
+    def __init__(self, chance: float, action_format: str) -> None:
+        super().__init__()
+        self._chance, self._action_format = chance, action_format
+        self._taken: dict[int, Counter[tuple[str, str]]] = {}  # by slot; a slot plays one episode at a time
+
+    def respond(self, requests: Sequence[Request]) -> Sequence[str]:
+        return [self._choose(request) for request in requests]
+
+    def _choose(self, request: Request) -> str:
+        if request.step == 0:  # a new episode starts in this slot
+            self._taken[request.slot] = Counter()
+        taken, state = self._taken[request.slot], request.state
+        draw = random.Random(request.seed)
+        actions = draw.sample(state.actions, len(state.actions)) or [""]
+        if draw.random() >= self._chance:
+            actions.sort(key=lambda action: taken[state.text, action])
+        taken[state.text, actions[0]] += 1
+        return format_action(actions[0], self._action_format, state.actions)
+
+
+def make(argument: str, context: PolicyContext) -> CuriousPolicy:
+    """Create the policy; the argument is the fraction of random actions, 0 by default."""
+    try:
+        chance = float(argument or 0)
+    except ValueError:
+        raise InputError(f"curious: expected a fraction of random actions such as 0.1, received {argument!r}") from None
+    return CuriousPolicy(chance, context.action_format)
+
+
+CURIOUS = PolicySpec(make)

@@ -1,0 +1,66 @@
+"""ALFWorld, described for Gymnasium, the command line and training."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from hgpo_envs.environment_spec import EnvironmentSpec
+from hgpo_envs.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from hgpo_envs.engine import TaskSource
+
+BACKENDS: Final = ("native", "original")
+"""The package's own engine, or the original package for comparison."""
+
+
+def open_source(*, data: str | None = None, grammar: str | None = None, backend: str = "native") -> TaskSource:
+    """Open a set of ALFWorld games.
+
+    Args:
+        data: An official folder, a pack, or None for the bundled games.
+        grammar: ``move`` or ``put`` converts every game to that wording; None plays each as its file has it.
+        backend: ``native`` or ``original``.
+
+    Raises:
+        InputError: If the backend is unknown, or the data cannot be used.
+    """
+    if backend not in BACKENDS:
+        raise InputError(unknown("backend", backend, BACKENDS))
+    if data is not None and not isinstance(data, str):
+        raise InputError(f"data: expected a path or None for the bundled set, received {data!r}")
+    if backend == "original":
+        from hgpo_envs.alfworld.reference.original import OriginalSource
+
+        return OriginalSource(data=data, grammar=grammar)
+    from hgpo_envs.alfworld.data.source import ALFWorldSource
+
+    return ALFWorldSource(data=data, grammar=grammar)
+
+
+def data_places() -> list[Path]:
+    """Return where official games usually are.
+
+    These are the original's folder (``$ALFWORLD_DATA``, ``~/.cache/alfworld`` by default), and the names that
+    ``hgpo data fetch alfworld`` and ``hgpo data build alfworld`` propose, in the working directory.
+    """
+    original = os.environ.get("ALFWORLD_DATA") or Path.home() / ".cache" / "alfworld"
+    return [Path(original), Path("alfworld"), Path("alfworld.pack")]
+
+
+ALFWORLD: Final = EnvironmentSpec(
+    id="HGPO/ALFWorld-v0",
+    source=open_source,
+    max_steps=50,
+    template=(files("hgpo_envs.alfworld") / "prompt.j2").read_text(encoding="utf-8"),
+    players={
+        "expert": "hgpo_envs.alfworld.players.expert:ExpertPlayer",
+        "explorer": "hgpo_envs.alfworld.players.explorer:ExplorerPlayer",
+    },
+    evaluation_split="valid_seen",
+    splits=("train", "valid_seen", "valid_unseen"),
+    data_places=data_places,
+)

@@ -1,0 +1,239 @@
+"""Descriptions of benchmarks, found by Gymnasium id or by name.
+
+ALFWorld and WebShop have the same kind of description as the benchmarks of other packages. A package adds a benchmark
+by an entry point whose name is the Gymnasium id::
+
+    [project.entry-points."hgpo.environments"]
+    "BabyAI/Text-v0" = "own_environment:BABYAI"
+
+The ids are listed without importing the packages (`hgpo_envs.plugins`).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, Final
+
+import gymnasium
+from gymnasium.envs.registration import parse_env_id
+
+from hgpo_envs.errors import InputError, one_line, unknown
+from hgpo_envs.plugins import distribution, installed, load
+from hgpo_envs.responses import parse
+from hgpo_envs.sources import open_shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hgpo_envs.engine import TaskSource
+    from hgpo_envs.players import Player
+    from hgpo_envs.responses import Response
+    from hgpo_envs.sources import SharedSource
+
+ENTRY_POINTS: Final = "hgpo.environments"
+
+PLAYERS: Final = ("expert", "explorer")
+"""The names that scripted players may have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSpec:
+    """A text benchmark, described for Gymnasium, the command line and training.
+
+    Attributes:
+        id: The Gymnasium id, ``[Namespace/]Name-v0``. The name in it must equal `TaskSource.name` and be unique among
+            all benchmarks.
+        source: Opens the task source: a class or function at the top level of a module, or ``module:callable``, which
+            is imported on first use. Its parameters become keyword arguments of ``gymnasium.make``; their values must
+            be JSON values.
+        max_steps: The default step limit.
+        template: The text of the Jinja template for prompts (`hgpo_envs.prompts` lists its fields). None uses a
+            template that shows task, history, state and admissible actions.
+        parse_response: Finds the action in a model's response (``action_format="response"``) and decides whether the
+            response is valid. It must be picklable. The default follows verl-agent's rules, which lowercase the action
+            (`hgpo_envs.responses`).
+        players: The scripted players ``expert`` and ``explorer``, each as a class (`hgpo_envs.players.Player`) or as
+            ``module:class``. Both are optional.
+        evaluation_split: The default split of ``hgpo eval``; None requires ``--split``.
+        splits: The names of the splits, without ``all``, for `hgpo envs`.
+        data_places: Returns the paths where the benchmark's data usually is, for `hgpo envs`, which opens those that
+            exist as ``data``: a function or ``module:function``.
+
+    Raises:
+        InputError: If the id is malformed, or a player has another name.
+    """
+
+    id: str
+    source: Callable[..., TaskSource] | str
+    max_steps: int = 50
+    template: str | None = None
+    parse_response: Callable[[str], Response] = parse
+    players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
+    evaluation_split: str | None = None
+    splits: tuple[str, ...] = ()
+    data_places: Callable[[], Sequence[str | os.PathLike[str]]] | str = tuple
+
+    def __post_init__(self) -> None:
+        name_in(self.id)
+        for name in self.players:
+            if name not in PLAYERS:
+                raise InputError(f"{self.id}: {unknown('player', name, PLAYERS)}")
+
+    @property
+    def name(self) -> str:
+        """The name in the id."""
+        return name_in(self.id)
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Return the parameters of `source` by name."""
+        return signature(self._factory()[1]).parameters
+
+    def open_source(self, **arguments: Any) -> SharedSource:
+        """Open the task source, once per process for the same arguments (`hgpo_envs.sources.open_shared`).
+
+        Raises:
+            InputError: If an argument is missing or unknown, or the data cannot be used.
+        """
+        place, factory = self._factory()
+        try:
+            bound = signature(factory).bind(**arguments)
+        except TypeError as error:
+            raise InputError(f"{self.id}: {error}") from error
+        bound.apply_defaults()
+        values = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in bound.arguments.items()}
+        shared = open_shared(place, **values)
+        if shared.source.name != self.name:
+            raise InputError(
+                f"{self.id}: expected a task source with the name {self.name!r}, as in the id; "
+                f"received {shared.source.name!r}"
+            )
+        return shared
+
+    def _factory(self) -> tuple[str, Callable[..., TaskSource]]:
+        """Return `source` as ``module:callable`` and as an object."""
+        if isinstance(self.source, str):
+            return self.source, imported(self.source)
+        place = f"{self.source.__module__}:{self.source.__qualname__}"
+        if not place.partition(":")[2].isidentifier():
+            raise InputError(
+                f"{self.id}: expected a class or function at the top of a module as source, received {place}"
+            )
+        return place, self.source
+
+
+def name_in(env_id: str) -> str:
+    """Return the name in a Gymnasium id.
+
+    Raises:
+        InputError: If the id is malformed.
+
+    >>> name_in("HGPO/ALFWorld-v0")
+    'ALFWorld'
+    """
+    try:
+        return parse_env_id(env_id)[1]
+    except gymnasium.error.Error as error:
+        raise InputError(
+            f"expected a Gymnasium id such as Mine/House-v0, received {env_id!r} ({one_line(error, 200)})"
+        ) from error
+
+
+def imported(place: str) -> Any:  # noqa: ANN401 (whatever is there)
+    """Import the object at ``module:name``."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+# ------------------------------------------------------------------------------------------------------- registration
+
+_OWN: Final = {
+    "HGPO/ALFWorld-v0": "hgpo_envs.alfworld.environment:ALFWORLD",
+    "HGPO/WebShop-v0": "hgpo_envs.webshop.environment:WEBSHOP",
+}
+"""Id → ``module:EnvironmentSpec``, imported when asked for, as entry points are."""
+
+_added: dict[str, EnvironmentSpec] = {}
+
+
+def add_spec(spec: EnvironmentSpec) -> None:
+    """Add a benchmark for this process. `hgpo_envs.registration.register` also registers it with Gymnasium.
+
+    Raises:
+        InputError: If another benchmark has the same id or name.
+    """
+    known = _added.get(spec.id)
+    if known is not None and known != spec:
+        raise InputError(f"another environment {spec.id!r} is registered already; choose another id")
+    _check_name(spec.id)
+    _added[spec.id] = spec
+
+
+def environment_ids() -> list[str]:
+    """Return the ids of all benchmarks: those of this package, of entry points, and those added in this process."""
+    return list(dict.fromkeys([*_OWN, *_installed_ids(), *_added]))
+
+
+def environment_spec(env_id: str) -> EnvironmentSpec:
+    """Return the benchmark with this Gymnasium id.
+
+    Raises:
+        InputError: If the id is unknown or the package that declares it is broken.
+    """
+    if env_id in _added:
+        return _added[env_id]
+    if env_id in _OWN:
+        own: EnvironmentSpec = imported(_OWN[env_id])
+        return own
+    if env_id not in _installed_ids():
+        raise InputError(unknown("environment", env_id, environment_ids()))
+    point = installed(ENTRY_POINTS)[env_id]
+    found, origin = load(point), f"{ENTRY_POINTS} {env_id!r} of the distribution {distribution(point)}"
+    if not isinstance(found, EnvironmentSpec):
+        raise InputError(f"{origin}: expected an EnvironmentSpec, received {type(found).__name__}")
+    if found.id != env_id:
+        raise InputError(f"{origin}: received the id {found.id!r}; the entry point must have it as its name")
+    add_spec(found)
+    return found
+
+
+def provider(env_id: str) -> str:
+    """Return the name of the distribution that declares a benchmark; empty for one that was added in this process."""
+    if env_id in _OWN:
+        return "hgpo"
+    return distribution(installed(ENTRY_POINTS)[env_id]) if env_id in _installed_ids() else ""
+
+
+def spec_named(name: str) -> EnvironmentSpec | None:
+    """Return the benchmark with this name, such as ``ALFWorld``, or None if none is registered.
+
+    Raises:
+        InputError: If the package that declares it is broken.
+    """
+    found = next((env_id for env_id in environment_ids() if name_in(env_id) == name), None)
+    return None if found is None else environment_spec(found)
+
+
+def _check_name(env_id: str) -> None:
+    name = name_in(env_id)
+    first = next((other for other in environment_ids() if name_in(other) == name), env_id)
+    if first != env_id:
+        raise InputError(f"{env_id!r} has the same name as {first!r}; choose another name")
+
+
+@cache
+def _installed_ids() -> tuple[str, ...]:
+    """Return the ids of entry points. Malformed ids are skipped with a warning."""
+    ids = []
+    for env_id, point in installed(ENTRY_POINTS).items():
+        try:
+            name_in(env_id)
+        except InputError as error:
+            warnings.warn(f"{ENTRY_POINTS} of the distribution {distribution(point)}: {error}", stacklevel=2)
+        else:
+            ids.append(env_id)
+    return tuple(ids)

@@ -1,0 +1,102 @@
+"""What `hgpo envs` lists: every benchmark with its arguments, its splits and the data that is on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hgpo_envs.environment_spec import environment_ids, environment_spec, imported, provider
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.registration import default_arguments
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from hgpo_envs.environment_spec import EnvironmentSpec
+    from hgpo_envs.sources import SharedSource
+
+
+@dataclass(frozen=True)
+class FoundData:
+    """One set of data of a benchmark.
+
+    Attributes:
+        path: The path to pass as ``data``. None is the data that the benchmark opens without one.
+        splits: The number of tasks in each split.
+        error: Why the data cannot be used, in one line; empty if it can.
+    """
+
+    path: str | None
+    splits: Mapping[str, int] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class ListedEnvironment:
+    """A benchmark, with what is known of it on this machine.
+
+    Attributes:
+        id: The Gymnasium id.
+        provider: The distribution that declares it, such as ``hgpo``.
+        arguments: The keyword arguments of ``gymnasium.make`` with their defaults. Required ones have the default
+            ``inspect.Parameter.empty``.
+        data: The data that can be opened: the default first, then what was found in `EnvironmentSpec.data_places`.
+        looked: The places where official data was looked for.
+        error: Why the benchmark cannot be used, in one line; empty if it can.
+    """
+
+    id: str
+    provider: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    data: tuple[FoundData, ...] = ()
+    looked: tuple[str, ...] = ()
+    error: str = ""
+
+
+def list_environments() -> list[ListedEnvironment]:
+    """Return all benchmarks: those of this package, of entry points, and those added in this process.
+
+    A benchmark that cannot be imported is listed with its error.
+    """
+    return [_listed(env_id) for env_id in environment_ids()]
+
+
+def _listed(env_id: str) -> ListedEnvironment:
+    try:
+        spec = environment_spec(env_id)
+        arguments = default_arguments(spec)
+        places = tuple(dict.fromkeys(Path(place) for place in _data_places(spec)))
+    except Exception as error:  # noqa: BLE001 - the package of someone else must not hide the other benchmarks
+        return ListedEnvironment(env_id, provider(env_id), error=one_line(error, 300))
+    found = [_found(spec, None), *(_found(spec, place) for place in places if place.exists())]
+    return ListedEnvironment(env_id, provider(env_id), arguments, tuple(found), tuple(map(str, places)))
+
+
+def _data_places(spec: EnvironmentSpec) -> Sequence[str | os.PathLike[str]]:
+    places = imported(spec.data_places) if isinstance(spec.data_places, str) else spec.data_places
+    return tuple(places())
+
+
+def _found(spec: EnvironmentSpec, place: Path | None) -> FoundData:
+    path = None if place is None else str(place)
+    try:
+        shared = spec.open_source(**({} if path is None else {"data": path}))
+        return FoundData(path, {split: len(shared.source.ids(split)) for split in _splits(spec, shared)})
+    except Exception as error:  # noqa: BLE001 - damaged data, or the code of another package
+        return FoundData(path, error=one_line(error, 300))
+
+
+def _splits(spec: EnvironmentSpec, shared: SharedSource) -> list[str]:
+    """Return the declared splits; of a benchmark that declares none, those of the usual names that it knows."""
+    if spec.splits:
+        return list(spec.splits)
+    names = []
+    for name in dict.fromkeys(("train", spec.evaluation_split or "all", "all")):
+        try:
+            shared.source.ids(name)
+        except (InputError, KeyError):
+            continue
+        names.append(name)
+    return names if names != ["train", "all"] else ["train"]

@@ -1,0 +1,83 @@
+"""Objects of other packages, found by entry point or as ``module:object``.
+
+Entry points are listed without importing a package. A package is imported when one of its names is used, so a broken
+package never breaks the others: its error is one line with the name of its distribution.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hgpo_envs.errors import InputError, one_line
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+@cache
+def installed(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by name. Of two with the same name the first is used, with a warning."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        first = found.setdefault(point.name, point)
+        if first.value != point.value:
+            warnings.warn(
+                f"{group} {point.name!r} is declared by {distribution(first)} and by {distribution(point)}; "
+                f"{distribution(first)} is used",
+                stacklevel=2,
+            )
+    return found
+
+
+def load(point: EntryPoint) -> object:
+    """Import the object of an entry point.
+
+    Raises:
+        InputError: If it cannot be imported.
+    """
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"{point.group} {point.name!r} of the distribution {distribution(point)} cannot be loaded from "
+            f"{point.value}: {type(error).__name__}: {one_line(error, 200)}; repair or uninstall it"
+        ) from error
+
+
+def distribution(point: EntryPoint) -> str:
+    """Return the name of the distribution that declares an entry point."""
+    return point.dist.name if point.dist is not None else "(unknown)"
+
+
+def import_object(text: str, expected: str) -> object:
+    """Import an object given as ``module:object``. Modules are also found in the working directory.
+
+    The working directory remains on the path, so that worker processes find the module too.
+
+    Args:
+        text: ``module:object``.
+        expected: What the object should be, for the error line.
+
+    Raises:
+        InputError: If there is no such module or object, or the module cannot be imported.
+    """
+    module_name, _, attribute = text.partition(":")
+    find_in_working_directory()
+    try:
+        return getattr(import_module(module_name), attribute)
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {one_line(error, 200)}"
+        raise InputError(f"expected {expected} as module:object, received {text!r}: {reason}") from error
+
+
+def find_in_working_directory() -> None:
+    """Add the working directory to the end of Python's path."""
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)

@@ -1,0 +1,116 @@
+"""WebShop, described for Gymnasium, the command line and training."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.resources import files
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hgpo_envs.environment_spec import EnvironmentSpec
+from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.responses import parse
+
+if TYPE_CHECKING:
+    from hgpo_envs.engine import TaskSource
+
+BACKENDS: Final = ("native", "original")
+"""The package's own engine, or a checkout of the original for comparison."""
+
+
+def open_source(
+    *,
+    data: str | None = None,
+    goals: str = "synthetic",
+    observation_mode: str = "text",
+    show_attributes: bool = False,
+    price_seed: int = 0,
+    shuffle_seed: int = 233,
+    option_colours: str = "original",
+    magic_queries: bool = True,
+    after_done: str = "continue",
+    reward_scale: str = "score",
+    checkout: str | None = None,
+    python: str | None = None,
+    num_products: int | None = None,
+    nouns: str | None = None,
+    backend: str = "native",
+) -> TaskSource:
+    """Open a WebShop catalogue with its goals.
+
+    Args:
+        data: A built catalogue, or None for the bundled one; with ``backend="original"`` a WebShop checkout.
+        goals: ``synthetic`` or ``human``.
+        observation_mode: ``text`` or ``text_rich``.
+        show_attributes: Whether item pages have the attributes tab.
+        price_seed: Seeds what the original leaves unseeded: ranged prices, then price bounds.
+        shuffle_seed: Seeds the order of the goals.
+        option_colours: ``original`` or ``both``; this and the next three switch off oddities of the original that may
+            harm training, in the native backend: `hgpo_envs.webshop.engine.engine.Quirks`.
+        magic_queries: Whether queries such as ``<r>`` are commands.
+        after_done: ``continue`` or ``freeze``.
+        reward_scale: ``score``, or ``success`` for verl-agent's 10 or 0.
+        checkout: The original's checkout; this and the next three are for the original backend:
+            `hgpo_envs.webshop.reference.original.OriginalSource`.
+        python: The interpreter that the original is installed for.
+        num_products: Which of the original's indexes to search.
+        nouns: A file that stands in for spaCy.
+        backend: ``native`` or ``original``.
+
+    Raises:
+        InputError: If an argument is unknown or for the other backend, or the data cannot be used.
+    """
+    common: dict[str, Any] = {
+        "goals": goals,
+        "observation_mode": observation_mode,
+        "show_attributes": show_attributes,
+        "price_seed": price_seed,
+        "shuffle_seed": shuffle_seed,
+    }
+    special: dict[str, dict[str, Any]] = {
+        "native": {
+            "option_colours": option_colours,
+            "magic_queries": magic_queries,
+            "after_done": after_done,
+            "reward_scale": reward_scale,
+        },
+        "original": {"checkout": checkout, "python": python, "num_products": num_products, "nouns": nouns},
+    }
+    if backend not in BACKENDS:
+        raise InputError(unknown("backend", backend, BACKENDS))
+    if data is not None and not isinstance(data, str):
+        raise InputError(f"data: expected a path or None for the bundled set, received {data!r}")
+    defaults = signature(open_source).parameters
+    for other in special.keys() - {backend}:
+        for name, value in special[other].items():
+            if value != defaults[name].default:
+                raise InputError(f"{name} is for backend={other!r}; leave it out with backend={backend!r}")
+    if backend == "original":
+        from hgpo_envs.webshop.reference.original import OriginalSource
+
+        return OriginalSource(data=data, **common, **special[backend])
+    from hgpo_envs.webshop.data.source import WebShopSource
+
+    return WebShopSource(data=data, **common, **special[backend])
+
+
+def data_places() -> list[Path]:
+    """Return the built catalogues in the working directory and its folders."""
+    return sorted(path.parent for pattern in ("", "*/") for path in Path().glob(f"{pattern}catalogue.json"))
+
+
+WEBSHOP: Final = EnvironmentSpec(
+    id="HGPO/WebShop-v0",
+    source=open_source,
+    max_steps=15,
+    template=(files("hgpo_envs.webshop") / "prompt.j2").read_text(encoding="utf-8"),
+    parse_response=partial(parse, fallback_characters=20),
+    players={
+        "expert": "hgpo_envs.webshop.players.expert:ExpertPlayer",
+        "explorer": "hgpo_envs.webshop.players.explorer:ExplorerPlayer",
+    },
+    evaluation_split="eval",
+    splits=("train", "eval", "test"),
+    data_places=data_places,
+)

@@ -1,0 +1,88 @@
+"""Step tables in any form: a Polars frame, a path or URL, a pandas or pyarrow table."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import polars as pl
+
+from hgpo_datasets import scan_steps
+from hgpo_envs.errors import InputError, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    class ArrowStream(Protocol):
+        """A table with Arrow's C stream interface, such as those of pandas, pyarrow and DuckDB."""
+
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            """Return a capsule with the stream."""
+            ...
+
+    Path: TypeAlias = str | os.PathLike[str]
+    StepTable: TypeAlias = pl.LazyFrame | pl.DataFrame | Path | Sequence[Path] | ArrowStream
+
+
+def step_table(steps: Any) -> pl.LazyFrame:  # noqa: ANN401 (`StepTable`, or anything else that is refused)
+    """Return a step table as a LazyFrame.
+
+    Args:
+        steps: A Polars LazyFrame or DataFrame; the path, pattern or URL of a run or a Parquet file, or a list of them
+            (`hgpo_datasets.scan_steps`); or a table of pandas, pyarrow or another library with Arrow's C stream
+            interface.
+
+    Raises:
+        InputError: It is none of these, or the path contains no steps.
+
+    >>> step_table({"task": ["a"]})
+    Traceback (most recent call last):
+    hgpo_envs.errors.InputError: expected a step table (a Polars LazyFrame or DataFrame, a path or URL, a pandas or
+    pyarrow table), received dict {'task': ['a']}
+    """
+    if isinstance(steps, pl.LazyFrame | pl.DataFrame):
+        return steps.lazy()
+    if isinstance(steps, str | os.PathLike):
+        return scan_steps(steps, plain=True)
+    if isinstance(steps, list | tuple) and steps and all(isinstance(one, str | os.PathLike) for one in steps):
+        return scan_steps(steps, plain=True)
+    if hasattr(steps, "__arrow_c_stream__") and not isinstance(steps, pl.Series):
+        return _from_arrow(steps)
+    raise InputError(
+        "expected a step table (a Polars LazyFrame or DataFrame, a path or URL, a pandas or pyarrow table), "
+        f"received {type(steps).__name__} {one_line(repr(steps), 60)}"
+    )
+
+
+def check_name(column: object) -> None:
+    """Check the name of a new column.
+
+    Raises:
+        InputError: It is no text, or empty.
+    """
+    if not isinstance(column, str) or not column:
+        raise InputError(f"column: expected the name of the new column, received {column!r}")
+
+
+def check_types(schema: pl.Schema) -> None:
+    """Check that rewards and the numbers of steps are numbers.
+
+    Raises:
+        InputError: They are not.
+    """
+    for name, expected in (("reward", "numbers"), ("step", "integers")):
+        kind = schema.get(name, pl.Null())
+        if not (kind.is_numeric() or kind in (pl.Boolean, pl.Null)):
+            raise InputError(f"column {name}: expected {expected}, received {kind}; convert it with cast")
+
+
+def _from_arrow(steps: Any) -> pl.LazyFrame:  # noqa: ANN401 (a table of any library)
+    """Convert a table with Arrow's C stream interface; a pandas index is dropped."""
+    try:
+        table = pl.from_pandas(steps) if type(steps).__module__.startswith("pandas") else pl.DataFrame(steps)
+    except Exception as error:
+        line = one_line(error, 200)
+        raise InputError(f"{type(steps).__name__} cannot be converted to a Polars DataFrame: {line}") from error
+    if not isinstance(table, pl.DataFrame):
+        raise InputError(f"expected a table, received {type(steps).__name__}")
+    return table.lazy()

@@ -1,0 +1,110 @@
+"""The output and the exit status of a command that failed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.secrets import redact
+from hgpo_train.rollout.failures import RolloutError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+EXTRAS: Final = {
+    **dict.fromkeys(("torch", "transformers", "peft", "safetensors", "tokenizers"), "train"),
+    **dict.fromkeys(("datasets", "duckdb", "minari", "pandas", "PIL"), "interchange"),
+    **dict.fromkeys(("alfworld", "textworld"), "alfworld"),
+    **dict.fromkeys(("marimo", "altair"), "notebooks"),
+    "vllm": "vllm",
+    "openai": "api",
+    "minigrid": "examples",
+}
+"""Optional packages, by the name that is imported, with the extra that installs them."""
+
+
+def exit_with_error(error: BaseException) -> NoReturn:
+    """Print an error and exit.
+
+    Bad input, or an extra that is missing, is one line and exit code 2. A run that failed, a damaged file, or a disk
+    that refused to read or write, is one line and exit code 1. Anything else is a fault of the program: a traceback and
+    exit code 1.
+    """
+    if isinstance(error, InputError):
+        _fail(error, str(error), 2)
+    if isinstance(error, RolloutError):
+        _fail(error, str(error), 1)
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        _fail(error, f"this needs {error.name}: pip install 'hgpo[{EXTRAS[error.name]}]'", 2)
+    if isinstance(error, _unreadable()):
+        _fail(error, f"a step table cannot be read: {error}; `hgpo verify` finds the damaged file", 1)
+    if isinstance(error, OSError) and (line := _disk_line(error)) is not None:
+        _fail(error, line, 2 if error.errno in _WRONG_PATH else 1)
+    if not isinstance(error, Exception):  # SystemExit, KeyboardInterrupt
+        raise error
+    _crash(error)
+
+
+def _fail(error: BaseException, line: str, code: int) -> NoReturn:
+    """Print an error in one line, and its notes: for example, how many groups could not be committed."""
+    for text in (f"error: {line}", *getattr(error, "__notes__", ())):
+        print(" ".join(redact(text).split()), file=sys.stderr)
+    sys.exit(code)
+
+
+def _unreadable() -> tuple[type[BaseException], ...]:
+    """Return what Polars raises for damaged files; nothing if it is not loaded."""
+    polars = sys.modules.get("polars")
+    return (polars.exceptions.ComputeError, polars.exceptions.PanicException) if polars else ()
+
+
+def _crash(error: BaseException) -> NoReturn:
+    """Print a traceback, without the values of local variables and without secrets."""
+    shown = traceback.format_exception(type(error), error, _user_frames(error))
+    print(redact("".join(shown)), file=sys.stderr, end="")
+    sys.exit(1)
+
+
+def _user_frames(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the user's own policy on, if it raised the error; otherwise the whole traceback."""
+    found = frames = error.__traceback__
+    policies = os.sep + os.path.join("hgpo_train", "policies") + os.sep  # noqa: PTH118 - part of a path
+    while frames is not None:
+        if policies in frames.tb_frame.f_code.co_filename and frames.tb_next is not None:
+            found = frames.tb_next
+        frames = frames.tb_next
+    return found
+
+
+_DISK: Final = {
+    errno.ENOSPC: "free some space; the same command continues from what is committed",
+    errno.EDQUOT: "free some of your quota; the same command continues from what is committed",
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), or use another file system",
+    errno.EROFS: "write to another place",
+    errno.EACCES: "write to another place, or change who may write there",
+    errno.EPERM: "write to another place, or change who may write there",
+    errno.EEXIST: "a part of this path is a file; name another",
+    errno.ENOTDIR: "a part of this path is a file; name another",
+    errno.EISDIR: "this is a folder; name a file",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.EMFILE: "too many files are open; use fewer --slots, or raise `ulimit -n`",
+    errno.ENFILE: "too many files are open; use fewer --slots",
+    errno.EIO: "the disk failed; check its health, and run `hgpo verify`",
+    errno.ESTALE: "the network file system lost this file; the same command continues from what is committed",
+}
+"""What a user can do about an error of the operating system."""
+
+_WRONG_PATH: Final = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
+"""Errors that the path is the cause of, not the disk."""
+
+
+def _disk_line(error: OSError) -> str | None:
+    """Return one line for an error that a disk raises, and None for any other."""
+    if error.errno is None or error.errno not in _DISK:
+        return None
+    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+    return f"{where}{os.strerror(error.errno)}; {_DISK[error.errno]}"

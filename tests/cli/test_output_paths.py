@@ -1,0 +1,193 @@
+"""`--out` and failed starts: one line, and nothing left behind, for every command."""
+
+import os
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from command import every_command
+
+from hgpo_datasets import StepWriter
+from hgpo_train.cli import main
+from hgpo_train.cli.exit_status import EXTRAS
+from hgpo_train.cli.quickstart_run import collect_rollouts
+
+ROOT = Path(__file__).parents[2]
+WITH_OUT = {
+    words: command
+    for words, command in every_command().items()
+    if any(option.name == "out" for option in getattr(command, "params", ()))
+}
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Return a function that runs a command line in an empty folder: exit code and the lines of standard error."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def hgpo(*arguments: object) -> tuple[int, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["hgpo", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code or 0, capsys.readouterr().err.strip().splitlines()
+
+    return hgpo
+
+
+def arguments_of(command, out: str) -> list[str]:
+    """Values for all required arguments; `out` for the option `--out`."""
+    given = ["--out", out]
+    for one in command.params:
+        if one.name == "out" or not one.required:
+            continue
+        given += ["7"] if one.param_type_name == "argument" else [one.opts[0], "7"]
+    return given
+
+
+def tree(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+def test_the_commands_with_an_output_are_found() -> None:
+    assert {("rollout",), ("train",), ("stats",), ("data", "build", "webshop"), ("data", "fetch", "alfworld")} <= {
+        *WITH_OUT
+    }
+
+
+@pytest.mark.parametrize("words", WITH_OUT, ids=" ".join)
+@pytest.mark.parametrize("bad", ["under a file", "under a file's folder", "no permission", "too long"])
+def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypatch, words, bad) -> None:
+    Path("file").touch()
+    out = {"too long": "x" * 5000, "no permission": "locked/x"}.get(bad, "file/x")
+    out += "/deep/y" if bad == "under a file's folder" else ""
+    if bad == "no permission":
+        Path("locked").mkdir()
+        access = os.access  # the superuser, who may run these tests, has every permission
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked" and access(path, mode))
+    before = tree(Path())
+    code, lines = run(*words, *arguments_of(WITH_OUT[words], out))
+    assert code == 2, lines
+    assert len(lines) == 1
+    assert re.match(r"error: --out .*choose another path", lines[0]), lines
+    assert tree(Path()) == before
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("start") / "run"
+    collect_rollouts(folder, 0, 2, 2, lambda _: None)
+    return folder
+
+
+FAILED_STARTS = [
+    ["train", "tiny-alfworld"],  # its model does not exist yet
+    ["train", "tiny-alfworld", "--set", "environment.options={data='/absent'}"],
+    ["train", "tiny-alfworld", "--set", "advantage.estimator=absent"],
+    ["train", "tiny-alfworld", "--set", "rollout.engine=absent"],
+    ["sft", "RUN", "--set", "model.path=/absent"],
+    ["rollout", "--policy", "absent"],
+    ["rollout", "--order", "absent"],
+    ["rollout", "--tasks", "0"],
+    ["rollout", "--env", "Absent/Env-v0"],
+    ["rollout", "--env-option", "absent=1"],
+    ["rollout", "--data", "absent"],
+    ["rollout", "--split", "absent"],
+    ["rollout", "--without", "absent"],
+    ["rollout", "--max-failed", "2"],
+    ["rollout", "--slots", "0"],
+    ["eval", "--policy", "absent"],
+    ["eval", "--policy", "expert", "--split", "absent"],
+    ["eval", "--policy", "expert", "--against", "absent"],
+    ["quickstart", "--tasks", "0"],
+    ["quickstart", "--group-size", "0"],
+    ["advantages", "RUN", "-e", "absent"],
+    ["advantages", "absent"],
+    ["stats", "absent"],
+    ["stats", "RUN", "--by", "absent"],
+    ["data", "import", "verl-agent", "absent"],
+    ["data", "build", "alfworld", "absent"],
+    ["data", "build", "webshop", "--items", "absent", "--attributes", "absent", "--human", "absent"],
+    ["data", "synth", "webshop", "--products", "0"],
+    ["data", "synth", "alfworld", "--games", "3"],
+    ["data", "export", "alfworld", "absent"],
+    ["data", "fetch", "webshop", "--size", "absent"],
+    ["data", "fetch", "webshop", "--from", "absent"],
+    ["data", "fetch", "alfworld", "--from", "absent"],
+]
+
+
+@pytest.mark.parametrize("arguments", FAILED_STARTS, ids=" ".join)
+def test_a_failed_start_leaves_no_folder(run, small_run, arguments) -> None:
+    code, lines = run(*(small_run if word == "RUN" else word for word in arguments), "--out", "new/folder")
+    assert code == 2, lines
+    assert "error: " in lines[-1], lines
+    assert sum("error: " in line for line in lines) == 1
+    assert tree(Path()) == []
+
+
+def test_a_failed_start_keeps_a_folder_that_existed(run) -> None:
+    Path("mine").mkdir()
+    assert run("train", "tiny-alfworld", "--out", "mine")[0] == 2
+    assert Path("mine").is_dir()
+
+
+@pytest.mark.parametrize("name", ["bad name", "x/y", "../outside-v0", "/absolute-v0", "no-version", "", "x-v-1"])
+def test_a_bad_name_of_a_minari_dataset_is_one_line_and_leaves_nothing(run, small_run, monkeypatch, name) -> None:
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(Path("minari/datasets").absolute()))
+    code, lines = run("data", "export", "minari", small_run, "--name", name)
+    assert (code, len(lines)) == (2, 1), lines
+    assert "hgpo/alfworld/random-v0" in lines[0]
+    assert tree(Path()) == []
+
+
+def test_a_taken_name_a_missing_extra_and_a_fault_leave_nothing(run, small_run, tmp_path, monkeypatch) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(Path("minari").absolute()))
+    export = ("data", "export", "minari", small_run, "--name")
+    written = minari.create_dataset_from_buffers
+
+    def partly_written(name: str, episodes: object, **options: object) -> None:
+        written(name, episodes, **options)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as faulty:
+        faulty.setattr(minari, "create_dataset_from_buffers", partly_written)
+        code, lines = run(*export, "hgpo/alfworld/first-v0")
+    assert (code, len(lines)) == (1, 1), lines
+    assert "No space left" in lines[0]
+    assert tree(Path()) == []
+
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "minari", None)
+        code, lines = run(*export, "hgpo/alfworld/first-v0")
+    assert (code, lines) == (2, ["error: this needs minari: pip install 'hgpo[interchange]'"])
+
+    assert run(*export, "hgpo/alfworld/first-v0")[0] == 0
+    before = tree(Path())
+    code, lines = run(*export, "hgpo/alfworld/first-v0")
+    assert (code, len(lines)) == (2, 1), lines
+    assert "exists already" in lines[0]
+    assert tree(Path()) == before
+
+
+def test_every_optional_package_names_an_extra_that_installs_it() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    distributions = {"PIL": "pillow"}
+    for package, extra in EXTRAS.items():
+        names = {re.split(r"[<>=\[ ;]", requirement)[0] for requirement in extras[extra]}
+        assert distributions.get(package, package) in names, package
+    needed = {re.split(r"[<>=\[ ;]", one)[0] for name, extra in extras.items() if name != "dev" for one in extra}
+    assert needed - {"hgpo", "cmake"} == {distributions.get(package, package) for package in EXTRAS}
+
+
+def test_a_run_that_began_is_not_removed(run, tmp_path) -> None:
+    """Only a folder without content counts as a failed start."""
+    with StepWriter(Path("started"), config={}):
+        pass
+    before = tree(Path())
+    assert run("train", "tiny-alfworld", "--out", "started")[0] == 2
+    assert tree(Path()) == before

@@ -1,0 +1,299 @@
+"""What scan_steps accepts: runs, folders of runs, patterns; and the two layouts of a run."""
+
+import re
+import shutil
+import warnings
+from pathlib import Path
+
+import polars as pl
+import pytest
+from groups import group, rich_group
+from polars.testing import assert_frame_equal
+
+from hgpo_datasets import StepTableWarning, StepWriter, manifest, run_paths, scan_steps, verify
+from hgpo_datasets.run_summary import summarize_run
+from hgpo_envs.atomic import FolderLock
+from hgpo_envs.errors import InputError
+
+
+def write(folder: Path, *tasks: str) -> Path:
+    with StepWriter(folder) as writer:
+        for task in tasks:
+            writer.add_group(group(task))
+            writer.commit()
+    return folder
+
+
+def to_first_layout(run: Path) -> Path:
+    """Move the shards beside the manifest."""
+    for shard in (run / "steps").iterdir():
+        shard.rename(run / shard.name)
+    (run / "steps").rmdir()
+    return run
+
+
+def to_first_training(folder: Path) -> Path:
+    """Make the steps of a training run a run of their own."""
+    (folder / manifest.NAME).rename(folder / "steps" / manifest.NAME)
+    (folder / ".lock").rename(folder / "steps/.lock")
+    return folder
+
+
+def tasks(source: object, **options: object) -> list[str]:
+    return scan_steps(source, **options).select("task_id").unique().sort("task_id").collect()["task_id"].to_list()  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder of runs at several depths, in both layouts, with everything that is usually beside them."""
+    folder = tmp_path / "runs"
+    write(folder / "first", "a")
+    to_first_layout(write(folder / "deep/er/second", "b"))
+    training = write(folder / "training", "c")
+    (training / "config.toml").touch()
+    write(training / "evaluation", "held out")
+    older = to_first_training(write(folder / "older", "d"))
+    (older / "config.toml").touch()
+    to_first_layout(write(older / "evaluation", "held out"))
+    for table in ("first.advantages/hgpo.parquet", ".hidden/x.parquet"):
+        (folder / table).parent.mkdir()
+        pl.DataFrame({"advantage": [0.0]}).write_parquet(folder / table)
+    return folder
+
+
+def test_any_level_of_folders_and_patterns(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = ["a", "b", "c", "d"]
+    for source, expected in (
+        (runs, everything),
+        (f"{runs}/*", everything),
+        (runs.parent, everything),
+        (f"{runs.parent}/*/", everything),
+        (runs / "deep", ["b"]),
+        (runs / "deep/er/second", ["b"]),
+        (f"{runs}/*/*/second", ["b"]),
+        (runs / "first/steps", ["a"]),
+        (f"{runs}/f*/steps", ["a"]),
+        (f"{runs}/first/*", ["a"]),
+        (f"{runs}/first/steps/*.parquet", ["a"]),
+        (f"{runs}/first/**/*.parquet", ["a"]),
+        (runs / "training", ["c"]),
+        (runs / "training/steps", ["c"]),
+        (f"{runs}/training/*", ["c"]),
+        (runs / "older", ["d"]),
+        (runs / "older/steps", ["d"]),
+        (f"{runs}/older/*", ["d"]),
+        (f"{runs}/*/steps", ["a", "c", "d"]),
+        (f"{runs}/*/evaluation", ["held out"]),
+        (runs / "training/evaluation/steps", ["held out"]),
+        ([runs / "first", f"{runs}/tr*"], ["a", "c"]),
+        ((runs / "first").as_uri(), ["a"]),
+    ):
+        assert tasks(source) == expected, source
+        if not isinstance(source, list):
+            summarize_run(str(source).removeprefix("file://"))
+    for place, name in (("first/steps", "."), ("first", "steps"), ("first/steps", ".."), ("training", ".")):
+        monkeypatch.chdir(runs / place)
+        assert tasks(name) == (["a"] if "first" in place else ["c"])
+
+
+def test_a_run_that_is_named_twice_is_read_once(runs: Path) -> None:
+    (runs / "link").symlink_to("first")
+    for source in (
+        [runs / "first", runs / "first/steps", runs / "link"],
+        [runs / "first", runs / "first/steps/steps-000000.parquet"],
+        f"{runs}/[fl]i*",
+    ):
+        assert scan_steps(source).collect().height == 6, source
+
+
+def test_links_and_loops(runs: Path) -> None:
+    (runs / "deep/loop").symlink_to(runs)
+    (runs / "self").symlink_to("self")
+    assert tasks(runs / "deep") == ["a", "b", "c", "d"]
+    elsewhere = runs.parent / "elsewhere"
+    elsewhere.symlink_to(runs / "first/steps")
+    assert tasks(elsewhere) == ["a"], "a link to the folder of the shards"
+
+
+def test_empty_runs_among_others_are_counted(runs: Path) -> None:
+    for name in ("x", "y"):
+        StepWriter(runs / name).close()
+    with pytest.warns(StepTableWarning, match="runs: 6 runs, 2 of them without committed rows"):
+        assert tasks(runs) == ["a", "b", "c", "d"]
+    with pytest.raises(InputError, match=r"no committed rows in .*\[xy\]: found 2 runs, none of them with committed"):
+        scan_steps(f"{runs}/[xy]")
+    with pytest.raises(InputError, match=r"no committed rows in .*/x$"):
+        scan_steps(runs / "x")
+
+
+def test_errors_say_what_was_found(runs: Path) -> None:
+    for source, line in (
+        (runs / "first.advantages", r"is not a run, and contains none: .*found 1 Parquet file in .*/\*\.parquet\)$"),
+        (runs / ".hidden/none", "no such file or run"),
+        (f"{runs}/nothing*", "the pattern matches nothing"),
+        (f"{runs}/*.advantages", "the pattern matches 1 folder without runs"),
+        (f"{runs}/**", "matches 4 runs .* and 1 Parquet file outside of them .*hgpo.parquet"),
+    ):
+        with pytest.raises(InputError, match=line) as error:
+            scan_steps(source)
+        assert "\n" not in str(error.value)
+
+
+def test_a_search_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}").mkdir()
+    monkeypatch.setattr(run_paths, "MOST_FOLDERS", 10)
+    with pytest.raises(InputError, match="contains more than 10 folders"):
+        scan_steps(tmp_path)
+
+
+def test_a_run_of_the_first_layout_is_resumed_in_it(tmp_path: Path) -> None:
+    rows = [rich_group(f"t{number}", number, 2, 3) for number in range(4)]
+    for name, older in (("new", False), ("old", True)):
+        with StepWriter(tmp_path / name, run="same") as writer:
+            writer.add_group(rows[0])
+            writer.commit()
+            writer.add_group(rows[1])
+        if older:
+            to_first_layout(tmp_path / name)
+        with StepWriter(tmp_path / name, run="same") as writer:
+            assert len(writer.committed) == 2
+            writer.add_group(rows[2])
+            writer.commit()
+            writer.replace(rich_group("t0", 9, 2, 3))
+    new, old = tmp_path / "new", tmp_path / "old"
+    assert (new / manifest.NAME).read_bytes() == (old / manifest.NAME).read_bytes()
+    names = [f"steps-{number:06d}.parquet" for number in (1, 2, 3)]
+    assert sorted(path.name for path in old.iterdir()) == [".lock", "manifest.jsonl", *names]
+    assert sorted(path.name for path in (new / "steps").iterdir()) == names
+    assert [verify(run).problems for run in (new, old, new / "steps", old / names[0], new / "steps" / names[0])] == [
+        []
+    ] * 5
+    assert_frame_equal(scan_steps(new).collect(), scan_steps(old).collect())
+
+
+def test_a_run_without_shards_gets_the_present_layout(tmp_path: Path) -> None:
+    StepWriter(tmp_path / "run").close()
+    (tmp_path / "run/steps").rmdir()  # the first version created no such folder, and some copies omit empty ones
+    write(tmp_path / "run", "a")
+    assert [path.name for path in (tmp_path / "run/steps").iterdir()] == ["steps-000000.parquet"]
+
+
+def test_a_folder_of_shards_that_belongs_to_something_else_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/steps").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file/steps").touch()
+    to_first_layout(write(tmp_path / "taken/steps", "a"))
+    for name, line in (("linked", "received another file or a link"), ("file", "received"), ("taken", "another run")):
+        with pytest.raises(InputError, match=line):
+            StepWriter(tmp_path / name)
+        assert not (tmp_path / name / manifest.NAME).exists(), "nothing was begun"
+    assert tasks(tmp_path / "taken") == ["a"]
+
+
+def test_a_folder_of_shards_that_was_moved_is_not_replaced(tmp_path: Path) -> None:
+    with StepWriter(tmp_path / "run") as writer:
+        writer.add_group(group("a"))
+        writer.commit()
+        writer.add_group(group("b"))
+        (tmp_path / "run/steps").rename(tmp_path / "moved")
+        with pytest.raises(InputError, match="was moved or replaced"):
+            writer.commit()
+        (tmp_path / "run/steps").mkdir()
+        with pytest.raises(InputError, match="was moved or replaced"):
+            writer.commit()
+        (tmp_path / "run/steps").rmdir()
+        (tmp_path / "moved").rename(tmp_path / "run/steps")
+    assert verify(tmp_path / "run").ok
+    assert tasks(tmp_path / "run") == ["a", "b"]
+
+
+def test_a_lock_of_the_caller_is_used_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with FolderLock(tmp_path / "run", "training") as lock:
+        with pytest.raises(InputError, match="is training there"):
+            StepWriter(tmp_path / "run")
+        for task in "ab":
+            with StepWriter(tmp_path / "run", lock=lock) as writer:
+                writer.add_group(group(task))
+        with pytest.raises(InputError, match="expected a held lock of"):
+            StepWriter(tmp_path / "other", lock=lock)
+        with pytest.raises(InputError, match="is training there"):
+            StepWriter(tmp_path / "run")
+    with pytest.raises(InputError, match="expected a held lock of"):
+        StepWriter(tmp_path / "run", lock=lock)
+    assert tasks(tmp_path / "run") == ["a", "b"]
+
+
+def test_verify_reports_other_files_among_the_shards(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", "a")
+    (run / "steps/notes.txt").touch()
+    report = verify(run)
+    assert report.ok
+    assert [note.kind for note in report.notes] == ["foreign"]
+    shutil.copy(run / "steps/steps-000000.parquet", run / "steps/mine.parquet")
+    assert [problem.kind for problem in verify(run / "steps").problems] == ["foreign"]
+    with pytest.raises(InputError, match=r"found 1 run below it"):
+        verify(tmp_path)
+
+
+def test_nothing_but_shards_is_in_the_folder_at_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look into the folder at every flush to disk, where a killed writer would leave its files."""
+    import os
+
+    seen: set[str] = set()
+    original = os.fsync
+
+    def look(descriptor: int) -> None:
+        seen.update(path.name for path in (tmp_path / "run/steps").glob("**/*"))
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    with StepWriter(tmp_path / "run") as writer:
+        for number in range(3):
+            writer.add_group(rich_group(f"t{number}", number, 2, 3))
+            writer.commit()
+        writer.replace(rich_group("t1", 9, 2, 3))
+    assert seen == {f"steps-{number:06d}.parquet" for number in range(4)}
+
+
+READERS = {
+    "polars": lambda steps: pl.read_parquet(steps),
+    "polars, lazily": lambda steps: pl.scan_parquet(steps).collect(),
+    "pandas": lambda steps: pl.from_pandas(__import__("pandas").read_parquet(steps, dtype_backend="pyarrow")),
+    "pyarrow": lambda steps: pl.from_arrow(__import__("pyarrow.dataset").dataset.dataset(steps).to_table()),
+    "pyarrow.parquet": lambda steps: pl.from_arrow(__import__("pyarrow.parquet").parquet.read_table(steps)),
+    "duckdb": lambda steps: __import__("duckdb").sql(f"SELECT * FROM '{steps}/*.parquet'").pl(),
+    "datasets": lambda steps: pl.from_arrow(
+        __import__("datasets")
+        .load_dataset("parquet", data_dir=str(steps), split="train", cache_dir=str(steps.parent.parent / "cache"))
+        .data.table
+    ),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("state", ["closed", "open", "killed"])
+def test_other_programs_read_the_folder_as_it_is(tmp_path: Path, reader: str, state: str) -> None:
+    pytest.importorskip(re.split("[.,]", reader)[0])
+    run = write(tmp_path / "run", "a", "b")
+    expected = scan_steps(run).sort("task_id", "trajectory", "step").collect()
+    if state == "killed":  # what a writer leaves that is killed while it writes a shard
+        scratch = run / ".hgpo-0123456789abcdef.tmp"
+        scratch.mkdir()
+        (scratch / ".lock").write_text(' {"made_by": "hgpo"}\n')
+        (scratch / "content").write_bytes(b"PAR1 half")
+    writer = StepWriter(run) if state == "open" else None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = READERS[reader](run / "steps")
+    finally:
+        if writer is not None:
+            writer.close()
+    columns = ["task_id", "trajectory", "step", "state", "action", "reward", "history_hash_1"]
+    assert_frame_equal(
+        found.select(columns).sort("task_id", "trajectory", "step"), expected.select(columns), check_dtypes=False
+    )

@@ -1,0 +1,180 @@
+"""Evaluations against a server that fails: what is printed, what is recorded, and how they are repaired."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from chat_server import Api, by_seed
+from command import hgpo
+
+from hgpo_datasets import scan_steps, verify
+from hgpo_train.evaluation.report import episode_table, evaluation_reports
+from hgpo_train.evaluation.summary import NAME as SUMMARY
+from hgpo_train.rollout.sessions import NAME as SESSIONS
+from hgpo_train.rollout.sessions import read_sessions
+
+ENVIRONMENT = ["--env", "doors_env:HGPO-Test/Doors-v0", "--env-option", "count=400", "--max-steps", "20"]
+DOWN = (500, {"error": {"message": "the GPU is gone"}}, {})
+
+
+def counted(body: dict, attempt: int = 0) -> tuple[int, dict]:
+    """Reply as `by_seed`, with the number of tokens: 10 for every prompt, 4 for every response."""
+    status, reply = by_seed(body)
+    return status, {**reply, "usage": {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14}}
+
+
+def run(url: str, out: Path, *more: str, model: str = "tiny", options: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    given = [f"base_url={url}", "retries=0", "timeout_s=20", *options]
+    words = [word for option in given for word in ("--policy-option", option)]
+    policy = ["--policy", f"openai:{model}", *words]
+    process = hgpo("eval", *ENVIRONMENT, "--split", "test", "--seeds", "1,2", *policy, "--out", str(out), *more)
+    printed, errors = process.communicate(timeout=120)
+    return process.returncode, printed, errors
+
+
+def rows(out: Path) -> pl.DataFrame:
+    assert verify(out).ok
+    return scan_steps(out).drop("run", "policy_s", "environment_s").sort("trajectory", "step").collect()
+
+
+def summary(out: Path) -> dict:
+    return json.loads((out / SUMMARY).read_text())
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sound") / "run"
+    with Api() as api:
+        api.answer = counted
+        code, printed, errors = run(api.url, out, "--price-in", "2", "--price-out", "10")
+    assert code == 0, errors
+    assert "Wilson" in printed
+    return out
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_failed_is_repaired_on_another_port_with_another_key(sound, tmp_path, monkeypatch):
+    """The server dies half-way and comes back elsewhere; the rows are those of an evaluation that was never broken."""
+    out = tmp_path / "run"
+    with Api() as api:
+        asked = iter(range(10**9))
+        api.answer = lambda body, _: counted(body) if next(asked) < 12 else DOWN
+        code, _, errors = run(api.url, out, "--slots", "2")
+        first = api.url
+    assert code == 1
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert "× PolicyFailed: HTTP 500: the GPU is gone" in line
+    assert "un the same command again to " in line
+    broken = summary(out)
+    assert broken["episodes"]["planned"] == 8
+    assert broken["complete"] == (broken["episodes"]["played"] == 8)
+    assert broken["episodes"]["failed"] >= 3
+    assert broken["failures"][0]["reason"] == "PolicyFailed: HTTP 500: the GPU is gone"
+    assert read_sessions(out)[0].ended == "failed"
+
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-another-key-of-the-test")
+    with Api() as api:
+        api.answer = counted
+        assert api.url != first
+        options = ("retries=3", "timeout_s=30", "concurrency=2")
+        code, printed, errors = run(api.url, out, "--price-in", "2", "--price-out", "10", options=options)
+        assert code == 0, errors
+        assert f"was played with {first} and is now resumed with {api.url}" in errors
+        before = len(api.bodies)
+        assert run(api.url, out)[0] == 0  # nothing is left to play
+        assert len(api.bodies) == before
+        assert [one.endpoint for one in read_sessions(out)] == [first, api.url]
+    assert rows(out).equals(rows(sound))
+    assert episode_table(scan_steps(out)).equals(episode_table(scan_steps(sound)))
+    assert [summary(out)[key] for key in ("results", "episodes", "complete", "policy")] == [
+        summary(sound)[key] for key in ("results", "episodes", "complete", "policy")
+    ]
+    for file in (SUMMARY, SESSIONS):
+        assert "sk-another-key" not in (out / file).read_text()
+    assert "Wilson" in printed
+
+
+@pytest.mark.slow
+def test_the_summary_contains_what_was_printed_and_spent(sound):
+    told = summary(sound)
+    steps = scan_steps(sound).collect()
+    (everything, *_) = evaluation_reports(episode_table(steps.lazy()))
+    assert told["format"] == "hgpo summary 1"
+    assert told["results"][0] == json.loads(json.dumps(everything.as_dict()))
+    assert told["episodes"] == {
+        "planned": 8, "played": 8, "solved": int(steps["won"].sum()), "failed": 0,
+    }  # fmt: skip
+    assert told["tokens"] == {"prompt": 10 * len(steps), "response": 4 * len(steps)}
+    assert told["cost"] == pytest.approx((2 * 10 + 10 * 4) * len(steps) / 1e6)
+    assert told["wall_s"] > 0
+    assert (told["complete"], told["seeds"], told["failures"]) == (True, [1, 2], [])
+    assert told["policy"] == {"name": "openai:tiny", "temperature": 0.4}
+    assert {"hgpo", "python", "openai"} <= told["versions"].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"model": "other"}, "policy.name = 'openai:tiny', not 'openai:other'"),
+        ({"options": ("top_p=0.5",)}, "was written without policy.top_p, which is now 0.5"),
+        ({"options": ("temperature=0.9",)}, "policy.temperature = 0.4, not 0.9"),
+    ],
+)
+def test_another_model_or_other_sampling_is_refused_in_one_line(sound, arguments, line):
+    content = {file.name: file.read_bytes() for file in sound.iterdir() if file.is_file()}
+    with Api() as api:
+        api.models = (200, {"data": [{"id": "tiny"}, {"id": "other"}]})
+        code, _, errors = run(api.url, sound, **arguments)
+    assert code == 2
+    assert line in errors
+    assert errors.count("\n") == 1
+    assert {file.name: file.read_bytes() for file in sound.iterdir() if file.name in content} == content
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [DOWN, "cut", (200, b"<html>")], ids=["500", "cut", "not JSON"])
+def test_a_small_evaluation_stops_after_few_failures(tmp_path, how):
+    """8 episodes: the second seed, and most of the first, are not tried."""
+    with Api() as api:
+        api.answer = lambda *_: how
+        code, printed, errors = run(api.url, tmp_path / "run", "--slots", "1")
+        asked = len(api.bodies)
+    assert code == 1
+    assert asked == 3
+    assert errors.startswith(
+        "error: stopped after 3 failures in a row: 3 of 3 rollouts failed (100%): 3 × PolicyFailed"
+    )
+    assert (errors.count("\n"), printed) == (1, "")
+    assert summary(tmp_path / "run")["results"] == []
+
+
+@pytest.mark.slow
+def test_the_tokens_of_replies_without_counts_are_unknown(tmp_path):
+    with Api() as api:
+        api.answer = by_seed
+        assert run(api.url, tmp_path / "run", "--price-in", "1", "--price-out", "1")[0] == 0
+    told = summary(tmp_path / "run")
+    assert (told["tokens"], told["cost"]) == ({"prompt": None, "response": None}, None)
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (["--seeds", "1,1"], "expected distinct integers"),
+        (["--slots", "0"], "slots: expected at least 1"),
+        (["--price-in", "-1"], "--price-in: expected a price of at least 0"),
+        (["--policy", "openai:tiny", "--policy-option", "base_url=localhost:8000"], "write 'http://localhost:8000'"),
+        (["--policy", "openai:tiny", "--policy-option", "base_url=http://127.0.0.1:9/v1"], "no OpenAI-compatible"),
+        (["--policy", "transformers:/no/such/folder"], "no folder '/no/such/folder'"),
+        (["--policy", "transformers:a/b", "--policy-option", "device=nonsense"], "the device 'nonsense'"),
+    ],
+)
+def test_a_failed_start_is_one_line_and_leaves_no_folder(tmp_path, more, line):
+    process = hgpo("eval", "--max-steps", "2", "--out", str(tmp_path / "new" / "run"), *more)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors
+    assert line in errors
+    assert errors.count("\n") == 1
+    assert not list(tmp_path.iterdir())

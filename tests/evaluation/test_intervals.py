@@ -1,0 +1,78 @@
+"""Wilson's interval: its defining equation, its exact coverage, and its place in reports."""
+
+import math
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.errors import InputError
+from hgpo_train.evaluation.intervals import Z, wilson_interval
+from hgpo_train.evaluation.report import evaluation_reports
+
+TRIALS = st.integers(1, 2000)
+
+
+@given(TRIALS, st.floats(0, 1))
+def test_each_bound_is_z_standard_errors_from_the_share(trials: int, share: float) -> None:
+    low, high = wilson_interval(share, trials)
+    assert 0 <= low <= share <= high <= 1
+    for bound in (low, high):
+        if 0 < bound < 1:
+            assert (share - bound) ** 2 == pytest.approx(Z**2 * bound * (1 - bound) / trials, rel=1e-6, abs=1e-12)
+
+
+@given(TRIALS, st.data())
+def test_intervals_are_symmetric_and_grow_with_the_share(trials: int, data: st.DataObject) -> None:
+    won = data.draw(st.integers(0, trials))
+    low, high = wilson_interval(won / trials, trials)
+    assert wilson_interval(1 - won / trials, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+    if won < trials:
+        next_low, next_high = wilson_interval((won + 1) / trials, trials)
+        assert next_low > low
+        assert next_high > high
+
+
+@given(TRIALS, st.sampled_from([0.0, 1.0]))
+def test_the_interval_at_0_and_1_has_a_width_and_contains_its_share(trials: int, share: float) -> None:
+    low, high = wilson_interval(share, trials)
+    width = Z**2 / (trials + Z**2)  # the solution of the defining equation at 0 and 1
+    assert (low, high) == pytest.approx((0, width) if share == 0 else (1 - width, 1))
+    assert low <= share <= high
+
+
+def coverage(trials: int, chance: float) -> float:
+    """Return the exact probability that the interval contains the chance of a success."""
+    total = 0.0
+    for won in range(trials + 1):
+        low, high = wilson_interval(won / trials, trials)
+        if low <= chance <= high:
+            total += math.comb(trials, won) * chance**won * (1 - chance) ** (trials - won)
+    return total
+
+
+@pytest.mark.parametrize("trials", [5, 12, 36, 134])
+def test_the_coverage_by_the_exact_binomial_distribution(trials: int) -> None:
+    """Published: near 95% on average over the chance, and nowhere below 83% (Agresti and Coull, 1998)."""
+    exact = [coverage(trials, (step + 0.5) / 400) for step in range(400)]
+    assert sum(exact) / len(exact) == pytest.approx(0.95, abs=0.01)
+    assert min(exact) > 0.83
+
+
+def test_several_seeds_per_task_do_not_make_the_interval_narrower_than_its_tasks_allow() -> None:
+    """If all seeds of a task end alike, more seeds are no information."""
+    rows = [
+        {"seed": seed, "task_id": f"t{task}", "task_type": "kind", "aborted": False}
+        | dict.fromkeys(("success", "score"), float(task < 3)) | {"length": 5.0, "validity": 1.0}
+        for seed in range(4)
+        for task in range(10)
+    ]  # fmt: skip
+    success = evaluation_reports(pl.DataFrame(rows))[0].measures["success"]
+    assert (success.wilson_low, success.wilson_high) == wilson_interval(0.3, 10)
+
+
+@pytest.mark.parametrize(("share", "trials"), [(0.5, 0), (1.5, 3), (-0.1, 3), (float("nan"), 3)])
+def test_what_is_no_share_is_refused(share: float, trials: int) -> None:
+    with pytest.raises(InputError, match="expected a share in"):
+        wilson_interval(share, trials)

@@ -1,0 +1,81 @@
+"""The benchmark and the policy in the documentation work as it says: in the working directory and installed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from distribution import write_distribution
+
+from hgpo_datasets import scan_steps
+
+ROOT = Path(__file__).parents[2]
+
+
+def documented(page: str, module: str) -> str:
+    """The code block of a page that begins with the module's name."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    block = re.search(rf"```python\n# {module}\.py\n(.*?)```", text, re.DOTALL)
+    assert block
+    return block[1]
+
+
+def entry_point(page: str, group: str) -> dict[str, str]:
+    """The entry point that a page declares."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    line = re.search(rf'\[project\.entry-points\."{re.escape(group)}"\]\n(\S+) = "(\S+)"\n', text)
+    assert line
+    return {line[1].strip('"'): line[2]}
+
+
+def hgpo(folder: Path, *lines: str, path: tuple[Path, ...] = ()) -> None:
+    """Runs commands in one process, in a folder, with further folders on the path."""
+    script = (
+        "import shlex, sys\nfrom typer.testing import CliRunner\nfrom hgpo_train.cli import app\n"
+        "for line in sys.argv[1:]:\n"
+        "    done = CliRunner().invoke(app, shlex.split(line))\n"
+        "    assert done.exit_code == 0, (line, done.output, done.exception)\n"
+    )
+    paths = os.pathsep.join(map(str, [ROOT, ROOT / "datasets", *path]))
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script, *lines],  # -P: as the installed command, without the working directory
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_commands_of_the_page(tmp_path):
+    (tmp_path / "guess.py").write_text(documented("environments.md", "guess"))
+    page = (ROOT / "docs/environments.md").read_text("utf-8")
+    commands = re.findall(r"^    hgpo (.*guess.*)$", page, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["rollout", "advantages", "eval"]
+    hgpo(tmp_path, *commands, "rollout --env guess:GUESS --workers 1 --tasks 2 --out runs/workers")
+    steps = scan_steps(tmp_path / "runs/guess").collect()
+    assert steps["env_id"].unique().to_list() == ["Mine/Guess-v0"]
+    assert steps["task_id"].n_unique() == 10
+    assert not steps["aborted"].any()
+    assert steps["won"].any()
+
+
+@pytest.mark.parametrize("env", ["Mine/Guess-v0", "HGPO/ALFWorld-v0"])
+def test_installed_by_the_entry_points_of_the_pages(tmp_path, env):
+    modules = {
+        "guess": documented("environments.md", "guess"),
+        "first_action": documented("rollouts.md", "first_action"),
+    }
+    points = {
+        "hgpo.environments": entry_point("environments.md", "hgpo.environments"),
+        "hgpo.policies": entry_point("rollouts.md", "hgpo.policies"),
+    }
+    write_distribution(tmp_path / "site", "of-mine", modules, points)
+    rollout = f"rollout --env {env} --policy first --tasks 2 --group-size 2 --max-steps 5 --out run"
+    hgpo(tmp_path, rollout, path=(tmp_path / "site",))
+    steps = scan_steps(tmp_path / "run").collect()
+    assert not steps["aborted"].any()
+    assert (steps["action"] == steps["admissible_actions"].list.first()).all()

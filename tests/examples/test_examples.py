@@ -1,0 +1,50 @@
+"""The example programs: the choices of the custom policy, and the recomputed advantages."""
+
+from collections import Counter
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from examples import collect_and_recompute
+from hgpo_datasets import scan_steps
+from hgpo_envs.errors import InputError
+from hgpo_train.cli import app
+from hgpo_train.policies.registry import PolicyContext, make_policy
+
+
+def test_the_custom_policy_takes_the_least_taken_action(tmp_path):
+    def collect(name, policy, *more):
+        options = ["--tasks", "4", "--group-size", "2", "--max-steps", "30", "--out", str(tmp_path / name), *more]
+        done = CliRunner().invoke(app, ["rollout", "--policy", policy, *options])
+        assert done.exit_code == 0, done.output
+        return scan_steps(tmp_path / name).collect()
+
+    steps = collect("curious", "examples.own_policy:CURIOUS")
+    repeated = 0
+    for _, episode in steps.group_by("trajectory"):
+        taken = Counter()
+        for state, action, offered in episode.sort("step").select("state", "action", "admissible_actions").iter_rows():
+            fewest = min(taken[state, other] for other in offered)
+            assert taken[state, action] == fewest
+            repeated += any(taken[state, other] > fewest for other in offered)
+            taken[state, action] += 1
+    assert repeated  # some states are visited repeatedly, so that the choice matters
+    columns = ["trajectory", "step", "action"]
+    assert steps.select(columns).equals(collect("again", "examples.own_policy:CURIOUS", "--slots", "1").select(columns))
+    with pytest.raises(InputError, match=r"expected a fraction of random actions such as 0\.1, received 'often'"):
+        make_policy("examples.own_policy:CURIOUS:often", PolicyContext("ALFWorld"))
+
+
+def test_collect_and_recompute(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["collect_and_recompute", str(tmp_path / "run")])
+    collect_and_recompute.main()
+    shown = capsys.readouterr().out
+    monkeypatch.setattr(collect_and_recompute, "collect", None)  # a saved run requires no environment
+    collect_and_recompute.main()
+    assert capsys.readouterr().out == shown
+    table = collect_and_recompute.recompute(tmp_path / "run")
+    assert table["estimator"].to_list() == list(collect_and_recompute.RUNS)
+    first = table.row(0, named=True)
+    assert first["mean difference"] == first["changed signs"] == 0.0
+    assert table.filter(pl.col("estimator") == "GRPO")["mean difference"].item() > 0

@@ -1,0 +1,138 @@
+"""examples/own_environment.py: BabyAI as a task source, as a Gymnasium environment, and as an installed package."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import gymnasium
+import polars as pl
+import pytest
+from distribution import write_distribution
+from gymnasium.utils.env_checker import check_env
+from typer.testing import CliRunner
+
+from hgpo_datasets import scan_steps
+from hgpo_envs.players import make_player
+from hgpo_envs.registration import resolve_id
+from hgpo_train.cli import app
+
+pytest.importorskip("minigrid")
+from examples.own_environment import ACTIONS, BABYAI, BabyAISource
+
+ROOT = Path(__file__).parents[2]
+ENV_ID = resolve_id("examples.own_environment:BABYAI")
+SOURCE = BabyAISource("GoToLocal,PickupLoc,PutNextLocal")
+
+
+def hgpo(*arguments: object) -> str:
+    """Run the command line in this process and return its output."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("task_id", ["GoToLocal-1", "PickupLoc-3", "PutNextLocal-5", "GoToLocal-10000"])
+def test_the_expert_succeeds_and_invalid_actions_change_nothing(task_id):
+    task, engine, again = SOURCE.task(task_id), SOURCE.engine(), SOURCE.engine()
+    player, state = make_player("expert", "BabyAI"), engine.start(task_id)
+    assert again.start(task_id) == state
+    assert task.task_type == task_id.partition("-")[0]
+    assert task.split == ("test" if task_id.endswith("10000") else "train")
+    player.reset(task, state, engine)
+    while not state.terminated:
+        assert set(state.actions) <= set(ACTIONS)
+        for command in {*ACTIONS, "dance"} - set(state.actions):
+            invalid = again.act(command)
+            assert (invalid.text, invalid.valid, invalid.reward) == (state.text, False, 0.0)
+        command = player.act(state)
+        state = engine.act(command)
+        assert again.act(command) == state
+    assert state.won
+    assert 0 < state.reward == state.score <= 1
+    assert engine.act("turn left").terminated
+
+
+def test_the_environment_conforms_to_gymnasium():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(gymnasium.make(ENV_ID, levels="GoToLocal").unwrapped, skip_render_check=True)
+    env = gymnasium.make(ENV_ID, levels="GoToLocal", split="test")
+    observation, info = env.reset(seed=1)
+    assert info["task"].startswith("go to ")
+    assert observation["prompt"].startswith(f"Your task: {info['task']}\nYou see ")
+    assert info["versions"]["minigrid"]
+
+
+PLAY = """
+import json, sys
+from pathlib import Path
+from typer.testing import CliRunner
+from hgpo_train.advantages import names
+from hgpo_train.cli import app
+
+def hgpo(*arguments):
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, (arguments, done.output, done.exception)
+    return done.stdout
+
+folder, env = Path(sys.argv[1]), ("--env", "Examples/BabyAI-v0", "--env-option", "levels=GoToLocal")
+for policy in ("random", "expert"):
+    hgpo("rollout", *env, "--policy", policy, "--tasks", 4, "--group-size", 4, "--out", folder / policy)
+    hgpo("verify", folder / policy)
+    estimators = [text for name in names() for text in ("-e", name)]
+    hgpo("advantages", folder / policy, *estimators, "--out", folder / f"{policy}.parquet")
+    hgpo("stats", folder / policy)
+report = hgpo("eval", *env, "--policy", "expert", "--seeds", 1, "--json", "--out", folder / "eval")
+print(json.dumps({"estimators": names(), "eval": json.loads(report)}))
+"""
+
+
+def test_the_installed_package_works_with_all_commands(tmp_path):
+    code = (ROOT / "examples/own_environment.py").read_text("utf-8")
+    points = {"hgpo.environments": {BABYAI.id: "babyai_text:BABYAI"}}
+    write_distribution(tmp_path / "site", "babyai-text", {"babyai_text": code}, points)
+    path = [str(ROOT), str(ROOT / "datasets"), str(tmp_path / "site")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    command = [sys.executable, "-c", PLAY, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout.splitlines()[-1])
+    for policy in ("random", "expert"):
+        steps = scan_steps(tmp_path / policy).collect()
+        assert steps["env_id"].unique().to_list() == [BABYAI.id]
+        assert steps["trajectory"].n_unique() == 16
+        assert not steps["aborted"].any()
+        advantages = pl.read_parquet(tmp_path / f"{policy}.parquet")
+        columns = [f"advantage_{name}" for name in printed["estimators"]]
+        assert {"advantage_hgpo", "advantage_gigpo", "advantage_grpo"} <= set(columns) <= set(advantages.columns)
+        assert advantages.select(pl.col(columns).is_finite().all()).row(0) == (True,) * len(columns)
+    (report,) = [each for each in printed["eval"]["reports"] if each["name"] == "all"]
+    assert report["tasks"] == 100  # of the evaluation split
+    assert report["measures"]["success"]["mean"] == 1.0
+
+
+@pytest.mark.slow
+def test_a_small_model_is_trained_on_the_environment(tmp_path):
+    pytest.importorskip("torch")
+    from examples import train_from_nothing
+
+    less = ["iterations=1", "rollout.tasks=2", "rollout.group_size=2", "rollout.filter_groups=false"]
+    less += ["environment.max_steps=4", "evaluation.tasks=2", "tracking.tensorboard=false"]
+    settings = [text for each in less for text in ("--set", each)]
+    config = str(ROOT / "examples/own_environment.toml")
+    sizes = ["--demonstrations", "12", "--epochs", "1", "--layers", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", ["train_from_nothing", config, "--out", str(tmp_path), *sizes, *settings])
+        train_from_nothing.main()
+        sft = f"model.path={tmp_path / 'sft'}"
+        hgpo("train", config, *settings, "--set", "iterations=2", "--set", sft, "--out", tmp_path / "again")
+    for run, iterations in (("train", 1), ("again", 2)):
+        steps = scan_steps(tmp_path / run / "steps").collect()
+        assert steps["env_id"].unique().to_list() == [BABYAI.id]
+        assert steps["iteration"].unique().sort().to_list() == list(range(iterations))
+        assert not steps["aborted"].any()
+        assert (tmp_path / run / "metrics.jsonl").read_text().count("\n") == iterations + 1

@@ -1,0 +1,320 @@
+"""`collect`: any kind of policy, what a function receives, errors of own policies, and the run that it returns."""
+
+import asyncio
+import traceback
+from pathlib import Path
+
+import gymnasium
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from hgpo_datasets import scan_steps
+from hgpo_envs.errors import InputError
+from hgpo_train.cli import app
+from hgpo_train.policies.base import AsyncPolicy, BatchPolicy
+from hgpo_train.rollout import (
+    CollectedRun,
+    Failure,
+    Policy,
+    PolicySpec,
+    Reply,
+    Request,
+    RolloutError,
+    collect,
+    open_env,
+)
+
+DOORS = "doors_env:HGPO-Test/Doors-v0"
+
+
+def first(request: Request) -> str:
+    return request.admissible_actions[0]
+
+
+def drawn(request: Request) -> str:
+    return request.rng.choice(request.admissible_actions)
+
+
+drawn.reproducible = True  # type: ignore[attr-defined]
+
+
+async def soon(request: Request) -> str:
+    await asyncio.sleep(0)
+    return request.admissible_actions[0]
+
+
+class Responder:
+    def respond(self, requests):
+        return [request.admissible_actions[0] for request in requests]
+
+
+class Callable:
+    def __call__(self, request):
+        return Reply(request.admissible_actions[0], response_token_ids=[1, 2])
+
+
+class Batched(BatchPolicy):
+    def respond(self, requests):
+        return [first(request) for request in requests]
+
+
+class Concurrent(AsyncPolicy):
+    async def reply(self, request):
+        return first(request)
+
+
+def play(policy, out: Path, **arguments) -> CollectedRun:
+    return collect(DOORS, policy, out, **{"tasks": 3, "group_size": 2, "max_steps": 4, "progress": False, **arguments})
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        first,
+        lambda request: request.admissible_actions[0],
+        soon,
+        Responder(),
+        Responder,
+        Callable(),
+        Batched(),
+        Concurrent(),
+        PolicySpec(lambda argument, context: Batched()),
+        f"{__name__.rpartition('.')[2]}_policies:first",
+    ],
+    ids=lambda policy: getattr(policy, "__qualname__", type(policy).__name__),
+)
+def test_every_kind_of_policy_plays_the_same(tmp_path, monkeypatch, policy):
+    monkeypatch.chdir(tmp_path)
+    Path("test_collect_policies.py").write_text("def first(request):\n    return request.admissible_actions[0]\n")
+    expected = play(first, tmp_path / "expected").steps.sort("trajectory", "step")
+    run = play(policy, tmp_path / "run", action_format="command")
+    columns = ["task_id", "step", "state", "action", "action_valid", "reward"]
+    assert run.steps.sort("trajectory", "step").select(columns).collect().equals(expected.select(columns).collect())
+    assert run.summary["rollouts"] == 6
+    assert run.summary["valid"] == 1.0
+
+
+def test_a_function_receives_the_documented_fields(tmp_path):
+    seen: list[Request] = []
+
+    def look(request: Request) -> str:
+        seen.append(request)
+        assert request.rng is request.rng
+        return "look"
+
+    play(look, tmp_path / "run", tasks=1, group_size=1)
+    steps = scan_steps(tmp_path / "run").sort("step").collect()
+    assert [request.observation for request in seen] == steps["state"].to_list()
+    assert [request.prompt for request in seen] == steps["prompt"].to_list()
+    assert [request.step for request in seen] == [0, 1, 2, 3]
+    assert {request.instruction for request in seen} == set(steps["task"])
+    assert {request.task.id for request in seen} == set(steps["task_id"])
+    assert seen[0].messages == [{"role": "user", "content": seen[0].prompt}]
+    assert all(isinstance(action, str) for action in seen[0].admissible_actions)
+    assert len({request.rng.random() for request in seen}) == 4
+
+
+def test_a_reproducible_function_gives_the_same_files_for_any_number_of_slots(tmp_path):
+    tables = [play(drawn, tmp_path / str(slots), slots=slots).steps.drop("run").collect() for slots in (1, 5)]
+    assert tables[0].equals(tables[1])
+
+
+def test_actions_are_commands_for_functions_and_responses_for_names(tmp_path):
+    assert "<action>" not in play(first, tmp_path / "function").steps.collect()["prompt"][0]
+    assert "<action>" in play("random", tmp_path / "name").steps.collect()["prompt"][0]
+    assert "<action>" in play(first, tmp_path / "asked", action_format="response").steps.collect()["prompt"][0]
+
+
+@pytest.mark.parametrize("env", [lambda: open_env(DOORS, max_steps=4), lambda: gymnasium.make("HGPO-Test/Doors-v0")])
+def test_an_open_environment_is_an_environment(tmp_path, env):
+    open_env(DOORS)  # registers it
+    run = collect(env(), first, tmp_path / "run", tasks=2, group_size=2, progress=False)
+    assert run.summary["rollouts"] == 4
+
+
+def test_the_run_is_a_path_and_is_resumed(tmp_path):
+    run = play(first, tmp_path / "run")
+    assert scan_steps(run).collect().equals(run.steps.collect())
+    again = play(first, tmp_path / "run", tasks=5)
+    assert (again.summary["groups"], again.summary["rollouts"], again.tally.trajectories) == (5, 10, 4)
+    assert "5 groups, 10 rollouts, 0 failed" in repr(again)
+
+
+def test_the_command_line_and_python_resume_each_other(tmp_path):
+    play("random", tmp_path / "run", seed=3)
+    command = ["rollout", "--env", DOORS, "--group-size", "2", "--max-steps", "4", "--seed", "3", "--tasks", "5"]
+    result = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert "already contains 3 groups" in result.output
+    assert play("random", tmp_path / "run", seed=3, tasks=6).summary["groups"] == 6
+
+
+def fails_late(request: Request) -> str:
+    if request.task.id == LATE[0]:
+        raise ZeroDivisionError("a bug of mine")
+    return "look"
+
+
+LATE: list[str] = []
+
+
+def test_a_bug_is_raised_with_its_traceback_and_committed_groups_stay(tmp_path):
+    def looks(request: Request) -> str:
+        return "look"
+
+    played = play(looks, tmp_path / "look", tasks=12).steps.select(pl.col("task_id").unique(maintain_order=True))
+    LATE[:] = [played.collect()["task_id"][9]]
+    with pytest.raises(ZeroDivisionError, match="a bug of mine") as caught:
+        play(fails_late, tmp_path / "run", tasks=12, slots=2)
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "fails_late"
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"Raised by the policy fails_late at step 0 of task {LATE[0]}")
+    steps = scan_steps(tmp_path / "run").collect()
+    assert not steps["aborted"].any()
+    assert 0 < steps["task_id"].n_unique() <= 11
+    LATE[:] = [""]  # the bug is fixed: the other groups are played
+    assert play(fails_late, tmp_path / "run", tasks=12).summary["groups"] == 12
+
+
+class Raising(BatchPolicy):
+    def respond(self, requests):
+        raise KeyError("mine")
+
+
+class Direct:
+    """The policy protocol without a base class."""
+
+    name, reproducible, version = "direct", False, 0
+
+    def submit(self, requests):
+        self.requests = requests
+
+    def collect(self, timeout):
+        raise KeyError("mine")
+
+    def close(self):
+        pass
+
+
+async def raises_soon(request: Request) -> str:
+    await asyncio.sleep(0)
+    raise KeyError("mine")
+
+
+class RaisingResponder:
+    def respond(self, requests):
+        raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    "policy", [Raising(), Direct(), raises_soon, RaisingResponder(), PolicySpec(lambda argument, context: Raising())]
+)
+def test_bugs_of_every_kind_of_own_policy_are_raised_at_once(tmp_path, policy):
+    with pytest.raises(KeyError, match="mine"):
+        play(policy, tmp_path / "new" / "run")
+    assert not (tmp_path / "new").exists()  # nothing was committed
+
+
+def caused() -> Exception:
+    error = RuntimeError("the client gave up")
+    error.__cause__ = ConnectionResetError("no route")
+    return error
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no route"), TimeoutError("slow"), caused()], ids=repr)
+def test_transient_errors_fail_their_rollout_only(tmp_path, error):
+    def sometimes(request: Request) -> str:
+        if request.rng.random() < 0.02:
+            raise error
+        return "look"
+
+    run = play(sometimes, tmp_path / "run", tasks=20, max_failed=1)
+    assert 0 < run.summary["failed"] < run.summary["rollouts"]
+    errors = run.steps.select(pl.col("error").drop_nulls().unique()).collect()["error"].to_list()
+    assert errors == [f"PolicyFailed: {type(error).__name__}: {error}"]
+
+
+def test_a_returned_failure_fails_its_rollout(tmp_path):
+    run_folder = tmp_path / "run"
+    with pytest.raises(RolloutError, match="rollouts failed"):
+        play(lambda request: Failure("PolicyFailed", "no budget left"), run_folder)
+    assert scan_steps(run_folder).select(pl.col("error").unique()).collect().item() == "PolicyFailed: no budget left"
+
+
+def test_a_policy_may_keep_failing_rollouts(tmp_path):
+    class Lenient(Raising):
+        raise_errors = False
+
+    with pytest.raises(RolloutError, match="PolicyFailed: KeyError"):
+        play(Lenient(), tmp_path / "run")
+
+
+def test_changed_code_of_a_function_is_reported(tmp_path):
+    def made(action: int):
+        scope: dict = {}
+        exec(f"def mine(request):\n    return request.admissible_actions[{action}]", scope)
+        return scope["mine"]
+
+    play(made(0), tmp_path / "run")
+    with pytest.warns(UserWarning, match="was started with other code of the policy mine; its groups are not played"):
+        run = play(made(-1), tmp_path / "run", tasks=4)
+    assert run.summary["groups"] == 4
+    play(made(0), tmp_path / "run", tasks=5)  # equal code, another function: no warning
+
+
+@pytest.mark.parametrize(
+    ("policy", "line"),
+    [
+        (lambda request: None, r"policy .*: expected a text \(str\) or a Reply, received None"),
+        (lambda request: 3, r"policy .*: expected a text \(str\) or a Reply, received int 3"),
+        (lambda request: Reply("x", cut_pairs=-1), r"policy .*: cut_pairs: expected an integer"),
+        (lambda one, two, three: "", r"policy: expected a function of one argument, the request, received one of"),
+        (3, "policy: expected a name such as 'random', a function of one request, .* received int 3"),
+        (int, "policy: expected a name .* received type <class 'int'>"),
+        ("randm", "unknown policy 'randm'; did you mean 'random'"),
+    ],
+)
+def test_wrong_policies_are_one_line(tmp_path, policy, line):
+    with pytest.raises(InputError, match=line) as caught:
+        play(policy, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("respond", "line"),
+    [
+        (lambda requests: "look", r"expected `respond` to return a list of 6 replies, .* received str 'look'"),
+        (lambda requests: None, "expected `respond` to return a list of 6 replies, .* received NoneType None"),
+        (lambda requests: ["look"], "expected `respond` to return 6 replies, one per request, received 1"),
+        (lambda requests: [3] * 6, r"expected a text \(str\) or a Reply, received int 3"),
+    ],
+)
+def test_wrong_results_of_respond_are_one_line(tmp_path, respond, line):
+    responder = type("Mine", (), {"respond": staticmethod(respond)})()
+    with pytest.raises(InputError, match=f"policy Mine: {line}"):
+        play(responder, tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+def test_the_command_line_shows_the_traceback_of_the_users_file(tmp_path, monkeypatch, command):
+    from command import hgpo
+
+    (tmp_path / "mine.py").write_text("def bug(request):\n    return request.observation[10**6]\n")
+    monkeypatch.chdir(tmp_path)
+    split = ["--split", "train"] if command == "eval" else []
+    process = hgpo(command, "--env", DOORS, *split, "--policy", "mine:bug", "--out", "run")
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 1
+    lines = error.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].endswith('mine.py", line 2, in bug')
+    assert "IndexError: string index out of range" in error
+    assert lines[-1].startswith("Raised by the policy bug at step 0 of task")
+
+
+def test_the_protocol_is_exported():
+    assert issubclass(Batched, BatchPolicy)
+    assert hasattr(Policy, "submit")

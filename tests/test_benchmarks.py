@@ -1,0 +1,65 @@
+"""Benchmarks replace the kept results, from which the documentation's tables are written, only with `--keep`."""
+
+import ast
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted(
+    path for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in {"record", "readme", "learning_figures"}
+)
+
+
+def calls(path: Path) -> list[ast.Call]:
+    return [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
+
+
+def name_of(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_every_benchmark_asks_before_it_replaces_kept_results(path: Path) -> None:
+    names = [name_of(call) for call in calls(path)]
+    assert "add_keep" in names
+    stored = [call for call in calls(path) if name_of(call) in {"store", "report"} and call.keywords]
+    assert stored
+    for call in stored:
+        (keep,) = [keyword.value for keyword in call.keywords if keyword.arg == "keep"]
+        assert isinstance(keep, ast.Attribute)  # the command line's, never a constant
+        assert keep.attr == "keep"
+
+
+def test_results_are_stored_where_git_ignores_them_unless_kept(tmp_path, monkeypatch) -> None:
+    record = runpy.run_path(str(ROOT / "benchmarks/record.py"))
+    store = record["store"]
+    for name in ("RESULTS", "SCRATCH", "ROOT"):
+        monkeypatch.setitem(store.__globals__, name, tmp_path / name.lower() if name != "ROOT" else tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/speed.json").write_text("kept")
+    line = store("speed", {"µs": 3}, keep=False)
+    assert "scratch/speed.json" in line
+    assert "results/speed.json are unchanged (--keep)" in line
+    assert (tmp_path / "results/speed.json").read_text() == "kept"
+    assert json.loads((tmp_path / "scratch/speed.json").read_text())["figures"] == {"µs": 3}
+    assert "results/speed.json" in store("speed", {"µs": 4}, keep=True)
+    assert json.loads((tmp_path / "results/speed.json").read_text())["figures"] == {"µs": 4}
+    ignored = subprocess.run(
+        ["git", "check-ignore", "-q", str(record["SCRATCH"] / "x.json")], cwd=ROOT, check=False
+    ).returncode
+    assert ignored in (0, 128)  # 128: not a checkout
+
+
+@pytest.mark.slow
+def test_a_benchmark_without_keep_leaves_the_kept_results_alone() -> None:
+    """A real one, from the command line."""
+    kept = {path: path.read_bytes() for path in (ROOT / "benchmarks/results").iterdir()}
+    command = [sys.executable, "benchmarks/environments.py", "--rounds", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "are unchanged (--keep)" in done.stdout.replace("\n", " ")
+    assert {path: path.read_bytes() for path in (ROOT / "benchmarks/results").iterdir()} == kept
