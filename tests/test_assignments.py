@@ -101,5 +101,5 @@ def test_annotations_of_a_policys_options_decide(policy):
 
 
 def test_options_of_an_unknown_policy_are_refused_by_its_name():
-    with pytest.raises(InputError, match="unknown policy 'mine'"):
-        option_annotations("mine:x")
+    with pytest.raises(InputError, match="unknown policy 'no_such_policy'"):
+        option_annotations("no_such_policy:x")

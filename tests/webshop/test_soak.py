@@ -27,4 +27,4 @@ def test_processes_agree_and_stay_small():
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "all is well" in done.stdout
+    assert "all checks passed" in done.stdout
