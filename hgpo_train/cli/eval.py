@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hgpo_train.cli.play_options import (
-    ActionFormat,
-    Data,
-    EnvOption,
-    HistoryLength,
-    MaxSteps,
-    PolicyOption,
-    Slots,
-    Workers,
-    environment_options,
-)
+from hgpo_train.cli import play_options as options  # typer reads the annotations
 from hgpo_train.rollout.failures import MAX_FAILED
 
 if TYPE_CHECKING:
@@ -44,17 +34,17 @@ def evaluate(
     temperature: Annotated[
         float | None, typer.Option(help="Sampling temperature of a model; 0 is greedy. Default: 0.4, as published.")
     ] = None,
-    data: Data = None,
-    history_length: HistoryLength = 2,
-    max_steps: MaxSteps = None,
-    action_format: ActionFormat = None,
-    env_option: EnvOption = None,
-    policy_option: PolicyOption = None,
+    data: options.Data = None,
+    history_length: options.HistoryLength = 2,
+    max_steps: options.MaxSteps = None,
+    action_format: options.ActionFormat = None,
+    env_option: options.EnvOption = None,
+    policy_option: options.PolicyOption = None,
     against: Annotated[
         Path | None, typer.Option(help="The run of another evaluation, for a paired comparison by task.")
     ] = None,
-    slots: Slots = None,
-    workers: Workers = False,
+    slots: options.Slots = None,
+    workers: options.Workers = False,
     retry_failed: Annotated[
         bool, typer.Option(help="Retry episodes that failed in an earlier run of this command.")
     ] = True,
@@ -89,13 +79,13 @@ def evaluate(
     split = split or evaluation_split(env)
     other = None if against is None else _episodes(against)
     action_format = action_format or default_action_format(policy)
-    options = environment_options(split, data, history_length, max_steps, action_format, env_option)
+    env_options = options.environment_options(split, data, history_length, max_steps, action_format, env_option)
     policy_options = read_assignments("--policy-option", policy_option or (), option_annotations(policy))
     if policy.partition(":")[0] in _SAMPLING:
         policy_options = {"temperature": TEMPERATURE if temperature is None else temperature, **policy_options}
     elif temperature is not None:
         raise InputError(f"--temperature: policy {policy!r} does not sample from a model; remove the option")
-    handle = open_env(env, **options)
+    handle = open_env(env, **env_options)
     planned = len(handle.tasks) * len(chosen)
     execution = ExecutionOptions(
         default_slots(slots, workers=workers),
@@ -106,7 +96,7 @@ def evaluate(
     acting = make_policy(policy, PolicyContext(handle.shared.source.name, action_format, policy_options))
     console = Console(stderr=True)
     spec = RolloutSpec(tasks=len(handle.tasks), order="sweep")
-    config = {**run_config(handle, options, policy, policy_options, spec), "evaluation": True}
+    config = {**run_config(handle, env_options, policy, policy_options, spec), "evaluation": True}
     del config["seed"]
     with open_run(
         out,

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hgpo_train.cli.play_options import (
-    ActionFormat,
-    Data,
-    EnvOption,
-    HistoryLength,
-    MaxSteps,
-    PolicyOption,
-    Slots,
-    Workers,
-    environment_options,
-)
+from hgpo_train.cli import play_options as options  # typer reads the annotations
 from hgpo_train.rollout.failures import MAX_FAILED
 
 if TYPE_CHECKING:
@@ -39,20 +29,20 @@ def rollout(
     seed: Annotated[int, typer.Option(help="Seed of the task order and of every rollout.")] = 0,
     split: Annotated[str, typer.Option(help="Split of the tasks; 'all' includes every split.")] = "train",
     order: Annotated[str, typer.Option(help="Task order: shuffled, sweep, random or verl-agent.")] = "shuffled",
-    data: Data = None,
-    history_length: HistoryLength = 2,
-    max_steps: MaxSteps = None,
-    action_format: ActionFormat = None,
-    env_option: EnvOption = None,
-    policy_option: PolicyOption = None,
+    data: options.Data = None,
+    history_length: options.HistoryLength = 2,
+    max_steps: options.MaxSteps = None,
+    action_format: options.ActionFormat = None,
+    env_option: options.EnvOption = None,
+    policy_option: options.PolicyOption = None,
     dynamic: Annotated[
         int | None,
         typer.Option(
             help="Dynamic sampling: count only groups whose returns are not all equal, and play at most this many."
         ),
     ] = None,
-    slots: Slots = None,
-    workers: Workers = False,
+    slots: options.Slots = None,
+    workers: options.Workers = False,
     retry_failed: Annotated[
         bool, typer.Option(help="Retry rollouts that failed in an earlier run of this command.")
     ] = True,
@@ -80,14 +70,14 @@ def rollout(
     in_a_row = allowed_in_a_row((dynamic or tasks) * group_size, max_failed)
     execution = ExecutionOptions(default_slots(slots, workers=workers), workers, max_consecutive_failures=in_a_row)
     action_format = action_format or default_action_format(policy)
-    options = environment_options(split, data, history_length, max_steps, action_format, env_option)
+    env_options = options.environment_options(split, data, history_length, max_steps, action_format, env_option)
     policy_options = read_assignments("--policy-option", policy_option or (), option_annotations(policy))
-    handle = open_env(env, **options)
+    handle = open_env(env, **env_options)
     check_out(out)
     acting = make_policy(policy, PolicyContext(handle.shared.source.name, action_format, policy_options))
     left_out = [name.strip() for name in without.split(",") if name.strip()]
     console = Console(stderr=True, highlight=False)
-    config = run_config(handle, options, policy, policy_options, spec)
+    config = run_config(handle, env_options, policy, policy_options, spec)
     with open_run(
         out,
         config,

@@ -1,12 +1,14 @@
 """`collect`: rollouts of any policy in any environment, into a run's folder, in one call.
 
-from hgpo_train.rollout import Request, collect
+    from hgpo_train.rollout import Request, collect
 
-def first(request: Request) -> str:
-return request.admissible_actions[0]
+    def first(request: Request) -> str:
+        return request.admissible_actions[0]
 
-run = collect("HGPO/ALFWorld-v0", first, "runs/first", tasks=4, group_size=8)
-run.summary, run.steps
+    run = collect("HGPO/ALFWorld-v0", first, "runs/first", tasks=4, group_size=8)
+    run.summary, run.steps
+
+A run in the folder is resumed, like that of `hgpo rollout`.
 """
 
 from __future__ import annotations

@@ -107,9 +107,9 @@ class FailureSummary:
 def allowed_in_a_row(rollouts: int, most: float = MAX_FAILED) -> int:
     """Return the number of rollouts that may fail in a row, without a step in between, before a collection stops.
 
-    It is the smallest number that fails the collection in any case: more than the share `most` of the rollouts. It is
-    at least 3, because one failure says nothing about the next, and at most 64, because so many failures in a row
-    are no accident.
+    It is the smallest number that fails the collection in any case: more than the share `most` of the rollouts, but
+    at least 3, so that an isolated failure never stops a small collection, and at most 64, so that a large collection
+    stops early when the policy or the environment is broken.
 
     Args:
         rollouts: Number of rollouts of the complete collection.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from command import invoke
 from typer.testing import CliRunner
 
 from hgpo_datasets import StepWriter, scan_steps
@@ -38,21 +39,13 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def hgpo(*arguments: object) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
-    if done.exception:
-        raise done.exception
-    assert done.exit_code == 0
-    return done.output
-
-
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*.*"))}
 
 
 def test_tables_are_written_next_to_the_run_which_is_unchanged(run: Path) -> None:
     before = digests(run)
-    output = hgpo(
+    output = invoke(
         "advantages", run, "-e", "hgpo", "-e", "gigpo", "--history-length", 1, "--set", "gigpo.step_weight=0.5"
     )
     assert digests(run) == before
@@ -67,18 +60,18 @@ def test_tables_are_written_next_to_the_run_which_is_unchanged(run: Path) -> Non
 def test_files_without_a_manifest_are_selected_by_a_pattern(run: Path) -> None:
     (run / "manifest.jsonl").unlink()
     with pytest.raises(InputError, match=r"pass a pattern \(.*first/steps/\*\.parquet\)"):
-        hgpo("advantages", run)
-    assert "96 rows" in hgpo("advantages", run / "steps/*.parquet")
+        invoke("advantages", run)
+    assert "96 rows" in invoke("advantages", run / "steps/*.parquet")
     table = pl.read_parquet(run / "steps.advantages" / "hgpo.parquet")
     want = compute(pl.scan_parquet(run / "steps/*.parquet"), "hgpo", reward_scale=10.0).collect()["advantage"]
     assert table["advantage"].equals(want)
 
 
 def test_an_existing_table_is_not_overwritten(run: Path) -> None:
-    hgpo("advantages", run)
+    invoke("advantages", run)
     with pytest.raises(InputError, match="exists already; replace it with --overwrite"):
-        hgpo("advantages", run)
-    hgpo("advantages", run, "--overwrite", "--details")
+        invoke("advantages", run)
+    invoke("advantages", run, "--overwrite", "--details")
 
 
 def test_an_output_never_replaces_the_input(run: Path, tmp_path: Path) -> None:
@@ -98,7 +91,7 @@ def test_an_output_never_replaces_the_input(run: Path, tmp_path: Path) -> None:
         (run / "steps", run / "new.parquet"),
     ]:
         with pytest.raises(InputError, match="expected an output file outside of the input"):
-            hgpo("advantages", source, "--out", out, "--overwrite")
+            invoke("advantages", source, "--out", out, "--overwrite")
     assert digests(run) == before
 
 
@@ -115,31 +108,31 @@ def test_an_output_never_replaces_the_input(run: Path, tmp_path: Path) -> None:
 )
 def test_invalid_options_are_reported(run: Path, arguments: list[str], line: str | None) -> None:
     if line is None:  # deeper than the stored hashes: computed from the texts
-        hgpo("advantages", run, *arguments)
+        invoke("advantages", run, *arguments)
         return
     with pytest.raises(InputError, match=line):
-        hgpo("advantages", run, *arguments)
+        invoke("advantages", run, *arguments)
     assert not (run.parent / "first.advantages").exists()
 
 
 def test_list_shows_the_estimators(run: Path) -> None:
-    output = hgpo("advantages", run, "--list")
+    output = invoke("advantages", run, "--list")
     assert all(name in output for name in ("hgpo", "graphgpo", "reinforce_pp", "history_length=2"))
 
 
 def test_stats_prints_a_summary(run: Path) -> None:
-    output = hgpo("stats", run, "--history-length", 2)
+    output = invoke("stats", run, "--history-length", 2)
     assert "96 steps of 24 rollouts in 6 groups" in output
     assert "Context inconsistency" in output
 
 
 def test_stats_by_column_are_printed_and_written(run: Path, tmp_path: Path) -> None:
-    output = hgpo("stats", run, "--by", "task_type", "--out", tmp_path / "tables")
+    output = invoke("stats", run, "--by", "task_type", "--out", tmp_path / "tables")
     assert "even" in output
     levels = pl.read_csv(tmp_path / "tables" / "levels.csv")
     assert levels.filter(pl.col("level") == "0")["steps"].to_list() == [48, 48]
     with pytest.raises(InputError, match="did you mean 'task_type'"):
-        hgpo("stats", run, "--by", "task_typ")
+        invoke("stats", run, "--by", "task_typ")
 
 
 def failing(steps: pl.LazyFrame) -> pl.LazyFrame:

@@ -5,16 +5,15 @@ from pathlib import Path
 import pandas as pd
 import polars as pl
 import pytest
+from command import invoke
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import EstimatorSpec, compute, get
 from hgpo_train.advantages.required_columns import check_columns
 from hgpo_train.analysis.statistics import statistics
-from hgpo_train.cli import app
 
 ROWS = {
     "task": ["a"] * 4 + ["b"] * 4,
@@ -27,14 +26,6 @@ ROWS = {
 }
 TABLE = pl.DataFrame(ROWS)
 ESTIMATORS = ("hgpo", "gigpo", "grpo", "g2po", "graphgpo", "rloo", "reinforce_pp")
-
-
-def hgpo(*arguments: object) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
-    if done.exception:
-        raise done.exception
-    assert done.exit_code == 0
-    return done.output
 
 
 def write(kind: str, path: Path) -> None:
@@ -51,18 +42,18 @@ def test_a_table_of_another_program(tmp_path: Path, kind: str, estimator: str) -
     path = tmp_path / "mine.parquet"
     write(kind, path)
     before = path.read_bytes()
-    assert "8 rows" in hgpo("advantages", path, "-e", estimator)
+    assert "8 rows" in invoke("advantages", path, "-e", estimator)
     found = pl.read_parquet(tmp_path / "mine.advantages" / f"{estimator}.parquet")
     want = compute(TABLE, estimator, reward_scale=10.0).collect()["advantage"]
     assert found["advantage"].equals(want)
     assert found.select("trajectory", "step").rows() == TABLE.select("trajectory", "step").rows()
-    assert "8 steps of 4 rollouts in 2 groups" in hgpo("stats", path)
+    assert "8 steps of 4 rollouts in 2 groups" in invoke("stats", path)
     assert path.read_bytes() == before
 
 
 def test_a_table_with_advantages_already(tmp_path: Path) -> None:
     compute(TABLE, "grpo").collect().write_parquet(tmp_path / "mine.parquet")
-    hgpo("advantages", tmp_path / "mine.parquet", "-e", "grpo")
+    invoke("advantages", tmp_path / "mine.parquet", "-e", "grpo")
     found = pl.read_parquet(tmp_path / "mine.advantages" / "grpo.parquet")
     assert found["advantage"].equals(compute(TABLE, "grpo", reward_scale=10.0).collect()["advantage"])
 
@@ -114,7 +105,7 @@ def test_a_file_in_a_run_folder_is_a_step_table(run: Path) -> None:
             with pytest.raises(
                 InputError, match=r"expected a step table, received a file without the metadata hgpo\.schema_version"
             ):
-                hgpo(command, path)
+                invoke(command, path)
 
 
 def test_metadata_of_a_step_table_are_looked_at(run: Path, tmp_path: Path) -> None:
@@ -125,7 +116,7 @@ def test_metadata_of_a_step_table_are_looked_at(run: Path, tmp_path: Path) -> No
     for changed in ({**metadata, "hgpo.schema_version": "999"}, {"hgpo.run": metadata["hgpo.run"]}):
         TABLE.write_parquet(tmp_path / "changed.parquet", metadata=changed)
         with pytest.raises(InputError, match=r"newer|without the metadata hgpo\.schema_version"):
-            hgpo("stats", tmp_path / "changed.parquet")
+            invoke("stats", tmp_path / "changed.parquet")
 
 
 def test_only_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -133,7 +124,7 @@ def test_only_where_it_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected a step table"):
         scan_steps(tmp_path / "mine.parquet")
     with pytest.raises(InputError, match="expected a step table"):
-        hgpo("data", "show", tmp_path / "mine.parquet")
+        invoke("data", "show", tmp_path / "mine.parquet")
 
 
 def test_plain_files_that_are_read_together_have_the_same_columns(tmp_path: Path) -> None:
@@ -142,11 +133,11 @@ def test_plain_files_that_are_read_together_have_the_same_columns(tmp_path: Path
     assert scan_steps(tmp_path / "*.parquet", plain=True).collect().equals(TABLE)
     TABLE[4:].with_columns(pl.col("step").cast(pl.Int32)).write_parquet(tmp_path / "2.parquet")
     with pytest.raises(InputError, match=r"1\.parquet and .*2\.parquet have different columns or types"):
-        hgpo("advantages", tmp_path / "*.parquet")
+        invoke("advantages", tmp_path / "*.parquet")
 
 
 def test_no_parquet_and_no_file(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("task,step\n")
     for name in ("text.parquet", "none.parquet"):
         with pytest.raises(InputError):
-            hgpo("advantages", tmp_path / name)
+            invoke("advantages", tmp_path / name)

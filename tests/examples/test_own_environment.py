@@ -10,14 +10,13 @@ from pathlib import Path
 import gymnasium
 import polars as pl
 import pytest
+from command import invoke
 from distribution import write_distribution
 from gymnasium.utils.env_checker import check_env
-from typer.testing import CliRunner
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.players import make_player
 from hgpo_envs.registration import resolve_id
-from hgpo_train.cli import app
 
 pytest.importorskip("minigrid")
 from examples.own_environment import ACTIONS, BABYAI, BabyAISource
@@ -25,13 +24,6 @@ from examples.own_environment import ACTIONS, BABYAI, BabyAISource
 ROOT = Path(__file__).parents[2]
 ENV_ID = resolve_id("examples.own_environment:BABYAI")
 SOURCE = BabyAISource("GoToLocal,PickupLoc,PutNextLocal")
-
-
-def hgpo(*arguments: object) -> str:
-    """Run the command line in this process and return its output."""
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 @pytest.mark.parametrize("task_id", ["GoToLocal-1", "PickupLoc-3", "PutNextLocal-5", "GoToLocal-10000"])
@@ -129,7 +121,7 @@ def test_a_small_model_is_trained_on_the_environment(tmp_path):
         patch.setattr(sys, "argv", ["train_from_nothing", config, "--out", str(tmp_path), *sizes, *settings])
         train_from_nothing.main()
         sft = f"model.path={tmp_path / 'sft'}"
-        hgpo("train", config, *settings, "--set", "iterations=2", "--set", sft, "--out", tmp_path / "again")
+        invoke("train", config, *settings, "--set", "iterations=2", "--set", sft, "--out", tmp_path / "again")
     for run, iterations in (("train", 1), ("again", 2)):
         steps = scan_steps(tmp_path / run / "steps").collect()
         assert steps["env_id"].unique().to_list() == [BABYAI.id]

@@ -1,4 +1,4 @@
-"""The `hgpo` command: all its commands, and one as a separate process."""
+"""The `hgpo` command: all its commands, one in this process, and one as a separate process."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import hgpo_envs
 from hgpo_train.cli import app
@@ -25,6 +26,15 @@ def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
     yield path, group
     for name, command in getattr(group, "commands", {}).items():
         yield from _commands(command, (*path, name))
+
+
+def invoke(*arguments: object) -> str:
+    """Run a command in this process, raise what it raises, and return its output."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
+    if done.exception:
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def hgpo(*arguments: str, **environment: str) -> subprocess.Popen[str]:
