@@ -1,11 +1,14 @@
 """In-process sampling: correct distribution and log-probabilities, independent of the rest of the batch."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from doors import DoorsSource
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.episode import settings_for
@@ -63,6 +66,93 @@ def test_a_response_does_not_depend_on_the_rest_of_the_batch(model):
         alone = sample_responses(model, [asked[one]], [seeds[one]], OPTIONS)[0]
         assert drawn.tokens.tolist() == alone.tokens.tolist() == apart.tokens.tolist()
         np.testing.assert_allclose(drawn.logprobs, alone.logprobs, atol=1e-5)
+
+
+class Forwards:
+    """Counts the forward passes of a model's decoder: rows and columns of each."""
+
+    def __init__(self, model):
+        self.prefill, self.decode = [], []
+        model.get_decoder().register_forward_pre_hook(self.count, with_kwargs=True)
+
+    def count(self, _, __, given):
+        rows, width = given["input_ids"].shape
+        if (before := given["past_key_values"].get_seq_length()) == 0:
+            self.prefill.append((rows, width))
+        else:
+            assert width == 1
+            self.decode.append((rows, before + 1))
+
+
+ENDING = SamplingOptions(max_new_tokens=24, temperature=1.0, stop=tuple(range(360, 384)))
+
+
+def test_rows_that_have_ended_are_not_computed(model):
+    forwards = Forwards(model)
+    lengths = [len(one.tokens) for one in sample_responses(model, prompts(40), list(range(40)), ENDING)]
+    assert len(set(lengths)) > 10
+    # The last token of a response is drawn from the hidden state of the one before it.
+    assert sum(rows for rows, _ in forwards.decode) == sum(length - 1 for length in lengths)
+
+
+@pytest.mark.parametrize("memory", [10, 100, 300, 1_000])
+def test_a_batch_stays_within_memory(model, memory):
+    forwards = Forwards(model)
+    sample_responses(model, prompts(30), list(range(30)), dataclasses.replace(ENDING, max_batch_tokens=memory))
+    assert all(rows * width <= memory or rows == 1 for rows, width in forwards.decode)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_waiting_requests_take_the_place_of_ended_ones(model, seed):
+    forwards = Forwards(model)
+    asked, places = prompts(30, seed), 3
+    options = dataclasses.replace(ENDING, max_batch_tokens=places * (max(map(len, asked)) + 24))
+    drawn = sample_responses(model, asked, list(range(30)), options)
+    lengths = [len(one.tokens) for one in drawn]
+    # Graham's bound on list scheduling (1966): no place is empty while a request waits.
+    assert len(forwards.decode) <= sum(lengths) / places + max(lengths)
+
+
+def test_equal_prompts_are_computed_once(model):
+    forwards = Forwards(model)
+    asked = [prompt for prompt in prompts(4) for _ in range(8)]
+    drawn = sample_responses(model, asked, list(range(32)), OPTIONS)
+    assert sum(rows for rows, _ in forwards.prefill) == 4
+    for prompt, seed, one in zip(asked, range(32), drawn, strict=True):
+        assert sample_responses(model, [prompt], [seed], OPTIONS)[0].tokens.tolist() == one.tokens.tolist()
+
+
+def test_the_same_call_returns_the_same_bytes(model):
+    options = dataclasses.replace(ENDING, max_batch_tokens=400)
+    first, second = (sample_responses(model, prompts(30), list(range(30)), options) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert one.tokens.tobytes() == other.tokens.tobytes()
+        assert one.logprobs.tobytes() == other.logprobs.tobytes()
+
+
+def test_sliding_windows_are_those_of_a_full_forward_pass():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    window = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=384, num_key_value_heads=1, **shape, **window)).eval()
+    assert model.config.layer_types == ["full_attention", "sliding_attention"]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(8.0)  # attention that differs between positions
+    asked = prompts(20)
+    options = dataclasses.replace(ENDING, max_batch_tokens=300)
+    for prompt, drawn in zip(asked, sample_responses(model, asked, list(range(20)), options), strict=True):
+        whole = torch.tensor([[*prompt, *drawn.tokens.tolist()]])
+        with torch.no_grad():
+            table = torch.log_softmax(model(whole).logits[0, len(prompt) - 1 : -1], -1)
+        expected = table.gather(1, torch.from_numpy(drawn.tokens).long()[:, None])[:, 0]
+        np.testing.assert_allclose(drawn.logprobs, expected, atol=2e-4)
+
+
+def test_layers_without_attention_are_rejected(model):
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(InputError, match="received Qwen3ForCausalLM with 'linear_attention'"):
+        sample_responses(model, prompts(1), [0], OPTIONS)
 
 
 def test_equal_seeds_repeat_and_other_seeds_differ(model):
