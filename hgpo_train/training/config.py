@@ -111,6 +111,14 @@ class UpdateConfig(Settings):
     possible, of nearly equal size."""
     epochs: PositiveInt = 1
     """Passes over the rows of an iteration."""
+    order: Literal["shuffled", "verl-agent"] = "shuffled"
+    """How rows are divided into mini-batches. shuffled: at random, and all tokens of a mini-batch have equal weight.
+    verl-agent: by trajectory, balanced by length over GPUs, with token means per micro-batch, to replicate its runs;
+    see hgpo_train.training.update.verl_agent."""
+    verl_agent_gpus: PositiveInt = 2
+    """With order = "verl-agent": the number of GPUs of the run to replicate."""
+    verl_agent_micro_batch_size: PositiveInt = 16
+    """With order = "verl-agent": its ppo_micro_batch_size_per_gpu."""
     micro_batch_tokens: PositiveInt = 16384
     """Maximum number of tokens per forward pass, including padding; does not affect the result."""
     layout: Literal["padded", "packed"] = "padded"
@@ -131,8 +139,38 @@ class UpdateConfig(Settings):
     """Weight of the entropy bonus."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     """Source of the ratio's denominator: recomputed by the trainer before the update, or reported by the engine."""
+    rollout_is: Literal["token", "sequence"] | None = None
+    """Truncated importance sampling: multiply policy losses by min(trainer's / engine's probability, threshold), of
+    each token or of each response (sequence). none applies no correction; requires old_logprobs = "recompute"."""
+    rollout_is_threshold: PositiveFloat = 2.0
+    """With rollout_is: the largest weight."""
     gap_warning: float = 0.05
     """Warn if the engine's log-probabilities differ from the trainer's by more than this on average."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.rollout_is is not None and self.old_logprobs != "recompute":
+            raise InputError(
+                f'setting update.rollout_is: expected old_logprobs = "recompute" with {self.rollout_is!r}, received '
+                f"{self.old_logprobs!r}, with which the ratio already corrects for the engine; set rollout_is to none"
+            )
+        if self.order == "verl-agent":
+            _check_verl_agent(self)
+
+
+def _check_verl_agent(update: UpdateConfig) -> None:
+    """Raise `InputError` if a setting does not go with verl-agent's order."""
+    if update.aggregation != "token_mean":
+        raise InputError(
+            'setting update.aggregation: expected "token_mean" with order = "verl-agent", received '
+            f"{update.aggregation!r}"
+        )
+    step = update.verl_agent_gpus * update.verl_agent_micro_batch_size
+    if update.mini_batch_size % step:
+        raise InputError(
+            "setting update.mini_batch_size: expected a multiple of verl_agent_gpus · verl_agent_micro_batch_size = "
+            f'{step} with order = "verl-agent", received {update.mini_batch_size}'
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

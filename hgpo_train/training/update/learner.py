@@ -15,7 +15,9 @@ from hgpo_train.training.update.batches import micro_batches, mini_batches
 from hgpo_train.training.update.logprobs import ResponseScorer
 from hgpo_train.training.update.losses import LossTerms, policy_loss, token_weights
 from hgpo_train.training.update.optimiser import clip_gradient, make_optimiser
+from hgpo_train.training.update.rollout_correction import rollout_correction_metrics, rollout_is_weights
 from hgpo_train.training.update.throughput import model_flops, peak_flops
+from hgpo_train.training.update.verl_agent import WeightedBatch, verl_agent_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,15 +86,19 @@ class Learner:
         reference = self.reference_logprobs(samples) if self.reference is not None else None
         if rate is not None:
             self.set_learning_rate(rate)
-        batches = [batch for _ in range(config.epochs) for batch in mini_batches(rows, config.mini_batch_size, rng)]
+        correction = self._rollout_is(samples, old)
+        batches = [batch for _ in range(config.epochs) for batch in self._mini_batches(samples, rows, rng)]
         steps = []
         for done, batch in enumerate(batches):
-            steps.append(self.step(samples, batch, old, reference))
+            steps.append(self.step(samples, batch.rows, old, reference, weight=batch.weight, rollout_is=correction))
             if progress is not None:
                 progress(done + 1, len(batches))
         metrics = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
         metrics |= {"actor/lr": self.optimiser.param_groups[0]["lr"], "actor/optimiser_steps": float(len(steps))}
         metrics |= self._gap(samples, old) | self._throughput(samples, begin)
+        if config.rollout_is is not None:
+            logprobs = old, samples.rollout_logprob, samples.response_start
+            metrics |= rollout_correction_metrics(*logprobs, config.rollout_is, config.rollout_is_threshold)
         return metrics
 
     def set_learning_rate(self, rate: float) -> None:
@@ -106,6 +112,9 @@ class Learner:
         rows: NDArray[np.int64],
         old: NDArray[np.float32] | None,
         reference: NDArray[np.float32] | None,
+        *,
+        weight: NDArray[np.float64] | None = None,
+        rollout_is: NDArray[np.float64] | None = None,
     ) -> dict[str, float]:
         """Take one optimiser step on a mini-batch, with the gradient accumulated over micro-batches.
 
@@ -116,7 +125,7 @@ class Learner:
             The values of `accumulate`, the gradient norm before clipping and whether the step was skipped, under
             verl's names (`actor/…`).
         """
-        parts = self.accumulate(samples, rows, old, reference)
+        parts = self.accumulate(samples, rows, old, reference, weight=weight, rollout_is=rollout_is)
         norm = clip_gradient(self.model, self.config.optimiser.gradient_clip)
         sound = bool(np.isfinite(norm) and np.isfinite(parts["loss"]))
         if sound:
@@ -131,6 +140,9 @@ class Learner:
         rows: NDArray[np.int64],
         old: NDArray[np.float32] | None,
         reference: NDArray[np.float32] | None,
+        *,
+        weight: NDArray[np.float64] | None = None,
+        rollout_is: NDArray[np.float64] | None = None,
     ) -> dict[str, float]:
         """Add the gradient of a mini-batch's loss to the parameters' gradients.
 
@@ -140,14 +152,18 @@ class Learner:
             old: log π_old, float32 of shape (response tokens,). None uses the present policy, so that all ratios are 1;
                 with advantages of 1 the loss is then the negative log-likelihood of supervised training.
             reference: log π_ref, float32 of shape (response tokens,), or None without a KL term.
+            weight: float64 of shape (n,), the weight of each token of a row in the loss; None takes `token_weights`.
+            rollout_is: Importance weights of the rollout correction, float64 of shape (response tokens,), or None.
 
         Returns:
             The loss, its parts, and means over response tokens, by name (`PolicyLoss`).
         """
         config = self.config.update
         terms = LossTerms(config.clip_low, config.clip_high, config.dual_clip, config.kl_weight, config.entropy_weight)
-        weight = np.zeros(len(samples))
-        weight[rows] = token_weights(samples.response_length[rows], config.aggregation)
+        row_weight = np.zeros(len(samples))
+        row_weight[rows] = (
+            token_weights(samples.response_length[rows], config.aggregation) if weight is None else weight
+        )
         self.model.train()
         parts: dict[str, float] = {}
         totals: dict[str, float] = {}
@@ -160,8 +176,9 @@ class Learner:
                 logprob.detach() if old is None else self._tensor(old[micro.token]),
                 None if reference is None else self._tensor(reference[micro.token]),
                 self._tensor(samples.advantage[micro.row]),
-                self._tensor(weight[micro.row]),
+                self._tensor(row_weight[micro.row]),
                 terms,
+                None if rollout_is is None else self._tensor(rollout_is[micro.token]),
             )
             with self._memory_advice():
                 made.loss.backward()  # type: ignore[no-untyped-call]
@@ -196,15 +213,26 @@ class Learner:
                 values[micro.token] = logprob.cpu().numpy()
         return values
 
+    def _mini_batches(self, samples: Samples, rows: NDArray[np.int64], rng: np.random.Generator) -> list[WeightedBatch]:
+        config, length = self.config.update, samples.response_length
+        if config.order == "verl-agent":
+            sizes = {"mini_batch_size": config.mini_batch_size, "micro_batch_size": config.verl_agent_micro_batch_size}
+            batches = verl_agent_batches(samples.length[rows], length[rows], gpus=config.verl_agent_gpus, **sizes)
+            return [WeightedBatch(rows[batch.rows], batch.weight) for batch in batches]
+        shuffled = mini_batches(rows, config.mini_batch_size, rng)
+        return [WeightedBatch(batch, token_weights(length[batch], config.aggregation)) for batch in shuffled]
+
     def _old_logprobs(self, samples: Samples) -> NDArray[np.float32]:
         if self.config.update.old_logprobs == "recompute":
             return self.logprobs(samples)
-        if np.isnan(samples.rollout_logprob).any():
-            raise InputError(
-                "expected response_logprobs for every response token, but the engine reported none for some; set "
-                'update.old_logprobs = "recompute"'
-            )
-        return samples.rollout_logprob
+        return _reported(samples, 'set update.old_logprobs = "recompute"')
+
+    def _rollout_is(self, samples: Samples, old: NDArray[np.float32]) -> NDArray[np.float64] | None:
+        config = self.config.update
+        if config.rollout_is is None:
+            return None
+        reported = _reported(samples, "set update.rollout_is to none")
+        return rollout_is_weights(old, reported, samples.response_start, config.rollout_is, config.rollout_is_threshold)
 
     def _score(self, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         inputs = (part.to(self.device) for part in (micro.input_ids, micro.position_ids, micro.source, micro.target))
@@ -256,3 +284,12 @@ class Learner:
             flops = model_flops(self.model, samples.length, samples.response_length) * self.config.update.epochs
             metrics["perf/mfu/actor"] = flops / seconds / peak
         return metrics
+
+
+def _reported(samples: Samples, otherwise: str) -> NDArray[np.float32]:
+    """Return the engine's log-probabilities. Raises `InputError` with advice if some are missing."""
+    if np.isnan(samples.rollout_logprob).any():
+        raise InputError(
+            "expected response_logprobs for every response token, but the engine reported none for some; " + otherwise
+        )
+    return samples.rollout_logprob

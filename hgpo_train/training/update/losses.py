@@ -10,6 +10,7 @@ a response token of a step, and A the step's advantage, which is the same for al
     r(y)      = π(y) / π_old(y)                                              the ratio
     L_clip(y) = max(−A r, −A clip(r, 1 − ε_low, 1 + ε_high))                 PPO, asymmetric
     L(y)      = min(L_clip, −A c)  where A < 0                               dual clip, c > 1
+    L(y)     ← ρ(y) L(y)                                                     rollout correction, if used
     KL(y)     = exp(d) − d − 1,  d = log π_ref(y) − log π(y)                 low-variance estimate
     loss      = Σ_y w(y) (L(y) + β KL(y) − η H(y))                           H the entropy of π at y
 
@@ -166,8 +167,9 @@ def policy_loss(
     advantage: Tensor,
     weight: Tensor,
     terms: LossTerms,
+    rollout_is: Tensor | None = None,
 ) -> PolicyLoss:
-    """Return the loss of one micro-batch, a sum over its tokens: Σ w (L + β KL − η H).
+    """Return the loss of one micro-batch, a sum over its tokens: Σ w (ρ L + β KL − η H).
 
     Args:
         logprob: log π(y), float32 of shape (tokens,).
@@ -177,6 +179,8 @@ def policy_loss(
         advantage: A of each token's step, of the same shape.
         weight: w of each token, of the same shape, from `token_weights` over the whole *mini-batch*.
         terms: Clipping bounds and weights.
+        rollout_is: ρ, the truncated importance weight of each token (`rollout_correction`), of the same shape; None
+            for 1.
     """
     clipped = clipped_policy_loss(
         logprob,
@@ -186,7 +190,7 @@ def policy_loss(
         clip_high=terms.clip_high,
         dual_clip=terms.dual_clip,
     )
-    policy = (weight * clipped.loss).sum()
+    policy = (weight * (clipped.loss if rollout_is is None else rollout_is * clipped.loss)).sum()
     mean_entropy = (weight * entropy).sum()
     loss = policy - terms.entropy_weight * mean_entropy
     parts = {"pg_loss": policy, "entropy": mean_entropy}

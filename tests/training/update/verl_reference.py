@@ -1,0 +1,64 @@
+"""Run by a Python with verl: evaluate verl's own functions on given cases.
+
+    python verl_reference.py CASES.npz RESULTS.npz
+
+The cases are those of `test_verl.py`; arrays are padded to (cases, responses, tokens).
+"""
+
+import sys
+
+import numpy as np
+import torch
+from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_vanilla, kl_penalty
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+from verl.workers.config import FSDPActorConfig
+
+
+def losses(case, given):
+    config = FSDPActorConfig(
+        clip_ratio=0.2,
+        clip_ratio_low=float(given["clip_low"][case]),
+        clip_ratio_high=float(given["clip_high"][case]),
+        clip_ratio_c=3.0,
+        ppo_micro_batch_size_per_gpu=1,
+        rollout_n=1,
+    )
+    names = ("old", "reference", "advantage", "entropy", "mask", "rollout")
+    old, reference, advantage, entropy, mask, rollout = (torch.from_numpy(given[name][case]) for name in names)
+    advantage = advantage[:, None].expand_as(old)
+    found = {}
+    for mode in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"):
+        for level in ("none", "token", "sequence"):
+            weight = None
+            if level != "none":
+                proto, _, metrics = compute_rollout_correction_and_rejection_mask(
+                    old.double(), rollout.double(), mask, rollout_is=level, rollout_is_threshold=2.0
+                )
+                weight = proto.batch["rollout_is_weights"].float()
+                found[f"weight {level}"] = weight.numpy()
+                found |= {f"{level} {name}": value for name, value in metrics.items()}
+            logprob = torch.from_numpy(given["logprob"][case]).requires_grad_()
+            policy, clips = compute_policy_loss_vanilla(old, logprob, advantage, mask, mode, config, weight)
+            divergence = agg_loss(kl_penalty(logprob, reference, "low_var_kl"), mask, mode)
+            loss = policy - 0.001 * agg_loss(entropy, mask, mode) + 0.01 * divergence
+            loss.backward()
+            found |= {f"loss {mode} {level}": loss.item(), f"gradient {mode} {level}": logprob.grad.numpy()}
+            found |= {name: clips[f"actor/{name}"] for name in ("pg_clipfrac", "pg_clipfrac_lower")}
+    return found
+
+
+def main():
+    given = dict(np.load(sys.argv[1]))
+    results = [losses(case, given) for case in range(len(given["old"]))]
+    stacked = {name: np.stack([np.asarray(result[name]) for result in results]) for name in results[0]}
+    for key in ("lengths 1", "lengths 2", "lengths 4"):
+        parts = int(key.split()[1])
+        for case, lengths in enumerate(given[key].tolist()):
+            found = get_seqlen_balanced_partitions(lengths, parts, equal_size=True)
+            stacked[f"parts {parts} {case}"] = np.array(found)
+    np.savez(sys.argv[2], **stacked)
+
+
+if __name__ == "__main__":
+    main()
