@@ -1,0 +1,168 @@
+"""Truncated importance sampling: weights by hand, and the exact bias of the gradient with and without it."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from hgpo_envs.errors import InputError
+from hgpo_train.training.config import Config, replace
+from hgpo_train.training.update.batches import Samples, samples_from_steps
+from hgpo_train.training.update.learner import Learner
+from hgpo_train.training.update.rollout_correction import rollout_correction_metrics, rollout_is_weights
+
+VOCABULARY, LENGTH = 12, 2
+BASE = replace(
+    Config(),
+    model={"compute_dtype": "float32", "gradient_checkpointing": False},
+    update={"kl_weight": 0.0, "entropy_weight": 0.0, "logit_chunk": 0, "micro_batch_tokens": 10**6},
+)
+ratios = st.lists(st.lists(st.floats(-3, 3), min_size=0, max_size=4), min_size=1, max_size=5).filter(any)
+
+
+def flat(rows):
+    """Return log ratios as one array, and where each response starts."""
+    return np.array([value for row in rows for value in row]), np.cumsum([0, *map(len, rows)])
+
+
+@given(ratios, st.sampled_from([0.5, 2.0, 1e9]))
+def test_weights_match_a_loop_over_tokens(rows, threshold):
+    values, start = flat(rows)
+    token = [min(np.exp(value), threshold) for row in rows for value in row]
+    sequence = [min(np.exp(sum(row)), threshold) for row in rows for _ in row]
+    old, rollout = values - 5.0, np.full(len(values), -5.0)
+    np.testing.assert_allclose(rollout_is_weights(old, rollout, start, "token", threshold), token)
+    np.testing.assert_allclose(rollout_is_weights(old, rollout, start, "sequence", threshold), sequence, rtol=1e-9)
+
+
+def test_equal_policies_have_no_gap():
+    logprob = -np.arange(1.0, 7.0)
+    for level in ("token", "sequence"):
+        metrics = rollout_correction_metrics(logprob, logprob, np.array([0, 2, 2, 6]), level)
+        ones = ("mean", "max", "min", "eff_sample_size")
+        assert all(metrics.pop(f"rollout_corr/rollout_is_{name}") == 1 for name in ones)
+        assert set(metrics.values()) == {0.0}
+
+
+@pytest.fixture(scope="module")
+def policy():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCABULARY, num_key_value_heads=1, **shape))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(8.0 if weight.dim() > 1 else 1.0)
+    return model
+
+
+def every_response(prompt=(3, 1, 4)):
+    """Return one sample for each response of two tokens, with a fixed random advantage."""
+    responses = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
+    count = len(responses)
+    return Samples(
+        tokens=np.array([token for response in responses for token in (*prompt, *response)], np.int32),
+        start=np.arange(count + 1) * (len(prompt) + LENGTH),
+        prompt_length=np.full(count, len(prompt)),
+        response_start=np.arange(count + 1) * LENGTH,
+        advantage=np.random.default_rng(0).normal(size=count) + 1.0,
+        rollout_logprob=np.full(count * LENGTH, np.nan, np.float32),
+    )
+
+
+def expected_gradient(policy, behaviour, level=None, threshold=2.0):
+    """Return the exact expectation of the update's gradient over responses that are sampled from `behaviour`.
+
+    A token mean over all responses, each with its probability times its advantage, is the expectation itself.
+    """
+    samples = every_response()
+    learner = Learner(copy.deepcopy(policy), BASE)
+    old, rollout = learner.logprobs(samples), Learner(copy.deepcopy(behaviour), BASE).logprobs(samples)
+    probability = np.exp(rollout.reshape(-1, LENGTH).astype(np.float64).sum(1))
+    assert probability.sum() == pytest.approx(1.0, abs=1e-5)
+    samples.advantage[:] *= probability * len(samples) * LENGTH
+    weight = None if level is None else rollout_is_weights(old, rollout, samples.response_start, level, threshold)
+    learner.accumulate(samples, np.arange(len(samples)), old, None, rollout_is=weight)
+    return torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()]).double()
+
+
+def noisy(model, size):
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * size)
+    return model
+
+
+def rounded(model):
+    """Return a copy whose weights have the precision of bfloat16."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(weight.bfloat16().float())
+    return model
+
+
+def bias(policy, behaviour, level, threshold=2.0):
+    exact = expected_gradient(policy, policy)
+    return ((expected_gradient(policy, behaviour, level, threshold) - exact).norm() / exact.norm()).item()
+
+
+@pytest.mark.parametrize("gap", ["bfloat16", 0.003, 0.01])
+def test_the_correction_removes_bias(policy, gap):
+    behaviour = rounded(policy) if gap == "bfloat16" else noisy(policy, gap)
+    none, token, sequence = (bias(policy, behaviour, level) for level in (None, "token", "sequence"))
+    assert sequence < token < none / 2
+
+
+def test_truncation_leaves_bias_of_large_gaps(policy):
+    """With a mean difference of log-probabilities of half a nat, the threshold decides how much is left."""
+    behaviour = noisy(policy, 0.03)
+    none, low, high, all_of_it = (
+        bias(policy, behaviour, *correction)
+        for correction in ((None,), ("sequence", 2.0), ("sequence", 5.0), ("sequence", 1e6))
+    )
+    assert none > low > high > all_of_it
+    assert all_of_it < 1e-4
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_update_applies_the_weights_and_reports_them(model, steps, level):
+    samples = samples_from_steps(steps)  # the rollout's log-probabilities are constant, -5.5
+    settings = {"rollout_is": level, "rollout_is_threshold": 1.5, "mini_batch_size": 100}
+    plain, corrected = (Learner(copy.deepcopy(model), replace(BASE, update=update)) for update in ({}, settings))
+    old = plain.logprobs(samples)
+    weight = rollout_is_weights(old, samples.rollout_logprob, samples.response_start, level, 1.5)
+    metrics = corrected.update(samples, np.random.default_rng(0))
+    token_advantage = np.repeat(samples.advantage, samples.response_length)
+    assert metrics["actor/pg_loss"] == pytest.approx(-(weight * token_advantage).mean(), abs=1e-5)
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(weight.mean(), rel=1e-6)
+    uncorrected = plain.update(samples, np.random.default_rng(0))
+    assert uncorrected["actor/pg_loss"] == pytest.approx(-token_advantage.mean(), abs=1e-5)
+    assert not any(name.startswith("rollout_corr/") for name in uncorrected)
+
+
+def test_the_kl_and_entropy_terms_are_not_weighted(model, steps):
+    samples = samples_from_steps(steps)
+    found = []
+    for level in (None, "token"):
+        config = replace(BASE, update={"kl_weight": 0.1, "entropy_weight": 0.1, "rollout_is": level})
+        learner = Learner(copy.deepcopy(model), config)
+        learner.model.load_state_dict({name: value * 1.1 for name, value in model.state_dict().items()})
+        found.append(learner.update(samples, np.random.default_rng(0)))
+    assert found[0]["actor/kl_loss"] == found[1]["actor/kl_loss"] > 0
+    assert found[0]["actor/entropy"] == found[1]["actor/entropy"]
+    assert found[0]["actor/pg_loss"] != found[1]["actor/pg_loss"]
+
+
+def test_missing_log_probabilities_and_settings_without_effect_are_reported(model, steps):
+    config = replace(BASE, update={"rollout_is": "token"})
+    with pytest.raises(InputError, match=r"expected response_logprobs.*set update.rollout_is to none"):
+        Learner(model, config).update(samples_from_steps(steps.drop("response_logprobs")), np.random.default_rng(0))
+    with pytest.raises(InputError, match=r'update.rollout_is: expected old_logprobs = "recompute"'):
+        replace(BASE, update={"rollout_is": "token", "old_logprobs": "rollout"})
