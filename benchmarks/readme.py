@@ -226,6 +226,18 @@ def learning(world: str) -> str:
     return "\n".join([*head, *lines])
 
 
+def rollout_correction() -> str:
+    """Return the table of the gradient's bias with and without rollout correction as Markdown."""
+    lines = [
+        "| weights of the copy | mean gap of log-probabilities | no correction | token | sequence |",
+        "|---|---|---|---|---|",
+    ]
+    for row in figures("rollout_correction")["rows"]:
+        biases = " | ".join(f"{row[level]:.1%}" for level in ("none", "token", "sequence"))
+        lines.append(f"| {row['gap']} | {row['logprob_gap']:.3f} | {biases} |")
+    return "\n".join(lines)
+
+
 def percent(measured: dict[str, float]) -> str:
     """Format a fraction with its interval."""
     return f"{measured['mean']:.1%} ({measured['low']:.1%} to {measured['high']:.1%})"
@@ -233,7 +245,11 @@ def percent(measured: dict[str, float]) -> str:
 
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "README.md": {"figures": table, "commands": commands},
-    "docs/training.md": {"alfworld": partial(learning, "alfworld"), "webshop": partial(learning, "webshop")},
+    "docs/training.md": {
+        "alfworld": partial(learning, "alfworld"),
+        "webshop": partial(learning, "webshop"),
+        "rollout correction": rollout_correction,
+    },
 }
 """The tables of each page, each between two comments with its name."""
 

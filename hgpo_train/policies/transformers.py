@@ -35,7 +35,8 @@ class TransformersOptions(GenerationOptions):
 class TransformersPolicy(BatchPolicy):
     """A policy that samples from a causal language model.
 
-    A reply depends on the request's prompt and seed and on the weights. On a CPU it is reproducible.
+    A reply depends on the request's prompt and seed and on the weights. On a CPU it is reproducible: equal calls return
+    equal bytes, and other batches of the same requests change at most the last bits of log-probabilities.
 
     Args:
         model: The model. Each call uses its current weights.

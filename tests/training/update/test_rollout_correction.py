@@ -1,22 +1,21 @@
 """Truncated importance sampling: weights by hand, and the exact bias of the gradient with and without it."""
 
 import copy
-import itertools
+import importlib
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, replace
-from hgpo_train.training.update.batches import Samples, samples_from_steps
+from hgpo_train.training.update.batches import samples_from_steps
 from hgpo_train.training.update.learner import Learner
 from hgpo_train.training.update.rollout_correction import rollout_correction_metrics, rollout_is_weights
 
-VOCABULARY, LENGTH = 12, 2
 BASE = replace(
     Config(),
     model={"compute_dtype": "float32", "gradient_checkpointing": False},
@@ -50,85 +49,34 @@ def test_equal_policies_have_no_gap():
 
 
 @pytest.fixture(scope="module")
-def policy():
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCABULARY, num_key_value_heads=1, **shape))
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(8.0 if weight.dim() > 1 else 1.0)
-    return model
+def study():
+    """Return the benchmark that computes the exact bias of the update's gradient over all responses of two tokens."""
+    folder = str(Path(__file__).parents[3] / "benchmarks")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module("rollout_correction")
+    finally:
+        sys.path.remove(folder)
 
 
-def every_response(prompt=(3, 1, 4)):
-    """Return one sample for each response of two tokens, with a fixed random advantage."""
-    responses = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
-    count = len(responses)
-    return Samples(
-        tokens=np.array([token for response in responses for token in (*prompt, *response)], np.int32),
-        start=np.arange(count + 1) * (len(prompt) + LENGTH),
-        prompt_length=np.full(count, len(prompt)),
-        response_start=np.arange(count + 1) * LENGTH,
-        advantage=np.random.default_rng(0).normal(size=count) + 1.0,
-        rollout_logprob=np.full(count * LENGTH, np.nan, np.float32),
-    )
-
-
-def expected_gradient(policy, behaviour, level=None, threshold=2.0):
-    """Return the exact expectation of the update's gradient over responses that are sampled from `behaviour`.
-
-    A token mean over all responses, each with its probability times its advantage, is the expectation itself.
-    """
-    samples = every_response()
-    learner = Learner(copy.deepcopy(policy), BASE)
-    old, rollout = learner.logprobs(samples), Learner(copy.deepcopy(behaviour), BASE).logprobs(samples)
-    probability = np.exp(rollout.reshape(-1, LENGTH).astype(np.float64).sum(1))
-    assert probability.sum() == pytest.approx(1.0, abs=1e-5)
-    samples.advantage[:] *= probability * len(samples) * LENGTH
-    weight = None if level is None else rollout_is_weights(old, rollout, samples.response_start, level, threshold)
-    learner.accumulate(samples, np.arange(len(samples)), old, None, rollout_is=weight)
-    return torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()]).double()
-
-
-def noisy(model, size):
-    model = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator) * size)
-    return model
-
-
-def rounded(model):
-    """Return a copy whose weights have the precision of bfloat16."""
-    model = copy.deepcopy(model)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.copy_(weight.bfloat16().float())
-    return model
-
-
-def bias(policy, behaviour, level, threshold=2.0):
-    exact = expected_gradient(policy, policy)
-    return ((expected_gradient(policy, behaviour, level, threshold) - exact).norm() / exact.norm()).item()
+@pytest.fixture(scope="module")
+def policy(study):
+    return study.make_policy()
 
 
 @pytest.mark.parametrize("gap", ["bfloat16", 0.003, 0.01])
-def test_the_correction_removes_bias(policy, gap):
-    behaviour = rounded(policy) if gap == "bfloat16" else noisy(policy, gap)
-    none, token, sequence = (bias(policy, behaviour, level) for level in (None, "token", "sequence"))
+def test_the_correction_removes_bias(study, policy, gap):
+    none, token, sequence = (study.bias(policy, study.behaviour_of(policy, gap), level) for level in study.LEVELS)
     assert sequence < token < none / 2
 
 
-def test_truncation_leaves_bias_of_large_gaps(policy):
+def test_truncation_leaves_bias_of_large_gaps(study, policy):
     """With a mean difference of log-probabilities of half a nat, the threshold decides how much is left."""
-    behaviour = noisy(policy, 0.03)
-    none, low, high, all_of_it = (
-        bias(policy, behaviour, *correction)
-        for correction in ((None,), ("sequence", 2.0), ("sequence", 5.0), ("sequence", 1e6))
-    )
-    assert none > low > high > all_of_it
-    assert all_of_it < 1e-4
+    behaviour = study.behaviour_of(policy, 0.03)
+    none = study.bias(policy, behaviour, None)
+    low, high, never = (study.bias(policy, behaviour, "sequence", threshold) for threshold in (2.0, 5.0, 1e6))
+    assert none > low > high > never
+    assert never < 1e-4  # without truncation nothing is left
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

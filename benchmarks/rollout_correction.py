@@ -1,0 +1,147 @@
+"""Measure the bias of the gradient with rollouts of another policy, and what truncated importance sampling leaves.
+
+    python benchmarks/rollout_correction.py        less than a minute
+
+The rollouts are those of a copy of a small random model, with weights rounded to bfloat16 or with Gaussian noise. All
+144 responses of two tokens are enumerated, each with a random advantage and weighted with its probability under the
+copy. The gradient of the real update is then an exact expectation. Its bias is its distance from the gradient for
+rollouts of the model itself, relative to the norm of the latter. Results: benchmarks/results/rollout_correction.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from record import add_keep, store
+from rich.console import Console
+from rich.table import Table
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from hgpo_train.training.config import Config, replace
+from hgpo_train.training.update.batches import Samples
+from hgpo_train.training.update.learner import Learner
+from hgpo_train.training.update.rollout_correction import rollout_is_weights
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from hgpo_train.models.hf import Model
+    from hgpo_train.training.update.rollout_correction import Level
+
+VOCABULARY: Final = 12
+LENGTH: Final = 2
+PROMPT: Final = (3, 1, 4)
+GAPS: Final = ("bfloat16", 0.003, 0.01, 0.02, 0.03)
+THRESHOLD: Final = 2.0
+LEVELS: Final[tuple[Level | None, ...]] = (None, "token", "sequence")
+SETTINGS: Final = replace(
+    Config(),
+    model={"compute_dtype": "float32", "gradient_checkpointing": False},
+    update={"kl_weight": 0.0, "entropy_weight": 0.0, "logit_chunk": 0, "micro_batch_tokens": 10**6},
+)
+
+
+def make_policy() -> Model:
+    """Return a small model with random weights, large enough for a distribution that is far from uniform."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCABULARY, num_key_value_heads=1, **shape))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(8.0 if weight.dim() > 1 else 1.0)
+    return model
+
+
+def behaviour_of(policy: Model, gap: str | float) -> Model:
+    """Return the copy that rollouts are sampled from: rounded to bfloat16, or with noise of a standard deviation."""
+    copied = copy.deepcopy(policy)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in copied.parameters():
+            if isinstance(gap, str):
+                weight.copy_(weight.bfloat16().float())
+            else:
+                weight.add_(torch.randn(weight.shape, generator=generator) * gap)
+    return copied
+
+
+def every_response() -> Samples:
+    """Return one sample for each response, with a random advantage."""
+    responses = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
+    count = len(responses)
+    return Samples(
+        tokens=np.array([token for response in responses for token in (*PROMPT, *response)], np.int32),
+        start=np.arange(count + 1) * (len(PROMPT) + LENGTH),
+        prompt_length=np.full(count, len(PROMPT)),
+        response_start=np.arange(count + 1) * LENGTH,
+        advantage=np.random.default_rng(0).normal(size=count) + 1.0,
+        rollout_logprob=np.full(count * LENGTH, np.nan, np.float32),
+    )
+
+
+def logprobs(model: Model, samples: Samples) -> NDArray[np.float32]:
+    """Return the log-probabilities of all response tokens."""
+    return Learner(copy.deepcopy(model), SETTINGS).logprobs(samples)
+
+
+def expected_gradient(policy: Model, behaviour: Model, level: Level | None, threshold: float) -> Tensor:
+    """Return the expectation of the update's gradient over responses sampled from `behaviour`.
+
+    The mean over tokens of all responses, each times its probability and the number of tokens, is the expectation.
+    """
+    samples = every_response()
+    old, rollout = logprobs(policy, samples), logprobs(behaviour, samples)
+    probability = np.exp(rollout.reshape(-1, LENGTH).astype(np.float64).sum(1))
+    samples.advantage[:] *= probability * samples.response_tokens
+    weight = None if level is None else rollout_is_weights(old, rollout, samples.response_start, level, threshold)
+    learner = Learner(copy.deepcopy(policy), SETTINGS)
+    learner.accumulate(samples, np.arange(len(samples)), old, None, rollout_is=weight)
+    return torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()]).double()
+
+
+def bias(policy: Model, behaviour: Model, level: Level | None, threshold: float = THRESHOLD) -> float:
+    """Return the distance of the expected gradient from the exact one, relative to the exact one's norm."""
+    exact = expected_gradient(policy, policy, None, threshold)
+    return float((expected_gradient(policy, behaviour, level, threshold) - exact).norm() / exact.norm())
+
+
+def measure() -> list[dict[str, Any]]:
+    """Return one row per gap."""
+    policy, samples, found = make_policy(), every_response(), []
+    for gap in GAPS:
+        behaviour = behaviour_of(policy, gap)
+        distance = float(np.abs(logprobs(policy, samples) - logprobs(behaviour, samples)).mean())
+        biases = {str(level or "none"): bias(policy, behaviour, level) for level in LEVELS}
+        found.append({"gap": gap if isinstance(gap, str) else f"noise {gap}", "logprob_gap": distance, **biases})
+    return found
+
+
+def main() -> None:
+    """Measure, print and store."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add_keep(parser)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    console, rows = Console(), measure()
+    table = Table("weights of the copy", "mean gap of log-probabilities", "none", "token", "sequence")
+    for row in rows:
+        table.add_row(
+            row["gap"], f"{row['logprob_gap']:.3f}", *(f"{row[k]:.1%}" for k in ("none", "token", "sequence"))
+        )
+    console.print(table)
+    console.print(store("rollout_correction", {"threshold": THRESHOLD, "rows": rows}, keep=given.keep))
+
+
+if __name__ == "__main__":
+    main()
