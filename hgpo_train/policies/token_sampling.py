@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from hgpo_train.models.hf import Model
 
 _PREFILL_TOKENS_CPU: Final = 512
-"""Tokens of prompts that are computed together on a CPU: the activations of a small model then stay in its caches,
-which is twice as fast as 8,192 tokens."""
+"""Tokens of prompts that are computed together on a CPU. The activations of a small model then stay in its caches, and
+their memory is reused: up to twice as fast as 8,192 tokens."""
 _PREFILL_TOKENS: Final = 16_384
 """The same on other devices."""
 _LAYERS: Final = {"full_attention", "sliding_attention"}
