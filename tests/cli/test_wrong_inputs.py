@@ -90,6 +90,7 @@ COMMANDS = {
     f"{EVAL} --policy randm": "unknown policy 'randm'; did you mean 'random'?",
     "advantages": "Missing argument 'run'",
     "advantages /no/run": "/no/run: no such",
+    "advantages s3://bucket/run": "expected a local run or file, received a URL",
     "advantages empty": "empty",
     "advantages file": "file cannot be read: not a complete Parquet file",
     "advantages plain.parquet": "the table has no `task_id`",
