@@ -158,7 +158,7 @@ def _rollouts() -> list[Row]:
         Row(
             f"Sampling in process: {sampling['requests']} short responses, 1.1M parameters",
             f"{own['cpu_s']:.1f} s",
-            f"Transformers' `generate`, without log-probabilities, {generate['cpu_s']:.1f} s ({generate['ratio']:.1f} ×)",
+            f"`generate` of Transformers, no log-probabilities, {generate['cpu_s']:.1f} s ({generate['ratio']:.1f} ×)",
             "sampling",
         ),
     ]

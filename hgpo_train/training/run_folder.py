@@ -38,6 +38,14 @@ CONFIG: Final = "config.toml"
 ORIGIN: Final = "origin.json"
 _CONTENT: Final = (manifest.NAME, STEPS, "evaluation", "checkpoints", "metrics.jsonl", "tensorboard")
 """Names in a folder that mark it as a run."""
+_ADDED: Final[dict[str, Any]] = {
+    "update.order": "shuffled",
+    "update.verl_agent_gpus": 2,
+    "update.verl_agent_micro_batch_size": 16,
+    "update.rollout_is": None,
+    "update.rollout_is_threshold": 2.0,
+}
+"""Settings that were added after the first runs, which may not change on resume, with their defaults."""
 _FORMAT: Final = "hgpo run 1"
 _ORIGIN_BYTES: Final = 16 << 20
 """Size limit of `origin.json`, in bytes."""
@@ -221,3 +229,13 @@ def fixed_values(config: Config | SftConfig, free: Collection[str]) -> dict[str,
         named = named or {section: held}
         values |= {name: value for name, value in named.items() if section not in free and name not in free}
     return dict(redact_json(values))
+
+
+def table_values(config: Config | SftConfig, free: Collection[str]) -> dict[str, Any]:
+    """Return the settings that a step table stores: `fixed_values`, without later settings that have their defaults.
+
+    A step table accepts only the configuration that it was created with, and those of earlier runs do not contain
+    settings that were added later (`_ADDED`).
+    """
+    values = fixed_values(config, free)
+    return {name: value for name, value in values.items() if name not in _ADDED or value != _ADDED[name]}

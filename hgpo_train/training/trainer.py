@@ -42,7 +42,7 @@ from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
 from hgpo_train.training.config import template_path
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
-from hgpo_train.training.run_folder import Origin, RunFolder, fixed_values
+from hgpo_train.training.run_folder import Origin, RunFolder, table_values
 from hgpo_train.training.tracking import log_to, make_trackers
 from hgpo_train.training.update.batches import row_faults, samples_from_steps
 from hgpo_train.training.update.learner import Learner
@@ -291,7 +291,7 @@ class Trainer:
         return steps
 
     def _writer(self, table: str) -> StepWriter:
-        options: dict[str, Any] = {"run": self.config.name, "config": fixed_values(self.config, _FREE)}
+        options: dict[str, Any] = {"run": self.config.name, "config": table_values(self.config, _FREE)}
         # The steps are the folder's own run. In the first version, each table was a run in a subfolder.
         if table == STEPS and not self._run.has_separate_steps():
             return StepWriter(self.folder, lock=self._run.lock, **options)

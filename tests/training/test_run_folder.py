@@ -22,9 +22,9 @@ from hgpo_envs.errors import InputError
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_path, fingerprint_rows, fingerprint_texts
 from hgpo_train.training.config import Config, EnvironmentConfig, SftConfig, replace
 from hgpo_train.training.display import Display
-from hgpo_train.training.run_folder import Origin, RunFolder, RunFolderWarning
+from hgpo_train.training.run_folder import Origin, RunFolder, RunFolderWarning, table_values
 from hgpo_train.training.tracking import read_metrics
-from hgpo_train.training.trainer import open_training_env
+from hgpo_train.training.trainer import _FREE, open_training_env
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
 PATHS = os.pathsep.join(map(str, [ROOT, ROOT / "datasets", ROOT / "tests" / "worlds"]))
@@ -356,3 +356,23 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
     for path in found:
         for value in (b"hunter-two", b"pass-word", b"another-one", b"opensesame"):
             assert value not in path.read_bytes(), path
+
+
+FIRST_SETTINGS = """
+advantage.estimator advantage.parameters environment.action_format environment.history_length environment.id
+environment.max_steps environment.options environment.prompt_template environment.split model.attention
+model.compute_dtype model.lora model.path name optimiser.betas optimiser.epsilon optimiser.gradient_clip
+optimiser.learning_rate optimiser.schedule optimiser.warmup_iterations optimiser.weight_decay rollout.engine
+rollout.filter_groups rollout.group_size rollout.max_generation_batches rollout.max_prompt_tokens
+rollout.max_response_tokens rollout.overflow rollout.tasks rollout.temperature seed update.aggregation
+update.clip_high update.clip_low update.dual_clip update.entropy_weight update.epochs update.kl_weight
+update.layout update.mini_batch_size update.old_logprobs
+""".split()
+"""The settings in the step tables of the first runs, read from one of them."""
+
+
+def test_step_tables_of_the_first_runs_accept_the_default_configuration():
+    """A setting that is added later, and may not change on resume, must be named in `run_folder._ADDED`."""
+    assert sorted(table_values(Config(), _FREE)) == FIRST_SETTINGS
+    changed = replace(Config(), update={"order": "verl-agent"})
+    assert set(table_values(changed, _FREE)) - set(FIRST_SETTINGS) == {"update.order"}
