@@ -358,16 +358,49 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
             assert value not in path.read_bytes(), path
 
 
-FIRST_SETTINGS = """
-advantage.estimator advantage.parameters environment.action_format environment.history_length environment.id
-environment.max_steps environment.options environment.prompt_template environment.split model.attention
-model.compute_dtype model.lora model.path name optimiser.betas optimiser.epsilon optimiser.gradient_clip
-optimiser.learning_rate optimiser.schedule optimiser.warmup_iterations optimiser.weight_decay rollout.engine
-rollout.filter_groups rollout.group_size rollout.max_generation_batches rollout.max_prompt_tokens
-rollout.max_response_tokens rollout.overflow rollout.tasks rollout.temperature seed update.aggregation
-update.clip_high update.clip_low update.dual_clip update.entropy_weight update.epochs update.kl_weight
-update.layout update.mini_batch_size update.old_logprobs
-""".split()
+FIRST_SETTINGS = [
+    "advantage.estimator",
+    "advantage.parameters",
+    "environment.action_format",
+    "environment.history_length",
+    "environment.id",
+    "environment.max_steps",
+    "environment.options",
+    "environment.prompt_template",
+    "environment.split",
+    "model.attention",
+    "model.compute_dtype",
+    "model.lora",
+    "model.path",
+    "name",
+    "optimiser.betas",
+    "optimiser.epsilon",
+    "optimiser.gradient_clip",
+    "optimiser.learning_rate",
+    "optimiser.schedule",
+    "optimiser.warmup_iterations",
+    "optimiser.weight_decay",
+    "rollout.engine",
+    "rollout.filter_groups",
+    "rollout.group_size",
+    "rollout.max_generation_batches",
+    "rollout.max_prompt_tokens",
+    "rollout.max_response_tokens",
+    "rollout.overflow",
+    "rollout.tasks",
+    "rollout.temperature",
+    "seed",
+    "update.aggregation",
+    "update.clip_high",
+    "update.clip_low",
+    "update.dual_clip",
+    "update.entropy_weight",
+    "update.epochs",
+    "update.kl_weight",
+    "update.layout",
+    "update.mini_batch_size",
+    "update.old_logprobs",
+]
 """The settings in the step tables of the first runs, read from one of them."""
 
 

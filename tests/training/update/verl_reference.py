@@ -2,20 +2,21 @@
 
     python verl_reference.py CASES.npz RESULTS.npz
 
-The cases are those of `test_verl.py`; arrays are padded to (cases, responses, tokens).
+The cases are those of `test_verl.py`; arrays are padded to (cases, responses, tokens). pytest imports this file without
+verl, so functions import it.
 """
 
 import sys
 
 import numpy as np
 import torch
-from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_vanilla, kl_penalty
-from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
-from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
-from verl.workers.config import FSDPActorConfig
 
 
 def losses(case, given):
+    from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_vanilla, kl_penalty
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+    from verl.workers.config import FSDPActorConfig
+
     config = FSDPActorConfig(
         clip_ratio=0.2,
         clip_ratio_low=float(given["clip_low"][case]),
@@ -49,6 +50,8 @@ def losses(case, given):
 
 
 def main():
+    from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+
     given = dict(np.load(sys.argv[1]))
     results = [losses(case, given) for case in range(len(given["old"]))]
     stacked = {name: np.stack([np.asarray(result[name]) for result in results]) for name in results[0]}
