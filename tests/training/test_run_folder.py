@@ -133,6 +133,7 @@ def changed(config, name, value):
     new = other.get(type(value), lambda: None)()
     if value is None:
         new = 5 if name in ("max_trajectories", "environment_steps", "dual_clip") else "other"
+        new = "token" if name == "rollout_is" else new
     elif isinstance(value, dict):
         new = {"other": 1}
     elif isinstance(value, tuple):
@@ -140,7 +141,7 @@ def changed(config, name, value):
     elif isinstance(value, str):
         choices = {"action_format": "number", "compute_dtype": "float32", "attention": "eager", "overflow": "history",
                    "layout": "packed", "aggregation": "sequence_sum", "old_logprobs": "rollout", "schedule": "linear",
-                   "rows": "all"}  # fmt: skip
+                   "rows": "all", "order": "verl-agent"}  # fmt: skip
         new = choices.get(name.rpartition(".")[2], "other")
     first, *rest = name.split(".")
     if not rest:
