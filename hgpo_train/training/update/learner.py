@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.loading import Reference, compute_dtype
+from hgpo_train.models.loading import compute_dtype
+from hgpo_train.models.reference import Reference
 from hgpo_train.training.update.batches import micro_batches, mini_batches
 from hgpo_train.training.update.logprobs import ResponseScorer
 from hgpo_train.training.update.losses import LossTerms, policy_loss, token_weights
