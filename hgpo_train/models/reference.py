@@ -1,10 +1,10 @@
 """The frozen reference model of the KL term: the policy as it was before training, equal to the last bit.
 
 The policy has float32 weights and computes under autocast, which rounds the inputs and weights of linear layers to the
-compute dtype, and nothing else: the residual stream, norms and rotary embeddings stay in float32. The copy stores in the
-compute dtype only what autocast rounds anyway, so both models compute the same numbers with the same kernels. Casting
-the whole model (`model.to(torch.bfloat16)`) would also round the residual stream, the norms and the frequencies of the
-rotary embeddings, whose phases are then wrong by several radians after a few thousand tokens.
+compute dtype; the residual stream, norms and rotary embeddings stay in float32. The copy stores in the compute dtype
+only what autocast rounds anyway, so both models compute the same numbers with the same kernels. Casting the whole model
+(`model.to(torch.bfloat16)`) would also round the residual stream, the norms and the frequencies of the rotary
+embeddings, whose phases are then wrong by several radians after a few thousand tokens.
 """
 
 from __future__ import annotations

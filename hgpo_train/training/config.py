@@ -114,7 +114,9 @@ class UpdateConfig(Settings):
     micro_batch_tokens: PositiveInt = 16384
     """Maximum number of tokens per forward pass, including padding; does not affect the result."""
     layout: Literal["padded", "packed"] = "padded"
-    """How the rows of a micro-batch are arranged: padded to one length, or packed into one sequence."""
+    """How the rows of a micro-batch are arranged: padded to one length, or packed into one sequence, without padding.
+    With model.attention = "flash_attention_2", packed rows take time and memory like separate ones. With sdpa and
+    eager, the mask of a packed micro-batch has micro_batch_tokens² entries, most of which exclude other rows."""
     logit_chunk: NonNegativeInt = 128
     """Number of positions whose logits are in memory at a time; 0 computes all logits together."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"

@@ -1,0 +1,77 @@
+"""Weights in another process: equal tensors, tied ones once, adapters merged in float32."""
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hgpo_train.models.config import LoraConfig
+from hgpo_train.models.loading import add_adapters
+from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
+from hgpo_train.policies.weight_handover import checkpoint_weights, handed_bytes, opened, shared
+
+SHAPE = TinyShape(vocabulary=300, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+
+
+@pytest.fixture
+def model() -> Any:
+    return make_model(train_tokenizer(["go to cabinet 1"] * 5, 300), SHAPE, seed=3)
+
+
+def received(handle: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in opened(handle).items()}
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="vLLM and anonymous memory require Linux")
+def test_another_process_receives_equal_tensors(model: Any) -> None:
+    weights = checkpoint_weights(model)
+    weights |= {
+        "half": torch.arange(7, dtype=torch.bfloat16),
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "transposed": torch.arange(6).reshape(2, 3).T,
+        "empty": torch.empty(0, 4),
+    }
+    with shared(weights, by_device=True) as handle, multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply(received, (handle,))
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in weights.items())
+    assert not Path(handle["path"]).exists()  # nothing remains
+
+
+def test_the_names_and_values_are_those_of_a_checkpoint(model: Any, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    weights = checkpoint_weights(model)
+    assert weights.keys() == saved.keys()  # the tied output layer is in neither
+    assert all(torch.equal(weights[name], value) for name, value in saved.items())
+    parameters = dict(model.named_parameters())
+    assert all(weights[name].data_ptr() == parameters[name].data_ptr() for name in weights)  # no copies
+    assert handed_bytes(weights) == 4 * sum(parameter.numel() for parameter in parameters.values())
+
+
+def test_adapters_are_merged_in_float32_and_rounded_once(model: Any) -> None:
+    plain = {name: value.clone() for name, value in checkpoint_weights(model.to(torch.bfloat16)).items()}
+    adapted = add_adapters(model, LoraConfig(rank=4, alpha=8, targets=("q_proj", "down_proj")))
+    generator = torch.Generator().manual_seed(0)
+    factors = dict(adapted.named_parameters())
+    with torch.no_grad():
+        for name, parameter in factors.items():
+            if "lora_B" in name:
+                parameter.copy_(1e-4 * torch.randn(parameter.shape, generator=generator))
+    exact, rounded = checkpoint_weights(adapted), checkpoint_weights(adapted, torch.bfloat16)
+    assert exact.keys() == rounded.keys() == plain.keys()
+    for name, old in plain.items():
+        layer = name.removesuffix(".weight")
+        if layer.endswith(("q_proj", "down_proj")):
+            a, b = (factors[f"base_model.model.{layer}.lora_{part}.default.weight"] for part in "AB")
+            expected = old.float() + (8 / 4) * (b @ a)
+            assert torch.allclose(exact[name], expected, rtol=0, atol=1e-9)
+            assert torch.equal(rounded[name], exact[name].to(torch.bfloat16))
+            assert not torch.equal(exact[name], old.float())
+        else:
+            assert torch.equal(exact[name], old)
