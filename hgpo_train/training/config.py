@@ -66,7 +66,8 @@ class RolloutConfig(Settings):
     engine: str = "transformers"
     """The generation engine: transformers (in the same process) or vllm."""
     engine_options: dict[str, Any] = field(default_factory=dict)
-    """Other keyword arguments of the engine, for example { tensor_parallel_size = 2 }."""
+    """Other keyword arguments of the engine, for example { tensor_parallel_size = 2 }. vllm also accepts request_seeds
+    (sample each request with its own seed; slower) and enable_lora = false (merge adapters into the served weights)."""
     tasks: PositiveInt = 16
     """Tasks per iteration."""
     group_size: PositiveInt = 8

@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -12,6 +14,9 @@ from hgpo_train.models.config import LoraConfig
 from hgpo_train.models.loading import add_adapters
 from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
 from hgpo_train.policies.weight_handover import checkpoint_weights, handed_bytes, opened, shared
+from hgpo_train.training.config import Config, replace
+from hgpo_train.training.update.batches import samples_from_steps
+from hgpo_train.training.update.learner import Learner
 
 SHAPE = TinyShape(vocabulary=300, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
 
@@ -75,3 +80,36 @@ def test_adapters_are_merged_in_float32_and_rounded_once(model: Any) -> None:
             assert not torch.equal(exact[name], old.float())
         else:
             assert torch.equal(exact[name], old)
+
+
+@pytest.mark.parametrize("iterations", [1, 5])
+def test_served_adapters_keep_the_trained_change_and_merged_ones_lose_most(model: Any, iterations: int) -> None:
+    """At the shipped learning rate of 3e-6, and weights of the size of Qwen2.5's."""
+    base = {name: value.float() for name, value in checkpoint_weights(model.to(torch.bfloat16)).items()}
+    adapted = add_adapters(model, LoraConfig(rank=8, alpha=8))
+    config = replace(
+        Config(),
+        model={"compute_dtype": "bfloat16", "gradient_checkpointing": False},
+        update={"kl_weight": 0.0, "mini_batch_size": 2},
+        optimiser={"learning_rate": 3e-6},
+    )
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 300, (iterations, 32, 20)).tolist()
+    learner = Learner(adapted, config)
+    for rows in ids:  # 16 optimiser steps an iteration
+        steps = {"prompt_token_ids": rows, "response_token_ids": [row[:6] for row in rows]}
+        learner.update(samples_from_steps(pl.DataFrame(steps | {"advantage": rng.normal(size=32)})), rng)
+
+    def change(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.cat([(value.float() - base[name]).double().flatten() for name, value in weights.items()])
+
+    trained = change(checkpoint_weights(adapted))
+    merged = change(checkpoint_weights(adapted, torch.bfloat16))
+    with torch.no_grad():
+        for parameter in adapted.parameters():  # what vLLM does with the adapters that it loads
+            parameter.copy_(parameter.to(torch.bfloat16))
+    served = change(checkpoint_weights(adapted))
+    assert trained.norm() > 0
+    # Each factor is rounded by at most 2**-9 of its size.
+    assert (served - trained).norm() / trained.norm() < 2 * 2**-9 + 2**-18
+    assert (merged @ trained) / (trained @ trained) < 0.5
