@@ -1,8 +1,8 @@
 """`vllm:MODEL`: vLLM in process as a policy, with continuous batching.
 
 New weights are handed over in memory (`weight_handover.py`, `vllm_worker.py`). Adapters are served as adapters, one for
-each version: merged into bfloat16 weights, most of a small change would be rounded away. Then the prefix cache is cleared,
-because it contains keys and values of the old weights.
+each version: merged into bfloat16 weights, most of a small change would be rounded away. The prefix cache is cleared
+after each of them, because it contains keys and values of the old weights.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from hgpo_envs.errors import InputError
+from hgpo_envs.untrusted_files import read_bytes
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.preflight import check_model_source
 from hgpo_train.policies.base import Failure, Reply, attempt
@@ -45,6 +46,8 @@ class VLLMOptions(GenerationOptions):
 
 
 _REQUEST_SEEDS: Final = "request_seeds"  # among the engine's options of a training run
+_ADAPTER_SETTINGS: Final = "adapter_config.json"
+_ADAPTER_BYTES: Final = 1 << 20
 _MEMORY_FOLDER: Final = Path("/dev/shm")  # noqa: S108 - a file system in memory, on Linux
 
 
@@ -285,13 +288,31 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
     check_vllm()
     check_model_source(argument)
     folder = resolve_model(argument)
-    adapter = Path(folder) / "adapter_config.json"
-    if not adapter.is_file():
+    if not (Path(folder) / _ADAPTER_SETTINGS).is_file():
         return VLLMPolicy(folder, options, options.engine, request_seeds=options.request_seeds)
-    settings = json.loads(adapter.read_bytes())
-    engine = {**adapter_arguments(settings["r"]), "tokenizer": folder, **options.engine}
-    base = settings["base_model_name_or_path"]
-    return VLLMPolicy(base, options, engine, request_seeds=options.request_seeds, adapter=folder)
+    base, rank = _read_adapter(folder)
+    check_model_source(base)
+    engine = {**adapter_arguments(rank), "tokenizer": folder, **options.engine}
+    return VLLMPolicy(resolve_model(base), options, engine, request_seeds=options.request_seeds, adapter=folder)
+
+
+def _read_adapter(folder: str) -> tuple[str, int]:
+    """Return the base model and the rank of an adapter.
+
+    Raises:
+        InputError: It is not a low-rank adapter, or vLLM does not support its rank.
+    """
+    path = Path(folder) / _ADAPTER_SETTINGS
+    try:
+        settings = json.loads(read_bytes(path, _ADAPTER_BYTES))
+        base, rank = settings["base_model_name_or_path"], settings["r"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path}: expected the settings of a low-rank adapter (LoRA) of peft") from error
+    if not isinstance(base, str) or not isinstance(rank, int):
+        raise InputError(f"{path}: expected the settings of a low-rank adapter (LoRA) of peft")
+    if not adapter_arguments(rank):
+        raise InputError(f"{path}: vLLM does not support adapters of rank {rank}; use the policy transformers:{folder}")
+    return base, rank
 
 
 def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> VLLMPolicy:

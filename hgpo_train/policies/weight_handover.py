@@ -81,7 +81,7 @@ def shared(weights: Mapping[str, Tensor], *, by_device: bool) -> Iterator[dict[s
     finally:
         os.close(file)
         if handles:
-            torch.cuda.ipc_collect()
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
 
 def opened(handle: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -117,7 +117,7 @@ def _write(file: int, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, lis
         begin = -(-end // _ALIGNMENT) * _ALIGNMENT
         end = begin + len(data)
         os.ftruncate(file, end)
-        view = memoryview(data.numpy())
+        view = data.numpy().data
         written = 0
         while written < len(view):  # one call writes at most 2 GiB
             written += os.pwrite(file, view[written:], begin + written)
@@ -128,4 +128,4 @@ def _write(file: int, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, lis
 def _cuda_handle(tensor: Tensor) -> bytes:
     from torch.multiprocessing.reductions import reduce_tensor
 
-    return pickle.dumps(reduce_tensor(tensor))
+    return pickle.dumps(reduce_tensor(tensor))  # type: ignore[no-untyped-call]

@@ -30,6 +30,10 @@ def received(handle: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in opened(handle).items()}
 
 
+def received_on_the_host(handle: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in opened(handle).items()}
+
+
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="vLLM and anonymous memory require Linux")
 def test_another_process_receives_equal_tensors(model: Any) -> None:
     weights = checkpoint_weights(model)
@@ -44,6 +48,16 @@ def test_another_process_receives_equal_tensors(model: Any) -> None:
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in weights.items())
     assert not Path(handle["path"]).exists()  # nothing remains
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="requires a GPU")
+def test_another_process_maps_the_tensors_of_a_gpu(model: Any) -> None:
+    weights = checkpoint_weights(model.cuda()) | {"transposed": torch.arange(6, device="cuda").reshape(2, 3).T}
+    with shared(weights, by_device=True) as handle, multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert handle["places"] == {}  # nothing is staged
+        found = pool.apply(received_on_the_host, (handle,))
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], value.cpu()) for name, value in weights.items())
 
 
 def test_the_names_and_values_are_those_of_a_checkpoint(model: Any, tmp_path: Path) -> None:

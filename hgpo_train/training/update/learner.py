@@ -274,7 +274,7 @@ def _warn_about_masks(config: Config | SftConfig) -> None:
     ):
         return
     warnings.warn(
-        f'update.layout = "packed" with model.attention = "{config.model.attention}" computes a mask of '
+        f'update.layout = "packed" with model.attention = "{config.model.attention}" needs masks of up to '
         f"{tokens:,} x {tokens:,} entries (update.micro_batch_tokens); set model.attention = "
         '"flash_attention_2", or layout = "padded"',
         stacklevel=3,

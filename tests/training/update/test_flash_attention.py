@@ -128,7 +128,7 @@ def test_other_implementations_receive_no_bounds(model, steps, monkeypatch):
 
 
 def test_large_masks_are_warned_of(model):
-    with pytest.warns(UserWarning, match=r"a mask of 32,768 x 32,768 entries"):
+    with pytest.warns(UserWarning, match=r"masks of up to 32,768 x 32,768 entries"):
         Learner(model, config_of("packed", 32_768))
     fine = [config_of("padded", 32_768), config_of("packed", 4096)]
     fine.append(
