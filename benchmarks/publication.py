@@ -1,11 +1,14 @@
 """Measure what reaches the engine when weights are published: the share of an adapter's change, and bytes.
 
-    python benchmarks/publication.py          some minutes
+    python benchmarks/publication.py               a minute
+    python benchmarks/publication.py --engine      also vLLM (extra `vllm`, or its build for CPUs), some minutes more
 
 change   A small model with weights of a bfloat16 checkpoint trains adapters (rank 64, alpha 64, learning rate 3e-6: the
          shipped -lora configurations), 16 optimiser steps an iteration. `share` is the projection of the published
          change onto the trained one, 1 if nothing is lost; `error` is the size of their difference relative to the
          trained change. Both for the weights, and for log-probabilities computed in float32 from what was published.
+engine   The same share in log-probabilities that the trainer and vLLM compute in bfloat16, after five iterations. Their
+         own rounding changes log-probabilities too, so the standard error of the share is given.
 bytes    For the shapes of Qwen2.5: bytes written to files, read from files, and copied in memory by a publication.
 
 Results: benchmarks/results/publication.json.
@@ -35,9 +38,12 @@ from hgpo_train.training.update.batches import samples_from_steps
 from hgpo_train.training.update.learner import Learner
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from hgpo_train.models.hf import Model
+    from hgpo_train.policies.vllm import VLLMPolicy
     from hgpo_train.training.update.batches import Samples
 
 VOCABULARY = 512
@@ -107,24 +113,29 @@ def compared(published: Tensor, trained: Tensor) -> tuple[float, float]:
     return share, ((published - trained).norm() / trained.norm()).item()
 
 
-def change() -> list[dict[str, Any]]:
-    """Train adapters, and compare the change that each way publishes with the trained one."""
+def trained_adapters() -> Iterator[tuple[int, Model]]:
+    """Train adapters, and yield the model after one and after five iterations."""
     config = replace(
         Config(),
         model={"compute_dtype": "bfloat16", "gradient_checkpointing": False},
         update={"kl_weight": 0.0, "mini_batch_size": 64 // STEPS},
         optimiser={"learning_rate": 3e-6},
     )
-    base = {name: value.float() for name, value in checkpoint_weights(small_model()).items()}
     model = add_adapters(small_model(), LORA)
     learner = Learner(model, config)
+    for iteration in range(1, 6):
+        learner.update(rows(iteration), np.random.default_rng(iteration))
+        if iteration in (1, 5):
+            yield iteration, model
+
+
+def change() -> list[dict[str, Any]]:
+    """Compare the change that each way publishes with the trained one."""
+    base = {name: value.float() for name, value in checkpoint_weights(small_model()).items()}
     ids = torch.randint(0, VOCABULARY, (16, 32), generator=torch.Generator().manual_seed(9))
     before = log_probabilities(base, ids)
     found = []
-    for iteration in range(1, 6):
-        learner.update(rows(iteration), np.random.default_rng(iteration))
-        if iteration not in (1, 5):
-            continue
+    for iteration, model in trained_adapters():
         exact = checkpoint_weights(model)
         changed = [name for name, value in exact.items() if not torch.equal(value, base[name])]
         trained = torch.cat([(exact[name] - base[name]).flatten().double() for name in changed])
@@ -144,6 +155,72 @@ def change() -> list[dict[str, Any]]:
                 | {"log-probabilities: share": logprob_share, "their error": logprob_error}
             )
     return found
+
+
+def served() -> list[dict[str, Any]]:
+    """Compare the change of the log-probabilities that vLLM serves with that of the trained model in float32."""
+    from hgpo_train.models.tiny import train_tokenizer
+    from hgpo_train.policies.generation import GenerationOptions
+    from hgpo_train.policies.vllm import VLLMPolicy, adapter_arguments
+
+    ids = torch.randint(0, VOCABULARY, (256, 64), generator=torch.Generator().manual_seed(9))
+    _, model = list(trained_adapters())[-1]
+
+    def of_tokens(weights: dict[str, Tensor]) -> Tensor:
+        return log_probabilities(weights, ids)[:, :-1].gather(-1, ids[:, 1:, None]).flatten()
+
+    trained = of_tokens(checkpoint_weights(model)) - of_tokens(checkpoint_weights(small_model()))
+    with model.disable_adapter():
+        before = trainer_logprobs(model, ids)
+    computed = trainer_logprobs(model, ids) - before
+    found = [with_error("the trainer, under autocast", computed, trained, computed)]
+    adapters = adapter_arguments(LORA.rank)
+    with tempfile.TemporaryDirectory() as folder:
+        small_model().save_pretrained(folder)
+        train_tokenizer(["go to cabinet 1"], VOCABULARY).save_pretrained(folder)
+        for way, dtype, arguments in (
+            ("vLLM, merged (before)", "bfloat16", {}),
+            ("vLLM, adapters (now)", "bfloat16", adapters),
+            ("vLLM in float32, adapters", "float32", adapters),
+        ):
+            engine = {"dtype": dtype, "enforce_eager": True, "disable_log_stats": True, **arguments}
+            policy = VLLMPolicy(folder, GenerationOptions(max_prompt_tokens=120, max_response_tokens=8), engine)
+            try:
+                before = engine_logprobs(policy, ids)
+                policy.publish(model, 1)
+                found.append(with_error(way, engine_logprobs(policy, ids) - before, trained, computed))
+            finally:
+                policy.close()
+    return found
+
+
+def with_error(way: str, published: Tensor, trained: Tensor, computed: Tensor) -> dict[str, Any]:
+    """Return the share of a trained change in the published one, its error, and the correlation with the trainer's."""
+    share, _ = compared(published, trained)
+    error = ((published - share * trained).square().mean() / trained.square().sum()).sqrt().item()
+    correlation = torch.corrcoef(torch.stack([published, computed]))[0, 1].item()
+    return {"computed by": way, "share": share, "standard error": error, "correlation with the trainer": correlation}
+
+
+def trainer_logprobs(model: Model, ids: Tensor) -> Tensor:
+    """Return the log-probabilities of all tokens but the first of each row, as the trainer computes them."""
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=ids).logits[:, :-1].double()
+    return torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None]).flatten()
+
+
+def engine_logprobs(policy: VLLMPolicy, ids: Tensor) -> Tensor:
+    """Return the log-probabilities of all tokens but the first of each row, from vLLM."""
+    from vllm import SamplingParams
+
+    prompts = [{"prompt_token_ids": row} for row in ids.tolist()]
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    outputs = policy._llm.generate(prompts, params, lora_request=policy._adapter, use_tqdm=False)  # noqa: SLF001
+    rows = zip(outputs, ids.tolist(), strict=True)
+    values = [
+        [at[token].logprob for at, token in zip(out.prompt_logprobs[1:], row[1:], strict=True)] for out, row in rows
+    ]
+    return torch.tensor(values, dtype=torch.float64).flatten()
 
 
 def size_of_files(model: Model) -> int:
@@ -225,10 +302,14 @@ def show(console: Console, title: str, found: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--engine", action="store_true", help="also measure what vLLM serves")
     add_keep(parser)
     given = parser.parse_args()
     console = Console()
     figures = {"change": change(), "handover": handover(), "planned": planned()}
+    if given.engine:
+        figures["engine"] = served()
+        show(console, "the change that vLLM serves, five iterations", figures["engine"])
     show(console, "the change that is published", figures["change"])
     show(console, "a small model, counted", figures["handover"])
     show(console, "Qwen2.5, planned from its shapes", figures["planned"])
