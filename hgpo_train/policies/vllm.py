@@ -42,7 +42,8 @@ class VLLMOptions(GenerationOptions):
     """Further arguments of `vllm.LLM`, for example { tensor_parallel_size = 2 }."""
     request_seeds: bool = False
     """Sample each response with a generator of its own, seeded by the run. Replies still depend on the composition of
-    batches, so they are not reproducible, and vLLM draws the tokens of such requests one request at a time."""
+    batches, so they are not reproducible. vLLM draws the tokens of such requests one request at a time, without its
+    samplers for GPUs."""
 
 
 _REQUEST_SEEDS: Final = "request_seeds"  # among the engine's options of a training run

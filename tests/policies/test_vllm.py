@@ -191,6 +191,24 @@ def test_requests_have_seeds_only_if_asked_for(
     assert sent == ([request.seed for request in requests[:3]] if seeds else [None] * 3)
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("{", "expected the settings of a low-rank adapter"),
+        ("[]", "expected the settings of a low-rank adapter"),
+        ('{"peft_type": "PREFIX_TUNING"}', "expected the settings of a low-rank adapter"),
+        ('{"r": 4096, "base_model_name_or_path": "base"}', "vLLM does not support adapters of rank 4096"),
+        ('{"r": 4, "base_model_name_or_path": "/no/such/folder"}', "no folder '/no/such/folder'"),
+    ],
+)
+def test_a_folder_that_vllm_cannot_serve_as_an_adapter_is_rejected(
+    tmp_path: Path, settings: str, expected: str
+) -> None:
+    (tmp_path / "adapter_config.json").write_text(settings)
+    with pytest.raises(InputError, match=expected):
+        make_policy(f"vllm:{tmp_path}", PolicyContext("ALFWorld", "response", {}))
+
+
 def test_long_prompts_are_shortened_by_the_chosen_method(policy: VLLMPolicy, requests: list[Request]) -> None:
     long = requests[0]
     try:
