@@ -160,7 +160,7 @@ class VLLMPolicy:
             version: The policy version written to rows from now on.
         """
         if version != self.version:
-            if self._serves_adapters:
+            if self._serves_adapters and hasattr(model, "disable_adapter"):
                 self._publish_adapter(model, version)
             else:
                 weights = checkpoint_weights(model, self._engine.vllm_config.model_config.dtype)

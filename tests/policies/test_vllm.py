@@ -133,6 +133,18 @@ def test_new_weights_change_replies_and_clear_the_cache(
     assert [r.response_token_ids for r in again.values()] == [r.response_token_ids for r in before.values()]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="requires a GPU")
+def test_new_weights_on_a_gpu_are_mapped(policy: VLLMPolicy, requests: list[Request], model_folder: Path) -> None:
+    model = loaded(model_folder).float().cuda()
+    with torch.no_grad():
+        torch.manual_seed(4)
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    policy.publish(model, version=5)
+    assert gap(model.to("cpu", torch.bfloat16), answers(policy, requests[:6])) < 0.02
+    policy.publish(loaded(model_folder), version=6)
+
+
 def adapted(model_folder: Path, seed: int) -> torch.nn.Module:
     """Return the model with adapters whose weights are all random: a change as large as the weights."""
     from hgpo_train.models.config import LoraConfig
