@@ -32,6 +32,7 @@ from hgpo_train.training.config import replace
 from hgpo_train.training.display import Display
 from hgpo_train.training.tracking import read_metrics
 from hgpo_train.training.trainer import TrainingWarning
+from hgpo_train.training.update.batches import samples_from_steps
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
 
@@ -493,3 +494,25 @@ def test_a_run_is_not_resumed_with_another_model(config, runs, tiny, tmp_path):
         runs.trainer(config, resume=True)
     with pytest.raises(InputError, match=r"started with model.path"):
         runs.trainer(replace(config, model={"path": str(tiny)}), resume=True)
+
+
+def test_the_rows_of_an_update_are_in_the_order_of_trajectories(config, runs, monkeypatch):
+    """The order that `update.order = "verl-agent"` starts from; with it and the rollout correction, a run trains."""
+    seen = []
+
+    def spy(rows, *arguments):
+        seen.append(rows.select("trajectory", "step"))
+        return samples_from_steps(rows, *arguments)
+
+    monkeypatch.setattr("hgpo_train.training.trainer.samples_from_steps", spy)
+    update = {"order": "verl-agent", "verl_agent_gpus": 2, "verl_agent_micro_batch_size": 3, "mini_batch_size": 12}
+    config = replace(config, iterations=1, update=update | {"rollout_is": "token"}, evaluation={"every": 0})
+    runs.train(config)
+    (rows,) = seen
+    stored = scan_steps(runs.folder / "run").select("trajectory", "step").collect()
+    assert rows.equals(stored.join(rows, on=["trajectory", "step"], how="semi", maintain_order="left"))
+    assert rows["trajectory"].rle().len() == rows["trajectory"].n_unique()
+    assert all(rows.filter(trajectory=one)["step"].is_sorted() for one in rows["trajectory"].unique())
+    (line,) = read_metrics(runs.folder / "run" / "metrics.jsonl")
+    assert line["actor/optimiser_steps"] == -(-len(rows) // 12)
+    assert line["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-4)  # the engine runs the trained model
