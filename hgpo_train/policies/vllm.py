@@ -134,6 +134,14 @@ class VLLMPolicy:
         self._llm.reset_prefix_cache()
         self.version = version
 
+    def sleep(self) -> None:
+        """Free the memory on the GPU: weights move to the host, and the cache is discarded. No request may run."""
+        self._llm.sleep(level=1)
+
+    def wake_up(self) -> None:
+        """Allocate the memory again; the weights are those of before."""
+        self._llm.wake_up()
+
     def close(self) -> None:
         """Abort running requests and shut the engine down, even if it has died."""
         try:

@@ -77,8 +77,9 @@ class RolloutConfig(Settings):
     """Maximum prompt length in tokens; overflow sets how longer prompts are truncated."""
     max_response_tokens: PositiveInt = 512
     """Maximum response length in tokens; longer responses are truncated."""
-    overflow: Literal["left", "history"] = "left"
-    """How a prompt that is too long is truncated: left drops its beginning, history first removes past steps."""
+    overflow: Literal["left", "history", "error"] = "left"
+    """What happens to a prompt that is too long: left drops its beginning, history first removes past steps, error
+    stops the run."""
     slots: PositiveInt = 1024
     """Number of environments that run at the same time; affects only the speed."""
     filter_groups: bool = False
@@ -87,6 +88,11 @@ class RolloutConfig(Settings):
     max_generation_batches: PositiveInt = 10
     """With filter_groups: how many times tasks are drawn per iteration at most; training then uses the groups that
     were collected."""
+    sleep: bool = False
+    """With vllm: free the engine's memory on the GPU during the update, and allocate it again for the rollout. Its
+    weights are kept in the memory of the host meanwhile."""
+    offload_optimiser: bool = False
+    """Keep the optimiser's state in the memory of the host during the rollout."""
     max_failed: NonNegativeFloat = MAX_FAILED
     """Stop if more than this share of the rollouts of an iteration or evaluation failed; resuming repeats the failed
     ones. 1 stops only if all of them failed."""
@@ -208,6 +214,8 @@ class Config(Settings):
     """Number of iterations; each collects rollouts, computes advantages and updates the policy."""
     environment_steps: PositiveInt | None = None
     """Stop after the iteration that reaches this number of environment steps, to compare runs of equal length."""
+    check_memory: bool = True
+    """On a GPU, refuse to start if the memory plan (hgpo train --plan) does not fit."""
     environment: EnvironmentConfig = EnvironmentConfig()
     """The environment that rollouts are collected in."""
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -41,6 +41,7 @@ from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
 from hgpo_train.training.config import template_path
+from hgpo_train.training.gpu_memory import SharedGpu, check_memory
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
 from hgpo_train.training.run_folder import Origin, RunFolder, fixed_values
 from hgpo_train.training.tracking import log_to, make_trackers
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.training.config import Config
     from hgpo_train.training.display import Display
+    from hgpo_train.training.memory_plan import MemoryPlan
 
 _ONE_BATCH: Final = 1_000_000
 """Groups per shard: more than any iteration collects."""
@@ -63,6 +65,7 @@ _FREE: Final = frozenset(
     {
         "iterations",
         "environment_steps",
+        "check_memory",
         "evaluation",
         "checkpoint",
         "tracking",
@@ -70,6 +73,8 @@ _FREE: Final = frozenset(
         "update.logit_chunk",
         "update.gap_warning",
         "rollout.slots",
+        "rollout.sleep",
+        "rollout.offload_optimiser",
         "rollout.engine_options",
         "rollout.max_failed",
         "model.device",
@@ -124,6 +129,7 @@ class Trainer:
         self.config, self.folder, self._run, self._display = config, folder, run, display
         get(config.advantage.estimator).parameters.of(config.advantage.parameters)
         check_trainable(config.rollout.engine)
+        plan = check_memory(config, display)
         self._world = open_training_env(config, config.environment.split)
         remove_abandoned(folder / "checkpoints")
         self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
@@ -135,7 +141,11 @@ class Trainer:
         if (newest := checkpoint_to_resume(folder / "checkpoints", run.id)) is not None:
             self.state = resumed_state(load_checkpoint(newest, self.model, self.learner.optimiser), self.state)
             remove_superseded(folder / "checkpoints", newest, config.checkpoint.keep)
-        self.policy = make_trainable(config.rollout.engine, self.model, self.tokenizer, _trainable_context(config))
+        self._gpu = SharedGpu(config.rollout, self.learner.optimiser, self.learner.device)
+        self._gpu.free()
+        # The engine is created last: its share is fixed by the plan, and what the learner holds by then is not its own.
+        context = _trainable_context(config, plan)
+        self.policy = make_trainable(config.rollout.engine, self.model, self.tokenizer, context)
         self.policy.publish(self.model, self.state.iteration)
         done = self.state.iteration  # line 0 is the evaluation before training, which is repeated if done is 0
         self._trackers = make_trackers(config, folder, done + 1 if done else 0)
@@ -171,7 +181,7 @@ class Trainer:
             rows, left_out = self._usable(self._compute_advantages(steps))
         metrics["training/rows_left_out"] = float(left_out)
         metrics |= batch_metrics(rows, self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens)
-        with clock("update_actor"), self._display.stage("update"):
+        with clock("update_actor"), self._display.stage("update"), self._gpu.update(self.policy):
             rate = learning_rate(self.config.optimiser, iteration, self.config.iterations)
             # The last number separates this stream from others that are derived from the same seed.
             rng = np.random.default_rng([self.config.seed, iteration, 2])
@@ -333,7 +343,7 @@ class Trainer:
             )
 
 
-def _trainable_context(config: Config) -> TrainableContext:
+def _trainable_context(config: Config, plan: MemoryPlan | None) -> TrainableContext:
     rollout = config.rollout
     options = GenerationOptions(
         temperature=rollout.temperature,
@@ -341,7 +351,10 @@ def _trainable_context(config: Config) -> TrainableContext:
         max_response_tokens=rollout.max_response_tokens,
         overflow=rollout.overflow,
     )
-    return TrainableContext(config.model, options, rollout.engine_options)
+    engine_options = dict(rollout.engine_options if plan is None else plan.engine_options())
+    if rollout.sleep and rollout.engine == "vllm":
+        engine_options["enable_sleep_mode"] = True
+    return TrainableContext(config.model, options, engine_options)
 
 
 def _origins(config: Config, handle: EnvHandle) -> dict[str, Origin]:

@@ -11,6 +11,7 @@ import torch
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import Reference, compute_dtype
+from hgpo_train.training.memory_advice import out_of_memory
 from hgpo_train.training.update.batches import micro_batches, mini_batches
 from hgpo_train.training.update.logprobs import ResponseScorer
 from hgpo_train.training.update.losses import LossTerms, policy_loss, token_weights
@@ -229,13 +230,7 @@ class Learner:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            config = self.config
-            raise InputError(
-                f"out of memory with update.micro_batch_tokens = {config.update.micro_batch_tokens}, logit_chunk = "
-                f"{config.update.logit_chunk} and gradient_checkpointing = {config.model.gradient_checkpointing}; "
-                "halve micro_batch_tokens (the result stays the same), set logit_chunk = 128 and "
-                "gradient_checkpointing = true, or train adapters with model.lora.rank = 64"
-            ) from error
+            raise InputError(out_of_memory(self.config)) from error
 
     def _gap(self, samples: Samples, old: NDArray[np.float32]) -> dict[str, float]:
         """Return the differences between the engine's log-probabilities and the trainer's, under verl's names."""
