@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.verl_agent_prompts import VERL_AGENT
 from hgpo_train.assignments import read_value, split
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.rollout.failures import MAX_FAILED
@@ -54,9 +55,13 @@ class EnvironmentConfig(Settings):
     """Form of the policy's output: a response with the action in tags, a command, or the number of an admissible
     action."""
     prompt_template: str | None = None
-    """A Jinja file that replaces the environment's prompt, or the name of a bundled template, such as compact."""
+    """A Jinja file that replaces the environment's prompt, the name of a bundled template, such as compact, or
+    verl-agent:PATH for the prompts of a checkout of verl-agent."""
+    data: str = "bundled"
+    """The set of tasks: bundled, official (the benchmark's own, in one of its usual places, see hgpo envs), or a path.
+    options.data takes precedence."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Other keyword arguments of gym.make, for example { data = "/data/json_2.1.1" } or { goals = "human" }."""
+    """Other keyword arguments of gym.make, for example { goals = "human" }."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +171,13 @@ class EvaluationConfig(Settings):
     """How the policy is evaluated on held-out tasks."""
 
     every: NonNegativeInt = 5
-    """Iterations between evaluations; 0 disables them. The initial policy is evaluated as well."""
+    """Iterations between evaluations; 0 disables them, also that before training."""
     split: str = "valid_seen"
     """The held-out split."""
     tasks: PositiveInt = 128
     """Maximum number of tasks; all tasks of a smaller split are evaluated."""
+    before_training: bool = True
+    """Evaluate the initial policy as well."""
     group_size: PositiveInt = 1
     """Trajectories per task."""
     temperature: NonNegativeFloat = 0.4
@@ -188,6 +195,9 @@ class CheckpointConfig(Settings):
     many iterations."""
     keep: NonNegativeInt = 2
     """Number of checkpoints to keep, the newest ones; 0 keeps all."""
+    optimiser: Literal["all", "last"] = "all"
+    """Which checkpoints contain the optimiser's state, two thirds of a checkpoint's size. A run can only be resumed
+    from a checkpoint that contains it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +295,7 @@ def template_path(config: EnvironmentConfig) -> str | None:
         InputError: There is neither a file nor a bundled template of that name.
     """
     name = config.prompt_template
-    if name is None or Path(name).is_file():
+    if name is None or name.startswith(VERL_AGENT) or Path(name).is_file():
         return name
     folder = Path(str(files("hgpo_train.training") / "configs"))
     known = {path.stem: str(path) for path in sorted(folder.glob("*.j2"))}

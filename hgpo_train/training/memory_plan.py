@@ -107,7 +107,7 @@ class Disk:
 
     Attributes:
         weights: Weights of one checkpoint.
-        moments: Adam's moments, which only the newest checkpoint contains.
+        moments: Adam's moments in one checkpoint.
         checkpoints: Bound on all checkpoints. A new one is written before an old one is removed.
         steps: Bound on the step tables of training and evaluation, for rows of `_ROW_BYTES`.
     """
@@ -268,7 +268,7 @@ def _disk(config: Config, shape: ModelShape) -> Disk:
     return Disk(
         weights,
         2 * weights,
-        kept * weights + min(written, 2) * 2 * weights,
+        (kept + 2 * (kept if config.checkpoint.optimiser == "all" else min(written, 2))) * weights,
         played * config.environment.max_steps * _ROW_BYTES,
     )
 

@@ -120,8 +120,9 @@ def _engine_line(plan: MemoryPlan) -> str:
 def _disk_line(plan: MemoryPlan) -> str:
     disk, checkpoint = plan.disk, plan.config.checkpoint
     kept = f"{checkpoint.keep} kept" if checkpoint.keep else "all kept"
+    whose = "of every one" if checkpoint.optimiser == "all" else "of the last one only"
     return (
-        f"disk: {gib(disk.weights)} GiB a checkpoint and {gib(disk.moments)} for the optimiser's state; one every "
-        f"{counted(checkpoint.every, 'iteration')}, {kept}: at most {gib(disk.checkpoints)} GiB; step tables: at most "
-        f"{gib(disk.steps)} GiB, at 6 KB a row"
+        f"disk: a checkpoint every {counted(checkpoint.every, 'iteration')}, {kept}: {gib(disk.weights)} GiB of "
+        f"weights, and {gib(disk.moments)} of optimiser state, {whose}; at most {gib(disk.checkpoints)} GiB; step "
+        f"tables: at most {gib(disk.steps)} GiB, at 6 KB a row"
     )

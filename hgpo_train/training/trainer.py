@@ -28,11 +28,12 @@ import polars as pl
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_datasets.run_paths import STEPS
 from hgpo_envs.atomic import remove_abandoned
+from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
 from hgpo_train.models.checkpoint_files import TrainingState, checkpoint_to_resume, list_checkpoints
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
-from hgpo_train.policies.generation import GenerationOptions
+from hgpo_train.policies.generation import PROMPT_TOO_LONG, GenerationOptions
 from hgpo_train.policies.registry import TrainableContext, check_trainable, make_trainable
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_many
@@ -41,6 +42,7 @@ from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
 from hgpo_train.training.config import template_path
+from hgpo_train.training.data import data_options
 from hgpo_train.training.gpu_memory import SharedGpu, check_memory
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
 from hgpo_train.training.run_folder import Origin, RunFolder, fixed_values
@@ -140,7 +142,7 @@ class Trainer:
         self.state = TrainingState(versions=versions(), run=run.id)
         if (newest := checkpoint_to_resume(folder / "checkpoints", run.id)) is not None:
             self.state = resumed_state(load_checkpoint(newest, self.model, self.learner.optimiser), self.state)
-            remove_superseded(folder / "checkpoints", newest, config.checkpoint.keep)
+            remove_superseded(folder / "checkpoints", newest, config.checkpoint.keep, config.checkpoint.optimiser)
         self._gpu = SharedGpu(config.rollout, self.learner.optimiser, self.learner.device)
         self._gpu.free()
         # The engine is created last: its share is fixed by the plan, and what the learner holds by then is not its own.
@@ -153,7 +155,8 @@ class Trainer:
     def run(self) -> TrainingState:
         """Train until the configured number of iterations or environment steps is reached; return the final state."""
         try:
-            if self.state.iteration == 0 and self.config.evaluation.every:
+            evaluation = self.config.evaluation
+            if self.state.iteration == 0 and evaluation.every and evaluation.before_training:
                 metrics = self.evaluate()
                 self._track(metrics)
             while not is_finished(self.config, self.state.iteration, self.state.environment_steps):
@@ -242,6 +245,7 @@ class Trainer:
                 self.tokenizer,
                 self.learner.optimiser,
                 keep=self.config.checkpoint.keep,
+                moments=self.config.checkpoint.optimiser,
             )
 
     def _collect(self, iteration: int) -> tuple[pl.DataFrame, int]:
@@ -297,6 +301,8 @@ class Trainer:
                 handle, self.policy, writer, spec, self._execution(), retry_failed=True, progress=self._display.tally
             )
         steps = scan_steps(self.folder / table).filter(pl.col("iteration") == spec.iteration).collect()
+        if self.config.rollout.overflow == "error":
+            raise_if_too_long(steps)
         raise_if_too_many(failures_of_steps(steps.lazy()), self.config.rollout.max_failed, "Resuming repeats them")
         return steps
 
@@ -360,12 +366,11 @@ def _trainable_context(config: Config, plan: MemoryPlan | None) -> TrainableCont
 def _origins(config: Config, handle: EnvHandle) -> dict[str, Origin]:
     """Return the inputs that a configuration refers to by name, with their fingerprints."""
     environment, template = config.environment, handle.settings.template
+    options = data_options(environment)
     named = f"environment.prompt_template = {environment.prompt_template!r}"
     return {
         "prompt template": Origin(named, fingerprint_texts([template.text]), template.text),
-        "set of tasks": Origin(
-            f"environment.options = {environment.options}", fingerprint_tasks(handle, environment.options)
-        ),
+        "set of tasks": Origin(f"environment.options = {options}", fingerprint_tasks(handle, options)),
         "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
     }
 
@@ -377,7 +382,7 @@ def open_training_env(config: Config, split: str) -> EnvHandle:
         InputError: The environment, its options, its data or its prompt template cannot be used.
     """
     environment = config.environment
-    options: dict[str, Any] = dict(environment.options)
+    options = data_options(environment)
     if (template := template_path(environment)) is not None:
         options["prompt_template"] = template
     return open_env(
@@ -388,6 +393,20 @@ def open_training_env(config: Config, split: str) -> EnvHandle:
         action_format=environment.action_format,
         **options,
     )
+
+
+def raise_if_too_long(steps: pl.DataFrame) -> None:
+    """Raise if a prompt was too long, for `rollout.overflow = "error"`.
+
+    Raises:
+        InputError: A rollout failed for that reason.
+    """
+    errors = steps.filter(pl.col("error").str.starts_with(PROMPT_TOO_LONG))["error"]
+    if len(errors):
+        raise InputError(
+            f'{errors[0]}, and rollout.overflow is "error"; increase rollout.max_prompt_tokens, or set overflow to '
+            "left or history, in a new run"
+        )
 
 
 class StageTimer:
