@@ -10,7 +10,7 @@ import torch
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import choose_device
 from hgpo_train.models.shapes import model_shape
-from hgpo_train.training.cards import this_card
+from hgpo_train.training.cards import GIB, this_card
 from hgpo_train.training.memory_plan import MemoryPlan, plan_memory
 from hgpo_train.training.plan_text import plan_table, verdict
 
@@ -87,6 +87,28 @@ class Sleeper(Protocol):
     def wake_up(self) -> None:
         """Allocate the memory again, with the weights of before."""
         ...
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start a new measurement of the peak that `memory_metrics` returns."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def memory_metrics(device: torch.device) -> dict[str, float]:
+    """Return the peak of the learner's memory on a GPU in GiB, under verl's names; empty on other devices.
+
+    The engine of vLLM runs in another process and is not included. Reserved memory is what the allocator holds, used or
+    not; `perf/gpu_memory_used_gb` is the memory of all processes at this moment.
+    """
+    if device.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "perf/max_memory_allocated_gb": torch.cuda.max_memory_allocated(device) / GIB,
+        "perf/max_memory_reserved_gb": torch.cuda.max_memory_reserved(device) / GIB,
+        "perf/gpu_memory_used_gb": (total - free) / GIB,
+    }
 
 
 def move_state(optimiser: torch.optim.Optimizer, device: torch.device) -> None:

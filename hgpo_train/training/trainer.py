@@ -43,7 +43,7 @@ from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
 from hgpo_train.training.config import template_path
 from hgpo_train.training.data import data_options
-from hgpo_train.training.gpu_memory import SharedGpu, check_memory
+from hgpo_train.training.gpu_memory import SharedGpu, check_memory, memory_metrics, reset_peak
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
 from hgpo_train.training.run_folder import Origin, RunFolder, fixed_values
 from hgpo_train.training.tracking import log_to, make_trackers
@@ -176,6 +176,7 @@ class Trainer:
             RolloutError: Too many rollouts failed.
         """
         clock = StageTimer()
+        reset_peak(self.learner.device)
         iteration = self.state.iteration
         with clock("gen"), self._display.stage("collect"):
             steps, drawn = self._collect(iteration)
@@ -200,10 +201,7 @@ class Trainer:
         if self._due(self.config.evaluation.every):
             with clock("testing"):
                 metrics |= self.evaluate()
-        tokens = rows.select(
-            pl.sum_horizontal(pl.col("prompt_token_ids", "response_token_ids").list.len()).sum()
-        ).item()
-        metrics |= clock.metrics() | {"perf/throughput": tokens / clock.total()}
+        metrics |= clock.metrics() | throughput_metrics(steps, rows, clock) | memory_metrics(self.learner.device)
         self._warn(metrics)
         self._track(metrics)
         # The checkpoint is last: an iteration that it counts has its metrics and its evaluation on disk.
@@ -409,6 +407,22 @@ def raise_if_too_long(steps: pl.DataFrame) -> None:
         )
 
 
+def throughput_metrics(steps: pl.DataFrame, rows: pl.DataFrame, clock: StageTimer) -> dict[str, float]:
+    """Return tokens per second: of the whole iteration, as verl counts them, and of the rollout's responses.
+
+    Args:
+        steps: The iteration's steps.
+        rows: The rows of them that are trained on.
+        clock: The iteration's stages.
+    """
+    tokens = rows.select(pl.sum_horizontal(pl.col("prompt_token_ids", "response_token_ids").list.len()).sum()).item()
+    generated = int(steps["response_token_ids"].list.len().sum())
+    return {
+        "perf/throughput": tokens / clock.total(),
+        "perf/rollout_tokens_per_s": generated / max(clock.seconds("gen"), 1e-9),
+    }
+
+
 class StageTimer:
     """A stopwatch for the stages of an iteration, in seconds."""
 
@@ -422,6 +436,10 @@ class StageTimer:
         begin = time.perf_counter()
         yield
         self._stages[stage] = self._stages.get(stage, 0.0) + time.perf_counter() - begin
+
+    def seconds(self, stage: str) -> float:
+        """Return the duration of a stage so far."""
+        return self._stages.get(stage, 0.0)
 
     def total(self) -> float:
         """Return the seconds since the timer was created."""

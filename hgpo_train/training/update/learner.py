@@ -82,7 +82,9 @@ class Learner:
         if not len(rows):
             return {"actor/optimiser_steps": 0.0}
         old = self._old_logprobs(samples)
+        scored = time.perf_counter()
         reference = self.reference_logprobs(samples) if self.reference is not None else None
+        timing = {"timing_s/old_log_prob": scored - begin, "timing_s/ref": time.perf_counter() - scored}
         if rate is not None:
             self.set_learning_rate(rate)
         batches = [batch for _ in range(config.epochs) for batch in mini_batches(rows, config.mini_batch_size, rng)]
@@ -93,7 +95,7 @@ class Learner:
                 progress(done + 1, len(batches))
         metrics = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
         metrics |= {"actor/lr": self.optimiser.param_groups[0]["lr"], "actor/optimiser_steps": float(len(steps))}
-        metrics |= self._gap(samples, old) | self._throughput(samples, begin)
+        metrics |= self._gap(samples, old) | self._throughput(samples, begin) | timing
         return metrics
 
     def set_learning_rate(self, rate: float) -> None:
