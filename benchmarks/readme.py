@@ -1,6 +1,6 @@
 """Write the tables of measurements from the stored results, so that no number is typed by hand.
 
-python benchmarks/readme.py     update README.md and docs/training.md
+python benchmarks/readme.py     update README.md, docs/measurements.md and docs/training.md
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,44 +28,64 @@ COMMANDS: Final = {
 MICRO, MILLI = 1e6, 1e3
 
 
+class Row(NamedTuple):
+    """A row of the tables of measurements.
+
+    Attributes:
+        subject: What was measured.
+        result: The result.
+        comparison: What it is compared with; may be empty.
+        kept: Name of the kept result.
+        in_readme: Whether README.md shows the row too.
+    """
+
+    subject: str
+    result: str
+    comparison: str
+    kept: str
+    in_readme: bool = False
+
+
 def figures(name: str) -> Any:  # noqa: ANN401 - the type depends on the benchmark
     """Return the stored results of a benchmark."""
     kept = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
     return kept.get("figures", kept)
 
 
-def rows() -> list[tuple[str, str, str, str]]:
-    """Return the rows of the table: subject, result, comparison, name of the kept result."""
+def rows() -> list[Row]:
+    """Return all rows."""
     return [*_alfworld(), *_webshop(), *_rollouts(), *_step_tables(), *_advantages(), *_learning()]
 
 
-def _alfworld() -> list[tuple[str, str, str, str]]:
+def _alfworld() -> list[Row]:
     found = figures("alfworld")
     against, memory = found["against"], found["memory"]
     fuzz, experts = figures("alfworld_fuzz"), figures("alfworld_experts")["results"]["json_2.1.1"]["expert"]["all"]
     lines = sum(part["lines"] for part in fuzz.values())
     differences = sum(part["differences"] for part in fuzz.values())
     return [
-        (
+        Row(
             "ALFWorld: step of the bare engine with admissible commands",
             f"{against['native_step_s'] * MICRO:.1f} µs",
             f"original {against['original_step_s'] * MILLI:.0f} ms ({against['step_ratio']:,.0f} ×)",
             "alfworld",
+            in_readme=True,
         ),
         _through_gymnasium("ALFWorld"),
-        (
+        Row(
             "ALFWorld: memory of 1,000 environments",
             f"{memory['native_mb']:.0f} MB",
             f"original {memory['original_mb']:.0f} MB for one",
             "alfworld",
         ),
-        (
+        Row(
             "ALFWorld: random walks compared with the original",
             f"{lines:,} lines",
             f"{differences} differences",
             "alfworld_fuzz",
+            in_readme=True,
         ),
-        (
+        Row(
             "ALFWorld: official games won by the expert within 50 steps",
             f"{experts['won']:,} of {experts['games']:,}",
             "",
@@ -74,32 +94,34 @@ def _alfworld() -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _webshop() -> list[tuple[str, str, str, str]]:
+def _webshop() -> list[Row]:
     (found,) = figures("webshop_original").values()
     soak = figures("webshop_soak")["rows"]
     full = figures("webshop_catalogue")["catalogues"][-1]
     slowest = max(kind["p95"] for kind in full["query_ms"].values())
     return [
-        (
+        Row(
             "WebShop: step of the bare engine with available actions, empty caches",
             f"{found['native, cold']['ms']['step']:.2f} ms",
             f"original {found['original']['ms']['step']:.0f} ms ({found['ratio']['cold']:.0f} ×)",
             "webshop_original",
+            in_readme=True,
         ),
-        (
+        Row(
             "WebShop: the same with cached products and searches",
             f"{found['native']['ms']['step']:.3f} ms",
             f"({found['ratio']['warm']:.0f} ×)",
             "webshop_original",
         ),
         _through_gymnasium("WebShop"),
-        (
+        Row(
             f"WebShop, {full['products']:,} products: 95th percentile of search times",
             f"{slowest:.0f} ms",
             f"opens in {full['open_s'] * MILLI:.0f} ms, {full['private_mb']:.0f} MB per additional process",
             "webshop_catalogue",
+            in_readme=True,
         ),
-        (
+        Row(
             "WebShop: ten minutes in eight processes",
             f"{sum(row['episodes'] for row in soak):,} episodes",
             f"{sum(row['different'] for row in soak)} differ from a single process",
@@ -108,44 +130,47 @@ def _webshop() -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _through_gymnasium(benchmark: str) -> tuple[str, str, str, str]:
+def _through_gymnasium(benchmark: str) -> Row:
     """Return the row for a step through Gymnasium, compared with the bare engine in the same run."""
     found = figures("environments")[f"HGPO/{benchmark}-v0"]
-    return (
+    return Row(
         f"{benchmark}: step through `gymnasium.make` with prompt, info and history hashes",
         f"{found['gym.make']:.0f} µs; empty caches {found['gym.make, first']:.0f} µs",
         f"bare engine in the same run {found['engine']:.0f} µs; empty caches {found['engine, first']:.0f} µs",
         "environments",
+        in_readme=True,
     )
 
 
-def _rollouts() -> list[tuple[str, str, str, str]]:
+def _rollouts() -> list[Row]:
     tail, overhead = figures("rollouts_tail")["0.6"], figures("rollouts_overhead")["HGPO/ALFWorld-v0"]
     return [
-        (
+        Row(
             "Rollouts: 128 environments, long-tailed response times",
             f"{tail['collector_s']:.0f} s",
             f"lockstep loop {tail['lockstep_s']:,.0f} s ({tail['ratio']:.1f} ×)",
             "rollouts_tail",
+            in_readme=True,
         ),
-        ("Rollouts: overhead of the collector per step", f"{overhead['else']:.0f} µs", "", "rollouts_overhead"),
+        Row("Rollouts: overhead of the collector per step", f"{overhead['else']:.0f} µs", "", "rollouts_overhead"),
     ]
 
 
-def _step_tables() -> list[tuple[str, str, str, str]]:
+def _step_tables() -> list[Row]:
     formats = figures("step_tables")["formats"]
     table, lines = (formats[f"numbers, texts, tokens: {name}"] for name in ("step table", "JSON lines"))
     return [
-        (
+        Row(
             "Step table: row with texts and tokens",
             f"{table['bytes_per_row']:.0f} bytes",
             f"JSON lines {lines['bytes_per_row']:,.0f} ({lines['bytes_per_row'] / table['bytes_per_row']:.0f} ×)",
             "step_tables",
+            in_readme=True,
         ),
     ]
 
 
-def _advantages() -> list[tuple[str, str, str, str]]:
+def _advantages() -> list[Row]:
     found = figures("advantages")
     size = "128 × 16"
     own, theirs = found["sizes"][size], found["official"][size]
@@ -153,13 +178,14 @@ def _advantages() -> list[tuple[str, str, str, str]]:
     mine = own["HGPO K=2"]["with_advantages_s"]
     largest = found["chunks"][-1]
     return [
-        (
+        Row(
             f"HGPO advantages (K = 2): {own['rows']:,} steps, including reading",
             f"{mine * MILLI:.0f} ms",
             f"official code {official:.0f} s ({official / mine:,.0f} ×)",
             "advantages",
+            in_readme=True,
         ),
-        (
+        Row(
             f"HGPO advantages (K = 2): {largest['rows']:,} steps",
             f"{largest['cpu_s']:.0f} s",
             f"{largest['peak_mb']:.0f} MB of memory",
@@ -168,7 +194,7 @@ def _advantages() -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _learning() -> list[tuple[str, str, str, str]]:
+def _learning() -> list[Row]:
     lines = []
     for name, world in (("ALFWorld", "alfworld"), ("WebShop", "webshop")):
         if not (RESULTS / f"learning_{world}.json").exists():
@@ -179,16 +205,20 @@ def _learning() -> list[tuple[str, str, str, str]]:
         tasks = f"{fresh.pop('tasks')} fresh tasks"
         what = f"{name}: success on {tasks} before and after {steps:,.0f} training steps, 1.1M parameters, HGPO (K = 2)"
         others = ", ".join(f"{ESTIMATORS[estimator]} → {after['mean']:.0%}" for estimator, after in fresh.items())
-        lines.append((what, f"{start:.0%} → {end:.0%}", others, f"learning_{world}"))
+        lines.append(Row(what, f"{start:.0%} → {end:.0%}", others, f"learning_{world}", in_readme=True))
     return lines
 
 
-def table() -> str:
+def short_table() -> str:
     """Return the README's table as Markdown."""
+    head = ["| measurement | HGPO | comparison |", "|---|---|---|"]
+    return "\n".join([*head, *(f"| {' | '.join(row[:3])} |" for row in rows() if row.in_readme)])
+
+
+def table() -> str:
+    """Return the table of all measurements as Markdown."""
     head = ["| measurement | HGPO | comparison | command |", "|---|---|---|---|"]
-    return "\n".join(
-        [*head, *(f"| {what} | {here} | {elsewhere} | {number(name)} |" for what, here, elsewhere, name in rows())]
-    )
+    return "\n".join([*head, *(f"| {' | '.join(row[:3])} | {number(row.kept)} |" for row in rows())])
 
 
 def command_of(name: str) -> str:
@@ -200,12 +230,12 @@ def command_of(name: str) -> str:
 
 def number(name: str) -> int:
     """Return the number of a result's command in the list below the table, from 1."""
-    return list(dict.fromkeys(row[-1] for row in rows())).index(name) + 1
+    return list(dict.fromkeys(row.kept for row in rows())).index(name) + 1
 
 
 def commands() -> str:
     """Return the list of commands as Markdown."""
-    names = dict.fromkeys(row[-1] for row in rows())
+    names = dict.fromkeys(row.kept for row in rows())
     return "\n".join(f"{place}. `{command_of(name)}`" for place, name in enumerate(names, 1))
 
 
@@ -232,7 +262,8 @@ def percent(measured: dict[str, float]) -> str:
 
 
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
-    "README.md": {"figures": table, "commands": commands},
+    "README.md": {"figures": short_table},
+    "docs/measurements.md": {"figures": table, "commands": commands},
     "docs/training.md": {"alfworld": partial(learning, "alfworld"), "webshop": partial(learning, "webshop")},
 }
 """The tables of each page, each between two comments with its name."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import httpx
 import polars as pl
 
 from hgpo_envs.errors import InputError
@@ -42,6 +41,8 @@ def read_lines(url: str, most: int, options: Mapping[str, Any]) -> bytes:
 
 
 def _from_web(url: str, most: int) -> bytes:
+    import httpx  # takes as long to import as all other modules of this package
+
     content = bytearray()
     try:
         with httpx.stream("GET", url, headers=_PLAIN, follow_redirects=True) as answer:

@@ -323,6 +323,10 @@ def stored_depth(names: Iterable[str]) -> int:
     return depth
 
 
+class NewerVersionError(InputError):
+    """A file was written by a newer version of this package."""
+
+
 def known_version(version: int, name: str) -> int:
     """Return the version, if this reader supports it.
 
@@ -331,10 +335,10 @@ def known_version(version: int, name: str) -> int:
         name: File name for the error message.
 
     Raises:
-        InputError: The version is newer than this reader.
+        NewerVersionError: The version is newer than this reader.
     """
     if version > VERSION:
-        raise InputError(
+        raise NewerVersionError(
             f"{name}: expected schema version {VERSION} at most, received the newer version {version}; upgrade hgpo"
         )
     return version

@@ -203,7 +203,7 @@ def _verify_manifest(folder: Path, place: Path, report: VerifyReport, *, at_work
         listed = manifest.current(folder, place)
         size = reading.status(path).st_size
     except InputError as error:
-        report.add("version" if "newer" in str(error) else "manifest", path, str(error))
+        report.add("version" if isinstance(error, schema.NewerVersionError) else "manifest", path, str(error))
         return None
     if listed.header is None and (at_work or seems_locked(folder)):
         report.note("uncommitted", path, "empty: its writer has not written the first line yet")

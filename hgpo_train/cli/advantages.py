@@ -75,11 +75,22 @@ def advantages(
     named = {"history_length": history_length, "gamma": gamma, "mode": mode, "context": context, "reward": reward}
     given = {name: value for name, value in named.items() if value is not None} | {"reward_scale": reward_scale}
     specs = make_specs(estimator or ["hgpo"], given, setting or [], details=details)
+    _check_local(run)
     target = out or default_out(run, specs)
     refuse_own_input(run, target)
     if target.exists() and not overwrite:
         raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
     _write(console, run, specs, target, chunk_rows)
+
+
+def _check_local(run: Path) -> None:
+    """Check that a source is no URL. A path has lost one of the slashes."""
+    from hgpo_envs.errors import InputError
+
+    if run.parts and run.parts[0] in {"http:", "https:", "s3:", "gs:", "az:", "abfs:", "abfss:", "hf:"}:
+        raise InputError(
+            "expected a local run or file, received a URL; in Python, compute(scan_steps(URL), ...) reads remote runs"
+        )
 
 
 def make_specs(

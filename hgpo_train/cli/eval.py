@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,14 +64,16 @@ def evaluate(
 
     from hgpo_envs.errors import InputError
     from hgpo_train.assignments import read_assignments
-    from hgpo_train.cli.collection import RETRY, check_failures, check_max_failed, check_out, default_slots, open_run
+    from hgpo_train.cli.collection import RETRY, check_failures, check_max_failed, default_slots, note
     from hgpo_train.cli.eval_results import print_results
+    from hgpo_train.cli.output_paths import check_folder
     from hgpo_train.evaluation import evaluate as play
     from hgpo_train.evaluation.play import TEMPERATURE, check_seeds
     from hgpo_train.evaluation.summary import Prices, summarize, write_summary
     from hgpo_train.policies.registry import PolicyContext, default_action_format, make_policy, option_annotations
     from hgpo_train.rollout.env_handle import evaluation_split, open_env
     from hgpo_train.rollout.failures import allowed_in_a_row, failures_of_run, raise_if_too_many
+    from hgpo_train.rollout.open_run import open_run
     from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, run_config
 
     check_max_failed(max_failed)
@@ -92,23 +96,27 @@ def evaluate(
         workers,
         max_consecutive_failures=allowed_in_a_row(planned, max_failed),
     )
-    check_out(out)
+    check_folder("--out", out)
     acting = make_policy(policy, PolicyContext(handle.shared.source.name, action_format, policy_options))
     console = Console(stderr=True)
     spec = RolloutSpec(tasks=len(handle.tasks), order="sweep")
     config = {**run_config(handle, env_options, policy, policy_options, spec), "evaluation": True}
     del config["seed"]
-    with open_run(
-        out,
-        config,
-        acting,
-        handle,
-        console,
-        execution,
-        expected=lambda groups: planned - groups,
-        policy_options=policy_options,
-        at_end=lambda: write_summary(out, summarize(out, planned, prices)),
-    ) as run:
+    with (
+        closing(acting),
+        open_run(
+            out,
+            config,
+            acting,
+            handle,
+            console,
+            execution,
+            expected=lambda groups: planned - groups,
+            policy_options=policy_options,
+            warn=partial(note, console),
+            at_end=lambda: write_summary(out, summarize(out, planned, prices)),
+        ) as run,
+    ):
         play(
             handle,
             acting,

@@ -59,4 +59,4 @@ def check_folder(option: str, path: Path) -> None:
     from hgpo_envs.errors import InputError
 
     if path.exists() and not path.is_dir():
-        raise InputError(f"{option}: expected a folder, received {path}, which is a file; use another path")
+        raise InputError(f"{option} {path}: expected a folder, received a file; use another path")

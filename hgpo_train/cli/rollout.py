@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,11 +60,13 @@ def rollout(
 
     from hgpo_envs.wording import counted
     from hgpo_train.assignments import read_assignments
-    from hgpo_train.cli.collection import check_failures, check_max_failed, check_out, default_slots, note, open_run
+    from hgpo_train.cli.collection import check_failures, check_max_failed, default_slots, note
+    from hgpo_train.cli.output_paths import check_folder
     from hgpo_train.evaluation.summary import summarize, write_summary
     from hgpo_train.policies.registry import PolicyContext, default_action_format, make_policy, option_annotations
     from hgpo_train.rollout.env_handle import open_env
     from hgpo_train.rollout.failures import allowed_in_a_row
+    from hgpo_train.rollout.open_run import open_run
     from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups, run_config
 
     check_max_failed(max_failed)
@@ -73,23 +77,27 @@ def rollout(
     env_options = options.environment_options(split, data, history_length, max_steps, action_format, env_option)
     policy_options = read_assignments("--policy-option", policy_option or (), option_annotations(policy))
     handle = open_env(env, **env_options)
-    check_out(out)
+    check_folder("--out", out)
     acting = make_policy(policy, PolicyContext(handle.shared.source.name, action_format, policy_options))
     left_out = [name.strip() for name in without.split(",") if name.strip()]
     console = Console(stderr=True, highlight=False)
     config = run_config(handle, env_options, policy, policy_options, spec)
-    with open_run(
-        out,
-        config,
-        acting,
-        handle,
-        console,
-        execution,
-        expected=lambda groups: (tasks - groups) * group_size,
-        policy_options=policy_options,
-        at_end=lambda: write_summary(out, summarize(out, tasks * group_size if dynamic is None else None)),
-        without=left_out,
-    ) as run:
+    with (
+        closing(acting),
+        open_run(
+            out,
+            config,
+            acting,
+            handle,
+            console,
+            execution,
+            expected=lambda groups: (tasks - groups) * group_size,
+            policy_options=policy_options,
+            warn=partial(note, console),
+            at_end=lambda: write_summary(out, summarize(out, tasks * group_size if dynamic is None else None)),
+            without=left_out,
+        ) as run,
+    ):
         if before := len(run.writer.committed):
             note(console, f"{out} already contains {counted(before, 'group')}")
         tally = collect_groups(

@@ -58,9 +58,10 @@ SHARES = {
 
 def stats(
     run: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="A run, a folder that contains runs, a Parquet file (also your own), or a quoted pattern of these."
+            help="A run, a folder that contains runs, a Parquet file (also your own), a quoted pattern of these, or a "
+            "URL."
         ),
     ],
     history_length: Annotated[int, typer.Option(help="K, the number of past steps in the deepest context.")] = 4,

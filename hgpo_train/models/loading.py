@@ -12,6 +12,7 @@ import torch
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.hf import no_progress_bars, unwrap_peft
+from hgpo_train.models.preflight import check_model_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,15 +48,17 @@ def load_tokenizer(path: str) -> Tokenizer:
         path: A model's folder, a run's folder (its newest checkpoint is used), or a Hugging Face name.
 
     Raises:
-        InputError: The tokenizer cannot be loaded, or it has no chat template or no end-of-turn token.
+        InputError: The tokenizer cannot be found or loaded, or it has no chat template or no end-of-turn token.
     """
     from transformers import AutoTokenizer
 
     folder = resolve_model(path)
+    a_folder = path.count("/") > 1  # a Hugging Face name has at most one slash
+    if not a_folder:
+        check_model_source(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # damaged files can raise any exception of their parsers
-        a_folder = path.count("/") > 1  # a Hugging Face name has at most one slash
         why = "no such folder" if a_folder and not Path(path).exists() else _first_line(error)
         raise InputError(
             f"cannot load a tokenizer from {path!r} ({why}): expected a model's folder, a run's folder or a Hugging "

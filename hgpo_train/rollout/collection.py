@@ -14,37 +14,37 @@ A run in the folder is resumed, like that of `hgpo rollout`.
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
 import polars as pl
+from rich.console import Console
 
-from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets import scan_steps
 from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.own import has_protocol, name_of, own_policy, source_hash
 from hgpo_train.policies.registry import PolicyContext, PolicySpec, default_action_format, make_policy
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.rollout.failures import MAX_FAILED, failures_of_run, failures_of_tally, raise_if_too_many
-from hgpo_train.rollout.new_folder import removed_if_unused
-from hgpo_train.rollout.older_runs import comparable, stored_config
+from hgpo_train.rollout.older_runs import stored_config
+from hgpo_train.rollout.open_run import open_run
 from hgpo_train.rollout.run import (
     ExecutionOptions,
     RolloutSpec,
     collect_groups,
     default_slots,
     run_config,
-    stop_on_interrupt,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from types import UnionType
     from typing import Protocol
 
@@ -201,29 +201,32 @@ def collect(
     left_out = [without] if isinstance(without, str) else list(without)
     handle, options = _opened(env, env_options, _action_format(policy))
     acting, name, identity = _policy(policy, handle, dict(policy_options or {}))
-    try:
+    with closing(acting):
         identity = _with_stored_code(folder, name, identity)
-        config = comparable(folder, run_config(handle, options, name, identity, spec), handle, warnings.warn)
-        with (
-            removed_if_unused(folder),
-            StepWriter(folder, config=config, without=left_out) as writer,
-            stop_on_interrupt() as should_stop,
-        ):
-            expected = max(0, tasks - len(writer.committed)) * group_size
-            with _progress_line(expected, shown=progress) as show:
-                tally = collect_groups(
-                    handle,
-                    acting,
-                    writer,
-                    spec,
-                    execution,
-                    retry_failed=retry_failed,
-                    progress=show,
-                    should_stop=should_stop,
-                )
-    finally:
-        acting.close()
-    if should_stop.requested:
+        with open_run(
+            folder,
+            run_config(handle, options, name, identity, spec),
+            acting,
+            handle,
+            Console(stderr=True, quiet=not progress),
+            execution,
+            expected=lambda groups: (tasks - groups) * group_size,
+            policy_options=policy_options or {},
+            warn=partial(warnings.warn, stacklevel=5),
+            without=left_out,
+        ) as run:
+            tally = collect_groups(
+                handle,
+                acting,
+                run.writer,
+                spec,
+                execution,
+                retry_failed=retry_failed,
+                progress=run.progress,
+                should_stop=run.should_stop,
+                tally=run.tally,
+            )
+    if run.should_stop.requested:
         raise KeyboardInterrupt(f"finished groups are in {folder}; call collect again to resume")
     for failures in (failures_of_run(folder), failures_of_tally(tally)):
         raise_if_too_many(failures, max_failed, _RETRY)
@@ -301,16 +304,3 @@ def _with_stored_code(folder: Path, name: str, identity: dict[str, Any]) -> dict
             stacklevel=3,
         )
     return {**identity, "code": stored["code"]}
-
-
-@contextmanager
-def _progress_line(expected: int, *, shown: bool) -> Iterator[Callable[[Tally], None]]:
-    if not shown or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    from hgpo_train.rollout.progress_line import live_progress
-
-    with live_progress(Console(stderr=True), expected) as show:
-        yield show

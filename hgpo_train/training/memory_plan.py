@@ -42,8 +42,8 @@ _ENGINE_SEQUENCES: Final = 1024
 _ENGINE_GRAPHS: Final = GIB // 2
 """CUDA graphs and small buffers of the engine."""
 _ROW_BYTES: Final = 6_000
-"""Bytes of a row of the step table with token ids and log-probabilities (benchmarks/results/step_tables.json: 400 to
-5,997)."""
+"""A generous size of a row of the step table: that of a row with texts and tokens as JSON lines. The same row takes 273
+bytes in Parquet (docs/measurements.md)."""
 
 
 @dataclass(frozen=True, slots=True)

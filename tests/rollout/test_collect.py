@@ -24,6 +24,7 @@ from hgpo_train.rollout import (
     collect,
     open_env,
 )
+from hgpo_train.rollout.sessions import read_sessions
 
 DOORS = "doors_env:HGPO-Test/Doors-v0"
 
@@ -93,6 +94,14 @@ def test_every_kind_of_policy_plays_the_same(tmp_path, monkeypatch, policy):
     assert run.steps.sort("trajectory", "step").select(columns).collect().equals(expected.select(columns).collect())
     assert run.summary["rollouts"] == 6
     assert run.summary["valid"] == 1.0
+
+
+def test_the_sessions_of_a_run_are_recorded(tmp_path):
+    play(first, tmp_path / "run", tasks=2)
+    play(first, tmp_path / "run", tasks=3, slots=2)
+    one, two = read_sessions(tmp_path / "run")
+    assert (one.groups_before, one.rollouts, two.groups_before, two.rollouts) == (0, 4, 2, 2)
+    assert (one.ended, two.ended, two.slots) == ("complete", "complete", 2)
 
 
 def test_a_function_receives_the_documented_fields(tmp_path):

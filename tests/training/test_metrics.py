@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from pathlib import Path
 
@@ -218,13 +217,13 @@ def test_a_tracker_that_is_not_installed_is_reported(tmp_path):
             make_trackers(config, tmp_path, 1)
 
 
-def test_the_display_shows_the_available_metrics(tmp_path):
+def test_the_display_shows_the_available_metrics(tmp_path, monkeypatch):
+    monkeypatch.setattr("hgpo_train.training.display._EVERY_S", 0.0)  # otherwise a few times per second
     path = tmp_path / "shown.txt"
     with path.open("w") as file:
         display = Display(Console(file=file, width=200, force_terminal=True), 3)
         with display.live(), display.stage("collect"):
             display.row(1, {"episode/success_rate": 0.25, "actor/kl_loss": math.nan})
-            time.sleep(0.3)  # the table is refreshed a few times per second
             display.progress(2, 5)
     shown = path.read_text()
     assert "25.0%" in shown

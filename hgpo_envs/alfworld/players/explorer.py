@@ -8,6 +8,7 @@ account the commands of other players, as far as the texts show them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -269,7 +270,7 @@ class ExplorerPlayer:
         """Yield ideas to inspect unobserved receptacles, by descending probability per command."""
         unseen = self._memory.unseen()
         usual = usual_places().get(kind, {})
-        alike = {k: sum(_kind(r) == k for r in self._memory.contents) for k in map(_kind, unseen)}
+        alike = Counter(map(_kind, self._memory.contents))
 
         def worth(r: str) -> float:
             cost = (not self._memory.is_here(r)) + self._memory.maybe_shut(r)
