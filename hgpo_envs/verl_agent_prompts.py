@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import string
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,8 @@ VERL_AGENT: Final = "verl-agent:"
 
 _FOLDER: Final = Path("agent_system/environments/prompts")
 _LONGEST_FILE: Final = 1 << 20
+_LONGEST_TEMPLATE: Final = 20_000
+_MOST_FIELDS: Final = 50
 _LONGEST_WEBSHOP: Final = 13_000
 """Characters of a WebShop prompt above which verl-agent leaves out the history."""
 
@@ -58,7 +61,9 @@ def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
     path = checkout / _FOLDER / f"{benchmark.lower()}.py"
     try:
         source = read_bytes(path, _LONGEST_FILE, "prompts of verl-agent").decode("utf-8")
-        tree = ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of invalid escapes in the other constants
+            tree = ast.parse(source)
     except (InputError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(
             f"expected a checkout of verl-agent with {_FOLDER / path.name} at {str(checkout)!r} "
@@ -124,6 +129,11 @@ def _check_fields(template: str, name: str) -> None:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
         raise InputError(f"{name} is not a template: {error}") from error
+    if len(template) > _LONGEST_TEMPLATE or len(parts) > _MOST_FIELDS:
+        raise InputError(
+            f"{name}: expected at most {_LONGEST_TEMPLATE:,} characters and {_MOST_FIELDS} fields, received "
+            f"{len(template):,} and {len(parts)}"
+        )
     for _, field, form, conversion in parts:
         if field is not None and (field not in _FIELDS or form or conversion):
             raise InputError(f"{name}: expected the fields {', '.join(sorted(_FIELDS))}, received {one_line(field)!r}")

@@ -147,10 +147,10 @@ def render(data: bytes, folder: Path) -> object:
     return None
 
 
-VERL_AGENT = (
-    b'ALFWORLD_TEMPLATE_NO_HIS = """{current_observation} [{admissible_actions}]"""\n'
-    b'ALFWORLD_TEMPLATE = """{task_description} {step_count} {history_length} {action_history} {current_step}"""\n',
-)
+VERL_AGENT = b"""
+ALFWORLD_TEMPLATE_NO_HIS = '{current_observation} [{admissible_actions}]'
+ALFWORLD_TEMPLATE = '{task_description} {step_count} {history_length} {action_history} {current_step}'
+"""
 
 
 def fill_verl_agent(data: bytes, folder: Path) -> object:
@@ -307,7 +307,7 @@ TARGETS = (
     Target("commands of ALFWorld", plain(*COMMANDS), lambda data, _: play("ALFWorld", data), 10, TAGS),
     Target("commands of WebShop", plain(*CLICKS), lambda data, _: play("WebShop", data), 6, TAGS),
     Target("prompt templates", plain(*TEMPLATES), render, 5, BRACES),
-    Target("prompts of verl-agent", plain(*VERL_AGENT), fill_verl_agent, 5, BRACES),
+    Target("prompts of verl-agent", plain(VERL_AGENT), fill_verl_agent, 5, BRACES),
     Target("configurations", settings_seeds, read_settings, 2, (b"= ", b"\n[", b"inf", b"nan", b"1979-05-27", b"'''")),
     Target(
         "overrides",
