@@ -25,7 +25,7 @@ import torch
 from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import add_adapters, checkpoint_layers
@@ -49,14 +49,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Shapes of Qwen2.5 from its config.json; the first has one layer, because only the output layer is measured."""
 
 
-def make(shape: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Qwen2ForCausalLM:
+def make(shape: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
     """Create a model of the given shape with random weights."""
     config = Qwen2Config(
         vocab_size=VOCABULARY, max_position_embeddings=32_768, **{"tie_word_embeddings": True, **SHAPES[shape]}
     )
     torch.manual_seed(0)
-    with torch.device(device):
-        return Qwen2ForCausalLM(config).to(dtype)
+    with torch.device(device):  # like from_pretrained, this leaves the frequencies of the rotary embeddings in float32
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def samples(rows: int, prompt: tuple[int, int], response: tuple[int, int], seed: int = 0) -> Samples:

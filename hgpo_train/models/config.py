@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hgpo_envs.errors import InputError
 from hgpo_train.settings import (
     NonNegativeInt,
     Settings,
+    check,
 )
 
 
@@ -37,8 +39,17 @@ class ModelConfig(Settings):
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """What autocast computes in. Trained weights are always float32: at rates of 1e-6 bfloat16 loses updates."""
     attention: Literal["sdpa", "flash_attention_2", "flex_attention", "eager"] = "sdpa"
-    """Transformers' attention implementation."""
+    """Transformers' attention implementation. flash_attention_2 needs the package flash-attn, a GPU and bfloat16; it is
+    the one to combine with update.layout = "packed"."""
     gradient_checkpointing: bool = True
     """Recompute layers in the backward pass: a third more time for much less memory."""
     lora: LoraConfig = LoraConfig()
     """Low-rank adapters."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.attention == "flash_attention_2" and self.compute_dtype == "float32":
+            raise InputError(
+                'setting model.attention: "flash_attention_2" has no kernels for model.compute_dtype = "float32"; set '
+                'compute_dtype = "bfloat16", or attention = "sdpa"'
+            )

@@ -1,9 +1,7 @@
-"""Loading of the model to train: float32 weights, adapters by peft, a frozen reference model."""
+"""Loading of the model to train: float32 weights, adapters by peft."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +13,6 @@ from hgpo_train.models.hf import no_progress_bars, unwrap_peft
 from hgpo_train.models.preflight import check_model_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hgpo_train.models.config import LoraConfig, ModelConfig
     from hgpo_train.models.hf import Model, Tokenizer
 
@@ -175,31 +171,6 @@ def vocabulary(model: Model) -> int:
     """Return the number of token ids of a model: the rows of its input embedding, which can exceed its tokenizer's."""
     rows: int = unwrap_peft(model).get_input_embeddings().weight.shape[0]
     return rows
-
-
-class Reference:
-    """The policy before training, for the KL term.
-
-    With adapters it is the same model with the adapters disabled, which needs no further memory. Otherwise it is a
-    frozen copy in the compute dtype.
-
-    Args:
-        model: The model that will be trained.
-        dtype: The dtype of the copy.
-    """
-
-    def __init__(self, model: Model, dtype: torch.dtype) -> None:
-        self._adapted = hasattr(model, "disable_adapter")
-        self._model = model if self._adapted else copy.deepcopy(model).to(dtype).requires_grad_(requires_grad=False)
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[Model]:
-        """Yield the reference model; adapters are disabled within the block."""
-        if not self._adapted:
-            yield self._model
-            return
-        with self._model.disable_adapter():
-            yield self._model
 
 
 def _first_line(error: Exception) -> str:

@@ -1,23 +1,29 @@
 """`vllm:MODEL`: vLLM in process as a policy, with continuous batching.
 
-New weights are saved to a folder, from which vLLM loads them in place (`vllm_worker.py`). Then the prefix cache is
-cleared, which contains keys and values of the old weights.
+New weights are handed over in memory (`weight_handover.py`, `vllm_worker.py`). Adapters are served as adapters, one for
+each version: merged into bfloat16 weights, most of a small change would be rounded away. The prefix cache is cleared
+after each of them, because it contains keys and values of the old weights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import secrets
+import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from hgpo_envs.errors import InputError
+from hgpo_envs.untrusted_files import read_bytes
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.preflight import check_model_source
 from hgpo_train.policies.base import Failure, Reply, attempt
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts
 from hgpo_train.policies.registry import PolicySpec
+from hgpo_train.policies.weight_handover import checkpoint_weights, shared
 from hgpo_train.settings import build
 
 if TYPE_CHECKING:
@@ -34,6 +40,16 @@ class VLLMOptions(GenerationOptions):
 
     engine: dict[str, Any] = field(default_factory=dict)
     """Further arguments of `vllm.LLM`, for example { tensor_parallel_size = 2 }."""
+    request_seeds: bool = False
+    """Sample each response with a generator of its own, seeded by the run. Replies still depend on the composition of
+    batches, so they are not reproducible. vLLM draws the tokens of such requests one request at a time, without its
+    samplers for GPUs."""
+
+
+_REQUEST_SEEDS: Final = "request_seeds"  # among the engine's options of a training run
+_ADAPTER_SETTINGS: Final = "adapter_config.json"
+_ADAPTER_BYTES: Final = 1 << 20
+_MEMORY_FOLDER: Final = Path("/dev/shm")  # noqa: S108 - a file system in memory, on Linux
 
 
 class VLLMPolicy:
@@ -46,13 +62,23 @@ class VLLMPolicy:
         model: A model's folder or a Hugging Face name.
         options: Options of tokenization and sampling; may be replaced between calls.
         engine: Further arguments of `vllm.LLM` (tensor_parallel_size, gpu_memory_utilization, enforce_eager, …).
+        request_seeds: Whether requests are sampled with their own seeds (`VLLMOptions`).
+        adapter: A folder with an adapter of the model to serve; None serves the model itself.
     """
 
     name = "vllm"
     reproducible = False  # the composition of batches depends on timing, and rounding depends on the batch
     version = 0
 
-    def __init__(self, model: str, options: GenerationOptions, engine: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        options: GenerationOptions,
+        engine: Mapping[str, Any] | None = None,
+        *,
+        request_seeds: bool = False,
+        adapter: str | None = None,
+    ) -> None:
         check_vllm()
         from vllm import LLM
 
@@ -61,6 +87,7 @@ class VLLMPolicy:
             "max_model_len": options.max_prompt_tokens + options.max_response_tokens,
             "trust_remote_code": False,
             "logprobs_mode": "processed_logprobs",
+            "seed": secrets.randbits(31),  # vLLM's default is 0: every run would draw the same numbers
             "worker_extension_cls": "hgpo_train.policies.vllm_worker.WeightUpdate",
             **_device_arguments(),
             **(engine or {}),
@@ -70,7 +97,12 @@ class VLLMPolicy:
         self._tokenizer = self._llm.get_tokenizer()
         self._running: dict[str, tuple[int, FittedPrompt]] = {}
         self._refused: list[tuple[int, Failure]] = []
-        self._weights = tempfile.TemporaryDirectory(prefix="hgpo-weights-")
+        self._request_seeds = request_seeds
+        self._serves_adapters = bool(given.get("enable_lora"))
+        self._adapter: Any = None  # a LoRARequest
+        self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
+        if adapter is not None:
+            self._serve_adapter(adapter, 0)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """See `Policy`."""
@@ -87,11 +119,12 @@ class VLLMPolicy:
                 max_tokens=options.max_response_tokens,
                 stop=list(options.stop) or None,
                 include_stop_str_in_output=True,
-                seed=request.seed,
+                seed=request.seed if self._request_seeds else None,
                 logprobs=0,
             )
             try:
-                self._engine.add_request(str(request.id), {"prompt_token_ids": fitted.tokens}, params)
+                prompt = {"prompt_token_ids": fitted.tokens}
+                self._engine.add_request(str(request.id), prompt, params, lora_request=self._adapter)
             except ValueError as error:
                 self._refused.append((request.id, Failure.of("PolicyFailed", error)))
                 continue
@@ -118,19 +151,21 @@ class VLLMPolicy:
         return answers
 
     def publish(self, model: Model, version: int) -> None:
-        """Load the model's current weights, with adapters merged, and clear the prefix cache.
+        """Serve the model's current weights, or its adapters if the engine serves adapters; clear the prefix cache.
+
+        No request may be running, and the engine must not be asleep.
 
         Args:
             model: The model that is trained; its shapes equal those of the served model.
             version: The policy version written to rows from now on.
         """
         if version != self.version:
-            folder = Path(self._weights.name) / f"{version:06d}"
-            merge_adapters(model).save_pretrained(folder)
-            self._llm.collective_rpc("take_weights", kwargs={"weights_path": str(folder)})
-            for file in folder.iterdir():
-                file.unlink()
-            folder.rmdir()
+            if self._serves_adapters and hasattr(model, "disable_adapter"):
+                self._publish_adapter(model, version)
+            else:
+                weights = checkpoint_weights(model, self._engine.vllm_config.model_config.dtype)
+                with shared(weights, by_device=_in_other_process(self._engine)) as handle:
+                    self._llm.collective_rpc("take_weights", kwargs={"handle": handle})
         self._llm.reset_prefix_cache()
         self.version = version
 
@@ -142,6 +177,30 @@ class VLLMPolicy:
         """Allocate the memory again; the weights are those of before."""
         self._llm.wake_up()
 
+    def _publish_adapter(self, model: Model, version: int) -> None:
+        """Save the model's adapters in float32, let vLLM load them, and remove those of the previous version."""
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+        folder = tempfile.TemporaryDirectory(prefix="hgpo-adapter-", dir=_folder_in_memory(size))
+        model.save_pretrained(folder.name, save_embedding_layers=False)
+        self._serve_adapter(folder.name, version)
+        previous, self._adapter_folder = self._adapter_folder, folder
+        if previous is not None:
+            previous.cleanup()
+
+    def _serve_adapter(self, folder: str, version: int) -> None:
+        """Load an adapter and use it for all requests from now on.
+
+        Each version has its own number and name: vLLM keeps adapters by number, and the keys of its prefix cache
+        contain the name and the path.
+        """
+        from vllm.lora.request import LoRARequest
+
+        previous, self._adapter = self._adapter, LoRARequest(f"hgpo-{version}", version + 1, folder)
+        self._engine.add_lora(self._adapter)
+        if previous is not None:
+            self._engine.remove_lora(previous.lora_int_id)
+
     def close(self) -> None:
         """Abort running requests and shut the engine down, even if it has died."""
         try:
@@ -150,7 +209,8 @@ class VLLMPolicy:
             self._running.clear()
             self._engine.engine_core.shutdown()
         finally:
-            self._weights.cleanup()
+            if self._adapter_folder is not None:
+                self._adapter_folder.cleanup()
 
 
 def check_vllm() -> None:
@@ -194,13 +254,30 @@ def _device_arguments() -> dict[str, Any]:
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": 16_384} if current_platform.is_cpu() else {}
 
 
-def merge_adapters(model: Model) -> Model:
-    """Return a copy of the model with its adapters merged into its weights; a model without adapters is not copied."""
-    if not hasattr(model, "merge_and_unload"):
-        return model
-    import copy
+def _in_other_process(engine: Any) -> bool:  # noqa: ANN401
+    """Return whether the engine runs in another process; a process cannot open its own CUDA IPC handles."""
+    from vllm.v1.engine.core_client import InprocClient
 
-    return copy.deepcopy(model).merge_and_unload()
+    return not isinstance(engine.engine_core, InprocClient)
+
+
+def _folder_in_memory(size: int) -> Path | None:
+    """Return a folder whose files are in memory and that has space for them; None stands for the temporary folder."""
+    if not _MEMORY_FOLDER.is_dir():
+        return None
+    return _MEMORY_FOLDER if shutil.disk_usage(_MEMORY_FOLDER).free > 4 * size + (1 << 20) else None
+
+
+def adapter_arguments(rank: int) -> dict[str, Any]:
+    """Return the arguments of `vllm.LLM` for serving one adapter; empty if the rank exceeds what vLLM supports.
+
+    Args:
+        rank: Rank of the adapter.
+    """
+    from vllm.config.lora import MaxLoRARanks
+
+    ranks = [supported for supported in get_args(MaxLoRARanks) if supported >= rank]
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(ranks)} if ranks else {}
 
 
 def make(argument: str, context: PolicyContext) -> VLLMPolicy:
@@ -219,18 +296,53 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
     options = build(VLLMOptions, context.options, "policy option")
     check_vllm()
     check_model_source(argument)
-    return VLLMPolicy(resolve_model(argument), options, options.engine)
+    folder = resolve_model(argument)
+    if not (Path(folder) / _ADAPTER_SETTINGS).is_file():
+        return VLLMPolicy(folder, options, options.engine, request_seeds=options.request_seeds)
+    base, rank = _read_adapter(folder)
+    check_model_source(base)
+    engine = {**adapter_arguments(rank), "tokenizer": folder, **options.engine}
+    return VLLMPolicy(resolve_model(base), options, engine, request_seeds=options.request_seeds, adapter=folder)
+
+
+def _read_adapter(folder: str) -> tuple[str, int]:
+    """Return the base model and the rank of an adapter.
+
+    Raises:
+        InputError: It is not a low-rank adapter, or vLLM does not support its rank.
+    """
+    path = Path(folder) / _ADAPTER_SETTINGS
+    try:
+        settings = json.loads(read_bytes(path, _ADAPTER_BYTES))
+        base, rank = settings["base_model_name_or_path"], settings["r"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path}: expected the settings of a low-rank adapter (LoRA) of peft") from error
+    if not isinstance(base, str) or not isinstance(rank, int):
+        raise InputError(f"{path}: expected the settings of a low-rank adapter (LoRA) of peft")
+    if not adapter_arguments(rank):
+        raise InputError(f"{path}: vLLM does not support adapters of rank {rank}; use the policy transformers:{folder}")
+    return base, rank
 
 
 def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> VLLMPolicy:
-    """Create a policy that serves a copy of the trained weights. The engine options are arguments of `vllm.LLM`.
+    """Create a policy that serves a copy of the trained weights, or the trained adapters.
+
+    The engine options are arguments of `vllm.LLM`, and `request_seeds` of `VLLMOptions`. With `enable_lora = false`,
+    adapters are merged into the served weights.
 
     Raises:
         InputError: vLLM is not installed.
     """
     del tokenizer
+    check_vllm()
     path = resolve_model(getattr(model, "name_or_path", "") or context.model.path)
-    return VLLMPolicy(path, context.generation, {"trust_remote_code": False, **context.engine_options})
+    options = dict(context.engine_options)
+    request_seeds = bool(options.pop(_REQUEST_SEEDS, False))
+    lora = adapter_arguments(context.model.lora.rank) if context.model.lora.rank else {}
+    if options.get("enable_lora") is False:
+        lora = {}
+    engine = {"trust_remote_code": False, **lora, **options}
+    return VLLMPolicy(path, context.generation, engine, request_seeds=request_seeds)
 
 
 VLLM = PolicySpec(make, make_trainable, VLLMOptions)

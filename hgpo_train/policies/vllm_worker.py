@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class WeightUpdate:
@@ -11,13 +14,25 @@ class WeightUpdate:
     reload_weights: Any  # a method of the worker
     model_runner: Any
 
-    def take_weights(self, weights_path: str) -> None:
-        """Load the weights in a folder into the running model.
+    def take_weights(self, handle: Mapping[str, Any]) -> None:
+        """Load the weights that the trainer shares into the running model.
 
         vLLM's `reload_weights` finds no weights for an output layer that is tied to the embedding. The layer then keeps
         its processed copy of the old weights (on a CPU, a packed one). This method ties and processes it again.
+
+        Args:
+            handle: What `hgpo_train.policies.weight_handover.shared` yielded.
         """
-        self.reload_weights(weights_path=weights_path)
+        import torch
+
+        from hgpo_train.policies.weight_handover import opened
+
+        self.reload_weights(weights_iterator=iter(opened(handle).items()))
+        self._tie_output_layer()
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # the trainer may change its tensors once this method has returned
+
+    def _tie_output_layer(self) -> None:
         model = self.model_runner.model
         head = getattr(model, "lm_head", None)
         embedding = getattr(getattr(model, "model", None), "embed_tokens", None)

@@ -71,7 +71,8 @@ class RolloutConfig(Settings):
     engine: str = "transformers"
     """The generation engine: transformers (in the same process) or vllm."""
     engine_options: dict[str, Any] = field(default_factory=dict)
-    """Other keyword arguments of the engine, for example { tensor_parallel_size = 2 }."""
+    """Other keyword arguments of the engine, for example { tensor_parallel_size = 2 }. vllm also accepts request_seeds
+    (sample each request with its own seed; slower) and enable_lora = false (merge adapters into the served weights)."""
     tasks: PositiveInt = 16
     """Tasks per iteration."""
     group_size: PositiveInt = 8
@@ -125,7 +126,9 @@ class UpdateConfig(Settings):
     micro_batch_tokens: PositiveInt = 16384
     """Maximum number of tokens per forward pass, including padding; does not affect the result."""
     layout: Literal["padded", "packed"] = "padded"
-    """How the rows of a micro-batch are arranged: padded to one length, or packed into one sequence."""
+    """How the rows of a micro-batch are arranged: padded to one length, or packed into one sequence, without padding.
+    With model.attention = "flash_attention_2", packed rows take time and memory like separate ones. With sdpa and
+    eager, the mask of a packed micro-batch has micro_batch_tokens² entries, most of which exclude other rows."""
     logit_chunk: NonNegativeInt = 128
     """Number of positions whose logits are in memory at a time; 0 computes all logits together."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"

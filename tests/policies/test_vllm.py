@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,13 +19,15 @@ pytest.importorskip("vllm", reason="vLLM is not installed (extra `vllm`)")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hgpo_envs.errors import InputError
+from hgpo_train.models.loading import load_model
 from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.policies.vllm import VLLMPolicy
+from hgpo_train.policies.vllm import VLLMPolicy, adapter_arguments
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -63,7 +66,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, requests: list[Reques
 
 @pytest.fixture(scope="module")
 def policy(model_folder: Path) -> Iterator[VLLMPolicy]:
-    policy = VLLMPolicy(str(model_folder), OPTIONS, ENGINE)
+    policy = VLLMPolicy(str(model_folder), OPTIONS, ENGINE, request_seeds=True)
     yield policy
     policy.close()
 
@@ -89,8 +92,6 @@ def gap(model: torch.nn.Module, replies: dict[int, Reply]) -> float:
 
 
 def loaded(folder: Path) -> torch.nn.Module:
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
 
@@ -111,10 +112,11 @@ def test_responses_depend_on_seeds_and_length_limits_are_reported(policy: VLLMPo
 
 
 def test_new_weights_change_replies_and_clear_the_cache(
-    policy: VLLMPolicy, requests: list[Request], model_folder: Path
+    policy: VLLMPolicy, requests: list[Request], model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = answers(policy, requests[:6])
     model = loaded(model_folder)
+    monkeypatch.delattr(PreTrainedModel, "save_pretrained")  # weights are not written to files
     old = {name: weight.clone() for name, weight in model.state_dict().items()}
     with torch.no_grad():
         torch.manual_seed(3)
@@ -129,6 +131,96 @@ def test_new_weights_change_replies_and_clear_the_cache(
     policy.publish(model, version=2)
     again = answers(policy, requests[:6])
     assert [r.response_token_ids for r in again.values()] == [r.response_token_ids for r in before.values()]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="requires a GPU")
+def test_new_weights_on_a_gpu_are_mapped(policy: VLLMPolicy, requests: list[Request], model_folder: Path) -> None:
+    model = loaded(model_folder).float().cuda()
+    with torch.no_grad():
+        torch.manual_seed(4)
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    policy.publish(model, version=5)
+    expected = loaded(model_folder)
+    expected.load_state_dict(model.state_dict())
+    assert gap(expected, answers(policy, requests[:6])) < 0.02
+    policy.publish(loaded(model_folder), version=6)
+
+
+def adapted(model_folder: Path, seed: int) -> torch.nn.Module:
+    """Return the model with adapters whose weights are all random: a change as large as the weights."""
+    from hgpo_train.models.config import LoraConfig
+    from hgpo_train.models.loading import add_adapters
+
+    model = add_adapters(loaded(model_folder), LoraConfig(rank=4, alpha=16), seed).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def test_adapters_are_merged_for_an_engine_without_adapters(
+    policy: VLLMPolicy, requests: list[Request], model_folder: Path
+) -> None:
+    before = answers(policy, requests[:6])
+    model = adapted(model_folder, seed=1)
+    policy.publish(model, version=3)
+    after = answers(policy, requests[:6])
+    assert gap(model, before) > 0.2  # the adapters matter
+    assert gap(model, after) < 0.02
+    policy.publish(loaded(model_folder), version=4)
+    assert gap(loaded(model_folder), answers(policy, requests[:6])) < 0.01
+
+
+def test_adapters_are_served_as_adapters_and_replaced(model_folder: Path, requests: list[Request]) -> None:
+    policy = VLLMPolicy(str(model_folder), OPTIONS, {**ENGINE, **adapter_arguments(4)})
+    try:
+        assert gap(loaded(model_folder), answers(policy, requests[:6])) < 0.01
+        for version in (1, 2, 3):  # the same prompts: a stale prefix cache would be used
+            model = adapted(model_folder, seed=version)
+            policy.publish(model, version)
+            assert gap(model, answers(policy, requests[:6])) < 0.02
+            assert set(policy._engine.list_loras()) == {version + 1}
+        assert gap(adapted(model_folder, seed=1), answers(policy, requests[:6])) > 0.2
+    finally:
+        policy.close()
+
+
+@pytest.mark.parametrize("seeds", [False, True])
+def test_requests_have_seeds_only_if_asked_for(
+    policy: VLLMPolicy, requests: list[Request], monkeypatch: pytest.MonkeyPatch, seeds: bool
+) -> None:
+    sent = []
+    add = policy._engine.add_request
+
+    def record(name: str, prompt: object, params: Any, **others: object) -> object:
+        sent.append(params.seed)
+        return add(name, prompt, params, **others)
+
+    monkeypatch.setattr(policy._engine, "add_request", record)
+    monkeypatch.setattr(policy, "_request_seeds", seeds)
+    answers(policy, requests[:3])
+    assert sent == ([request.seed for request in requests[:3]] if seeds else [None] * 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("{", "expected the settings of a low-rank adapter"),
+        ("[]", "expected the settings of a low-rank adapter"),
+        ('{"peft_type": "PREFIX_TUNING"}', "expected the settings of a low-rank adapter"),
+        ('{"r": 4096, "base_model_name_or_path": "base"}', "vLLM does not support adapters of rank 4096"),
+        ('{"r": 4, "base_model_name_or_path": "/no/such/folder"}', "no folder '/no/such/folder'"),
+    ],
+)
+def test_a_folder_that_vllm_cannot_serve_as_an_adapter_is_rejected(
+    tmp_path: Path, settings: str, expected: str
+) -> None:
+    (tmp_path / "adapter_config.json").write_text(settings)
+    with pytest.raises(InputError, match=expected):
+        make_policy(f"vllm:{tmp_path}", PolicyContext("ALFWorld", "response", {}))
 
 
 def test_long_prompts_are_shortened_by_the_chosen_method(policy: VLLMPolicy, requests: list[Request]) -> None:
@@ -167,8 +259,9 @@ def test_a_collection_by_vllm_becomes_a_step_table(policy: VLLMPolicy, handle: E
     assert lengths["ids"].min() >= 1
 
 
+@pytest.mark.parametrize("rank", [0, 4], ids=["all weights", "adapters"])
 def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(
-    model_folder: Path, requests: list[Request], tmp_path: Path
+    model_folder: Path, requests: list[Request], tmp_path: Path, rank: int
 ) -> None:
     from rich.console import Console
 
@@ -181,7 +274,7 @@ def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(
         Config(),
         iterations=2,
         environment={"id": "HGPO/ALFWorld-v0", "max_steps": 3},
-        model={"path": str(model_folder), "device": "cpu", "gradient_checkpointing": False},
+        model={"path": str(model_folder), "device": "cpu", "gradient_checkpointing": False, "lora": {"rank": rank}},
         rollout={"engine": "vllm", "engine_options": ENGINE, "tasks": 2, "group_size": 3}
         | {"max_prompt_tokens": 900, "max_response_tokens": 8},
         advantage={"parameters": {"invalid_action_penalty": 0.0, "reward": "score"}},
@@ -196,10 +289,8 @@ def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(
     first, second = read_metrics(run / "metrics.jsonl")
     assert first["training/rollout_logprobs_abs_diff_mean"] < 0.01
     assert second["training/rollout_logprobs_abs_diff_mean"] < 0.01  # weights that were published, not the first ones
-    moved = [
-        (new - old.float()).abs().max().item()
-        for new, old in zip(trainer.model.parameters(), loaded(model_folder).parameters(), strict=True)
-    ]
+    original = load_model(config.model, config.seed).parameters()
+    moved = [(new - old).abs().max().item() for new, old in zip(trainer.model.parameters(), original, strict=True)]
     assert max(moved) > 1e-3
     options = {"max_prompt_tokens": 900, "max_response_tokens": 8, "engine": ENGINE}
     trained = make_policy(f"vllm:{run}", PolicyContext("ALFWorld", "response", options))

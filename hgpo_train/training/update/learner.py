@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.loading import Reference, compute_dtype
+from hgpo_train.models.loading import compute_dtype
+from hgpo_train.models.reference import Reference
 from hgpo_train.training.memory_advice import out_of_memory
 from hgpo_train.training.update.batches import micro_batches, mini_batches
 from hgpo_train.training.update.logprobs import ResponseScorer
@@ -53,6 +55,7 @@ class Learner:
         keep = config.update.kl_weight > 0 if reference is None else reference
         self.reference = Reference(model, dtype) if keep else None
         self._autocast_dtype = dtype
+        _warn_about_masks(config)
 
     def update(
         self,
@@ -253,3 +256,23 @@ class Learner:
             flops = model_flops(self.model, samples.length, samples.response_length) * self.config.update.epochs
             metrics["perf/mfu/actor"] = flops / seconds / peak
         return metrics
+
+
+_LARGEST_MASK: Final = 1 << 26  # entries: 8,192 tokens
+
+
+def _warn_about_masks(config: Config | SftConfig) -> None:
+    """Warn if packed rows need large attention masks."""
+    tokens = config.update.micro_batch_tokens
+    if (
+        config.update.layout != "packed"
+        or config.model.attention not in {"sdpa", "eager"}
+        or tokens**2 <= _LARGEST_MASK
+    ):
+        return
+    warnings.warn(
+        f'update.layout = "packed" with model.attention = "{config.model.attention}" needs masks of up to '
+        f"{tokens:,} x {tokens:,} entries (update.micro_batch_tokens); set model.attention = "
+        '"flash_attention_2", or layout = "padded"',
+        stacklevel=3,
+    )

@@ -8,7 +8,7 @@ pass (`torch.utils.checkpoint`), so at most one chunk's logits are in memory at 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -77,6 +77,29 @@ def chunked_head_logprobs(
     return torch.cat([logprob for logprob, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
 
+def packed_bounds(position_ids: Tensor) -> dict[str, Any]:
+    """Return where packed sequences begin and end, as arguments of flash attention's variable-length kernels.
+
+    Args:
+        position_ids: int64 of shape (1, length), starting at 0 in every sequence.
+
+    Returns:
+        Transformers' `FlashAttentionKwargs`: bounds as int32 of shape (sequences + 1,), and the longest sequence.
+
+    >>> packed_bounds(torch.tensor([[0, 1, 2, 0, 1]]))["cu_seq_lens_q"]
+    tensor([0, 3, 5], dtype=torch.int32)
+    """
+    starts = (position_ids[0] == 0).nonzero().flatten()
+    bounds = nn.functional.pad(starts, (0, 1), value=position_ids.shape[1]).to(torch.int32)
+    longest = int(bounds.diff().max())
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+
+
+def uses_flash_attention(model: Model) -> bool:
+    """Return whether a model uses one of Transformers' implementations of flash attention."""
+    return "flash_attention" in (getattr(unwrap_peft(model).config, "_attn_implementation", None) or "")
+
+
 class ResponseScorer(nn.Module):
     """A module that returns the log-probabilities and entropies of given tokens under a causal language model.
 
@@ -112,7 +135,8 @@ class ResponseScorer(nn.Module):
         """Return the log-probabilities and entropies of tokens.
 
         No attention mask is needed. Padding is on the right, where the causal mask hides it. Packed sequences restart
-        their positions at 0, from which Transformers derives a block-diagonal mask.
+        their positions at 0, from which Transformers derives a block-diagonal mask of length² entries. Flash attention
+        needs no mask but the bounds of the sequences, which are computed here once instead of in every layer.
 
         Args:
             input_ids: int64 of shape (rows, length).
@@ -126,7 +150,9 @@ class ResponseScorer(nn.Module):
             Log-probabilities and entropies, float32 of shape (tokens,).
         """
         model = unwrap_peft(self.model)
-        output = model.get_decoder()(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        packed = len(position_ids) == 1 and uses_flash_attention(model)
+        bounds = packed_bounds(position_ids) if packed else {}
+        output = model.get_decoder()(input_ids=input_ids, position_ids=position_ids, use_cache=False, **bounds)
         states = output.last_hidden_state
         hidden = states.reshape(-1, states.shape[-1])[source]
         return chunked_head_logprobs(

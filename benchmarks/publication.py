@@ -1,0 +1,320 @@
+"""Measure what reaches the engine when weights are published: the share of an adapter's change, and bytes.
+
+    python benchmarks/publication.py               a minute
+    python benchmarks/publication.py --engine      also vLLM (extra `vllm`, or its build for CPUs), some minutes more
+
+change   A small model with weights of a bfloat16 checkpoint trains adapters (rank 64, alpha 64, learning rate 3e-6: the
+         shipped -lora configurations), 16 optimiser steps an iteration. `share` is the projection of the published
+         change onto the trained one, 1 if nothing is lost; `error` is the size of their difference relative to the
+         trained change. Both for the weights, and for log-probabilities computed in float32 from what was published.
+engine   The same share in log-probabilities that the trainer and vLLM compute in bfloat16, after five iterations. Their
+         own rounding changes log-probabilities too, so the standard error of the share is given.
+bytes    For the shapes of Qwen2.5: bytes written to files, read from files, and copied in memory by a publication.
+
+Results: benchmarks/results/publication.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import torch
+from record import add_keep, store
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from hgpo_train.models.config import LoraConfig
+from hgpo_train.models.loading import add_adapters
+from hgpo_train.policies.weight_handover import checkpoint_weights, handed_bytes, shared
+from hgpo_train.training.config import Config, replace
+from hgpo_train.training.update.batches import samples_from_steps
+from hgpo_train.training.update.learner import Learner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from hgpo_train.models.hf import Model
+    from hgpo_train.policies.vllm import VLLMPolicy
+    from hgpo_train.training.update.batches import Samples
+
+VOCABULARY = 512
+LORA = LoraConfig(rank=64, alpha=64)
+STEPS = 16
+"""Optimiser steps of an iteration."""
+QWEN: dict[str, dict[str, Any]] = {
+    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    | {"num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True},
+    "7B": {"hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28}
+    | {"num_key_value_heads": 4, "vocab_size": 152_064, "tie_word_embeddings": False},
+}
+"""Shapes of Qwen2.5 from its config.json."""
+
+
+def small_model() -> Model:
+    """Create a Qwen2 with the initial weights' size of Qwen2.5 (0.02), in bfloat16."""
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+def rows(seed: int, number: int = 64) -> Samples:
+    """Return rows of random tokens with random advantages."""
+    rng = np.random.default_rng(seed)
+    steps = {
+        "prompt_token_ids": [rng.integers(0, VOCABULARY, 24).tolist() for _ in range(number)],
+        "response_token_ids": [rng.integers(0, VOCABULARY, 8).tolist() for _ in range(number)],
+        "advantage": rng.normal(size=number),
+    }
+    return samples_from_steps(pl.DataFrame(steps))
+
+
+def merged_in_place(model: Model) -> dict[str, Tensor]:
+    """Return the weights that version 0.1 published: merged by peft into the bfloat16 base."""
+    return checkpoint_weights(copy.deepcopy(model).merge_and_unload())
+
+
+def rounded_adapters(model: Model) -> dict[str, Tensor]:
+    """Return the weights that an engine with bfloat16 adapters applies, in float32: base + scale · B · A."""
+    rounded = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in rounded.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+    return checkpoint_weights(rounded)
+
+
+def log_probabilities(weights: dict[str, Tensor], ids: Tensor) -> Tensor:
+    """Return log softmax at all positions, computed in float32 from weights."""
+    model = small_model().float()
+    model.load_state_dict({name: value.float() for name, value in weights.items()}, strict=False)
+    with torch.no_grad():
+        return torch.log_softmax(model(input_ids=ids).logits.double(), -1)
+
+
+def compared(published: Tensor, trained: Tensor) -> tuple[float, float]:
+    """Return the share of a trained change in the published one, and the relative size of their difference."""
+    share = (published @ trained / (trained @ trained)).item()
+    return share, ((published - trained).norm() / trained.norm()).item()
+
+
+def trained_adapters() -> Iterator[tuple[int, Model]]:
+    """Train adapters, and yield the model after one and after five iterations."""
+    config = replace(
+        Config(),
+        model={"compute_dtype": "bfloat16", "gradient_checkpointing": False},
+        update={"kl_weight": 0.0, "mini_batch_size": 64 // STEPS},
+        optimiser={"learning_rate": 3e-6},
+    )
+    model = add_adapters(small_model(), LORA)
+    learner = Learner(model, config)
+    for iteration in range(1, 6):
+        learner.update(rows(iteration), np.random.default_rng(iteration))
+        if iteration in (1, 5):
+            yield iteration, model
+
+
+def change() -> list[dict[str, Any]]:
+    """Compare the change that each way publishes with the trained one."""
+    base = {name: value.float() for name, value in checkpoint_weights(small_model()).items()}
+    ids = torch.randint(0, VOCABULARY, (16, 32), generator=torch.Generator().manual_seed(9))
+    before = log_probabilities(base, ids)
+    found = []
+    for iteration, model in trained_adapters():
+        exact = checkpoint_weights(model)
+        changed = [name for name, value in exact.items() if not torch.equal(value, base[name])]
+        trained = torch.cat([(exact[name] - base[name]).flatten().double() for name in changed])
+        trained_logprobs = (log_probabilities(exact, ids) - before).flatten()
+        for way, weights in (
+            ("merged in bfloat16 (before)", merged_in_place(model)),
+            ("merged in float32, served in bfloat16", checkpoint_weights(model, torch.bfloat16)),
+            ("adapters (now)", rounded_adapters(model)),
+        ):
+            published = torch.cat([(weights[name].float() - base[name]).flatten().double() for name in changed])
+            share, error = compared(published, trained)
+            logprob_share, logprob_error = compared(
+                (log_probabilities(weights, ids) - before).flatten(), trained_logprobs
+            )
+            found.append(
+                {"iterations": iteration, "published": way, "weights: share": share, "error": error}
+                | {"log-probabilities: share": logprob_share, "their error": logprob_error}
+            )
+    return found
+
+
+def served() -> list[dict[str, Any]]:
+    """Compare the change of the log-probabilities that vLLM serves with that of the trained model in float32."""
+    from hgpo_train.models.tiny import train_tokenizer
+    from hgpo_train.policies.generation import GenerationOptions
+    from hgpo_train.policies.vllm import VLLMPolicy, adapter_arguments
+
+    ids = torch.randint(0, VOCABULARY, (256, 64), generator=torch.Generator().manual_seed(9))
+    _, model = list(trained_adapters())[-1]
+
+    def of_tokens(weights: dict[str, Tensor]) -> Tensor:
+        return log_probabilities(weights, ids)[:, :-1].gather(-1, ids[:, 1:, None]).flatten()
+
+    trained = of_tokens(checkpoint_weights(model)) - of_tokens(checkpoint_weights(small_model()))
+    with model.disable_adapter():
+        before = trainer_logprobs(model, ids)
+    computed = trainer_logprobs(model, ids) - before
+    found = [with_error("the trainer, under autocast", computed, trained, computed)]
+    adapters = adapter_arguments(LORA.rank)
+    with tempfile.TemporaryDirectory() as folder:
+        small_model().save_pretrained(folder)
+        train_tokenizer(["go to cabinet 1"], VOCABULARY).save_pretrained(folder)
+        for way, dtype, arguments in (
+            ("vLLM, merged (before)", "bfloat16", {}),
+            ("vLLM, adapters (now)", "bfloat16", adapters),
+            ("vLLM in float32, adapters", "float32", adapters),
+        ):
+            engine = {"dtype": dtype, "enforce_eager": True, "disable_log_stats": True, **arguments}
+            policy = VLLMPolicy(folder, GenerationOptions(max_prompt_tokens=120, max_response_tokens=8), engine)
+            try:
+                before = engine_logprobs(policy, ids)
+                policy.publish(model, 1)
+                found.append(with_error(way, engine_logprobs(policy, ids) - before, trained, computed))
+            finally:
+                policy.close()
+    return found
+
+
+def with_error(way: str, published: Tensor, trained: Tensor, computed: Tensor) -> dict[str, Any]:
+    """Return the share of a trained change in the published one, its error, and the correlation with the trainer's."""
+    share, _ = compared(published, trained)
+    error = ((published - share * trained).square().mean() / trained.square().sum()).sqrt().item()
+    correlation = torch.corrcoef(torch.stack([published, computed]))[0, 1].item()
+    return {"computed by": way, "share": share, "standard error": error, "correlation with the trainer": correlation}
+
+
+def trainer_logprobs(model: Model, ids: Tensor) -> Tensor:
+    """Return the log-probabilities of all tokens but the first of each row, as the trainer computes them."""
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=ids).logits[:, :-1].double()
+    return torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None]).flatten()
+
+
+def engine_logprobs(policy: VLLMPolicy, ids: Tensor) -> Tensor:
+    """Return the log-probabilities of all tokens but the first of each row, from vLLM."""
+    from vllm import SamplingParams
+
+    prompts = [{"prompt_token_ids": row} for row in ids.tolist()]
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    outputs = policy._llm.generate(prompts, params, lora_request=policy._adapter, use_tqdm=False)  # noqa: SLF001
+    rows = zip(outputs, ids.tolist(), strict=True)
+    values = [
+        [at[token].logprob for at, token in zip(out.prompt_logprobs[1:], row[1:], strict=True)] for out, row in rows
+    ]
+    return torch.tensor(values, dtype=torch.float64).flatten()
+
+
+def size_of_files(model: Model) -> int:
+    """Return the bytes of the files that `save_pretrained` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+
+
+def handover() -> list[dict[str, Any]]:
+    """Publish a small model in both ways, and count bytes."""
+    model = small_model().float()
+    weights = checkpoint_weights(model)
+    with shared(weights, by_device=True) as handle:
+        in_memory = Path(handle["path"]).stat().st_size
+    adapted = add_adapters(small_model(), LORA)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return [
+        {"small model": "all weights, before", "parameters": parameters, "file bytes": size_of_files(model)},
+        {"small model": "all weights, now", "parameters": parameters, "file bytes": 0, "memory bytes": in_memory},
+        {"small model": "adapters, before", "parameters": parameters}
+        | {"file bytes": size_of_files(copy.deepcopy(adapted).merge_and_unload())},
+        {"small model": "adapters, now", "parameters": parameters, "file bytes": size_of_files(adapted)},
+    ]
+
+
+def planned() -> list[dict[str, Any]]:
+    """Return the bytes of a publication for Qwen2.5's shapes, from models without values."""
+    found = []
+    gib = 1 << 30
+    for shape, sizes in QWEN.items():
+        with torch.device("meta"):
+            full = AutoModelForCausalLM.from_config(Qwen2Config(**sizes), dtype=torch.float32)
+            half = AutoModelForCausalLM.from_config(Qwen2Config(**sizes), dtype=torch.bfloat16)
+            size = handed_bytes(checkpoint_weights(full)) / gib
+            merged = handed_bytes(checkpoint_weights(half)) / gib
+            adapted = add_adapters(half, LORA)
+        trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+        adapter = sum(parameter.numel() * parameter.element_size() for parameter in trained) / gib
+        found += [
+            {
+                "shape": f"{shape}, all weights",
+                "way": "before",
+                "disk, GiB": size,
+                "read, GiB": size,
+                "staged, GiB": 0.0,
+            },
+            {
+                "shape": f"{shape}, all weights",
+                "way": "now, GPU",
+                "disk, GiB": 0.0,
+                "read, GiB": 0.0,
+                "staged, GiB": 0.0,
+            },
+            {"shape": f"{shape}, all weights", "way": "now, CPU", "disk, GiB": 0.0, "read, GiB": 0.0}
+            | {"staged, GiB": size},
+            {"shape": f"{shape}, adapters", "way": "before", "disk, GiB": merged, "read, GiB": merged}
+            | {"staged, GiB": merged},
+            {"shape": f"{shape}, adapters", "way": "now", "disk, GiB": 0.0, "read, GiB": 0.0, "staged, GiB": adapter},
+        ]
+    return found
+
+
+def show(console: Console, title: str, found: list[dict[str, Any]]) -> None:
+    """Print a table of values."""
+    table = Table(title=title)
+    for name in dict.fromkeys(name for row in found for name in row):
+        table.add_column(name, justify="right")
+    for row in found:
+        table.add_row(
+            *(
+                f"{value:,.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+                for value in (row.get(column.header, "") for column in table.columns)
+            )
+        )
+    console.print(table)
+
+
+def main() -> None:
+    """Run all parts."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--engine", action="store_true", help="also measure what vLLM serves")
+    add_keep(parser)
+    given = parser.parse_args()
+    console = Console()
+    figures = {"change": change(), "handover": handover(), "planned": planned()}
+    if given.engine:
+        figures["engine"] = served()
+        show(console, "the change that vLLM serves, five iterations", figures["engine"])
+    show(console, "the change that is published", figures["change"])
+    show(console, "a small model, counted", figures["handover"])
+    show(console, "Qwen2.5, planned from its shapes", figures["planned"])
+    console.print(store("publication", figures, keep=given.keep))
+
+
+if __name__ == "__main__":
+    main()

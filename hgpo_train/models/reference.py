@@ -1,0 +1,90 @@
+"""The frozen reference model of the KL term: the policy as it was before training, equal to the last bit.
+
+The policy has float32 weights and computes under autocast, which rounds the inputs and weights of linear layers to the
+compute dtype; the residual stream, norms and rotary embeddings stay in float32. The copy stores in the compute dtype
+only what autocast rounds anyway, so both models compute the same numbers with the same kernels. Casting the whole model
+(`model.to(torch.bfloat16)`) would also round the residual stream, the norms and the frequencies of the rotary
+embeddings, whose phases are then wrong by several radians after a few thousand tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from hgpo_train.models.hf import Model
+
+
+class Reference:
+    """The policy before training, for the KL term.
+
+    With adapters it is the same model with the adapters disabled, which needs no further memory. Otherwise it is
+    `frozen_copy`.
+
+    Args:
+        model: The model that will be trained.
+        dtype: The dtype that autocast computes in.
+    """
+
+    def __init__(self, model: Model, dtype: torch.dtype) -> None:
+        self._adapted = hasattr(model, "disable_adapter")
+        self._model = model if self._adapted else frozen_copy(model, dtype)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[Model]:
+        """Yield the reference model; adapters are disabled within the block."""
+        if not self._adapted:
+            yield self._model
+            return
+        with self._model.disable_adapter():
+            yield self._model
+
+
+def frozen_copy(model: Model, dtype: torch.dtype) -> Model:
+    """Return a copy without gradients that computes the same numbers as a float32 model under autocast.
+
+    Linear layers are stored in the compute dtype. So is the input embedding if that changes none of its values, which
+    is the case for checkpoints in bfloat16; its output is then converted to float32. All other weights, and all
+    buffers, keep their dtype.
+
+    Args:
+        model: A causal language model of Transformers.
+        dtype: The dtype that autocast computes in.
+    """
+    stored = {id(parameter): parameter.dtype for parameter in model.parameters()}
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            stored |= {id(parameter): dtype for parameter in module.parameters(recurse=False)}
+    embedding = model.get_input_embeddings()  # can be tied to the output layer
+    exact = _represents(dtype, embedding.weight)
+    stored[id(embedding.weight)] = dtype if exact else embedding.weight.dtype
+    # `deepcopy` takes objects that it finds in `memo` as copied, so no float32 copy of the weights is made first.
+    memo: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.detach().to(stored[id(parameter)], copy=True), requires_grad=False)
+        for parameter in model.parameters()
+    }
+    copied = copy.deepcopy(model, memo).eval()
+    if exact:
+        copied.get_input_embeddings().register_forward_hook(_to_dtype_of(embedding.weight.dtype))
+    return copied
+
+
+def _represents(dtype: torch.dtype, values: Tensor) -> bool:
+    """Return whether a dtype represents all values exactly."""
+    return torch.equal(values.to(dtype).to(values.dtype), values)
+
+
+def _to_dtype_of(dtype: torch.dtype) -> Any:  # noqa: ANN401 - torch does not type forward hooks
+    def convert(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return output.to(dtype)
+
+    return convert

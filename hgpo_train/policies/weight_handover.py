@@ -1,0 +1,131 @@
+"""Weights handed from the trainer to the engine's processes on the same machine, without a file on disk.
+
+On a GPU the engine's process maps the trainer's own tensors by CUDA IPC handles and copies from them into its weights:
+nothing is staged. Elsewhere the weights are written to anonymous memory (`memfd_create`), which the other process maps.
+Either way the engine rounds to its dtype when it loads them, as it does with the weights of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from hgpo_train.models.hf import unwrap_peft
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
+
+    from hgpo_train.models.hf import Model
+
+_ALIGNMENT: Final = 64
+"""Every tensor begins at a multiple of so many bytes, which all dtypes accept."""
+
+
+def checkpoint_weights(model: Model, merged_dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Return a model's weights by the names of its checkpoint: the model's own tensors, tied ones once.
+
+    Adapters are merged in float32, layer by layer, and rounded once. The merged tensors are in the host's memory. In
+    bfloat16 the sum loses every change that is smaller than half a unit in the last place of the weight, which early in
+    training are most: adapters should be served as adapters.
+
+    Args:
+        model: A causal language model, with or without adapters.
+        merged_dtype: The dtype of merged weights.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    plain = unwrap_peft(model)
+    adapted = {name: module for name, module in plain.named_modules() if hasattr(module, "get_delta_weight")}
+    weights: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in plain.state_dict(keep_vars=True).items():
+        if ".lora_" in name or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        layer, _, kind = name.rpartition(".base_layer.")
+        value = tensor.detach()
+        if layer in adapted and kind == "weight":
+            value = (value.float() + adapted[layer].get_delta_weight("default").float()).to("cpu", merged_dtype)
+        weights[name.replace(".base_layer.", ".")] = value
+    found: dict[str, Tensor] = revert_weight_conversion(plain, weights)
+    return found
+
+
+@contextlib.contextmanager
+def shared(weights: Mapping[str, Tensor], *, by_device: bool) -> Iterator[dict[str, Any]]:
+    """Share tensors with other processes of this machine within the block.
+
+    Args:
+        weights: Tensors by name. They must not change within the block.
+        by_device: Share tensors of a CUDA device in place. The other processes must not be this process.
+
+    Yields:
+        What `opened` needs, of plain types. It is valid within the block.
+    """
+    in_place = {name: tensor for name, tensor in weights.items() if by_device and tensor.is_cuda}
+    if in_place:
+        torch.cuda.synchronize()
+    kept = [tensor.contiguous() for tensor in in_place.values()]
+    handles = {name: _cuda_handle(tensor) for name, tensor in zip(in_place, kept, strict=True)}
+    file = os.memfd_create("hgpo-weights")
+    try:
+        places = _write(file, {name: tensor for name, tensor in weights.items() if name not in in_place})
+        yield {"path": f"/proc/{os.getpid()}/fd/{file}", "places": places, "handles": handles}
+    finally:
+        os.close(file)
+        if handles:
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+
+
+def opened(handle: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors that another process shares, as views of its memory. They must not be written to.
+
+    Args:
+        handle: What `shared` yielded.
+    """
+    weights: dict[str, Tensor] = {}
+    places = handle["places"]
+    if places:
+        size = Path(handle["path"]).stat().st_size
+        memory = torch.from_file(handle["path"], shared=False, size=size, dtype=torch.uint8)
+        for name, (dtype, shape, begin, length) in places.items():
+            weights[name] = memory[begin : begin + length].view(getattr(torch, dtype)).view(shape)
+    for name, pickled in handle["handles"].items():
+        rebuild, arguments = pickle.loads(pickled)  # noqa: S301 - written by the parent process, in `shared`
+        weights[name] = rebuild(*arguments)
+    return weights
+
+
+def handed_bytes(weights: Mapping[str, Tensor]) -> int:
+    """Return the size of tensors in bytes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+
+
+def _write(file: int, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], int, int]]:
+    """Write tensors to a file and return each one's dtype, shape, first byte and length in bytes."""
+    places = {}
+    end = 0
+    for name, tensor in weights.items():
+        data = tensor.cpu().contiguous().flatten().view(torch.uint8)
+        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = begin + len(data)
+        os.ftruncate(file, end)
+        view = data.numpy().data
+        written = 0
+        while written < len(view):  # one call writes at most 2 GiB
+            written += os.pwrite(file, view[written:], begin + written)
+        places[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), begin, len(data))
+    return places
+
+
+def _cuda_handle(tensor: Tensor) -> bytes:
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    return pickle.dumps(reduce_tensor(tensor))  # type: ignore[no-untyped-call]

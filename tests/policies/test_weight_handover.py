@@ -1,0 +1,129 @@
+"""Weights in another process: equal tensors, tied ones once, adapters merged in float32."""
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from hgpo_train.models.config import LoraConfig
+from hgpo_train.models.loading import add_adapters
+from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
+from hgpo_train.policies.weight_handover import checkpoint_weights, handed_bytes, opened, shared
+from hgpo_train.training.config import Config, replace
+from hgpo_train.training.update.batches import samples_from_steps
+from hgpo_train.training.update.learner import Learner
+
+SHAPE = TinyShape(vocabulary=300, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+
+
+@pytest.fixture
+def model() -> Any:
+    return make_model(train_tokenizer(["go to cabinet 1"] * 5, 300), SHAPE, seed=3)
+
+
+def received(handle: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in opened(handle).items()}
+
+
+def received_on_the_host(handle: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in opened(handle).items()}
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="vLLM and anonymous memory require Linux")
+def test_another_process_receives_equal_tensors(model: Any) -> None:
+    weights = checkpoint_weights(model)
+    weights |= {
+        "half": torch.arange(7, dtype=torch.bfloat16),
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "transposed": torch.arange(6).reshape(2, 3).T,
+        "empty": torch.empty(0, 4),
+    }
+    with shared(weights, by_device=True) as handle, multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply(received, (handle,))
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in weights.items())
+    assert not Path(handle["path"]).exists()  # nothing remains
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="requires a GPU")
+def test_another_process_maps_the_tensors_of_a_gpu(model: Any) -> None:
+    weights = checkpoint_weights(model.cuda()) | {"transposed": torch.arange(6, device="cuda").reshape(2, 3).T}
+    with shared(weights, by_device=True) as handle, multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert handle["places"] == {}  # nothing is staged
+        found = pool.apply(received_on_the_host, (handle,))
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], value.cpu()) for name, value in weights.items())
+
+
+def test_the_names_and_values_are_those_of_a_checkpoint(model: Any, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    weights = checkpoint_weights(model)
+    assert weights.keys() == saved.keys()  # the tied output layer is in neither
+    assert all(torch.equal(weights[name], value) for name, value in saved.items())
+    parameters = dict(model.named_parameters())
+    assert all(weights[name].data_ptr() == parameters[name].data_ptr() for name in weights)  # no copies
+    assert handed_bytes(weights) == 4 * sum(parameter.numel() for parameter in parameters.values())
+
+
+def test_adapters_are_merged_in_float32_and_rounded_once(model: Any) -> None:
+    plain = {name: value.clone() for name, value in checkpoint_weights(model.to(torch.bfloat16)).items()}
+    adapted = add_adapters(model, LoraConfig(rank=4, alpha=8, targets=("q_proj", "down_proj")))
+    generator = torch.Generator().manual_seed(0)
+    factors = dict(adapted.named_parameters())
+    with torch.no_grad():
+        for name, parameter in factors.items():
+            if "lora_B" in name:
+                parameter.copy_(1e-4 * torch.randn(parameter.shape, generator=generator))
+    exact, rounded = checkpoint_weights(adapted), checkpoint_weights(adapted, torch.bfloat16)
+    assert exact.keys() == rounded.keys() == plain.keys()
+    for name, old in plain.items():
+        layer = name.removesuffix(".weight")
+        if layer.endswith(("q_proj", "down_proj")):
+            a, b = (factors[f"base_model.model.{layer}.lora_{part}.default.weight"] for part in "AB")
+            expected = old.float() + (8 / 4) * (b @ a)
+            assert torch.allclose(exact[name], expected, rtol=0, atol=1e-9)
+            assert torch.equal(rounded[name], exact[name].to(torch.bfloat16))
+            assert not torch.equal(exact[name], old.float())
+        else:
+            assert torch.equal(exact[name], old)
+
+
+@pytest.mark.parametrize("iterations", [1, 5])
+def test_served_adapters_keep_the_trained_change_and_merged_ones_lose_most(model: Any, iterations: int) -> None:
+    """At the shipped learning rate of 3e-6, and weights of the size of Qwen2.5's."""
+    base = {name: value.float() for name, value in checkpoint_weights(model.to(torch.bfloat16)).items()}
+    adapted = add_adapters(model, LoraConfig(rank=8, alpha=8))
+    config = replace(
+        Config(),
+        model={"compute_dtype": "bfloat16", "gradient_checkpointing": False},
+        update={"kl_weight": 0.0, "mini_batch_size": 2},
+        optimiser={"learning_rate": 3e-6},
+    )
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 300, (iterations, 32, 20)).tolist()
+    learner = Learner(adapted, config)
+    for rows in ids:  # 16 optimiser steps an iteration
+        steps = {"prompt_token_ids": rows, "response_token_ids": [row[:6] for row in rows]}
+        learner.update(samples_from_steps(pl.DataFrame(steps | {"advantage": rng.normal(size=32)})), rng)
+
+    def change(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.cat([(value.float() - base[name]).double().flatten() for name, value in weights.items()])
+
+    trained = change(checkpoint_weights(adapted))
+    merged = change(checkpoint_weights(adapted, torch.bfloat16))
+    with torch.no_grad():
+        for parameter in adapted.parameters():  # what vLLM does with the adapters that it loads
+            parameter.copy_(parameter.to(torch.bfloat16))
+    served = change(checkpoint_weights(adapted))
+    assert trained.norm() > 0
+    # Each factor is rounded by at most 2**-9 of its size.
+    assert (served - trained).norm() / trained.norm() < 2 * 2**-9 + 2**-18
+    assert (merged @ trained) / (trained @ trained) < 0.5

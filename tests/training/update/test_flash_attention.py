@@ -1,0 +1,145 @@
+"""Packed rows with flash attention: every layer receives the bounds of the sequences, and no mask.
+
+Flash attention needs a GPU. A function with its arguments is registered in its place, which computes each sequence on
+its own with torch's attention.
+"""
+
+import copy
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import flash_attention_mask
+
+from hgpo_envs.errors import InputError
+from hgpo_train.models.config import ModelConfig
+from hgpo_train.models.loading import add_adapters, checkpoint_layers
+from hgpo_train.training.config import Config, replace
+from hgpo_train.training.update.batches import samples_from_steps
+from hgpo_train.training.update.learner import Learner
+
+NAME = "flash_attention_of_the_test"
+CALLS: list[dict] = []
+
+
+def varlen_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """Compute attention as Transformers' `flash_attention_forward` does: causal, within bounds or within rows."""
+    CALLS.append({"mask": attention_mask, **kwargs})
+    groups = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
+    bounds = kwargs.get("cu_seq_lens_q")
+    places = [0, query.shape[2]] if bounds is None else bounds.tolist()
+    parts = [
+        torch.nn.functional.scaled_dot_product_attention(
+            *(part[:, :, begin:end] for part in (query, key, value)), is_causal=True, scale=scaling
+        )
+        for begin, end in itertools.pairwise(places)
+    ]
+    return torch.cat(parts, 2).transpose(1, 2), None
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    monkeypatch.setitem(AttentionInterface._global_mapping, NAME, varlen_attention)
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, NAME, flash_attention_mask)
+    CALLS.clear()
+
+
+def config_of(layout: str, tokens: int = 10**6) -> Config:
+    return replace(
+        Config(),
+        model={"compute_dtype": "float32", "gradient_checkpointing": False},
+        update={"layout": layout, "micro_batch_tokens": tokens, "kl_weight": 0.0, "logit_chunk": 0},
+    )
+
+
+def flash(model):
+    model = copy.deepcopy(model)
+    model.config._attn_implementation = NAME
+    return model
+
+
+def gradient(model, config, samples, rows):
+    learner = Learner(model, config)
+    learner.accumulate(samples, rows, None, None)
+    return {name: parameter.grad for name, parameter in learner.model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.filterwarnings("ignore:update.layout")
+@pytest.mark.parametrize("tokens", [10**6, 45, 1])
+def test_packed_rows_equal_padded_ones(model, steps, tokens):
+    samples = samples_from_steps(steps)
+    expected = Learner(model, config_of("padded")).logprobs(samples)
+    found = Learner(flash(model), config_of("packed", tokens)).logprobs(samples)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.filterwarnings("ignore:update.layout")
+@pytest.mark.parametrize("variant", ["plain", "adapters", "checkpointed"])
+def test_gradients_of_packed_rows_equal_those_of_padded_ones(model, steps, variant):
+    samples = samples_from_steps(steps)
+    rows = np.flatnonzero(samples.response_length > 0)
+    models = [copy.deepcopy(model), flash(model)]
+    if variant == "adapters":
+        models = [add_adapters(one, replace(Config(), model={"lora": {"rank": 4}}).model.lora) for one in models]
+    if variant == "checkpointed":
+        for one in models:
+            checkpoint_layers(one)
+    padded, packed = (
+        gradient(one, config_of(layout), samples, rows)
+        for one, layout in zip(models, ("padded", "packed"), strict=True)
+    )
+    assert padded.keys() == packed.keys()
+    for name, value in padded.items():
+        assert torch.allclose(packed[name], value, rtol=0, atol=1e-6 + 1e-5 * value.abs().max().item()), name
+
+
+@pytest.mark.filterwarnings("ignore:update.layout")
+def test_every_layer_receives_the_bounds_and_no_mask(model, steps):
+    samples = samples_from_steps(steps)
+    Learner(flash(model), config_of("packed")).logprobs(samples)
+    lengths = np.sort(samples.length[samples.response_length > 0])[::-1]
+    assert len(CALLS) == model.config.num_hidden_layers  # one micro-batch
+    for call in CALLS:
+        assert call["mask"] is None
+        assert call["cu_seq_lens_q"].dtype == torch.int32
+        assert call["cu_seq_lens_q"].tolist() == [0, *np.cumsum(lengths).tolist()]
+        assert call["cu_seq_lens_k"] is call["cu_seq_lens_q"]
+        assert call["max_length_q"] == call["max_length_k"] == lengths[0]
+        assert isinstance(call["max_length_q"], int)
+
+
+def test_padded_rows_have_no_bounds(model, steps):
+    Learner(flash(model), config_of("padded")).logprobs(samples_from_steps(steps))
+    assert CALLS
+    assert all("cu_seq_lens_q" not in call and call["mask"] is None for call in CALLS)
+
+
+def test_other_implementations_receive_no_bounds(model, steps, monkeypatch):
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa_of_the_test", varlen_attention)
+    other = copy.deepcopy(model)
+    other.config._attn_implementation = "sdpa_of_the_test"
+    Learner(other, config_of("packed", 4096)).logprobs(samples_from_steps(steps.head(1)))
+    assert CALLS
+    assert all("cu_seq_lens_q" not in call for call in CALLS)
+
+
+def test_large_masks_are_warned_of(model):
+    with pytest.warns(UserWarning, match=r"masks of up to 32,768 x 32,768 entries"):
+        Learner(model, config_of("packed", 32_768))
+    fine = [config_of("padded", 32_768), config_of("packed", 4096)]
+    fine.append(
+        replace(config_of("packed", 32_768), model={"attention": "flash_attention_2", "compute_dtype": "bfloat16"})
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for config in fine:
+            Learner(model, config)
+
+
+def test_flash_attention_in_float32_is_rejected():
+    with pytest.raises(InputError, match=r'"flash_attention_2" has no kernels for model.compute_dtype = "float32"'):
+        ModelConfig(attention="flash_attention_2", compute_dtype="float32")
