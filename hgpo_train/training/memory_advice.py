@@ -16,9 +16,8 @@ def out_of_memory(config: Config | SftConfig) -> str:
     >>> from hgpo_train.training.config import Config, replace
     >>> config = replace(Config(), rollout={"engine": "vllm", "sleep": True}, update={"micro_batch_tokens": 8192})
     >>> out_of_memory(config)
-    'out of memory with update.micro_batch_tokens = 8192; set rollout.offload_optimiser = true, or
-    update.micro_batch_tokens = 4096 (the result stays the same), or train adapters (model.lora.rank = 64); `hgpo train
-    CONFIG --plan` prints what each part needs'
+    'out of memory with update.micro_batch_tokens = 8192; set update.micro_batch_tokens = 4096 (the result stays the
+    same), or train adapters (model.lora.rank = 64); `hgpo train CONFIG --plan` prints what each part needs'
     """
     model, update = config.model, config.update
     rollout = getattr(config, "rollout", None)
@@ -29,8 +28,8 @@ def out_of_memory(config: Config | SftConfig) -> str:
         changes.append("update.logit_chunk = 128")
     if rollout is not None and rollout.engine == "vllm" and not rollout.sleep:
         changes.append("rollout.sleep = true (the engine and the update share the GPU)")
-    elif rollout is not None and not rollout.offload_optimiser:
-        changes.append("rollout.offload_optimiser = true")
+    if rollout is not None and "gpu_memory_utilization" in rollout.engine_options and not rollout.sleep:
+        changes.append("a smaller gpu_memory_utilization in rollout.engine_options")
     changes.append(f"update.micro_batch_tokens = {max(1, update.micro_batch_tokens // 2)} (the result stays the same)")
     adapters = "" if model.lora.rank else ", or train adapters (model.lora.rank = 64)"
     plan = "; `hgpo train CONFIG --plan` prints what each part needs" if rollout is not None else ""
