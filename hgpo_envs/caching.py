@@ -21,15 +21,15 @@ class _TooLarge(Exception):  # noqa: N818 (carries a result past lru_cache, whic
 
 
 def bounded_cache(function: Callable[P, R], entries: int, largest: int, weigh: Callable[..., int]) -> Callable[P, R]:
-    """Keeps the results of the latest calls, of which none is heavy.
+    """Cache the results of the latest calls, except large ones.
 
     The cache holds at most `entries * largest` bytes, by the measure of `weigh`.
 
     Args:
-        function: What to keep the results of; its arguments must be hashable.
-        entries: How many results are kept.
-        largest: The heaviest result that is kept.
-        weigh: Called with the result and the arguments; gives their size, in bytes or characters.
+        function: The function. Its arguments must be hashable.
+        entries: Maximum number of cached results.
+        largest: Maximum size of a cached result.
+        weigh: Called with the result and the arguments; returns their size, in bytes or characters.
 
     >>> doubled = bounded_cache(lambda text: 2 * text, entries=2, largest=4, weigh=lambda result, text: len(text))
     >>> doubled("ab") is doubled("ab"), doubled("abcde") is doubled("abcde")

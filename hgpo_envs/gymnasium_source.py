@@ -1,10 +1,10 @@
 """Another package's Gymnasium text environment as a task source, so that rollouts can be collected from it.
 
 Its observations must be text, or a dictionary with text under ``state``, ``text``, ``observation`` or ``obs``; its
-actions must be text. A task is a seed: ``reset(seed=int(task_id))``. From its info are taken, where they are there:
-``admissible_actions`` (or ``admissible_commands``), ``action_valid``, ``won`` (or ``success``) and ``score``.
-An episode that the environment itself truncates counts as ended; give a smaller step limit to have it truncated here.
-Whatever else the environment gives — a NaN reward, an observation that is no text — is an error that names the field.
+actions must be text. A task is a seed: ``reset(seed=int(task_id))``. These fields of its info are used if they are
+present: ``admissible_actions`` (or ``admissible_commands``), ``action_valid``, ``won`` (or ``success``) and ``score``.
+An episode that the environment itself truncates counts as terminated; set a smaller step limit to truncate it here.
+Any other value, such as a NaN reward or an observation that is not text, is an error that names the field.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hgpo_envs.errors import InputError, UnknownTask, one_line, unknown
 from hgpo_envs.unicode_text import clean_text
 
 SEEDS: Final = 10_000
-"""How many tasks a source has: the seeds 0 … SEEDS - 1."""
+"""Number of tasks of a source: the seeds 0 … SEEDS - 1."""
 
 _TEXT_KEYS: Final = ("state", "text", "observation", "obs")
 _WON_KEYS: Final = ("won", "success")
@@ -31,15 +31,15 @@ _ACTION_KEYS: Final = ("admissible_actions", "admissible_commands")
 
 
 class GymnasiumEngine:
-    """One environment, by the engine contract.
+    """A Gymnasium environment as an engine (`hgpo_envs.engine.Engine`).
 
     Args:
         env: The environment.
-        name: What to call it in errors.
+        name: Its name in error messages.
 
     Raises:
-        InputError: From `start` and `act`: the environment gave something of another type than the module says. The
-            line names the environment and the field.
+        InputError: In `start` and `act`, if the environment returned a value of the wrong type. The message names the
+            environment and the field.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
@@ -47,14 +47,14 @@ class GymnasiumEngine:
         self._last: State | None = None
 
     def start(self, task_id: str) -> State:
-        """Resets the environment with the task's seed."""
+        """Reset the environment with the task's seed."""
         given = self._env.reset(seed=int(task_id))
         observation, info = self._parts(given, ("observation", "info"), "reset")
         self._last = _StepOutput(self._name, observation, info).state(0.0, ended=False)
         return self._last
 
     def act(self, command: str) -> State:
-        """Steps the environment; after its end nothing changes."""
+        """Step the environment. After the end of the episode, the last state is returned."""
         if self._last is None:
             raise RuntimeError("start a task first")
         if self._last.terminated:
@@ -68,12 +68,13 @@ class GymnasiumEngine:
 
     def _parts(self, given: object, names: tuple[str, ...], method: str) -> tuple[Any, ...]:
         if not isinstance(given, tuple) or len(given) != len(names):
-            raise InputError(f"{self._name}: {method}() gave {_preview(given)}; expected a tuple ({', '.join(names)})")
+            expected = f"a tuple ({', '.join(names)})"
+            raise InputError(f"{self._name}: {method}(): expected {expected}, received {_preview(given)}")
         return given
 
 
 class _StepOutput:
-    """What an environment gave at one step; every field is checked when it is asked for."""
+    """The output of one step of an environment. Fields are validated when they are read."""
 
     def __init__(self, name: str, observation: object, info: object) -> None:
         self._name, self._observation = name, observation
@@ -82,7 +83,7 @@ class _StepOutput:
         self._info: Mapping[str, Any] = info
 
     def state(self, reward: float, *, ended: bool) -> State:
-        """The state, of what info has."""
+        """Return the state, with defaults for the fields that info lacks."""
         won = next((self.flag(key, self._info[key]) for key in _WON_KEYS if key in self._info), ended and reward > 0)
         score = self._info.get("score", reward)
         return State(
@@ -97,7 +98,7 @@ class _StepOutput:
         )
 
     def number(self, field: str, value: object) -> float:
-        """A finite number."""
+        """Return a finite number as a float."""
         if isinstance(value, float | int | np.number | np.bool_) and not isinstance(value, np.complexfloating):
             try:
                 number = float(value)
@@ -108,7 +109,7 @@ class _StepOutput:
         raise self._wrong(field, "a finite number", value)
 
     def flag(self, field: str, value: object) -> bool:
-        """A bool; 0 and 1 will do."""
+        """Return a boolean; 0 and 1 are accepted."""
         if isinstance(value, bool | np.bool_ | int | np.integer) and value in (0, 1):
             return bool(value)
         raise self._wrong(field, "a bool", value)
@@ -141,10 +142,10 @@ class _StepOutput:
 
 
 def _preview(value: object) -> str:
-    """A value of whatever type, short and in one line."""
+    """Return the representation of any value, short and in one line."""
     try:
         text = one_line(repr(value), 60)
-    except Exception:  # noqa: BLE001 - somebody else's __repr__
+    except Exception:  # noqa: BLE001 - the environment's own __repr__
         text = "…"
     return f"{type(value).__name__} {text}"
 
@@ -171,13 +172,13 @@ class GymnasiumSource:
         self._check(self._make())
 
     def ids(self, split: str) -> Sequence[str]:
-        """The seeds; there is one split, ``train`` or ``all``."""
+        """Return the seeds as texts. There is one split, ``train``; ``all`` is the same."""
         if split not in ("train", "all"):
             raise InputError(unknown("split", split, ("train", "all")))
         return [str(seed) for seed in range(SEEDS)]
 
     def task(self, task_id: str) -> Task:
-        """What is known of a seed: little, the environment shows the rest."""
+        """Return a task's description: the seed, without an instruction, which the environment may show."""
         if not (task_id.isascii() and task_id.isdigit() and len(task_id) < 9 and str(int(task_id)) == task_id) or (
             int(task_id) >= SEEDS
         ):
@@ -185,7 +186,7 @@ class GymnasiumSource:
         return Task(task_id, "train", "", self.name)
 
     def engine(self) -> GymnasiumEngine:
-        """A new environment."""
+        """Return an engine with a new environment."""
         return GymnasiumEngine(self._make(), self.name)
 
     def _make(self) -> gymnasium.Env[Any, Any]:

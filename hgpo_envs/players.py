@@ -1,10 +1,10 @@
-"""Scripted players: what they must offer, and how to get one by name.
+"""Scripted players: their interface, and how to create one by name.
 
-Two kinds are known by the same names for every benchmark:
+Two of them have the same names in every benchmark:
 
-- ``expert`` looks into the engine and knows the whole state: an upper bound, and the source of walkthroughs.
-- ``explorer`` acts only on what it has been shown (instruction, state texts, admissible actions), as a policy must:
-  the honest source of demonstrations.
+- ``expert`` reads the engine's hidden state. It is an upper bound, and the source of walkthroughs.
+- ``explorer`` uses only what a policy observes: instruction, state texts and admissible actions. Use it for
+  demonstrations.
 
 Both are deterministic: the same task gives the same actions.
 """
@@ -21,26 +21,25 @@ if TYPE_CHECKING:
 
 
 class Player(Protocol):
-    """Plays one task at a time: `reset` at its start, then `act` on every state that follows."""
+    """Plays one task at a time: `reset` at its start, then `act` for every state."""
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
-        """Begins a task.
+        """Start a task.
 
         Args:
-            task: What is to be done.
-            state: The state that the engine's start gave.
-            engine: The engine that plays the task, for experts that see the whole state; they only read it. Others
-                do without.
+            task: The task.
+            state: The first state.
+            engine: The engine that plays the task, for players that read its hidden state. They must not change it.
         """
         ...
 
     def act(self, state: State) -> str:
-        """The next action. Called once for each state, the first one included; never after a terminated one."""
+        """Return the next action. Called once for every state, including the first, except terminal ones."""
         ...
 
 
 def make_player(name: str, benchmark: str) -> Player:
-    """A scripted player by its name, for example ``make_player("explorer", "ALFWorld")``.
+    """Create a scripted player, for example ``make_player("explorer", "ALFWorld")``.
 
     Raises:
         InputError: The benchmark is unknown, or has no such player.

@@ -1,24 +1,23 @@
-"""Prompts: what a policy reads, rendered from a Jinja template that a user can replace.
+"""Prompts: the input of a policy, rendered from a Jinja template that a user can replace.
 
-A template may use these fields, and no others:
+A template may use only these fields:
 
 | field | type | meaning |
 |---|---|---|
 | task | str | the instruction, in the benchmark's words |
 | observation | str | the state text |
 | admissible_actions | list[str] | in the benchmark's order |
-| history | str | the last pairs as text, ``[Observation n: '…', Action n: '…']`` a line; empty when none is shown |
-| pairs | list of (number, observation, action) | the same pairs, for another form of history |
-| history_length | int | how many pairs are shown |
-| steps_taken | int | actions so far |
+| history | str | the last pairs as text, one line ``[Observation n: '…', Action n: '…']`` each; empty without pairs |
+| pairs | list of (number, observation, action) | the same pairs, for other formats |
+| history_length | int | the number of these pairs |
+| steps_taken | int | the number of actions so far |
 | step | int | the number of this step, from 1 |
 | max_steps | int | the step limit |
-| action_format | str | ``response`` when tags are asked for, ``command`` the bare action, ``number`` its number |
+| action_format | str | ``response`` (with tags), ``command`` (the action alone) or ``number`` (its number) |
 
-A user's template is rendered in a sandbox of bounded cost, which also says which of Jinja's filters there are
-(`hgpo_envs.sandbox`). Beside them there is ``listed``: ``{{ admissible_actions | listed("help") }}`` quotes the
-actions, one a line, and leaves out those that are named; ``numbered`` does the same with each action's number before
-it, as ``action_format="number"`` counts.
+A user's template is rendered in a sandbox that limits its cost and the available filters (`hgpo_envs.sandbox`). Two
+filters are added: ``{{ admissible_actions | listed("help") }}`` quotes the actions, one per line, without the named
+ones; ``numbered`` writes each action's number before it, as ``action_format="number"`` requires.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ _JINJA = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
-    autoescape=False,  # noqa: S701 - prompts are plain text: nothing is to be escaped
+    autoescape=False,  # noqa: S701 - prompts are plain text
 )
 
 
@@ -85,10 +84,10 @@ class PromptTemplate:
     """A compiled template.
 
     Args:
-        text: The template itself.
-        name: Where it comes from, for error lines.
-        trusted: Whether it may do what Jinja can, unbounded and several times faster: the templates of
-            installed benchmarks.
+        text: The template.
+        name: Its origin, for error messages.
+        trusted: Whether to render it without the sandbox, which is several times faster. For the templates of installed
+            benchmarks.
 
     Raises:
         InputError: The template is not valid Jinja, uses a field that does not exist, or cannot be used in the sandbox
@@ -109,7 +108,7 @@ class PromptTemplate:
             line = getattr(error, "lineno", None)
             reason = one_line(error.message or type(error).__name__, 300)
             raise InputError(f"prompt template {name} is not valid Jinja (line {line}): {reason}") from error
-        except Exception as error:  # what Jinja's parser does not look at: nesting, numbers of thousands of digits
+        except Exception as error:  # not checked by Jinja's parser: nesting, numbers of thousands of digits
             raise InputError(f"prompt template {name} cannot be compiled: {one_line(error, 300)}") from error
         for field in sorted(used - set(FIELDS) - set(environment.globals)):
             raise InputError(f"prompt template {name}: {unknown('field', field, FIELDS)}")
@@ -122,7 +121,7 @@ class PromptTemplate:
 
     @property
     def fingerprint(self) -> str:
-        """The template's xxh3_64, 16 hexadecimal digits: recorded with results that depend on the wording."""
+        """The xxh3_64 hash of the template, 16 hexadecimal digits, which is stored with results."""
         return xxhash.xxh3_64_hexdigest(self.text.encode("utf-8", "surrogatepass"))
 
     def render(
@@ -136,7 +135,7 @@ class PromptTemplate:
         action_format: str,
         history_length: int | None = None,
     ) -> str:
-        """The prompt of one step.
+        """Render the prompt of one step.
 
         Args:
             task: The instruction.
@@ -145,10 +144,10 @@ class PromptTemplate:
             memory: The episode's memory.
             max_steps: The step limit.
             action_format: ``command``, ``response`` or ``number``.
-            history_length: Shows at most this many pairs, for a prompt that must be shorter; None shows all K.
+            history_length: Maximum number of pairs, for a shorter prompt; None shows all K.
 
         Raises:
-            InputError: The template fails, or a user's costs more than a rendering may (`hgpo_envs.sandbox.BUDGET`).
+            InputError: The template fails, or exceeds the sandbox's limit (`hgpo_envs.sandbox.BUDGET`).
         """
         pairs = memory.pairs(history_length)
         fields = {
@@ -165,11 +164,11 @@ class PromptTemplate:
         }
         try:
             if self.trusted:
-                # Template.render does the same, but is slow to put Jinja's globals and the fields together.
+                # Template.render does the same, but merges Jinja's globals and the fields slowly.
                 context = self._template.new_context({**_JINJA.globals, **fields}, shared=True)
                 return "".join(self._template.root_render_func(context)).strip()
             return clean_text(render_within(self._template, len(self.text), fields).strip())
-        except Exception as error:  # whatever a template raises is its own mistake
+        except Exception as error:  # a template can raise any exception
             line = _line_of(error)
             reason = one_line(error, 300) or type(error).__name__
             raise InputError(f"prompt template {self.name} fails{line}: {reason}") from error
@@ -198,7 +197,7 @@ class VerlAgentTemplate(PromptTemplate):
 
 
 _compiled = lru_cache(maxsize=64)(PromptTemplate)
-"""Templates are immutable, and compiling one takes most of the time of a second `gymnasium.make`."""
+"""A cache: templates are immutable, and compiling one takes most of the time of a second `gymnasium.make`."""
 
 
 def _again(text: str, name: str, trusted: bool) -> PromptTemplate:
@@ -206,7 +205,7 @@ def _again(text: str, name: str, trusted: bool) -> PromptTemplate:
 
 
 def _line_of(error: BaseException) -> str:
-    """The line of the template at which an error was raised, for error lines."""
+    """Return the line of the template that raised an error, for messages; empty if it is unknown."""
     line, trace = 0, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":
@@ -216,12 +215,16 @@ def _line_of(error: BaseException) -> str:
 
 
 def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
-    """The user's template, or the benchmark's own, or the one for every text environment.
+    """Load a template.
+
+    Args:
+        path: A file; None loads the benchmark's template, or the general one if it has none.
+        benchmark: The benchmark's name.
 
     A path of the form ``verl-agent:FOLDER`` means the prompts of a checkout of verl-agent in that folder.
 
     Raises:
-        InputError: The file cannot be read, or is no template.
+        InputError: The file cannot be read, or is not a valid template.
     """
     if path is None:
         spec = spec_named(benchmark)

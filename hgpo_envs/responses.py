@@ -1,11 +1,11 @@
 """Parsing of a model's response into an action, by verl-agent's rules.
 
-The response is lowercased, and what stands between the first ``<action>`` and the first ``</action>`` is the action.
-A response without both tags is invalid, and its last characters are the action (30, on WebShop 20). A
-response without both of ``<think>`` and ``</think>``, or with a character of the CJK Unified Ideographs block, is
-invalid too, but its action is still executed. Whether the action is admissible is not looked at here.
+The response is lowercased. The action is the text between the first ``<action>`` and the first ``</action>``. A
+response without both tags is invalid, and its last characters are the action (30, in WebShop 20). A response without
+both ``<think>`` and ``</think>``, or with a character of the CJK Unified Ideographs block, is also invalid, but its
+action is executed. Validity does not depend on whether the action is admissible.
 
-The parser is total: any string has an action and a validity, in time linear in its length.
+Every string has an action and a validity. Parsing takes time linear in the length.
 
 Source: verl-agent, ``agent_system/environments/env_package/{alfworld,webshop}/projection.py``.
 """
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FALLBACK_CHARACTERS: Final = 30
-"""How many last characters stand for the action when the tags are missing."""
+"""Number of last characters that are the action if the tags are missing."""
 
 _OPEN, _CLOSE = "<action>", "</action>"
 _DIGITS: Final = 9
-"""The longest number that is looked at."""
+"""The greatest number of digits that is parsed."""
 _CJK = re.compile("[\u4e00-\u9fff]")
 
 
 class Response(NamedTuple):
-    """What was found in a response.
+    """A parsed response.
 
     Attributes:
-        action: The command to carry out, lowercase and stripped (a fallback is not stripped).
-        valid: Whether the response keeps the form.
-        flaw: What is wrong with the form; empty when valid.
+        action: The command to execute, lowercase and stripped (a fallback is not stripped).
+        valid: Whether the response has the required form.
+        flaw: The first violation of the form; empty if valid.
     """
 
     action: str
@@ -42,11 +42,11 @@ class Response(NamedTuple):
 
 
 def parse(text: str, fallback_characters: int = FALLBACK_CHARACTERS) -> Response:
-    """Finds the action in a response.
+    """Parse the action in a response.
 
     Args:
-        text: Anything a model wrote.
-        fallback_characters: How many last characters are the action when the tags are missing.
+        text: The response.
+        fallback_characters: Number of last characters that are the action if the tags are missing.
 
     >>> parse("<think>A fridge cools.</think><action> Open Fridge 1 </action>")
     Response(action='open fridge 1', valid=True, flaw='')
@@ -60,7 +60,7 @@ def parse(text: str, fallback_characters: int = FALLBACK_CHARACTERS) -> Response
     if start < 0 or end < 0:
         return Response(lowered[-fallback_characters:] if fallback_characters else "", False, "no <action> tags")
     action = lowered[start + len(_OPEN) : end].strip()
-    if "<think>" not in text or "</think>" not in text:  # in the response as written: case counts here
+    if "<think>" not in text or "</think>" not in text:  # case matters here
         return Response(action, False, "no <think> tags")
     if _CJK.search(text):
         return Response(action, False, "CJK characters")
@@ -68,10 +68,10 @@ def parse(text: str, fallback_characters: int = FALLBACK_CHARACTERS) -> Response
 
 
 def numbered(text: str, actions: Sequence[str]) -> str:
-    r"""The action whose number, counted from 1, a text is; any other text is a command itself, such as a search.
+    r"""Return the action with the given number, from 1. Any other text is returned as the command, such as a search.
 
     Args:
-        text: Anything a model wrote.
+        text: The response.
         actions: The admissible actions.
 
     >>> numbered(" 2\n", ["look", "open fridge 1"])

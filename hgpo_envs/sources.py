@@ -1,4 +1,4 @@
-"""Task sources, opened once per process and shared by every environment over the same data."""
+"""Task sources, opened once per process and shared by all environments over the same data."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     from hgpo_envs.engine import TaskSource
 
 KEPT: Final = 8
-"""How many task sources a process keeps open although no environment uses them."""
+"""Number of unused task sources that a process keeps open."""
 
 _opened: Final[OpenObjects[SharedSource]] = OpenObjects(KEPT)
 
 
 @dataclass(frozen=True, eq=False)
 class SharedSource:
-    """A task source that copies share and that pickles open again where they land.
+    """A task source. Copies share it, and unpickling opens it again.
 
     Attributes:
         source: The task source.
-        factory: ``module:callable`` that opened it; empty for a source that was made by hand, which is pickled whole.
-        arguments: What the factory was called with.
+        factory: ``module:callable`` that opened it; empty for a source that was created directly, whose content is
+            pickled.
+        arguments: Names and values of the factory's arguments.
     """
 
     source: TaskSource
@@ -50,15 +51,15 @@ class SharedSource:
 
 
 def share(source: TaskSource | SharedSource) -> SharedSource:
-    """The source in its shared form."""
+    """Return the source as a `SharedSource`."""
     return source if isinstance(source, SharedSource) else SharedSource(source)
 
 
 def open_shared(factory: str, **arguments: Any) -> SharedSource:
     """Open a task source, or return the one that this process has open for the same arguments.
 
-    A source is opened again if a file or folder among the arguments has changed, as far as `file_version` says. Sources
-    stay open while they are in use, and the last `KEPT` for later environments. Threads may call this at a time.
+    A source is opened again if a file or folder among the arguments has changed (`file_version`). Sources stay open
+    while they are in use, and the last `KEPT` for later environments. Several threads may call this concurrently.
 
     Args:
         factory: ``module:callable``.
@@ -86,7 +87,7 @@ def _reopen(factory: str, arguments: tuple[tuple[str, Any], ...]) -> SharedSourc
 
 
 def file_version(value: object) -> Hashable:
-    """Return what changes when a file, or a file in a folder, is written or replaced; None if the value is no path.
+    """Return a value that changes when a file, or a file in a folder, is replaced; None if `value` is not a path.
 
     Subfolders are not read: official folders have thousands.
     """
@@ -104,14 +105,14 @@ def file_version(value: object) -> Hashable:
 
 
 class Split(Sequence[str]):
-    """The task ids of one split, in the source's documented order; copies share them and pickles find them again.
+    """The task ids of one split, in the source's documented order. Copies share them; unpickling reads them again.
 
     Args:
         shared: The task source.
-        name: The split; ``all`` is everything.
+        name: The split; ``all`` contains every task.
 
     Raises:
-        InputError: The source knows no such split, or it holds no tasks.
+        InputError: The source has no such split, or the split has no tasks.
     """
 
     def __init__(self, shared: SharedSource, name: str) -> None:
@@ -123,7 +124,7 @@ class Split(Sequence[str]):
         except KeyError as error:
             raise InputError(str(error.args[0]) if error.args else f"unknown split {name!r}") from error
         if not len(self._ids):
-            raise InputError(f"split {name!r} of {shared.source.name} holds no tasks")
+            raise InputError(f"split {name!r} of {shared.source.name} has no tasks")
 
     def __len__(self) -> int:
         return len(self._ids)

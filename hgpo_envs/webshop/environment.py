@@ -44,10 +44,10 @@ def open_source(
         goals: ``synthetic`` or ``human``.
         observation_mode: ``text`` or ``text_rich``.
         show_attributes: Whether item pages have the attributes tab.
-        price_seed: Seeds what the original leaves unseeded: ranged prices, then price bounds.
-        shuffle_seed: Seeds the order of the goals.
-        option_colours: ``original`` or ``both``; this and the next three switch off oddities of the original that may
-            harm training, in the native backend: `hgpo_envs.webshop.engine.engine.Quirks`.
+        price_seed: Seed of ranged prices and price bounds, which the original draws without a seed.
+        shuffle_seed: Seed of the goals' order.
+        option_colours: ``original`` or ``both``. This argument and the next three can switch off irregularities of
+            the original that may harm training (native backend only): `hgpo_envs.webshop.engine.engine.Quirks`.
         magic_queries: Whether queries such as ``<r>`` are commands.
         after_done: ``continue`` or ``freeze``.
         reward_scale: ``score``, or ``success`` for verl-agent's 10 or 0.

@@ -23,7 +23,7 @@ def quickstart(
     train: Annotated[
         bool,
         typer.Option(
-            "--train", help="Also train a small model from nothing, which takes minutes (needs the extra train)."
+            "--train", help="Also train a small model from nothing, for about ten minutes (needs the extra train)."
         ),
     ] = False,
 ) -> None:
@@ -48,7 +48,7 @@ def _train(console: Console, folder: Path, seed: int) -> None:
     from hgpo_train.training.first_training import first_training
 
     console.print(
-        "\nTraining of a small model from nothing, some minutes on two cores. Ctrl-C and the same command resume."
+        "\nTraining of a small model from nothing, about ten minutes on two cores. Ctrl-C and the same command resume."
     )
     trained = first_training(folder, console, seed=seed)
     console.print(f"\n{trained.verdict()}\n\nThe run is in [bold]{trained.run}[/]. Next:", highlight=False)

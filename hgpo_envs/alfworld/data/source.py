@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["GAME_FILE", "SPLITS", "ALFWorldSource", "open_store"]
 
 MOST_KEPT: Final = 1 << 26
-"""Characters of the problems of all games that are kept compiled; 256 official games have a sixth of it."""
+"""The cache of compiled games is limited to so many characters of their problems; 256 official games have a sixth."""
 
 BUNDLED: Final = "games.pack"
 """The pack in `hgpo_envs/alfworld/bundled`."""
@@ -32,10 +32,10 @@ class ALFWorldSource:
     """The tasks of one ALFWorld data set (`hgpo_envs.engine.TaskSource`).
 
     Args:
-        data: None for the bundled games, a pack file, a folder with official games (`json_2.1.1`, or one that holds
-            it), or the folder of a single game.
-        grammar: None plays every game as its file words it; `move` or `put` converts them all.
-        keep: How many compiled games to keep for engines to come.
+        data: None for the bundled games, a pack file, a folder with official games (`json_2.1.1`, or a folder that
+            contains it), or the folder of a single game.
+        grammar: `move` or `put` converts the commands of all games; None uses the grammar of each game's file.
+        keep: Number of compiled games in the cache, besides those that are played.
 
     Raises:
         InputError: There is no such data, or it cannot be used.
@@ -57,13 +57,13 @@ class ALFWorldSource:
         return _reopen, self._arguments
 
     def ids(self, split: str) -> Sequence[str]:
-        """The split's task ids, sorted; `all` is every task."""
+        """Return the sorted task ids of a split. The split `all` contains every task."""
         if split != "all" and split not in SPLITS:
             raise InputError(unknown("split", split, [*SPLITS, "all"]))
         return [task_id for task_id in self.store.ids() if split == "all" or task_id.startswith(f"{split}/")]
 
     def task(self, task_id: str) -> Task:
-        """What is known of a task without starting it."""
+        """Return a task's description without starting it."""
         game = self.game(task_id)
         return Task(
             id=task_id,
@@ -74,7 +74,7 @@ class ALFWorldSource:
         )
 
     def game(self, task_id: str) -> Game:
-        """The compiled game: one for all engines that play it, and the last `keep` for those to come."""
+        """Return the compiled game. Engines that play the same game share it; the last `keep` games are cached."""
         game = self._alive.get(task_id)
         if game is None:
             file = self.read(task_id)
@@ -83,14 +83,18 @@ class ALFWorldSource:
         return game
 
     def _remember(self, game: Game, size: int) -> None:
-        """Keeps a game for engines to come; the oldest are let go."""
+        """Add a game to the cache and remove the oldest ones."""
         self._recent.append((game, size))
         self._held += size
         while self._recent and (len(self._recent) > self._keep or self._held > MOST_KEPT):
             self._held -= self._recent.popleft()[1]
 
     def read(self, task_id: str) -> dict[str, Any]:
-        """The JSON object of the game file, as the original reads it, in the wording that is played."""
+        """Return the JSON object of the game file, with the commands of the selected grammar.
+
+        Raises:
+            UnknownTask: There is no such task.
+        """
         try:
             file = self.store.read(task_id)
         except KeyError:
@@ -98,11 +102,11 @@ class ALFWorldSource:
         return file if self._grammar is None else convert(file, self._grammar)
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
-        """What the data holds of the game's `traj_data.json`."""
+        """Return the stored part of the game's `traj_data.json`, or None."""
         return self.store.trajectory(task_id)
 
     def engine(self) -> ALFWorldEngine:
-        """A new engine over these games."""
+        """Return a new engine over these games."""
         return ALFWorldEngine(self)
 
 
@@ -111,7 +115,14 @@ def _reopen(data: str | Path | None, grammar: str | None, keep: int) -> ALFWorld
 
 
 def open_store(data: str | Path | None) -> GameStore:
-    """Opens what `ALFWorldSource` takes as its data."""
+    """Open the data of an `ALFWorldSource`.
+
+    Args:
+        data: See `ALFWorldSource`.
+
+    Raises:
+        InputError: There is no such data, or it cannot be read.
+    """
     if data is None:
         path = Path(str(resources.files("hgpo_envs.alfworld") / "bundled" / BUNDLED))
         if not path.exists():

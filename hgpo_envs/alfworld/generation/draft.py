@@ -165,7 +165,7 @@ def _avoided(task: TaskTemplate) -> str:
 
 
 def _places_of(kind: str, room: Room, rooms: Rooms, avoid: str = "") -> dict[str, int]:
-    """Return the kinds of receptacles in a room where a kind of object lies in official games, with their frequencies.
+    """Return the kinds of receptacles that contain a kind of object in official games, with their frequencies.
 
     If there are none, return those that accept the object, with frequency 1.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TaskIds(Sequence[str]):
-    """Consecutive goal indices as task ids; no list of them is held."""
+    """Consecutive goal indices as task ids, without a list of them in memory."""
 
     def __init__(self, places: range) -> None:
         self._places = places
@@ -55,14 +55,14 @@ class WebShopSource:
         goals: `synthetic` (an instruction with every choice of options) or `human`.
         observation_mode: `text` or `text_rich`.
         show_attributes: Whether item pages have the tab `Attributes`.
-        price_seed: Seeds what the original leaves unseeded: ranged prices, then price bounds.
-        shuffle_seed: Seeds the goals' order. verl-agent's worker i has `price_seed = shuffle_seed = seed + i // group`,
-            so that each shops by a list of its own; here all share one by default.
-        quirks: `option_colours`, `magic_queries`, `random_query_seed`, `after_done`, `reward_scale`: the original's
-            oddities, see `hgpo_envs.webshop.engine.engine.Quirks`.
+        price_seed: Seed of ranged prices and price bounds, which the original draws without a seed.
+        shuffle_seed: Seed of the goals' order. In verl-agent, worker i has `price_seed = shuffle_seed = seed + i //
+            group`, so groups have different goals; here all environments share one order by default.
+        quirks: `option_colours`, `magic_queries`, `random_query_seed`, `after_done`, `reward_scale`: irregularities of
+            the original, see `hgpo_envs.webshop.engine.engine.Quirks`.
 
     Raises:
-        InputError: No catalogue is there, it has no such goals, or an argument is not known.
+        InputError: There is no catalogue, it has no such goals, or an argument is unknown.
     """
 
     name: str = "WebShop"
@@ -97,11 +97,11 @@ class WebShopSource:
             self._versions["oddities"] = ", ".join(f"{name}={value}" for name, value in sorted(changed))
 
     def __reduce__(self) -> tuple[Callable[..., WebShopSource], tuple[object, ...]]:
-        """Another process opens the catalogue anew."""
+        """Open the catalogue again in another process."""
         return _reopen, self._arguments
 
     def ids(self, split: str) -> Sequence[str]:
-        """The task ids of `train`, `eval`, `test`, or of `all`, in the goals' order.
+        """Return the task ids of `train`, `eval`, `test` or `all`, in the goals' order.
 
         Raises:
             InputError: There is no such split.
@@ -112,17 +112,21 @@ class WebShopSource:
         return TaskIds(self.splits[split])
 
     def task(self, task_id: str | int) -> Task:
-        """A goal as a task; its type is the category of the goal's product. Raises KeyError where there is none."""
+        """Return a goal as a task, with the category of its product as type.
+
+        Raises:
+            KeyError: There is no such goal.
+        """
         goal = self.shop.goal(task_id)
         split = next(name for name, places in self.splits.items() if goal.index in places)
         return Task(str(goal.index), split, goal.instruction, goal.product.category, self._versions)
 
     def engine(self) -> WebShopEngine:
-        """A new engine over this catalogue."""
+        """Return a new engine over this catalogue."""
         return WebShopEngine(self.shop, self.observation_mode, self.show_attributes, self.quirks)
 
     def weighted_id(self, seed: int) -> str:
-        """The task that the original draws by weight, after `random.seed(seed)` and a reset without a session."""
+        """Return the task that the original draws by weight after `random.seed(seed)` and a reset without a session."""
         return str(self.shop.goals.draw(seed))
 
 
@@ -131,7 +135,11 @@ def _reopen(arguments: tuple[Any, ...], quirks: Mapping[str, Any]) -> WebShopSou
 
 
 def checked_quirks(given: Mapping[str, Any]) -> Quirks:
-    """The oddities that were named. Raises InputError for an unknown name or value."""
+    """Validate the named quirks.
+
+    Raises:
+        InputError: A name or value is unknown.
+    """
     known: dict[str, Collection[object]] = {
         "option_colours": get_args(OptionColours),
         "magic_queries": (True, False),
