@@ -239,3 +239,22 @@ def test_without_the_settings_nothing_moves() -> None:
         (state,) = optimiser.state.values()
         assert state["exp_avg"].device.type == "cpu"
     assert policy.calls == []
+
+
+def test_an_engine_that_does_not_start_names_its_share(monkeypatch) -> None:
+    from hgpo_train.policies import vllm
+    from hgpo_train.policies.generation import GenerationOptions
+    from hgpo_train.policies.registry import TrainableContext
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("Engine core initialization failed.\nSee root cause above.")
+
+    monkeypatch.setattr(vllm, "check_vllm", lambda: None)
+    monkeypatch.setattr(vllm, "VLLMPolicy", full)
+    model = replace(Config(), model={"path": "tiny"}).model
+    context = TrainableContext(model, GenerationOptions(), {"gpu_memory_utilization": 0.27})
+    with pytest.raises(
+        InputError, match=r"gpu_memory_utilization = 0.27 \(Engine core .*rollout.sleep = true"
+    ) as caught:
+        vllm.make_trainable(None, None, context)
+    assert "\n" not in str(caught.value)
