@@ -2,6 +2,7 @@
 
     python benchmarks/update.py                memory and speed on this CPU, a few minutes
     python benchmarks/update.py --gpu          Qwen2.5-1.5B's and 7B's shapes with random weights on a CUDA device
+    python benchmarks/update_rivals.py …       the same step with TRL's and verl's trainers, in their own environments
 
 Memory is the peak resident size of a new process minus its size before the pass. Speed on the CPU is a ratio of CPU
 times in one run. On a GPU, the simple loop for comparison pads rows in input order and computes the log-softmax of all

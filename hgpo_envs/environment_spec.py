@@ -63,6 +63,7 @@ class EnvironmentSpec:
         splits: The names of the splits, without ``all``, for `hgpo envs`.
         data_places: Returns the paths where the benchmark's data usually is, for `hgpo envs`, which opens those that
             exist as ``data``: a function or ``module:function``.
+        data_command: The command that gets the benchmark's own data, for error messages; empty if there is none.
 
     Raises:
         InputError: If the id is malformed, or a player has another name.
@@ -77,6 +78,7 @@ class EnvironmentSpec:
     evaluation_split: str | None = None
     splits: tuple[str, ...] = ()
     data_places: Callable[[], Sequence[str | os.PathLike[str]]] | str = tuple
+    data_command: str = ""
 
     def __post_init__(self) -> None:
         name_in(self.id)

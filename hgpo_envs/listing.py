@@ -74,6 +74,27 @@ def _listed(env_id: str) -> ListedEnvironment:
     return ListedEnvironment(env_id, provider(env_id), arguments, tuple(found), tuple(map(str, places)))
 
 
+def official_data(spec: EnvironmentSpec, split: str) -> tuple[str | None, tuple[str, ...]]:
+    """Return the first of a benchmark's usual places whose data has tasks in a split.
+
+    Args:
+        spec: The benchmark.
+        split: The split.
+
+    Returns:
+        The place, or None if there is none; and all places that were searched.
+    """
+    places = list(dict.fromkeys(Path(place) for place in _data_places(spec)))
+    looked = tuple(map(str, places))
+    for place in (place for place in places if place.exists()):
+        try:
+            if len(spec.open_source(data=str(place)).source.ids(split)):
+                return str(place), looked
+        except Exception:  # noqa: BLE001, S112 - `hgpo envs` shows why data cannot be used
+            continue
+    return None, looked
+
+
 def _data_places(spec: EnvironmentSpec) -> Sequence[str | os.PathLike[str]]:
     places = imported(spec.data_places) if isinstance(spec.data_places, str) else spec.data_places
     return tuple(places())

@@ -37,6 +37,7 @@ from hgpo_envs.memory import as_text
 from hgpo_envs.sandbox import LONGEST_TEMPLATE, Sandbox, render_within
 from hgpo_envs.unicode_text import clean_text
 from hgpo_envs.untrusted_files import read_bytes
+from hgpo_envs.verl_agent_prompts import VERL_AGENT, fill, read_constants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -173,6 +174,28 @@ class PromptTemplate:
             raise InputError(f"prompt template {self.name} fails{line}: {reason}") from error
 
 
+class VerlAgentTemplate(PromptTemplate):
+    """The prompts of a checkout of verl-agent, filled in as verl-agent does (`hgpo_envs.verl_agent_prompts`).
+
+    Args:
+        templates: The templates with and without history.
+        benchmark: ALFWorld or WebShop.
+        name: Where they come from, for error lines.
+    """
+
+    def __init__(self, templates: tuple[str, str], benchmark: str, name: str) -> None:
+        self.text, self.name, self.trusted = "".join(templates), name, False
+        self._templates, self._benchmark = templates, benchmark
+
+    def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[Any, ...]]:
+        return VerlAgentTemplate, (self._templates, self._benchmark, self.name)
+
+    def render(self, *, memory: Memory, history_length: int | None = None, **fields: Any) -> str:
+        """See `PromptTemplate.render`. Line breaks at the start and at the end remain, as in verl-agent."""
+        shown = memory.length if history_length is None else history_length
+        return fill(self._templates, self._benchmark, fields, memory, shown)
+
+
 _compiled = lru_cache(maxsize=64)(PromptTemplate)
 """A cache: templates are immutable, and compiling one takes most of the time of a second `gymnasium.make`."""
 
@@ -198,6 +221,8 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
         path: A file; None loads the benchmark's template, or the general one if it has none.
         benchmark: The benchmark's name.
 
+    A path of the form ``verl-agent:FOLDER`` means the prompts of a checkout of verl-agent in that folder.
+
     Raises:
         InputError: The file cannot be read, or is not a valid template.
     """
@@ -206,6 +231,9 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
         if spec is not None and spec.template is not None:
             return _compiled(spec.template, f"of {benchmark}", trusted=True)
         return _compiled((files("hgpo_envs") / "prompt.j2").read_text(encoding="utf-8"), "prompt.j2", trusted=True)
+    if isinstance(path, str) and path.startswith(VERL_AGENT):
+        checkout = Path(path.removeprefix(VERL_AGENT))
+        return VerlAgentTemplate(read_constants(checkout, benchmark), benchmark, path)
     if not isinstance(path, str | Path):
         raise InputError(f"prompt_template: expected the path of a file, received {path!r}")
     try:

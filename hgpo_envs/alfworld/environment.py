@@ -63,4 +63,5 @@ ALFWORLD: Final = EnvironmentSpec(
     evaluation_split="valid_seen",
     splits=("train", "valid_seen", "valid_unseen"),
     data_places=data_places,
+    data_command="hgpo data fetch alfworld",
 )

@@ -113,4 +113,6 @@ WEBSHOP: Final = EnvironmentSpec(
     evaluation_split="eval",
     splits=("train", "eval", "test"),
     data_places=data_places,
+    data_command="hgpo data fetch webshop && hgpo data build webshop --items webshop/items_shuffle_1000.json "
+    "--attributes webshop/items_ins_v2_1000.json --human webshop/items_human_ins.json --out catalogue",
 )

@@ -24,6 +24,11 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<configuration>.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings and exit.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the memory and disk it needs, and exit.")] = False,
+    card: Annotated[
+        str | None,
+        typer.Option(help="With --plan: a card, such as H100-80, or a number of GB. Default: this GPU, or all known."),
+    ] = None,
     list_configs: Annotated[bool, typer.Option("--list", help="List the shipped configurations and exit.")] = False,
 ) -> None:
     """Train a policy with reinforcement learning: iterate rollouts, advantages, updates and evaluation."""
@@ -48,7 +53,23 @@ def train(
     if print_config:
         typer.echo(to_toml(settings, docs=True), nl=False)
         return
+    if plan or card is not None:
+        _print_plan(settings, card, console)
+        return
     _run(settings, folder, console, resume=resume)
+
+
+def _print_plan(settings: Config, card: str | None, console: Console) -> None:
+    from hgpo_train.models.loading import choose_device
+    from hgpo_train.models.shapes import model_shape
+    from hgpo_train.training.cards import named_card, this_card
+    from hgpo_train.training.memory_plan import plan_memory
+    from hgpo_train.training.plan_text import cards_table, plan_table
+
+    shown = named_card(card) if card is not None else this_card(choose_device(settings.model.device))
+    shape = model_shape(settings.model.path)
+    made = cards_table(settings, shape) if shown is None else plan_table(plan_memory(settings, shape, shown), shape)
+    console.print(made, highlight=False, soft_wrap=True)
 
 
 def _run(settings: Config, folder: Path, console: Console, *, resume: bool) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import Problem, VerifyReport
+from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.safe_paths import path_inside
 from hgpo_envs.untrusted_files import open_regular, read_bytes
@@ -162,7 +163,7 @@ def is_removable(folder: Path) -> bool:
         if not _has(folder, MANIFEST):
             read_state(folder)
             return all(_OLD_NAMES.fullmatch(name) for name in found)
-        return found.keys() <= {*_read_manifest(folder), MANIFEST}
+        return found.keys() <= {*_read_manifest(folder), MANIFEST, OPTIMISER}
     except (OSError, InputError):
         return False
 
@@ -174,6 +175,23 @@ def write_manifest(folder: Path) -> None:
         with (folder / name).open("rb") as file:
             files[name] = {"bytes": os.fstat(file.fileno()).st_size, "sha256": _sha256(file)}
     (folder / MANIFEST).write_bytes(_manifest_bytes({"format": _FORMAT, "files": dict(sorted(files.items()))}))
+
+
+def remove_optimiser(folder: Path) -> None:
+    """Remove the optimiser's state from a checkpoint, which remains usable as a model.
+
+    The manifest is replaced first. If the process is killed before the file is removed, the file is ignored from then
+    on, and removed by the next call.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    if not _has(folder, MANIFEST):  # version 0.1
+        return
+    values = _read_json(folder, MANIFEST)
+    if values["files"].pop(OPTIMISER, None) is not None:
+        write_file(folder / MANIFEST, _manifest_bytes(values), scratch_in=folder.parent)
+    (folder / OPTIMISER).unlink(missing_ok=True)
 
 
 def checksums(folder: Path) -> dict[str, str] | None:
@@ -259,6 +277,8 @@ def _problem(folder: Path, run: str, *, weights_only: bool, named: bool = True) 
         return f"it was written after iteration {state.iteration}"
     if run and state.run and state.run != run:
         return "it is of another run"
+    if not weights_only and OPTIMISER not in (checksums(folder) or {OPTIMISER: ""}):
+        return "it contains no state of the optimiser"
     return None
 
 
@@ -294,7 +314,7 @@ def _compare(folder: Path, report: VerifyReport, *, weights_only: bool) -> None:
         except (InputError, OSError) as error:
             report.problems.append(Problem("unreadable", str(folder / name), str(error)))
     for name, mode in _entries(folder):
-        if name in listed or name == MANIFEST:
+        if name in listed or name in (MANIFEST, OPTIMISER):  # `remove_optimiser` may have been interrupted
             continue
         if not stat.S_ISREG(mode) or Path(name).suffix in _LOADED:
             report.problems.append(Problem("foreign", str(folder / name), "training did not write it"))
@@ -351,8 +371,8 @@ def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
         if path_inside(folder, name) != folder / name:
             raise InputError(f"{MANIFEST} lists {name!r}, which is not a valid file name")
         listed[name] = (size, sha256)
-    if not {STATE, OPTIMISER} <= listed.keys():
-        raise InputError(f"{MANIFEST} does not list {STATE} and {OPTIMISER}")
+    if STATE not in listed:
+        raise InputError(f"{MANIFEST} does not list {STATE}")
     return listed
 
 

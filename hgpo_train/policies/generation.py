@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from msgspec import Meta
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from hgpo_train.models.hf import Tokenizer
     from hgpo_train.policies.base import Request
+
+
+PROMPT_TOO_LONG: Final = "PromptTooLong"
+"""The kind of failure of a rollout whose prompt is too long, with `overflow = "error"`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,5 +104,5 @@ def _fit(
             tokens = encode_prompts(tokenizer, [prompt], options.chat_template)[0]
     dropped = max(0, len(tokens) - budget)
     if dropped and options.overflow == "error":
-        return Failure("PromptTooLong", f"{len(tokens)} tokens, more than max_prompt_tokens = {budget}")
+        return Failure(PROMPT_TOO_LONG, f"{len(tokens)} tokens, more than max_prompt_tokens = {budget}")
     return FittedPrompt(tokens[dropped:], prompt, request.step - shown, dropped)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.untrusted_files import read_bytes
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.preflight import check_model_source
@@ -168,6 +168,14 @@ class VLLMPolicy:
                     self._llm.collective_rpc("take_weights", kwargs={"handle": handle})
         self._llm.reset_prefix_cache()
         self.version = version
+
+    def sleep(self) -> None:
+        """Free the memory on the GPU: weights move to the host, and the cache is discarded. No request may run."""
+        self._llm.sleep(level=1)
+
+    def wake_up(self) -> None:
+        """Allocate the memory again; the weights are those of before."""
+        self._llm.wake_up()
 
     def _publish_adapter(self, model: Model, version: int) -> None:
         """Save the model's adapters in float32, let vLLM load them, and remove those of the previous version."""
@@ -323,7 +331,7 @@ def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext
     adapters are merged into the served weights.
 
     Raises:
-        InputError: vLLM is not installed.
+        InputError: vLLM is not installed, or its engine did not start.
     """
     del tokenizer
     check_vllm()
@@ -334,7 +342,21 @@ def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext
     if options.get("enable_lora") is False:
         lora = {}
     engine = {"trust_remote_code": False, **lora, **options}
-    return VLLMPolicy(path, context.generation, engine, request_seeds=request_seeds)
+    try:
+        return VLLMPolicy(path, context.generation, engine, request_seeds=request_seeds)
+    except InputError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        raise InputError(_why_not_started(error, engine)) from error
+
+
+def _why_not_started(error: Exception, engine: Mapping[str, Any]) -> str:
+    """Describe why vLLM's engine did not start. The engine's process prints the cause; its error often lacks it."""
+    share = engine.get("gpu_memory_utilization", "vLLM's default")
+    return (
+        f"vLLM did not start with gpu_memory_utilization = {share} ({one_line(error, 200)}); if memory is missing, "
+        "close other programs on the GPU, set rollout.sleep = true, or see `hgpo train CONFIG --plan`"
+    )
 
 
 VLLM = PolicySpec(make, make_trainable, VLLMOptions)

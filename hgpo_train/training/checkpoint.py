@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -25,6 +25,7 @@ from hgpo_train.models.checkpoint_files import (
     is_removable,
     list_checkpoints,
     read_state,
+    remove_optimiser,
     rename_damaged,
     write_manifest,
     write_state,
@@ -50,6 +51,7 @@ def save_checkpoint(
     optimiser: torch.optim.Optimizer,
     *,
     keep: int = 0,
+    moments: Literal["all", "last"] = "all",
 ) -> Path:
     """Write a checkpoint and remove all but the newest `keep` checkpoints.
 
@@ -63,6 +65,7 @@ def save_checkpoint(
         tokenizer: The model's tokenizer, saved in the same folder.
         optimiser: The optimiser, whose state is saved by parameter.
         keep: Number of checkpoints to keep; 0 keeps all.
+        moments: Which checkpoints keep the optimiser's state. Those without it cannot be resumed from.
 
     Returns:
         The checkpoint's folder.
@@ -91,12 +94,12 @@ def save_checkpoint(
             raise
         write_state(made, state)
         write_manifest(made)
-    remove_superseded(folder, target, keep)
+    remove_superseded(folder, target, keep, moments)
     return target
 
 
-def remove_superseded(folder: Path, current: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints.
+def remove_superseded(folder: Path, current: Path, keep: int, moments: Literal["all", "last"] = "all") -> None:
+    """Remove all but the newest `keep` checkpoints, and the optimiser's state of those that need none.
 
     A resumed run calls this as well, because its process may have been killed between saving and removing.
 
@@ -104,13 +107,18 @@ def remove_superseded(folder: Path, current: Path, keep: int) -> None:
         folder: The folder that contains all checkpoints of the run.
         current: The checkpoint that was just saved or loaded; it is never removed.
         keep: Number of checkpoints to keep; 0 keeps all.
+        moments: Which checkpoints keep the optimiser's state.
 
     Raises:
         OSError: The folder cannot be written.
     """
-    for old in [path for path in list_checkpoints(folder) if is_removable(path)][:-keep] if keep else []:
-        if old != current:
+    own = [path for path in list_checkpoints(folder) if is_removable(path)]
+    superseded = own[:-keep] if keep else []
+    for old in own:
+        if old != current and old in superseded:
             remove_folder(old)
+        elif old != current and moments == "last":
+            remove_optimiser(old)
 
 
 def load_checkpoint(folder: Path, model: Model, optimiser: torch.optim.Optimizer) -> TrainingState:

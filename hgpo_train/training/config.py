@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.verl_agent_prompts import VERL_AGENT
 from hgpo_train.assignments import read_value, split
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.rollout.failures import MAX_FAILED
@@ -54,9 +55,13 @@ class EnvironmentConfig(Settings):
     """Form of the policy's output: a response with the action in tags, a command, or the number of an admissible
     action."""
     prompt_template: str | None = None
-    """A Jinja file that replaces the environment's prompt, or the name of a bundled template, such as compact."""
+    """A Jinja file that replaces the environment's prompt, the name of a bundled template, such as compact, or
+    verl-agent:PATH for the prompts of a checkout of verl-agent."""
+    data: str = "bundled"
+    """The set of tasks: bundled, official (the benchmark's own, in one of its usual places, see hgpo envs), or a path.
+    options.data takes precedence."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Other keyword arguments of gym.make, for example { data = "/data/json_2.1.1" } or { goals = "human" }."""
+    """Other keyword arguments of gym.make, for example { goals = "human" }."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +83,9 @@ class RolloutConfig(Settings):
     """Maximum prompt length in tokens; overflow sets how longer prompts are truncated."""
     max_response_tokens: PositiveInt = 512
     """Maximum response length in tokens; longer responses are truncated."""
-    overflow: Literal["left", "history"] = "left"
-    """How a prompt that is too long is truncated: left drops its beginning, history first removes past steps."""
+    overflow: Literal["left", "history", "error"] = "left"
+    """What happens to a prompt that is too long: left drops its beginning, history first removes past steps, error
+    stops the run."""
     slots: PositiveInt = 1024
     """Number of environments that run at the same time; affects only the speed."""
     filter_groups: bool = False
@@ -88,6 +94,11 @@ class RolloutConfig(Settings):
     max_generation_batches: PositiveInt = 10
     """With filter_groups: how many times tasks are drawn per iteration at most; training then uses the groups that
     were collected."""
+    sleep: bool = False
+    """With vllm: free the engine's memory on the GPU during the update, and allocate it again for the rollout. Its
+    weights are kept in the memory of the host meanwhile."""
+    offload_optimiser: bool = False
+    """Keep the optimiser's state in the memory of the host during the rollout."""
     max_failed: NonNegativeFloat = MAX_FAILED
     """Stop if more than this share of the rollouts of an iteration or evaluation failed; resuming repeats the failed
     ones. 1 stops only if all of them failed."""
@@ -201,11 +212,13 @@ class EvaluationConfig(Settings):
     """How the policy is evaluated on held-out tasks."""
 
     every: NonNegativeInt = 5
-    """Iterations between evaluations; 0 disables them. The initial policy is evaluated as well."""
+    """Iterations between evaluations; 0 disables them, also that before training."""
     split: str = "valid_seen"
     """The held-out split."""
     tasks: PositiveInt = 128
     """Maximum number of tasks; all tasks of a smaller split are evaluated."""
+    before_training: bool = True
+    """Evaluate the initial policy as well."""
     group_size: PositiveInt = 1
     """Trajectories per task."""
     temperature: NonNegativeFloat = 0.4
@@ -223,6 +236,9 @@ class CheckpointConfig(Settings):
     many iterations."""
     keep: NonNegativeInt = 2
     """Number of checkpoints to keep, the newest ones; 0 keeps all."""
+    optimiser: Literal["all", "last"] = "all"
+    """Which checkpoints contain the optimiser's state, two thirds of a checkpoint's size. A run can only be resumed
+    from a checkpoint that contains it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +265,8 @@ class Config(Settings):
     """Number of iterations; each collects rollouts, computes advantages and updates the policy."""
     environment_steps: PositiveInt | None = None
     """Stop after the iteration that reaches this number of environment steps, to compare runs of equal length."""
+    check_memory: bool = True
+    """On a GPU, refuse to start if the memory plan (hgpo train --plan) does not fit."""
     environment: EnvironmentConfig = EnvironmentConfig()
     """The environment that rollouts are collected in."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -318,7 +336,7 @@ def template_path(config: EnvironmentConfig) -> str | None:
         InputError: There is neither a file nor a bundled template of that name.
     """
     name = config.prompt_template
-    if name is None or Path(name).is_file():
+    if name is None or name.startswith(VERL_AGENT) or Path(name).is_file():
         return name
     folder = Path(str(files("hgpo_train.training") / "configs"))
     known = {path.stem: str(path) for path in sorted(folder.glob("*.j2"))}

@@ -18,7 +18,7 @@ from hgpo_train.rollout.progress_line import format_tally
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from hgpo_train.rollout.collector import Tally
 
@@ -77,6 +77,10 @@ class Display:
         self._refresh(force=True)
         yield
         self._stage, self._progress = before, ""
+
+    def show(self, content: RenderableType) -> None:
+        """Print something above the table."""
+        self._console.print(content, highlight=False, soft_wrap=True)
 
     def tally(self, tally: Tally) -> None:
         """Show the progress of a collection of rollouts."""

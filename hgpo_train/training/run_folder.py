@@ -39,6 +39,7 @@ ORIGIN: Final = "origin.json"
 _CONTENT: Final = (manifest.NAME, STEPS, "evaluation", "checkpoints", "metrics.jsonl", "tensorboard")
 """Names in a folder that mark it as a run."""
 _ADDED: Final[dict[str, Any]] = {
+    "environment.data": "bundled",
     "update.order": "shuffled",
     "update.verl_agent_gpus": 2,
     "update.verl_agent_micro_batch_size": 16,

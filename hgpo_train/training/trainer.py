@@ -28,11 +28,12 @@ import polars as pl
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_datasets.run_paths import STEPS
 from hgpo_envs.atomic import remove_abandoned
+from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
 from hgpo_train.models.checkpoint_files import TrainingState, checkpoint_to_resume, list_checkpoints
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
-from hgpo_train.policies.generation import GenerationOptions
+from hgpo_train.policies.generation import PROMPT_TOO_LONG, GenerationOptions
 from hgpo_train.policies.registry import TrainableContext, check_trainable, make_trainable
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_many
@@ -41,6 +42,8 @@ from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
 from hgpo_train.training.config import template_path
+from hgpo_train.training.data import data_options
+from hgpo_train.training.gpu_memory import SharedGpu, check_memory, memory_metrics, reset_peak
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
 from hgpo_train.training.run_folder import Origin, RunFolder, table_values
 from hgpo_train.training.tracking import log_to, make_trackers
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.training.config import Config
     from hgpo_train.training.display import Display
+    from hgpo_train.training.memory_plan import MemoryPlan
 
 _ONE_BATCH: Final = 1_000_000
 """Groups per shard: more than any iteration collects."""
@@ -63,6 +67,7 @@ _FREE: Final = frozenset(
     {
         "iterations",
         "environment_steps",
+        "check_memory",
         "evaluation",
         "checkpoint",
         "tracking",
@@ -70,6 +75,8 @@ _FREE: Final = frozenset(
         "update.logit_chunk",
         "update.gap_warning",
         "rollout.slots",
+        "rollout.sleep",
+        "rollout.offload_optimiser",
         "rollout.engine_options",
         "rollout.max_failed",
         "model.device",
@@ -124,6 +131,7 @@ class Trainer:
         self.config, self.folder, self._run, self._display = config, folder, run, display
         get(config.advantage.estimator).parameters.of(config.advantage.parameters)
         check_trainable(config.rollout.engine)
+        plan = check_memory(config, display)
         self._world = open_training_env(config, config.environment.split)
         remove_abandoned(folder / "checkpoints")
         self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
@@ -134,8 +142,12 @@ class Trainer:
         self.state = TrainingState(versions=versions(), run=run.id)
         if (newest := checkpoint_to_resume(folder / "checkpoints", run.id)) is not None:
             self.state = resumed_state(load_checkpoint(newest, self.model, self.learner.optimiser), self.state)
-            remove_superseded(folder / "checkpoints", newest, config.checkpoint.keep)
-        self.policy = make_trainable(config.rollout.engine, self.model, self.tokenizer, _trainable_context(config))
+            remove_superseded(folder / "checkpoints", newest, config.checkpoint.keep, config.checkpoint.optimiser)
+        self._gpu = SharedGpu(config.rollout, self.learner.optimiser, self.learner.device)
+        self._gpu.free()
+        # The engine is created last: its share is fixed by the plan, and what the learner holds by then is not its own.
+        context = _trainable_context(config, plan)
+        self.policy = make_trainable(config.rollout.engine, self.model, self.tokenizer, context)
         self.policy.publish(self.model, self.state.iteration)
         done = self.state.iteration  # line 0 is the evaluation before training, which is repeated if done is 0
         self._trackers = make_trackers(config, folder, done + 1 if done else 0)
@@ -143,7 +155,8 @@ class Trainer:
     def run(self) -> TrainingState:
         """Train until the configured number of iterations or environment steps is reached; return the final state."""
         try:
-            if self.state.iteration == 0 and self.config.evaluation.every:
+            evaluation = self.config.evaluation
+            if self.state.iteration == 0 and evaluation.every and evaluation.before_training:
                 metrics = self.evaluate()
                 self._track(metrics)
             while not is_finished(self.config, self.state.iteration, self.state.environment_steps):
@@ -163,6 +176,7 @@ class Trainer:
             RolloutError: Too many rollouts failed.
         """
         clock = StageTimer()
+        reset_peak(self.learner.device)
         iteration = self.state.iteration
         with clock("gen"), self._display.stage("collect"):
             steps, drawn = self._collect(iteration)
@@ -171,7 +185,7 @@ class Trainer:
             rows, left_out = self._usable(self._compute_advantages(steps))
         metrics["training/rows_left_out"] = float(left_out)
         metrics |= batch_metrics(rows, self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens)
-        with clock("update_actor"), self._display.stage("update"):
+        with clock("update_actor"), self._display.stage("update"), self._gpu.update(self.policy):
             rate = learning_rate(self.config.optimiser, iteration, self.config.iterations)
             # The last number separates this stream from others that are derived from the same seed.
             rng = np.random.default_rng([self.config.seed, iteration, 2])
@@ -187,10 +201,7 @@ class Trainer:
         if self._due(self.config.evaluation.every):
             with clock("testing"):
                 metrics |= self.evaluate()
-        tokens = rows.select(
-            pl.sum_horizontal(pl.col("prompt_token_ids", "response_token_ids").list.len()).sum()
-        ).item()
-        metrics |= clock.metrics() | {"perf/throughput": tokens / clock.total()}
+        metrics |= clock.metrics() | throughput_metrics(steps, rows, clock) | memory_metrics(self.learner.device)
         self._warn(metrics)
         self._track(metrics)
         # The checkpoint is last: an iteration that it counts has its metrics and its evaluation on disk.
@@ -232,6 +243,7 @@ class Trainer:
                 self.tokenizer,
                 self.learner.optimiser,
                 keep=self.config.checkpoint.keep,
+                moments=self.config.checkpoint.optimiser,
             )
 
     def _collect(self, iteration: int) -> tuple[pl.DataFrame, int]:
@@ -287,6 +299,8 @@ class Trainer:
                 handle, self.policy, writer, spec, self._execution(), retry_failed=True, progress=self._display.tally
             )
         steps = scan_steps(self.folder / table).filter(pl.col("iteration") == spec.iteration).collect()
+        if self.config.rollout.overflow == "error":
+            raise_if_too_long(steps)
         raise_if_too_many(failures_of_steps(steps.lazy()), self.config.rollout.max_failed, "Resuming repeats them")
         return steps
 
@@ -333,7 +347,7 @@ class Trainer:
             )
 
 
-def _trainable_context(config: Config) -> TrainableContext:
+def _trainable_context(config: Config, plan: MemoryPlan | None) -> TrainableContext:
     rollout = config.rollout
     options = GenerationOptions(
         temperature=rollout.temperature,
@@ -341,18 +355,20 @@ def _trainable_context(config: Config) -> TrainableContext:
         max_response_tokens=rollout.max_response_tokens,
         overflow=rollout.overflow,
     )
-    return TrainableContext(config.model, options, rollout.engine_options)
+    engine_options = dict(rollout.engine_options if plan is None else plan.engine_options())
+    if rollout.sleep and rollout.engine == "vllm":
+        engine_options["enable_sleep_mode"] = True
+    return TrainableContext(config.model, options, engine_options)
 
 
 def _origins(config: Config, handle: EnvHandle) -> dict[str, Origin]:
     """Return the inputs that a configuration refers to by name, with their fingerprints."""
     environment, template = config.environment, handle.settings.template
+    options = data_options(environment)
     named = f"environment.prompt_template = {environment.prompt_template!r}"
     return {
         "prompt template": Origin(named, fingerprint_texts([template.text]), template.text),
-        "set of tasks": Origin(
-            f"environment.options = {environment.options}", fingerprint_tasks(handle, environment.options)
-        ),
+        "set of tasks": Origin(f"environment.options = {options}", fingerprint_tasks(handle, options)),
         "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
     }
 
@@ -364,7 +380,7 @@ def open_training_env(config: Config, split: str) -> EnvHandle:
         InputError: The environment, its options, its data or its prompt template cannot be used.
     """
     environment = config.environment
-    options: dict[str, Any] = dict(environment.options)
+    options = data_options(environment)
     if (template := template_path(environment)) is not None:
         options["prompt_template"] = template
     return open_env(
@@ -375,6 +391,36 @@ def open_training_env(config: Config, split: str) -> EnvHandle:
         action_format=environment.action_format,
         **options,
     )
+
+
+def raise_if_too_long(steps: pl.DataFrame) -> None:
+    """Raise if a prompt was too long, for `rollout.overflow = "error"`.
+
+    Raises:
+        InputError: A rollout failed for that reason.
+    """
+    errors = steps.filter(pl.col("error").str.starts_with(PROMPT_TOO_LONG))["error"]
+    if len(errors):
+        raise InputError(
+            f'{errors[0]}, and rollout.overflow is "error"; increase rollout.max_prompt_tokens, or set overflow to '
+            "left or history, in a new run"
+        )
+
+
+def throughput_metrics(steps: pl.DataFrame, rows: pl.DataFrame, clock: StageTimer) -> dict[str, float]:
+    """Return tokens per second: of the whole iteration, as verl counts them, and of the rollout's responses.
+
+    Args:
+        steps: The iteration's steps.
+        rows: The rows of them that are trained on.
+        clock: The iteration's stages.
+    """
+    tokens = rows.select(pl.sum_horizontal(pl.col("prompt_token_ids", "response_token_ids").list.len()).sum()).item()
+    generated = int(steps["response_token_ids"].list.len().sum())
+    return {
+        "perf/throughput": tokens / clock.total(),
+        "perf/rollout_tokens_per_s": generated / max(clock.seconds("gen"), 1e-9),
+    }
 
 
 class StageTimer:
@@ -390,6 +436,10 @@ class StageTimer:
         begin = time.perf_counter()
         yield
         self._stages[stage] = self._stages.get(stage, 0.0) + time.perf_counter() - begin
+
+    def seconds(self, stage: str) -> float:
+        """Return the duration of a stage so far."""
+        return self._stages.get(stage, 0.0)
 
     def total(self) -> float:
         """Return the seconds since the timer was created."""

@@ -147,6 +147,30 @@ def render(data: bytes, folder: Path) -> object:
     return None
 
 
+VERL_AGENT = b"""
+ALFWORLD_TEMPLATE_NO_HIS = '{current_observation} [{admissible_actions}]'
+ALFWORLD_TEMPLATE = '{task_description} {step_count} {history_length} {action_history} {current_step}'
+"""
+
+
+def fill_verl_agent(data: bytes, folder: Path) -> object:
+    from hgpo_envs.memory import Memory
+    from hgpo_envs.prompts import load_template
+
+    path = folder / "agent_system" / "environments" / "prompts" / "alfworld.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    template = load_template(f"verl-agent:{folder}", "ALFWorld")
+    memory = Memory(2)
+    for _ in range(2):
+        fields = {"task": "put a mug on a desk", "observation": "a room", "admissible_actions": ["look", "help"]}
+        shown = template.render(memory=memory, max_steps=50, action_format="response", **fields)
+        assert isinstance(shown, str)
+        assert len(shown) < 1 << 25
+        memory.store("a room", "look")
+    return None
+
+
 def read_settings(data: bytes, folder: Path) -> object:
     from hgpo_train.settings import to_dict, to_toml
     from hgpo_train.training.config import load_config
@@ -283,6 +307,7 @@ TARGETS = (
     Target("commands of ALFWorld", plain(*COMMANDS), lambda data, _: play("ALFWorld", data), 10, TAGS),
     Target("commands of WebShop", plain(*CLICKS), lambda data, _: play("WebShop", data), 6, TAGS),
     Target("prompt templates", plain(*TEMPLATES), render, 5, BRACES),
+    Target("prompts of verl-agent", plain(VERL_AGENT), fill_verl_agent, 5, BRACES),
     Target("configurations", settings_seeds, read_settings, 2, (b"= ", b"\n[", b"inf", b"nan", b"1979-05-27", b"'''")),
     Target(
         "overrides",

@@ -25,8 +25,10 @@ from hgpo_train.models.checkpoint_files import (
     CheckpointWarning,
     TrainingState,
     checkpoint_to_resume,
+    is_removable,
     list_checkpoints,
     newest_valid_checkpoint,
+    remove_optimiser,
     resolve_model,
     verify_checkpoint,
 )
@@ -552,3 +554,47 @@ def test_changed_package_versions_are_warned_about():
             TrainingState(iteration=3, versions={"torch": "1"}), TrainingState(versions={"torch": "2"}, run="r")
         )
     assert state == TrainingState(iteration=3, versions={"torch": "2"}, run="r")
+
+
+def test_only_the_last_checkpoint_keeps_the_optimiser(tokenizer, tmp_path):
+    model, optimiser = trained(tokenizer)
+    for iteration in (1, 2, 3):
+        save_checkpoint(tmp_path, TrainingState(iteration=iteration), model, tokenizer, optimiser, moments="last")
+    found = list_checkpoints(tmp_path)
+    assert [(path / OPTIMISER).exists() for path in found] == [False, False, True]
+    assert all(verify_checkpoint(path).ok for path in found)
+    assert resolve_model(str(found[0])) == str(found[0])  # still a model
+    assert checkpoint_to_resume(tmp_path) == found[-1]
+    save_checkpoint(tmp_path, TrainingState(iteration=4), model, tokenizer, optimiser, keep=2, moments="last")
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["000003", "000004"]
+
+
+def test_a_run_is_not_resumed_without_the_optimiser(tokenizer, tmp_path):
+    model, optimiser = trained(tokenizer)
+    for iteration in (1, 2):
+        save_checkpoint(tmp_path, TrainingState(iteration=iteration), model, tokenizer, optimiser, moments="last")
+    (tmp_path / "000002" / OPTIMISER).write_bytes(b"")
+    with pytest.raises(InputError, match=r"000001 cannot be used \(it contains no state of the optimiser"):
+        checkpoint_to_resume(tmp_path)
+
+
+@pytest.mark.parametrize("killed_at", ["manifest", "file"])
+def test_an_interrupted_removal_of_the_optimiser_can_be_repeated(tokenizer, tmp_path, monkeypatch, killed_at):
+    model, optimiser = trained(tokenizer)
+    save_checkpoint(tmp_path, TrainingState(iteration=1), model, tokenizer, optimiser)
+
+    def stop(*args: object, **kwargs: object) -> None:
+        raise Stop
+
+    if killed_at == "manifest":
+        monkeypatch.setattr("hgpo_train.models.checkpoint_files.write_file", stop)
+    else:
+        monkeypatch.setattr("pathlib.Path.unlink", stop)
+    with pytest.raises(Stop):
+        remove_optimiser(tmp_path / "000001")
+    monkeypatch.undo()
+    assert verify_checkpoint(tmp_path / "000001").ok
+    assert is_removable(tmp_path / "000001")
+    remove_optimiser(tmp_path / "000001")
+    assert not (tmp_path / "000001" / OPTIMISER).exists()
+    assert verify_checkpoint(tmp_path / "000001").ok

@@ -141,7 +141,7 @@ def changed(config, name, value):
     elif isinstance(value, str):
         choices = {"action_format": "number", "compute_dtype": "float32", "attention": "eager", "overflow": "history",
                    "layout": "packed", "aggregation": "sequence_sum", "old_logprobs": "rollout", "schedule": "linear",
-                   "rows": "all", "order": "verl-agent"}  # fmt: skip
+                   "rows": "all", "order": "verl-agent", "optimiser": "last"}  # fmt: skip
         new = choices.get(name.rpartition(".")[2], "other")
     first, *rest = name.split(".")
     if not rest:
@@ -150,7 +150,10 @@ def changed(config, name, value):
     return dataclasses.replace(config, **{first: changed(section, ".".join(rest), value)})
 
 
-FREE_OF_TRAINING = ("iterations", "environment_steps", "evaluation.", "checkpoint.", "tracking.")
+FREE_OF_TRAINING = (
+    "iterations", "environment_steps", "evaluation.", "checkpoint.", "tracking.", "check_memory", "rollout.sleep",
+    "rollout.offload_optimiser",
+)  # fmt: skip
 FREE_OF_BOTH = (
     "update.micro_batch_tokens", "update.logit_chunk", "update.gap_warning", "rollout.slots",
     "rollout.engine_options", "rollout.max_failed", "model.device", "model.gradient_checkpointing", "tracking.",

@@ -24,6 +24,7 @@ import hgpo_train.training.trainer
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.cli import app
+from hgpo_train.models.checkpoint_files import OPTIMISER, list_checkpoints
 from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.rollout.failures import RolloutError
 from hgpo_train.settings import to_toml
@@ -516,3 +517,41 @@ def test_the_rows_of_an_update_are_in_the_order_of_trajectories(config, runs, mo
     (line,) = read_metrics(runs.folder / "run" / "metrics.jsonl")
     assert line["actor/optimiser_steps"] == -(-len(rows) // 12)
     assert line["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-4)  # the engine runs the trained model
+
+
+def test_an_overlong_prompt_stops_training(config, runs):
+    config = replace(config, rollout={"overflow": "error", "max_prompt_tokens": 20}, evaluation={"every": 0})
+    with pytest.raises(InputError, match=r"PromptTooLong.*more than max_prompt_tokens = 20.*overflow is \"error\""):
+        runs.train(config)
+
+
+def test_the_evaluation_before_training_can_be_left_out(config, runs):
+    config = replace(config, iterations=1, evaluation={"every": 1, "before_training": False})
+    trainer = runs.train(config)
+    evaluated = scan_steps(trainer.folder / "evaluation").select("iteration").unique().collect()
+    assert evaluated["iteration"].to_list() == [1]
+
+
+def test_the_optimiser_in_the_memory_of_the_host_changes_nothing(config, runs):
+    runs.train(replace(config, iterations=2), "plain")
+    runs.train(replace(config, iterations=2, rollout={"offload_optimiser": True, "sleep": True}), "offloaded")
+    assert runs.weights("plain") == runs.weights("offloaded")
+
+
+def test_a_run_with_the_optimiser_in_the_last_checkpoint_resumes(config, runs):
+    config = replace(config, iterations=2, checkpoint={"every": 1, "keep": 0, "optimiser": "last"})
+    runs.train(config, "parts")
+    runs.train(replace(config, iterations=3), "parts", resume=True)
+    runs.train(replace(config, iterations=3), "whole")
+    assert runs.weights("parts") == runs.weights("whole")
+    folders = list_checkpoints(runs.folder / "parts" / "checkpoints")
+    assert [(folder / OPTIMISER).exists() for folder in folders] == [False, False, True]
+
+
+def test_metrics_have_the_tokens_per_second_of_rollout_and_update(config, runs):
+    metrics = runs.trainer(config).iterate()
+    assert metrics["perf/rollout_tokens_per_s"] > 0
+    assert metrics["perf/update_tokens_per_s"] > 0
+    parts = {"gen", "adv", "update_actor", "publish", "step", "old_log_prob", "ref"}
+    assert parts <= {name.removeprefix("timing_s/") for name in metrics if name.startswith("timing_s/")}
+    assert metrics["timing_s/old_log_prob"] + metrics["timing_s/ref"] < metrics["timing_s/update_actor"]

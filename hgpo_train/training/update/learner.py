@@ -13,6 +13,7 @@ import torch
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import compute_dtype
 from hgpo_train.models.reference import Reference
+from hgpo_train.training.memory_advice import out_of_memory
 from hgpo_train.training.update.batches import micro_batches, mini_batches
 from hgpo_train.training.update.logprobs import ResponseScorer
 from hgpo_train.training.update.losses import LossTerms, policy_loss, token_weights
@@ -86,7 +87,9 @@ class Learner:
         if not len(rows):
             return {"actor/optimiser_steps": 0.0}
         old = self._old_logprobs(samples)
+        scored = time.perf_counter()
         reference = self.reference_logprobs(samples) if self.reference is not None else None
+        timing = {"timing_s/old_log_prob": scored - begin, "timing_s/ref": time.perf_counter() - scored}
         if rate is not None:
             self.set_learning_rate(rate)
         correction = self._rollout_is(samples, old)
@@ -98,7 +101,7 @@ class Learner:
                 progress(done + 1, len(batches))
         metrics = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
         metrics |= {"actor/lr": self.optimiser.param_groups[0]["lr"], "actor/optimiser_steps": float(len(steps))}
-        metrics |= self._gap(samples, old) | self._throughput(samples, begin)
+        metrics |= self._gap(samples, old) | self._throughput(samples, begin) | timing
         if config.rollout_is is not None:
             logprobs = old, samples.rollout_logprob, samples.response_start
             metrics |= rollout_correction_metrics(*logprobs, config.rollout_is, config.rollout_is_threshold)
@@ -260,13 +263,7 @@ class Learner:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            config = self.config
-            raise InputError(
-                f"out of memory with update.micro_batch_tokens = {config.update.micro_batch_tokens}, logit_chunk = "
-                f"{config.update.logit_chunk} and gradient_checkpointing = {config.model.gradient_checkpointing}; "
-                "halve micro_batch_tokens (the result stays the same), set logit_chunk = 128 and "
-                "gradient_checkpointing = true, or train adapters with model.lora.rank = 64"
-            ) from error
+            raise InputError(out_of_memory(self.config)) from error
 
     def _gap(self, samples: Samples, old: NDArray[np.float32]) -> dict[str, float]:
         """Return the differences between the engine's log-probabilities and the trainer's, under verl's names."""

@@ -265,6 +265,8 @@ def test_out_of_memory_gives_advice(model, steps, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(learner.scorer, "forward", full)
-    with pytest.raises(InputError, match=r"micro_batch_tokens.*halve") as caught:
+    with pytest.raises(
+        InputError, match=r"micro_batch_tokens = 1000000; set .*update.micro_batch_tokens = 500000"
+    ) as caught:
         learner.update(samples_from_steps(steps), rng(0))
     assert "\n" not in str(caught.value)

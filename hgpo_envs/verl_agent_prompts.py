@@ -1,0 +1,139 @@
+"""verl-agent's own prompts, read from a checkout that the user names.
+
+The templates are constants of `agent_system/environments/prompts/<benchmark>.py`. The file is parsed, never executed,
+and nothing of it is part of this package. A prompt is filled in as `agent_system/environments/env_manager.py` does: the
+template without history at the first step or if the history length is 0; actions in quotes; for WebShop the template
+without history again if the prompt has more than 13,000 characters.
+"""
+
+from __future__ import annotations
+
+import ast
+import string
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.memory import as_text
+from hgpo_envs.unicode_text import clean_text
+from hgpo_envs.untrusted_files import read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hgpo_envs.memory import Memory
+
+VERL_AGENT: Final = "verl-agent:"
+"""The prefix of a template's name, before the path of the checkout."""
+
+_FOLDER: Final = Path("agent_system/environments/prompts")
+_LONGEST_FILE: Final = 1 << 20
+_LONGEST_TEMPLATE: Final = 20_000
+_MOST_FIELDS: Final = 50
+_LONGEST_WEBSHOP: Final = 13_000
+"""Characters of a WebShop prompt above which verl-agent leaves out the history."""
+
+_FIELDS: Final = frozenset(
+    {
+        "task_description",
+        "step_count",
+        "history_length",
+        "action_history",
+        "current_step",
+        "current_observation",
+        "admissible_actions",
+        "available_actions",
+    }
+)
+
+
+def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
+    """Return the two templates of a benchmark: with history, and without.
+
+    Args:
+        checkout: The folder of a checkout of verl-agent.
+        benchmark: ALFWorld or WebShop.
+
+    Raises:
+        InputError: The file is missing or not Python, or a constant is missing, is no text, or has other fields.
+    """
+    path = checkout / _FOLDER / f"{benchmark.lower()}.py"
+    try:
+        source = read_bytes(path, _LONGEST_FILE, "prompts of verl-agent").decode("utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of invalid escapes in the other constants
+            tree = ast.parse(source)
+    except (InputError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(
+            f"expected a checkout of verl-agent with {_FOLDER / path.name} at {str(checkout)!r} "
+            f"({one_line(error, 200)})"
+        ) from error
+    texts = {
+        target.id: statement.value.value
+        for statement in tree.body
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
+        for target in statement.targets
+        if isinstance(target, ast.Name) and isinstance(statement.value.value, str)
+    }
+    found = []
+    for name in (f"{benchmark.upper()}_TEMPLATE", f"{benchmark.upper()}_TEMPLATE_NO_HIS"):
+        if name not in texts:
+            raise InputError(f"{path}: expected the text {name}, a constant; it is missing")
+        _check_fields(texts[name], f"{name} in {path}")
+        found.append(texts[name])
+    return found[0], found[1]
+
+
+def fill(templates: tuple[str, str], benchmark: str, fields: Mapping[str, Any], memory: Memory, shown: int) -> str:
+    """Return the prompt of one step.
+
+    Args:
+        templates: The result of `read_constants`.
+        benchmark: ALFWorld or WebShop.
+        fields: `task`, `observation` and `admissible_actions`.
+        memory: The episode's memory.
+        shown: Number of past steps to show at most.
+    """
+    pairs = memory.pairs(shown)
+    webshop = benchmark == "WebShop"
+    actions = _webshop_actions(fields["admissible_actions"]) if webshop else _actions(fields["admissible_actions"])
+    values = {
+        "task_description": fields["task"],
+        "step_count": memory.steps_taken,
+        "history_length": len(pairs),
+        "action_history": as_text(pairs),
+        "current_step": memory.steps_taken + 1,
+        "current_observation": fields["observation"],
+        "admissible_actions": actions,
+        "available_actions": actions,
+    }
+    with_history, without = templates
+    prompt = (with_history if pairs else without).format(**values)
+    if webshop and len(prompt) > _LONGEST_WEBSHOP:
+        prompt = without.format(**values)
+    return clean_text(prompt)
+
+
+def _actions(actions: Iterable[str]) -> str:
+    return "\n ".join(f"'{action}'" for action in actions if action != "help")
+
+
+def _webshop_actions(actions: Iterable[str]) -> str:
+    return "\n".join(f"'{action}'," for action in actions)
+
+
+def _check_fields(template: str, name: str) -> None:
+    """Raise unless the template contains only plain fields, without attributes, indices, conversions or formats."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise InputError(f"{name} is not a template: {error}") from error
+    if len(template) > _LONGEST_TEMPLATE or len(parts) > _MOST_FIELDS:
+        raise InputError(
+            f"{name}: expected at most {_LONGEST_TEMPLATE:,} characters and {_MOST_FIELDS} fields, received "
+            f"{len(template):,} and {len(parts)}"
+        )
+    for _, field, form, conversion in parts:
+        if field is not None and (field not in _FIELDS or form or conversion):
+            raise InputError(f"{name}: expected the fields {', '.join(sorted(_FIELDS))}, received {one_line(field)!r}")

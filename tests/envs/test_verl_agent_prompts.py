@@ -1,0 +1,114 @@
+"""Prompts of a checkout of verl-agent: parsed, never executed, filled in as verl-agent does.
+
+The templates here are invented; only their fields are verl-agent's.
+"""
+
+import copy
+import pickle
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+import hgpo_envs  # noqa: F401 (registers the environments)
+from hgpo_envs.errors import InputError
+from hgpo_envs.prompts import VerlAgentTemplate, load_template
+
+ALFWORLD = '''
+raise RuntimeError("this file must not be executed")
+ALFWORLD_TEMPLATE_NO_HIS = """
+First. {current_observation} Choose: [{admissible_actions}].
+"""
+ALFWORLD_TEMPLATE = """
+Goal {task_description}; {step_count} taken, {history_length} shown: {action_history}
+Now {current_step}: {current_observation} Choose: [{admissible_actions}].
+"""
+OTHER = 3
+'''
+WEBSHOP = '''
+WEBSHOP_TEMPLATE_NO_HIS = """Buy {task_description}. {current_observation}. [
+{available_actions}
+]"""
+WEBSHOP_TEMPLATE = """Buy {task_description}. {action_history} {current_observation}. [
+{available_actions}
+]"""
+'''
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    folder = tmp_path / "agent_system" / "environments" / "prompts"
+    folder.mkdir(parents=True)
+    (folder / "alfworld.py").write_text(ALFWORLD)
+    (folder / "webshop.py").write_text(WEBSHOP)
+    return tmp_path
+
+
+def test_alfworld_prompts_have_every_field(checkout) -> None:
+    env = gymnasium.make("HGPO/ALFWorld-v0", prompt_template=f"verl-agent:{checkout}", history_length=1)
+    observation, info = env.reset(seed=1)
+    actions = "\n ".join(f"'{action}'" for action in info["admissible_actions"] if action != "help")
+    assert "help" in info["admissible_actions"]
+    assert observation["prompt"] == f"\nFirst. {observation['state']} Choose: [{actions}].\n"
+    before = observation["state"]
+    for _ in range(2):
+        last = before
+        before = observation["state"]
+        observation, _, _, _, info = env.step("look")
+    shown = f"[Observation 2: '{before}', Action 2: 'look']"
+    assert observation["prompt"].startswith(f"\nGoal {info['task']}; 2 taken, 1 shown: {shown}\nNow 3: ")
+    assert last in str(before) or last != before
+
+
+def test_webshop_prompts_quote_actions_and_drop_a_long_history(checkout) -> None:
+    env = gymnasium.make("HGPO/WebShop-v0", prompt_template=f"verl-agent:{checkout}", history_length=4)
+    observation, info = env.reset(seed=1)
+    assert observation["prompt"].startswith(f"Buy {info['task']}. {observation['state']}. [\n'")
+    assert observation["prompt"].endswith("',\n]")
+    template = load_template(f"verl-agent:{checkout}", "WebShop")
+    memory = copy.deepcopy(env.unwrapped.episode._memory)
+    fields = {"task": "tea", "observation": "page", "admissible_actions": ["a"], "max_steps": 9, "action_format": "x"}
+    memory.store("x" * 12_000, "a")
+    assert "Action 1" in template.render(memory=memory, **fields)
+    memory.store("x" * 2_000, "a")
+    assert template.render(memory=memory, **fields) == "Buy tea. page. [\n'a',\n]"
+
+
+def test_a_shorter_history_can_be_asked_for(checkout) -> None:
+    env = gymnasium.make("HGPO/ALFWorld-v0", prompt_template=f"verl-agent:{checkout}", history_length=4).unwrapped
+    env.reset(seed=1)
+    for _ in range(3):
+        env.step("look")
+    assert "3 taken, 2 shown" in env.episode.prompt(2)
+    assert env.episode.prompt(0).startswith("\nFirst.")
+
+
+def test_the_template_can_be_copied_and_pickled(checkout) -> None:
+    template = load_template(f"verl-agent:{checkout}", "ALFWorld")
+    assert isinstance(template, VerlAgentTemplate)
+    again = pickle.loads(pickle.dumps(template))
+    assert (again.text, again.fingerprint) == (template.text, template.fingerprint)
+    assert copy.deepcopy(template) is template
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (None, "expected a checkout of verl-agent with agent_system/environments/prompts/alfworld.py"),
+        ("x = (", "expected a checkout of verl-agent"),
+        ("ALFWORLD_TEMPLATE = 'a'", "expected the text ALFWORLD_TEMPLATE_NO_HIS"),
+        ("ALFWORLD_TEMPLATE = open('/etc/passwd').read()", "expected the text ALFWORLD_TEMPLATE"),
+        ("ALFWORLD_TEMPLATE = '{task_description.__class__}'", "expected the fields"),
+        ("ALFWORLD_TEMPLATE = '{current_step:>99999999}'", "expected the fields"),
+        ("ALFWORLD_TEMPLATE = '{current_step!r}'", "expected the fields"),
+        ("ALFWORLD_TEMPLATE = '{'", "is not a template"),
+        ("ALFWORLD_TEMPLATE = '" + "{current_step}" * 60 + "'", "expected at most 20,000 characters and 50 fields"),
+        ("ALFWORLD_TEMPLATE = '" + "a" * 20_001 + "'", "expected at most 20,000 characters and 50 fields"),
+        ("ALFWORLD_TEMPLATE = " + "(" * 5000, "expected a checkout of verl-agent"),
+    ],
+)
+def test_other_files_are_rejected(checkout, source, message) -> None:
+    path = checkout / "agent_system" / "environments" / "prompts" / "alfworld.py"
+    path.unlink() if source is None else path.write_text(source)
+    with pytest.raises(InputError, match=message):
+        load_template(f"verl-agent:{checkout}", "ALFWorld")

@@ -1,0 +1,259 @@
+"""Generate the tables of docs/configurations.md: the shipped configurations beside the official scripts.
+
+python -m tools.configurations_page docs/configurations.md     update the page in place
+
+The official values are data (tools/official_scripts.toml), the others are read from the configurations.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hgpo_train.training.config import Config, load_config, shipped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+BEGIN: Final = "<!-- configurations: written by python -m tools.configurations_page -->"
+END: Final = "<!-- end of configurations -->"
+
+_DEFAULTS: Final = "verl-agent/verl/trainer/config/ppo_trainer.yaml"
+_METHODS: Final = ("grpo", "gigpo", "g2po", "graphgpo", "hgpo-k2", "hgpo-k4", "hgpo-k2-lora")
+_WORLDS: Final = {"alfworld": "ALFWorld", "webshop": "WebShop"}
+_SIZES: Final = ("1.5b", "7b")
+
+
+@dataclass(frozen=True)
+class Script:
+    """The official script of a configuration.
+
+    Attributes:
+        name: Its name in official_scripts.toml.
+        exact: Whether it is the script of the configuration's own estimator and model. If not, it is the nearest one.
+    """
+
+    name: str
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Row:
+    """A value that a configuration and a script have in common.
+
+    Attributes:
+        title: What it is called in the table: our setting.
+        ours: Reads it from a configuration.
+        option: The script's option.
+        official: Converts the option's value.
+    """
+
+    title: str
+    ours: Callable[[Config], object]
+    option: str
+    official: Callable[[Any], object] = lambda value: value
+
+
+@cache
+def scripts() -> dict[str, dict[str, Any]]:
+    """Return the official values by script and option."""
+    return tomllib.loads((Path(__file__).parent / "official_scripts.toml").read_text("utf-8"))
+
+
+def script_of(world: str, size: str, method: str) -> Script:
+    """Return the official script of a configuration, or the nearest one."""
+    if method in ("grpo", "gigpo"):
+        return Script(f"verl-agent/examples/{method}_trainer/run_{world}.sh", size == "1.5b")
+    if method == "g2po":
+        return Script(f"G2PO/examples/g2po_trainer/run_{world}.sh", size == "1.5b")
+    recipe = "GraphGPO" if method == "graphgpo" else "hgpo"
+    return Script(f"verl-agent/recipe/{recipe}/run_qwen2.5_{size}_{world}_train.sh", not method.endswith("lora"))
+
+
+def official_values(script: Script, method: str) -> dict[str, Any]:
+    """Return a script's values and the trainer's defaults; with adapters also those of GiGPO's script for adapters."""
+    values = scripts()[_DEFAULTS] | scripts()[script.name]
+    if method.endswith("lora"):
+        world = "alfworld" if "alfworld" in script.name else "webshop"
+        adapted = scripts()[f"verl-agent/examples/gigpo_trainer/run_{world}_lora.sh"]
+        for option in ("model.lora_rank", "model.lora_alpha", "actor.optim.lr", "actor.use_kl_loss"):
+            values[f"actor_rollout_ref.{option}"] = adapted[f"actor_rollout_ref.{option}"]
+    if method == "hgpo-k4":
+        values["env.history_length"] = 4  # the script's variable, "2 or 4"
+    if method == "graphgpo" and "webshop" not in script.name:
+        values.pop("env.webshop.observation_mode", None)
+    return values
+
+
+def _parameter(name: str) -> Callable[[Config], object]:
+    return lambda config: config.advantage.parameters.get(name)
+
+
+def _kl(values: Mapping[str, Any]) -> float:
+    return (
+        float(values["actor_rollout_ref.actor.kl_loss_coef"]) if values["actor_rollout_ref.actor.use_kl_loss"] else 0.0
+    )
+
+
+def _mode(values: Mapping[str, Any], method: str) -> str:
+    if method == "grpo":
+        return "mean_std_norm" if values["algorithm.norm_adv_by_std_in_grpo"] else "mean_norm"
+    return str(values[f"algorithm.{method.partition('-')[0]}.mode"])
+
+
+def _own(method: str, name: str) -> str:
+    return f"algorithm.{method.partition('-')[0]}.{name}"
+
+
+_ACTOR: Final = "actor_rollout_ref.actor."
+_ROWS: Final = (
+    Row("model.path", lambda c: c.model.path, "actor_rollout_ref.model.path"),
+    Row("iterations", lambda c: c.iterations, "trainer.total_epochs"),
+    Row("environment.max_steps", lambda c: c.environment.max_steps, "env.max_steps"),
+    Row("environment.history_length", lambda c: c.environment.history_length, "env.history_length"),
+    Row("seed", lambda c: c.seed, "env.seed"),
+    Row("rollout.tasks", lambda c: c.rollout.tasks, "data.train_batch_size"),
+    Row("rollout.group_size", lambda c: c.rollout.group_size, "env.rollout.n"),
+    Row("rollout.temperature", lambda c: c.rollout.temperature, "actor_rollout_ref.rollout.temperature"),
+    Row("rollout.max_prompt_tokens", lambda c: c.rollout.max_prompt_tokens, "data.max_prompt_length"),
+    Row("rollout.max_response_tokens", lambda c: c.rollout.max_response_tokens, "data.max_response_length"),
+    Row("rollout.overflow", lambda c: c.rollout.overflow, "data.truncation"),
+    Row("update.mini_batch_size", lambda c: c.update.mini_batch_size, _ACTOR + "ppo_mini_batch_size"),
+    Row("update.epochs", lambda c: c.update.epochs, _ACTOR + "ppo_epochs"),
+    Row("update.aggregation", lambda c: c.update.aggregation, _ACTOR + "loss_agg_mode", lambda v: v.replace("-", "_")),
+    Row("update.clip_low", lambda c: c.update.clip_low, _ACTOR + "clip_ratio_low"),
+    Row("update.clip_high", lambda c: c.update.clip_high, _ACTOR + "clip_ratio_high"),
+    Row("update.dual_clip", lambda c: c.update.dual_clip, _ACTOR + "clip_ratio_c"),
+    Row("update.entropy_weight", lambda c: c.update.entropy_weight, _ACTOR + "entropy_coeff"),
+    Row("optimiser.learning_rate", lambda c: c.optimiser.learning_rate, _ACTOR + "optim.lr"),
+    Row("optimiser.weight_decay", lambda c: c.optimiser.weight_decay, _ACTOR + "optim.weight_decay"),
+    Row("optimiser.schedule", lambda c: c.optimiser.schedule, _ACTOR + "optim.warmup_style"),
+    Row("optimiser.gradient_clip", lambda c: c.optimiser.gradient_clip, _ACTOR + "grad_clip"),
+    Row("model.lora.rank", lambda c: c.model.lora.rank, "actor_rollout_ref.model.lora_rank"),
+    Row(
+        "model.gradient_checkpointing",
+        lambda c: c.model.gradient_checkpointing,
+        "actor_rollout_ref.model.enable_gradient_checkpointing",
+    ),
+    Row("evaluation.every", lambda c: c.evaluation.every, "trainer.test_freq"),
+    Row("evaluation.tasks", lambda c: c.evaluation.tasks, "prepare.val_data_size"),
+    Row(
+        "evaluation.temperature", lambda c: c.evaluation.temperature, "actor_rollout_ref.rollout.val_kwargs.temperature"
+    ),
+    Row("evaluation.before_training", lambda c: c.evaluation.before_training, "trainer.val_before_train"),
+    Row("checkpoint.every", lambda c: c.checkpoint.every, "trainer.save_freq"),
+    Row(
+        "checkpoint.keep",
+        lambda c: c.checkpoint.keep,
+        "trainer.max_actor_ckpt_to_keep",
+        lambda v: 0 if v == "null" else v,
+    ),
+)
+"""Values with one option each."""
+
+
+def compared(name: str) -> dict[str, tuple[object, object]]:
+    """Return our value and the official one of every row, for a shipped configuration; None where it has no meaning."""
+    world, size, method = name.split("-", 2)
+    config, values = load_config(name), official_values(script_of(world, size, method), method)
+    found = {row.title: (row.ours(config), row.official(values.get(row.option))) for row in _ROWS}
+    if size not in values["actor_rollout_ref.model.path"].lower():  # the script is for the other size
+        found["model.path"] = (config.model.path, config.model.path)
+    found["update.kl_weight"] = (config.update.kl_weight, _kl(values))
+    for parameter, official in _parameters(values, method).items():
+        found[f"advantage: {parameter}"] = (_parameter(parameter)(config), official)
+    options = config.environment.options
+    if world == "webshop":
+        mode = options.get("observation_mode", "text")
+        found["environment: observation_mode"] = (mode, values["env.webshop.observation_mode"])
+    return found
+
+
+def _parameters(values: Mapping[str, Any], method: str) -> dict[str, object]:
+    """Return the official parameters of the advantages."""
+    found: dict[str, object] = {
+        "mode": _mode(values, method),
+        "invalid_action_penalty": values[_ACTOR + "invalid_action_penalty_coef"],
+    }
+    if method != "grpo":  # GRPO does not discount
+        found["gamma"] = values["algorithm.gamma"]
+    if method in ("gigpo", "g2po", "graphgpo"):
+        found["step_weight"] = values[_own(method, "step_advantage_w")]
+    if method == "graphgpo":
+        found["episode_weight"] = values[_own(method, "episode_advantage_w")]
+    if method.startswith("hgpo"):
+        found["alpha"] = values[_own(method, "length_weight_alpha")]
+        found["base_group"] = values[_own(method, "base_group")]
+        found["history_length"] = values["env.history_length"]
+    return found
+
+
+def configurations() -> list[str]:
+    """Return the names of the shipped configurations of the papers' runs."""
+    return [name for name in shipped() if not name.startswith("tiny")]
+
+
+def tables() -> str:
+    """Return one Markdown table per benchmark and model size."""
+    parts = []
+    for world, title in _WORLDS.items():
+        for size in _SIZES:
+            names = {method: f"{world}-{size}-{method}" for method in _METHODS}
+            columns = {method: compared(name) for method, name in names.items()}
+            head = [f"### {title}, Qwen2.5-{size.upper()}-Instruct", "", f"| | {' | '.join(_METHODS)} |"]
+            titles = list(dict.fromkeys(row for values in columns.values() for row in values))
+            lines = [_line(row, columns) for row in titles]
+            official = [_script_cell(script_of(world, size, method), method) for method in _METHODS]
+            gpus = [_machine_cell(world, size, method) for method in _METHODS]
+            first = [f"| script | {' | '.join(official)} |"]
+            last = [f"| GPUs, gpu_memory_utilization of the script | {' | '.join(gpus)} |"]
+            parts.append("\n".join([*head, "|---" * (len(_METHODS) + 1) + "|", *first, *lines, *last]))
+    return "\n\n".join(parts)
+
+
+def rewrite(page: str) -> str:
+    """Return the page with updated tables."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{after}"
+
+
+def _line(row: str, columns: Mapping[str, Mapping[str, tuple[object, object]]]) -> str:
+    cells = [_cell(*values[row]) if row in values else "" for values in columns.values()]
+    return f"| {row} | {' | '.join(cells)} |"
+
+
+def _cell(ours: object, official: object) -> str:
+    """Return our value, and the official one if it differs."""
+    return _shown(ours) if ours == official else f"**{_shown(ours)}** (script: {_shown(official)})"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value).removeprefix("Qwen/")
+
+
+def _script_cell(script: Script, method: str) -> str:
+    path = script.name.partition("/")[2]
+    if script.exact:
+        return f"`{path}`"
+    nearest = "`examples/gigpo_trainer/*_lora.sh` and " if method.endswith("lora") else ""
+    return f"none; nearest: {nearest}`{path}`"
+
+
+def _machine_cell(world: str, size: str, method: str) -> str:
+    values = scripts()[script_of(world, size, method).name]
+    share = values["actor_rollout_ref.rollout.gpu_memory_utilization"]
+    return f"{values['trainer.n_gpus_per_node']}, {share:g}"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.write_text(rewrite(target.read_text("utf-8")), "utf-8")
