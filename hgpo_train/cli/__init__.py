@@ -70,7 +70,7 @@ def main() -> None:
     """
     sys.stderr = LazyRedactedStream(sys.stderr)
     try:
-        app()
+        app(prog_name="hgpo")
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise
