@@ -22,7 +22,7 @@ ones; ``numbered`` writes each action's number before it, as ``action_format="nu
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -214,6 +214,13 @@ def _line_of(error: BaseException) -> str:
     return f" at line {line}" if line else ""
 
 
+@cache
+def bundled_templates() -> dict[str, Path]:
+    """Return the files of the templates in this package by name, besides those of the benchmarks."""
+    folder = Path(str(files("hgpo_envs") / "templates")).resolve()
+    return {path.stem: path for path in sorted(folder.glob("*.j2"))}
+
+
 def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
     """Load a template.
 
@@ -221,7 +228,8 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
         path: A file; None loads the benchmark's template, or the general one if it has none.
         benchmark: The benchmark's name.
 
-    A path of the form ``verl-agent:FOLDER`` means the prompts of a checkout of verl-agent in that folder.
+    A path of the form ``verl-agent:FOLDER`` means the prompts of a checkout of verl-agent in that folder. Files of this
+    package (`bundled_templates`) are rendered without the sandbox.
 
     Raises:
         InputError: The file cannot be read, or is not a valid template.
@@ -242,4 +250,5 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
         raise InputError(
             f"prompt_template: expected a readable UTF-8 file, received {str(path)!r} ({error})"
         ) from error
-    return _compiled(text.replace("\r\n", "\n"), str(path))
+    bundled = Path(path).resolve() in bundled_templates().values()
+    return _compiled(text.replace("\r\n", "\n"), str(path), trusted=bundled)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.prompts import bundled_templates
 from hgpo_envs.verl_agent_prompts import VERL_AGENT
 from hgpo_train.assignments import read_value, split
 from hgpo_train.models.config import ModelConfig
@@ -338,11 +339,10 @@ def template_path(config: EnvironmentConfig) -> str | None:
     name = config.prompt_template
     if name is None or name.startswith(VERL_AGENT) or Path(name).is_file():
         return name
-    folder = Path(str(files("hgpo_train.training") / "configs"))
-    known = {path.stem: str(path) for path in sorted(folder.glob("*.j2"))}
+    known = bundled_templates()
     if name not in known:
         raise InputError(unknown("prompt template or missing file", name, known))
-    return known[name]
+    return str(known[name])
 
 
 def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: type[C] = Config) -> C:  # type: ignore[assignment]

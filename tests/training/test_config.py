@@ -7,14 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import hgpo_train.training.config
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
+from hgpo_envs.prompts import bundled_templates, load_template
 from hgpo_train.advantages.registry import get
 from hgpo_train.cli import app
 from hgpo_train.policies.generation import GenerationOptions
@@ -209,22 +210,29 @@ def test_the_printed_configuration_can_be_loaded(tmp_path):
 TINY = {"tiny-alfworld": "compact", "tiny-webshop": "compact-webshop"}
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_shipped_prompt_templates_show_the_admissible_actions(tmp_path, name):
-    """Rollouts of a hundred steps with each template do not fail in the templates' sandbox."""
-    config = load_config(name)
-    assert config.environment.prompt_template == TINY[name]
-    assert {path.stem for path in Path(hgpo_train.training.config.__file__).parent.glob("configs/*.j2")} == set(
-        TINY.values()
-    )
+def played(config: Config, run: Path) -> pl.DataFrame:
     handle = open_training_env(config, "train")
     policy = make_policy(
         "mixture:explorer=0.5,random=0.5", PolicyContext(handle.shared.source.name, config.environment.action_format)
     )
-    with StepWriter(tmp_path / "run") as writer:
+    with StepWriter(run) as writer:
         tally = collect(handle, policy, writer, RolloutSpec(tasks=6, group_size=2))
     assert (tally.aborted, tally.trajectories) == (0, 12)
-    steps = scan_steps(tmp_path / "run").collect()
+    return scan_steps(run).collect()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_bundled_templates_show_the_admissible_actions_with_and_without_the_sandbox(tmp_path, name):
+    config = load_config(name)
+    assert config.environment.prompt_template == TINY[name]
+    assert set(bundled_templates()) == set(TINY.values())
+    steps = played(config, tmp_path / "run")
+    copy = tmp_path / "copy.j2"
+    copy.write_bytes(bundled_templates()[TINY[name]].read_bytes())
+    assert load_template(bundled_templates()[TINY[name]], "ALFWorld").trusted
+    assert not load_template(copy, "ALFWorld").trusted
+    sandboxed = played(replace(config, environment={"prompt_template": str(copy)}), tmp_path / "sandboxed")
+    assert sandboxed["prompt"].equals(steps["prompt"])
     assert len(steps) > 50
     assert steps["prompt"].null_count() == 0
     if name == "tiny-webshop":
