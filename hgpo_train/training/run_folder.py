@@ -15,7 +15,7 @@ import json
 import os
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from hgpo_datasets import manifest
@@ -25,7 +25,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.secrets import redact, redact_json
 from hgpo_envs.untrusted_files import read_bytes
 from hgpo_train.settings import build, to_dict, to_toml
-from hgpo_train.training.config import Config, SftConfig, load_config
+from hgpo_train.training.config import Config, EnvironmentConfig, SftConfig, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -238,5 +238,14 @@ def table_values(config: Config | SftConfig, free: Collection[str]) -> dict[str,
     A step table accepts only the configuration that it was created with, and those of earlier runs do not contain
     settings that were added later (`_ADDED`).
     """
-    values = fixed_values(config, free)
+    return _without_added(fixed_values(config, free))
+
+
+def environment_values(environment: EnvironmentConfig) -> dict[str, Any]:
+    """Return the settings of an environment that a step table stores, as `table_values` does."""
+    values = _without_added({f"environment.{name}": value for name, value in asdict(environment).items()})
+    return {name.removeprefix("environment."): value for name, value in values.items()}
+
+
+def _without_added(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _ADDED or value != _ADDED[name]}

@@ -29,6 +29,7 @@ from hgpo_train.rollout.failures import failures_of_run, raise_if_too_many
 from hgpo_train.rollout.fingerprints import fingerprint_path, fingerprint_texts
 from hgpo_train.rollout.run import RolloutSpec, collect_groups
 from hgpo_train.training.config import Config, OptimiserConfig, SftConfig, TrackingConfig, UpdateConfig, template_path
+from hgpo_train.training.run_folder import environment_values
 from hgpo_train.training.sft import run_sft
 from hgpo_train.training.trainer import open_training_env
 
@@ -157,7 +158,7 @@ def collect_demonstrations(folder: Path, config: Config, start: WarmStart, displ
         "demonstrations": start.demonstrations,
         "seed": start.seed,
         "environment": {
-            **dataclasses.asdict(environment),
+            **environment_values(environment),
             "prompt_template": template and fingerprint_path(Path(template)),
         },
         "data": [fingerprint_path(Path(place)) for place in start.data],

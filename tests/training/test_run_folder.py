@@ -22,7 +22,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_path, fingerprint_rows, fingerprint_texts
 from hgpo_train.training.config import Config, EnvironmentConfig, SftConfig, replace
 from hgpo_train.training.display import Display
-from hgpo_train.training.run_folder import Origin, RunFolder, RunFolderWarning, table_values
+from hgpo_train.training.run_folder import Origin, RunFolder, RunFolderWarning, environment_values, table_values
 from hgpo_train.training.tracking import read_metrics
 from hgpo_train.training.trainer import _FREE, open_training_env
 
@@ -411,5 +411,7 @@ FIRST_SETTINGS = [
 def test_step_tables_of_the_first_runs_accept_the_default_configuration():
     """A setting that is added later, and may not change on resume, must be named in `run_folder._ADDED`."""
     assert sorted(table_values(Config(), _FREE)) == FIRST_SETTINGS
+    first = sorted(name.removeprefix("environment.") for name in FIRST_SETTINGS if name.startswith("environment."))
+    assert sorted(environment_values(Config().environment)) == first
     changed = replace(Config(), update={"order": "verl-agent"})
     assert set(table_values(changed, _FREE)) - set(FIRST_SETTINGS) == {"update.order"}
