@@ -118,7 +118,7 @@ from hgpo_envs.secrets import Secret, register_url
 key = Secret({secret!r})
 register_url("http://me:" + {secret!r} + "@host/v1")
 
-def work():
+def work(prog_name):
     local = key.reveal()
     fault = {fault!r}
     if fault == "crash":
