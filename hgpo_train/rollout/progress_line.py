@@ -29,6 +29,9 @@ def live_progress(console: Console, expected: int) -> Iterator[Callable[[Tally],
     Yields:
         A function that updates the line from a tally. It limits the rate of updates itself.
     """
+    if not console.is_terminal:  # some versions of rich would print an empty line
+        yield lambda _: None
+        return
     columns = (
         TextColumn("rollouts"),
         BarColumn(),
@@ -37,7 +40,7 @@ def live_progress(console: Console, expected: int) -> Iterator[Callable[[Tally],
         TimeRemainingColumn(),
     )
     last = 0.0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("rollouts", total=expected, summary="")
 
         def show(tally: Tally) -> None:

@@ -109,6 +109,7 @@ BEFORE = {"seed": 1, "policy": {"name": "transformers:m"}}
     ],
 )
 def test_only_fingerprints_that_are_not_stored_are_left_out(tmp_path: Path, stored, named) -> None:
+    pytest.importorskip("torch")  # for the options of the policy
     header(tmp_path / "run", stored)
     said: list[str] = []
     assert comparable(tmp_path / "run", NEW, None, said.append) == stored  # there are no rows whose tasks are compared
@@ -127,6 +128,7 @@ def test_only_fingerprints_that_are_not_stored_are_left_out(tmp_path: Path, stor
     ],
 )
 def test_the_first_value_that_differs_is_named(tmp_path: Path, stored, line) -> None:
+    pytest.importorskip("torch")
     header(tmp_path / "run", stored)
     with pytest.raises(InputError, match="was written with") as caught:
         comparable(tmp_path / "run", NEW, None)
