@@ -42,7 +42,7 @@ _ENGINE_SEQUENCES: Final = 1024
 _ENGINE_GRAPHS: Final = GIB // 2
 """CUDA graphs and small buffers of the engine."""
 _ROW_BYTES: Final = 6_000
-"""A generous size of a row of the step table: that of a row with texts and tokens as JSON lines. The same row takes 273
+"""A generous size of a row of the step table: that of a row with texts and tokens as JSON lines. The same row takes 254
 bytes in Parquet (docs/measurements.md)."""
 
 
