@@ -1,0 +1,18 @@
+"""The comparison of estimators with true advantages: `compare_estimators(steps, truth, variants)`.
+
+    inputs       a run and its truth table → arrays of steps, for each redraw of the groups
+    measures     steps → sums per task; sums → bias, error, correlation … (defined in that module's docstring)
+    gradients    steps → inner products of tabular policy gradients per task
+    resampling   sums per task → intervals by resampled tasks, corrected for the number of comparisons
+    comparison   the tables of all estimators, group sizes and parts
+    report       the tables → a page of HTML; `pictures` draws its pictures
+
+docs/truth.md describes how to use it and how to read the result.
+"""
+
+from __future__ import annotations
+
+from hgpo_train.analysis.estimator_comparison.comparison import Comparison, compare_estimators
+from hgpo_train.analysis.estimator_comparison.variants import Variant, read_variants
+
+__all__ = ["Comparison", "Variant", "compare_estimators", "read_variants"]

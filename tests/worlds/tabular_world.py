@@ -1,0 +1,111 @@
+"""Small tabular worlds whose true values are computed by dynamic programming, as step tables and truth tables.
+
+A task is a graph of states with deterministic moves and a time limit. Reaching the goal pays 1, reaching the pit ends
+the episode. The policy is a softmax over random logits of the visible state. State and time determine the value.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from hgpo_envs.hashing import chain_columns, text_hashes
+
+STATES, ACTIONS, LIMIT = 6, 3, 8
+GOAL, PIT = STATES, STATES + 1
+
+
+@dataclass(frozen=True)
+class World:
+    """One task: moves (STATES, ACTIONS), action probabilities of the same shape, and values (LIMIT + 1, STATES + 2)."""
+
+    moves: np.ndarray
+    policy: np.ndarray
+    value: np.ndarray
+    gamma: float
+
+    def q(self, state, t):
+        after = self.moves[state]
+        return (after == GOAL) + self.gamma * self.value[t + 1][after]
+
+
+def world(rng: np.random.Generator, gamma: float) -> World:
+    moves = rng.integers(0, STATES + 2, (STATES, ACTIONS))
+    logits = rng.normal(size=(STATES, ACTIONS))
+    policy = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    value = np.zeros((LIMIT + 1, STATES + 2))
+    made = World(moves, policy, value, gamma)
+    for t in reversed(range(LIMIT)):
+        value[t, :STATES] = [(policy[s] * made.q(s, t)).sum() for s in range(STATES)]
+    return made
+
+
+def play(tasks: int, rollouts: int, seed: int, *, gamma: float = 0.95, depth: int = 4, noise: float = 0.0):
+    """Return a step table and its truth table.
+
+    Args:
+        tasks: Number of tasks, each with its own world.
+        rollouts: Number of rollouts per task.
+        seed: Seed of worlds, rollouts and noise.
+        gamma: The discount of the true values.
+        depth: The depth of the stored histories.
+        noise: Standard deviation of the noise of each half of the truth.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for task in range(tasks):
+        here = world(rng, gamma)
+        for rollout in range(rollouts):
+            state = 0
+            for t in range(LIMIT):
+                action = rng.choice(ACTIONS, p=here.policy[state])
+                after = here.moves[state, action]
+                ended = after >= STATES or t == LIMIT - 1
+                rows.append(
+                    {
+                        "task_id": f"task {task:03d}",
+                        "trajectory": f"{task:03d}/{rollout:03d}",
+                        "step": t,
+                        "state": f"room {state}",
+                        "action": f"door {action}",
+                        "reward": float(after == GOAL),
+                        "terminated": bool(after >= STATES),
+                        "truncated": bool(ended and after < STATES),
+                        "won": bool(after == GOAL),
+                        "value": here.value[t, state],
+                        "q": here.q(state, t)[action],
+                        "prompt_hash": int(text_hashes([f"{task} {state}"])[0]),
+                        "choice": int(action),
+                        "probabilities": here.policy[state].tolist(),
+                    }
+                )
+                if ended:
+                    break
+                state = after
+    table = pl.DataFrame(rows).with_columns(action_valid=True, true_advantage=pl.col("q") - pl.col("value"))
+    names = ["value", "q", "prompt_hash", "choice", "probabilities"]
+    truth = table.select("trajectory", "step", *names, advantage="true_advantage")
+    truth = truth.with_columns(
+        (pl.col(name) + noise * pl.Series(rng.normal(size=truth.height))).alias(f"{name}_{half}")
+        for name in ("value", "advantage")
+        for half in ("first", "second")
+    )
+    truth = truth.with_columns(
+        ((pl.col(f"{name}_first") + pl.col(f"{name}_second")) / 2).alias(name) for name in ("value", "advantage")
+    ).with_columns(pl.lit(noise / 2**0.5).alias(f"{name}_error") for name in ("value", "q", "advantage"))
+    steps = table.drop(names)
+    first = (steps["step"] == 0).to_numpy()
+    values, defined = chain_columns(text_hashes(steps["state"]), first, depth)
+    return steps.with_columns(
+        pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}") for k in range(depth + 1)
+    ), truth
+
+
+def perfect(steps: pl.LazyFrame, *, shift: float = 0.0, scale: float = 1.0) -> pl.LazyFrame:
+    """Return the true advantage, in the unit of scaled rewards."""
+    return steps.with_columns(advantage=scale * (10.0 * pl.col("true_advantage") + shift))
+
+
+def blurred(steps: pl.LazyFrame, *, noise: float = 1.0) -> pl.LazyFrame:
+    """Return the true advantage with the noise of the column `noise`, in the unit of scaled rewards."""
+    return steps.with_columns(advantage=10.0 * (pl.col("true_advantage") + noise * pl.col("noise")))
