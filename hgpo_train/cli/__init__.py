@@ -14,6 +14,7 @@ import typer
 from hgpo_train.cli import data
 from hgpo_train.cli.advantages import advantages
 from hgpo_train.cli.command_types import RedactedApp, WorkersCommand
+from hgpo_train.cli.compare_estimators import compare_estimators
 from hgpo_train.cli.envs import envs
 from hgpo_train.cli.eval import evaluate
 from hgpo_train.cli.quickstart import quickstart
@@ -57,6 +58,7 @@ app.command(cls=WorkersCommand)(rollout)
 app.command("eval", cls=WorkersCommand)(evaluate)
 app.command()(advantages)
 app.command()(stats)
+app.command()(compare_estimators)
 app.command()(verify)
 app.command()(sft)
 app.command()(train)

@@ -1,0 +1,131 @@
+"""`hgpo compare-estimators`: compare estimators with the true advantages of a run's steps."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from hgpo_train.cli.output_paths import check_folder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hgpo_train.analysis.estimator_comparison import Comparison
+
+SHOWN: Final = ("correlation", "affine_error", "sign", "gradient", "gradient_limit", "slope", "error")
+"""The measures that are printed; the files contain all."""
+
+
+def compare_estimators(
+    run: Annotated[Path, typer.Argument(help="A run, or a Parquet file of steps. It is not modified.")],
+    truth: Annotated[Path, typer.Option(help="The truth table of the run, written by hgpo truth.")],
+    estimators: Annotated[
+        list[str],
+        typer.Option(
+            "--estimators",
+            "-e",
+            help="Estimators, separated by commas, each with its parameters after colons: "
+            "hgpo,hgpo:history_length=4,module:function:name=value. May be repeated.",
+        ),
+    ],
+    reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = 10.0,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A parameter of all estimators that have it, name=value; may be repeated."),
+    ] = None,
+    group_sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="Rollouts per group, separated by commas: 4,8. Smaller groups than the run's are redrawn from its "
+            "rollouts. Default: 4, 8, 16 … and the run's."
+        ),
+    ] = None,
+    redraws: Annotated[int, typer.Option(help="How often the groups of each size are redrawn.")] = 4,
+    depth: Annotated[int, typer.Option(help="Deepest context by which steps are classified.")] = 4,
+    resamples: Annotated[int, typer.Option(help="Resamples of the tasks, for intervals.")] = 2000,
+    permutations: Annotated[int, typer.Option(help="Permutations of estimates, for what chance gives.")] = 50,
+    seed: Annotated[int, typer.Option(help="Seed of redraws, resamples and permutations.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The folder to write. Default: <run>.comparison.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing comparison.")] = False,
+) -> None:
+    """Compare estimators with true advantages: correlation, bias, variance, sign and gradient, with intervals."""
+    from rich.console import Console
+
+    from hgpo_datasets import scan_steps
+    from hgpo_datasets.run_paths import run_with_steps
+    from hgpo_envs.errors import InputError
+    from hgpo_train.advantages.advantage_tables import fingerprint, refuse_own_input
+    from hgpo_train.analysis.estimator_comparison import compare_estimators as compare
+    from hgpo_train.analysis.estimator_comparison import read_variants
+    from hgpo_train.analysis.estimator_comparison.files import is_comparison, write_comparison
+
+    variants = read_variants(estimators, {"reward_scale": reward_scale}, setting or [])
+    sizes = _integers("--group-sizes", group_sizes)
+    if not truth.is_file():
+        raise InputError(f"--truth {truth}: expected a truth table, received no file; write it with hgpo truth")
+    steps, exact = scan_steps(run, plain=True), scan_steps(truth, plain=True)
+    owner = run_with_steps(run.resolve()) or run.resolve()
+    target = out or owner.parent / f"{owner.stem if owner.is_file() else owner.name}.comparison"
+    check_folder("--out", target)
+    refuse_own_input(run, target / "report.html")
+    if target.exists() and any(target.iterdir()) and not (overwrite and is_comparison(target)):
+        how = "replace it with --overwrite" if is_comparison(target) else "it is not a comparison"
+        raise InputError(f"{target} exists already; {how}, or use another --out")
+    console, errors = Console(), Console(stderr=True)
+    with errors.status("comparing") as status:
+        try:
+            found = compare(
+                steps,
+                exact,
+                variants,
+                group_sizes=sizes,
+                redraws=redraws,
+                depth=depth,
+                resamples=resamples,
+                permutations=permutations,
+                seed=seed,
+                progress=status.update,
+            )
+            sources = {"run": fingerprint(run), "truth": fingerprint(truth)}
+            title = f"Estimators and true advantages: {owner.stem if owner.is_file() else owner.name}"
+            write_comparison(found, target, title=title, sources=sources, overwrite=overwrite)
+        except KeyboardInterrupt:
+            errors.print(f"Interrupted. {target} is unchanged.", soft_wrap=True)
+            raise typer.Exit(130) from None
+    _print(console, found)
+    console.print(f"\nAll figures and a report with pictures: [bold]{target}[/]", highlight=False, soft_wrap=True)
+
+
+def _integers(option: str, text: str | None) -> list[int] | None:
+    from hgpo_envs.errors import InputError
+
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option}: expected integers separated by commas, received {text!r}") from None
+
+
+def _print(console: Console, found: Comparison) -> None:
+    from rich.table import Table
+
+    from hgpo_train.analysis.estimator_comparison.report import LABELS, main_size, number, rows_of, sentences
+
+    for sentence in sentences(found):
+        console.print(f"• {sentence}", highlight=False)
+    for size in found.details["group_sizes"]:
+        table = Table(title=f"\nGroups of {size}", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("estimator", overflow="fold")
+        for measure in SHOWN:
+            table.add_column(LABELS[measure], justify="right")
+        for row in rows_of(found, size):
+            cells = []
+            for measure in SHOWN:
+                here = row[measure]
+                more = "" if here["low"] is None else f"\n[dim]{number(here['low'])}…{number(here['high'])}[/]"
+                cells.append(number(here["value"]) + (more if size == main_size(found) else ""))
+            table.add_row(row["estimator"], *cells)
+        console.print(table)
