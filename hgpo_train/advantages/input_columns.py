@@ -9,6 +9,7 @@ other columns (docs/estimators.md). An estimator receives it as a LazyFrame with
     reward            float64  the step's reward: selected, scaled and rounded according to the parameters
     penalty           float64  penalty of the step's action: `invalid_action_penalty` if it is invalid, else 0
     return            float64  R_t, the discounted sum of rewards from this step, minus the penalty
+    plain_return      float64  R_t without the penalty that is subtracted from returns (`penalty_at="return"`)
     episode_return    float64  S, the sum of the trajectory's rewards
     episode_score     float64  S minus this row's penalty
     state_hash        int64    hash of the state
@@ -263,7 +264,7 @@ def not_finite(value: pl.Expr, line: str) -> RowCheck:
 
 
 def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple[pl.LazyFrame, list[RowCheck]]:
-    """Add `reward`, `penalty`, `return`, `episode_return` and `episode_score`.
+    """Add `reward`, `penalty`, `return`, `plain_return`, `episode_return` and `episode_score`.
 
     In aborted trajectories, `task_key` and `batch_key` become null, which excludes them from all groups.
 
@@ -308,6 +309,7 @@ def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple
     steps = steps.with_columns(
         *(pl.when(counts).then(name).alias(name) for name in ("task_key", "batch_key")),
         *(penalised(of, p).alias(name) for name, of in value.items()),
+        rounded(value["return"], p).alias("plain_return"),
         *mark_bad_rows(checks),
     )
     return steps, checks

@@ -43,6 +43,24 @@ def discounted(reward: pl.Expr, gamma: float) -> pl.Expr:
     return in_order([reward], lambda columns, starts: pl.Series(returns(columns[0].to_numpy(), starts, gamma)))
 
 
+def accumulated(value: pl.Expr, factor: pl.Expr) -> pl.Expr:
+    """Return y_t = x_t + f_t y_{t+1}, a sum from a step to the end of its trajectory with a factor per step.
+
+    Args:
+        value: x_t, Float64.
+        factor: f_t, Float64; that of the last step is not used.
+
+    >>> steps = pl.DataFrame({"trajectory_key": 0, "step": [0, 1, 2], "x": [1.0, 2.0, 4.0], "f": [0.5, 1.0, 9.0]})
+    >>> steps.select(accumulated(pl.col("x"), pl.col("f"))).to_series().to_list()
+    [4.0, 6.0, 4.0]
+    """
+
+    def add(columns: Sequence[pl.Series], starts: NDArray[np.intp]) -> pl.Series:
+        return pl.Series(_backwards(columns[0].to_numpy(), columns[1].to_numpy(), starts))
+
+    return in_order([value, factor], add)
+
+
 def steps_left() -> pl.Expr:
     """Return T - t, the number of steps that follow a step in its trajectory, as int64.
 
@@ -154,23 +172,31 @@ def trajectory_order(trajectory: pl.Series, step: pl.Series) -> pl.Series | None
 def returns(rewards: NDArray[np.float64], starts: NDArray[np.intp], gamma: float) -> NDArray[np.float64]:
     """Return R_t of ordered rows.
 
-    The recursion runs backwards over all trajectories in parallel. They are sorted by decreasing length, so that the
-    trajectories with a step at distance `back` from their end are a prefix.
-
     Args:
         rewards: r_t of rows that are ordered by trajectory and step, float64.
         starts: The index of each trajectory's first row.
         gamma: γ, the discount per step.
     """
-    lengths = np.diff(starts, append=len(rewards))
+    return _backwards(rewards, np.broadcast_to(np.float64(gamma), rewards.shape), starts)
+
+
+def _backwards(
+    values: NDArray[np.float64], factors: NDArray[np.float64], starts: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """Return y_t = x_t + f_t y_{t+1} of ordered rows.
+
+    The recursion runs backwards over all trajectories in parallel. They are sorted by decreasing length, so that the
+    trajectories with a step at distance `back` from their end are a prefix.
+    """
+    lengths = np.diff(starts, append=len(values))
     by_length = np.argsort(-lengths, kind="stable")
     ends, lengths = (starts + lengths - 1)[by_length], lengths[by_length]
     running = np.searchsorted(-lengths, -np.arange(lengths.max(initial=0)))  # trajectories longer than `back`
-    found, later = np.empty(len(rewards)), np.zeros(len(lengths))
+    found, later = np.empty(len(values)), np.zeros(len(lengths))
     with np.errstate(over="ignore", invalid="ignore"):
         for back, count in enumerate(running.tolist()):
             at = ends[:count] - back
-            later = rewards[at] + gamma * later[:count]
+            later = values[at] + factors[at] * later[:count] if back else values[at]
             found[at] = later
     return found
 

@@ -119,12 +119,34 @@ def mean(
     steps, (x,) = _in_units(steps, [Level(value)], of)
     for into, columns in levels.items():
         steps = _grouped(steps, within(*columns, of=of), [x], least=True)
-        grouped, least = pl.col(_GROUP).is_not_null(), x("least")
-        # All x are equal if n times the least x is the sum. 1 / unit is 0 if an x of the task is not finite.
-        equal = (x("count") * _multiples(least) == x("sum")) & (pl.col(_PER_UNIT) > 0)
-        whole = quotient(x("sum").cast(pl.Float64), x.n * pl.col(_PER_UNIT))
-        steps = steps.with_columns(pl.when(grouped & equal).then(least).when(grouped).then(whole).alias(into))
+        steps = steps.with_columns(_mean(x).alias(into))
     return steps
+
+
+def means(steps: pl.LazyFrame, values: Mapping[str, str | pl.Expr], *, of: str = "task_key") -> pl.LazyFrame:
+    """Add the means of several values over all rows with an equal key, in fewer windows than `mean` for each of them.
+
+    Args:
+        steps: A table with the key `of`.
+        values: For each new column (Float64), the averaged value. Nulls do not count; the mean of none is NaN.
+        of: The key: `task_key` or `batch_key`.
+
+    >>> steps = pl.LazyFrame({"task_key": [1, 1, 2], "x": [1.0, 2.0, 5.0], "y": [1.0, None, 3.0]})
+    >>> means(steps, {"a": "x", "b": "y"}).collect().select("a", "b").rows()
+    [(1.5, 1.0), (1.5, 1.0), (5.0, 3.0)]
+    """
+    steps, made = _in_units(steps, [Level(value) for value in values.values()], of)
+    steps = _grouped(steps, within(of=of), list(dict.fromkeys(made)), least=True)
+    return steps.with_columns(_mean(x).alias(into) for into, x in zip(values, made, strict=True))
+
+
+def _mean(x: _Value) -> pl.Expr:
+    """Return the mean of a group, from its sums; null if the row is in none."""
+    grouped, least = pl.col(_GROUP).is_not_null(), x("least")
+    # All x are equal if n times the least x is the sum. 1 / unit is 0 if an x of the task is not finite.
+    equal = (x("count") * _multiples(least) == x("sum")) & (pl.col(_PER_UNIT) > 0)
+    whole = quotient(x("sum").cast(pl.Float64), x.n * pl.col(_PER_UNIT))
+    return pl.when(grouped & equal & least.is_not_null()).then(least).when(grouped).then(whole)
 
 
 @dataclass(frozen=True)
@@ -198,6 +220,58 @@ def normalise(
 def size(into: str) -> str:
     """Return the name of the column of group sizes that `normalise` adds for the column `into`."""
     return f"size_{into}"
+
+
+def from_others(
+    steps: pl.LazyFrame, values: Mapping[str, str | pl.Expr], levels: Mapping[str, Sequence[str]]
+) -> pl.LazyFrame:
+    """Add how far values are from the mean of the other trajectories' steps in the group; exactly 0 if all are equal.
+
+    Args:
+        steps: A table with the keys `task_key` and `trajectory_key`.
+        values: For each name, the value x: a numeric column or expression without nulls.
+        levels: For each name, the columns that define its groups (see `within`); an empty sequence for the task.
+
+    Returns:
+        The table with a column `deviation(value, level)` for each value and level (Float64), x minus the mean over the
+        steps of the other trajectories, and `others(level)`, the number of other trajectories (Float64). Both are null
+        if no other trajectory has a step in the group, and if one of the columns is null.
+
+    >>> steps = pl.LazyFrame({"task_key": 1, "trajectory_key": [1, 1, 2], "x": [1.0, 2.0, 5.0]})
+    >>> found = from_others(steps, {"x": "x"}, {"task": []}).collect()
+    >>> found[deviation("x", "task")].to_list(), found[others("task")].to_list()
+    ([-4.0, -3.0, 3.5], [1.0, 1.0, 1.0])
+    """
+    steps, made = _in_units(steps, [Level(value) for value in values.values()], "task_key")
+    distinct = list(dict.fromkeys(made))
+    for level, columns in levels.items():
+        steps = _grouped(steps, within(*columns), distinct)
+        steps = steps.with_columns(
+            chain(pl.col(_GROUP), pl.col("trajectory_key")).alias("(own)"),
+            (pl.col("trajectory_key").n_unique().over(_GROUP).cast(pl.Float64) - 1.0).alias(others(level)),
+        )
+        own = {f"{x['count']} own": x("counted").count() for x in distinct}
+        own |= {f"{x['sum']} own": x("counted").sum() for x in distinct}
+        steps = steps.with_columns(value.over("(own)").alias(name) for name, value in own.items())
+        shared = pl.col(_GROUP).is_not_null() & (pl.col(others(level)) > 0)
+        results = {}
+        for value, x in zip(values, made, strict=True):
+            count = (x("count") - pl.col(f"{x['count']} own")).cast(pl.Int64)
+            above = (count * x("units") - (x("sum") - pl.col(f"{x['sum']} own"))).cast(pl.Float64)
+            results[deviation(value, level)] = quotient(above, count.cast(pl.Float64) * pl.col(_PER_UNIT))
+        results[others(level)] = pl.col(others(level))
+        steps = steps.with_columns(pl.when(shared).then(value).alias(name) for name, value in results.items())
+    return steps
+
+
+def deviation(value: str, level: str) -> str:
+    """Return the name of a column of deviations that `from_others` adds."""
+    return f"{value} from others at {level}"
+
+
+def others(level: str) -> str:
+    """Return the name of a column of numbers of trajectories that `from_others` adds."""
+    return f"others at {level}"
 
 
 def weighted_mean(

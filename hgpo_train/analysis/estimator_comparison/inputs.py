@@ -242,7 +242,7 @@ def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: C
     estimates = compute_many(table.drop(own), specs).select(spec.column for spec in specs).collect()
     p = hgpo.HGPO(**{**vars(reference), "history_length": depth, "context": context})
     contexts = [f"{CHAINS[context]}{k}" for k in range(depth + 1)]
-    prepared = prepare(table.drop(own).lazy(), p).select("task_key", "return", "penalty", *contexts).collect()
+    prepared = prepare(table.drop(own).lazy(), p).select("task_key", "plain_return", *contexts).collect()
     table = pl.concat([table, prepared.select(pl.all().name.prefix("(made) ")), estimates], how="horizontal")
     table = table.with_columns(_level([f"(made) {name}" for name in contexts])).filter(_has_truth())
     return _arrays(run, table, size, reference)
@@ -278,10 +278,7 @@ def _arrays(run: Run, table: pl.DataFrame, size: int, reference: Parameters) -> 
             raise InputError(f"{variant.name}: expected a reward_scale other than 0, received 0")
         made = _floats(table, variant.spec.column) / scale
         estimates[variant.name] = (made, made)
-    gained = _floats(table, "(made) return")
-    if reference.penalty_at == "return":
-        gained = gained + _floats(table, "(made) penalty")
-    gained = gained / reference.reward_scale
+    gained = _floats(table, "(made) plain_return") / reference.reward_scale
     estimates[REFERENCE] = (
         gained - _floats(table, "(truth) value_first"),
         gained - _floats(table, "(truth) value_second"),
