@@ -427,6 +427,21 @@ class BatchPolicy(ABC):
         return listed
 
 
+class MemorylessPolicy(BatchPolicy):
+    """A `BatchPolicy` and `DistributionPolicy` whose replies depend on nothing but the request."""
+
+    memoryless: bool = True
+    history_read: int | None = None
+    prompt_read: bool = True
+
+    @abstractmethod
+    def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
+        """See `DistributionPolicy`."""
+
+    def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
+        """See `DistributionPolicy`. There is no memory."""
+
+
 class AsyncPolicy(ABC):
     """A policy that replies to each request with its own coroutine, many concurrently.
 
