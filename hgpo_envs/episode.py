@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
 
     from hgpo_envs.engine import Engine, State, Task
+    from hgpo_envs.memory import Pair
     from hgpo_envs.responses import Response
     from hgpo_envs.sources import SharedSource
 
@@ -213,6 +214,10 @@ class Episode:
             action_format=self.settings.action_format,
             history_length=history_length,
         )
+
+    def history(self) -> list[Pair]:
+        """Return the past pairs that the prompt shows, oldest first."""
+        return self._memory.pairs()
 
     def info(self) -> dict[str, Any]:
         """Return Gymnasium's info. Each call returns new objects, which the caller may keep and change."""

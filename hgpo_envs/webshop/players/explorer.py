@@ -64,6 +64,15 @@ class ExplorerPlayer:
         self._wanted = Counter(_words(self._instruction))
         self._offers, self._opened, self._pages, self._choices = [], set(), 0, None
 
+    def fork(self, engine: Engine | None) -> ExplorerPlayer:
+        """Return an independent copy. The engine is not used."""
+        del engine
+        player = ExplorerPlayer()
+        player._instruction, player._bound, player._wanted = self._instruction, self._bound, self._wanted
+        player._offers, player._opened, player._pages = list(self._offers), set(self._opened), self._pages
+        player._choices = None if self._choices is None else list(self._choices)
+        return player
+
     def act(self, state: State) -> str:
         """Return the next action."""
         clicks = [action[6:-1] for action in state.actions if action.startswith("click[")]
