@@ -132,34 +132,93 @@ def test_ten_thousand_branches_equal_replays(env_id):
         branch(env, random.Random(seed), 10)
 
 
-@pytest.mark.parametrize(("env_id", "options"), VARIANTS)
+def reactions(engine, actions):
+    """Return the engine's states after each of these actions, each tried in a fork."""
+    tried = [
+        action.replace("<your query>", query) for action in actions for query in QUERIES[: 6 if "<" in action else 1]
+    ]
+    return [engine.fork().act(command) for command in [*tried, *INADMISSIBLE]]
+
+
+def near(episode, chance):
+    """Return an action that changes something nearby, more often than one that leads elsewhere."""
+    far = (
+        "go to",
+        "help",
+        "inventory",
+        "click[b0",
+        "click[next",
+        "click[back",
+        "click[desc",
+        "click[feat",
+        "click[rev",
+    )
+    changing = [action for action in episode.state.actions if not action.startswith(far)]
+    chosen = chance.choice(changing if changing and chance.random() < 0.6 else list(episode.state.actions) or [""])
+    return chosen.replace("<your query>", chance.choice(QUERIES))
+
+
+@pytest.mark.parametrize(("env_id", "options"), [variant for variant in VARIANTS if "action_format" not in variant[1]])
 def test_equal_keys_mean_equal_futures(env_id, options):
-    """Walks over few actions revisit states on different ways; their next reactions must be equal."""
-    env, chance = made(env_id, options), random.Random(1)
-    task = started(env, chance)
-    start = env.episode
-    few, met, merged = [choice(start, chance) for _ in range(3)], {}, 0
-    for _ in range(150):
-        episode, texts = start.fork(), []
-        for _ in range(8):
-            if episode.done:
-                break
-            chosen = chance.choice(few) if chance.random() < 0.7 else choice(episode, chance)
-            few = [*few[-5:], chosen]
-            episode.act(chosen)
-            texts.append(chosen)
-            first = met.setdefault(episode.engine_key(), (tuple(texts), episode.fork()))
-            if first[0] == tuple(texts):
-                continue
-            merged += 1
-            mine, its = episode.engine.fork(), first[1].engine.fork()
-            assert tuple(episode.state.actions) == tuple(first[1].state.actions)
-            for _ in range(4):
-                command, _ = episode.read(choice(episode, chance))
-                assert mine.act(command) == its.act(command)
-                assert mine.key() == its.key()
+    """Random walks that return to states on different ways; all reactions there must be equal, and so on from there."""
+    env, merged = made(env_id, options), 0
+    for seed in range(4):
+        chance = random.Random(seed)
+        started(env, chance)
+        met = {}
+        for _ in range(40):
+            episode = env.episode.fork()
+            for _ in range(10):
+                if episode.done:
+                    break
+                episode.act(near(episode, chance))
+                actions, engine = tuple(episode.state.actions), episode.engine
+                first = met.setdefault(engine.key(), (tuple(episode._journal), actions, engine.fork()))
+                if first[0] == tuple(episode._journal):
+                    continue
+                merged += 1
+                assert actions == first[1]
+                mine, its = reactions(engine, actions), reactions(first[2], actions)
+                assert [repr(state) for state in mine] == [repr(state) for state in its]
+                after, there = engine.fork(), first[2].fork()
+                for _ in range(3):
+                    command = chance.choice([*actions, *QUERIES]).replace("<your query>", chance.choice(QUERIES))
+                    assert after.act(command) == there.act(command)
+                    assert after.key() == there.key()
     assert merged > 50
-    assert task == start.task.id
+
+
+def after(env_id, task, *commands, **options):
+    engine = made(env_id, options).shared.source.engine()
+    engine.start(task)
+    for command in commands:
+        engine.act(command)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["search[<c> garden]", "search[<a>]"], ["search[<c>+garden]", "search[<a>]"]),  # one address, two pages
+        (["search[<r>]"], ["search[<r>]", "search[<r>]"]),  # the next random products differ
+        (["search[red shoe]"], ["search[red shoe]", "search[<a>]"]),  # one page, but `next >` leads elsewhere
+    ],
+)
+def test_shop_pages_with_one_address_have_different_keys(first, second):
+    engines = [after(IDS[1], "0", *commands) for commands in (first, second)]
+    assert engines[0].key() != engines[1].key()
+
+
+def test_a_shop_session_after_a_purchase_has_another_key():
+    """Searches continue after a purchase, and every later state has the score."""
+    wanted = made(IDS[1], {}).shared.source.task("0").instruction.partition(",")[0]
+    search = f"search[{wanted}]"
+    product = next(action for action in after(IDS[1], "0").act(search).actions if action.startswith("click[b0"))
+    looked = after(IDS[1], "0", search, product)
+    bought = after(IDS[1], "0", search, product, "click[buy now]", search, product)
+    assert bought.act("x").score > 0 == looked.act("x").score
+    assert bought.act("x").text == looked.act("x").text
+    assert bought.key() != looked.key()
 
 
 @pytest.mark.parametrize("env_id", IDS)
