@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,7 +88,7 @@ class MixturePolicy(BatchPolicy):
 
 def _mixed(parts: Sequence[tuple[Distribution, float]]) -> Distribution:
     """Return the weighted mean of distributions."""
-    probabilities: Counter[str] = Counter()
+    probabilities: dict[str, float] = defaultdict(float)
     for distribution, weight in parts:
         for response, probability in zip(distribution.responses, distribution.probabilities.tolist(), strict=True):
             probabilities[response] += weight * probability

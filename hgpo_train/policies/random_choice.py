@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hgpo_envs.action_features import OPEN_QUERY
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import Distribution, Failure, MemorylessPolicy, Reply, Request
 from hgpo_train.policies.registry import PolicySpec, refuse_settings
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from hgpo_train.policies.registry import PolicyContext
 
-_QUERY = "<your query>"
 _WORD = re.compile(r"[^\W_]+")
 _MOST_WORDS = 3
 
@@ -55,7 +55,7 @@ class RandomPolicy(MemorylessPolicy):
 
     def _distribution(self, request: Request, actions: Sequence[str]) -> Distribution:
         """Return the distribution of a uniform draw from actions."""
-        probabilities: Counter[str] = Counter()
+        probabilities: dict[str, float] = defaultdict(float)
         for action in actions or ("",):
             for filled, probability in _fillings(action, request.task.instruction):
                 response = format_action(filled, self._action_format, request.state.actions)
@@ -69,7 +69,7 @@ class RandomPolicy(MemorylessPolicy):
 
 def fill_query(action: str, request: Request) -> str:
     """Replace an open query in the action by words of the instruction."""
-    return action.replace(_QUERY, _query(request)) if _QUERY in action else action
+    return action.replace(OPEN_QUERY, _query(request)) if OPEN_QUERY in action else action
 
 
 def _query(request: Request) -> str:
@@ -84,19 +84,19 @@ def _words(instruction: str) -> list[str]:
 
 def _fillings(action: str, instruction: str) -> Sequence[tuple[str, float]]:
     """Return what `fill_query` makes of an action, with probabilities."""
-    if _QUERY not in action:
+    if OPEN_QUERY not in action:
         return [(action, 1.0)]
-    return [(action.replace(_QUERY, query), probability) for query, probability in _queries(instruction)]
+    return [(action.replace(OPEN_QUERY, query), probability) for query, probability in _queries(instruction)]
 
 
 @lru_cache(maxsize=8)
 def _queries(instruction: str) -> list[tuple[str, float]]:
     """Return all queries of `fill_query` with their probabilities."""
     words = _words(instruction)
-    queries: Counter[str] = Counter()
-    longer = {"": 1.0}
+    queries: dict[str, float] = defaultdict(float)
+    longer: dict[str, float] = {"": 1.0}
     for _ in range(_MOST_WORDS):
-        shorter, longer = longer, Counter[str]()
+        shorter, longer = longer, defaultdict(float)
         for query, probability in shorter.items():
             for word in words:
                 longer[f"{query} {word}" if query else word] += probability / len(words)

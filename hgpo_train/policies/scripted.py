@@ -11,7 +11,7 @@ from hgpo_train.policies.base import BatchPolicy, Distribution, Failure, Reply, 
 from hgpo_train.policies.registry import PolicySpec, refuse_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hgpo_envs.engine import Engine
     from hgpo_train.policies.registry import PolicyContext
@@ -88,6 +88,18 @@ def format_action(action: str, action_format: str, admissible: Sequence[str]) ->
     if action_format == "number" and action in admissible:
         return str(admissible.index(action) + 1)
     return action
+
+
+def formatted_actions(chosen: Iterable[str], action_format: str, admissible: Sequence[str]) -> list[str]:
+    """Format many actions, as `format_action` does.
+
+    >>> formatted_actions(["look", "go", "search[shoes]"], "number", ["go", "look"])
+    ['2', '1', 'search[shoes]']
+    """
+    if action_format == "number":
+        numbers = {action: str(number) for number, action in reversed(list(enumerate(admissible, 1)))}
+        return [numbers.get(action, action) for action in chosen]
+    return [format_action(action, action_format, admissible) for action in chosen]
 
 
 def make_expert(argument: str, context: PolicyContext) -> ScriptedPolicy:

@@ -1,0 +1,167 @@
+"""``softmax``: a log-linear softmax over features of the actions, from what the prompt shows and nothing else.
+
+The probability of a choice is proportional to exp((skill · score + taste · noise) / temperature). The score is the
+weighted sum of its features (`hgpo_envs.action_features`) and the noise is a fixed number of variance 1 for each
+instruction, observation and choice. One inadmissible action is among the choices; without noise it is as probable as
+`invalid` choices of score 0.
+
+Its true action probabilities are known, it has no memory, and one number moves it from random to nearly deterministic.
+It therefore serves to measure estimators. A language model's mistakes are other ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import numpy as np
+from msgspec import Meta
+
+from hgpo_envs.action_features import ActionFeatures, WordFeatures
+from hgpo_envs.environment_spec import imported, spec_named
+from hgpo_envs.errors import InputError
+from hgpo_envs.hashing import text_hash
+from hgpo_train.policies.base import Distribution, Failure, MemorylessPolicy, Reply, Request
+from hgpo_train.policies.registry import PolicySpec
+from hgpo_train.policies.scripted import formatted_actions
+from hgpo_train.settings import NonNegativeFloat, NonNegativeInt, build, check
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hgpo_envs.memory import Pair
+    from hgpo_train.policies.registry import PolicyContext
+
+INVALID_ACTION: Final = "do nothing"
+"""The inadmissible choice. It is never in the form of a response, so that the invalid-action penalty applies."""
+
+_KEPT: Final = 1 << 15
+"""Number of distributions that are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftmaxOptions:
+    """Options of `softmax`."""
+
+    skill: NonNegativeFloat = 1.0
+    """Factor of the scores; 0 ignores the features."""
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    """Sampling temperature: a small one makes the policy nearly deterministic, whatever its skill."""
+    taste: NonNegativeFloat = 0.5
+    """Standard deviation of the noise in the scores, by which the policy prefers some actions without reason."""
+    invalid: NonNegativeFloat = 1.0
+    """Weight of the inadmissible action, in units of an admissible one of score 0; 0 removes it."""
+    memory: NonNegativeInt | Literal["all"] = "all"
+    """Number of past steps that the features take into account, of those that the prompt shows."""
+    variant: NonNegativeInt = 0
+    """Another number is another policy of the same kind: another noise, and weights multiplied by 0.5 to 1.5. The
+    weights of variant 0 are unchanged."""
+
+    def __post_init__(self) -> None:
+        check(self, "policy option")
+
+
+class SoftmaxPolicy(MemorylessPolicy):
+    """A log-linear softmax policy.
+
+    Args:
+        features: Features and weights of the benchmark.
+        action_format: ``command``, ``response`` or ``number``.
+        options: The options.
+    """
+
+    name = "softmax"
+    reproducible = True
+    prompt_read = False
+
+    def __init__(self, features: ActionFeatures, action_format: str, options: SoftmaxOptions) -> None:
+        super().__init__()
+        self.history_read = None if options.memory == "all" else options.memory
+        self._features, self._action_format, self._options = features, action_format, options
+        scale = options.skill / options.temperature
+        self._weights = {
+            name: scale * weight * _weight_factor(options.variant, name) for name, weight in features.weights.items()
+        }
+        self._kept: dict[tuple[object, ...], Distribution] = {}
+
+    def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
+        """See `Policy`."""
+        drawn = zip(self.distributions(requests), requests, strict=True)
+        return [Reply(distribution.draw(_uniform(f"{request.seed}/choice"))) for distribution, request in drawn]
+
+    def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
+        """See `DistributionPolicy`."""
+        return [self._distribution(request) for request in requests]
+
+    def _distribution(self, request: Request) -> Distribution:
+        history = request.history
+        if self.history_read is not None:
+            history = history[len(history) - min(self.history_read, len(history)) :]
+        actions = tuple(request.state.actions)
+        seen = tuple([pair[1:] for pair in history])  # without numbers, which the features do not depend on
+        key = (request.task.instruction, request.state.text, actions, seen)
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            found = self._kept[key] = self._computed(request.task.instruction, request.state.text, actions, history)
+        return found
+
+    def _computed(
+        self, instruction: str, observation: str, actions: tuple[str, ...], history: Sequence[Pair]
+    ) -> Distribution:
+        choices = self._features.choices(instruction, observation, actions, history)
+        weights, taste = self._weights, self._options.taste / self._options.temperature
+        logits = [sum([weights[name] * value for name, value in values.items()]) for values in choices.values()]
+        if taste:
+            where = text_hash(f"{self._options.variant}/{instruction}/{observation}")
+            logits = [
+                logit + taste * _noise(f"{where}/{choice}") for logit, choice in zip(logits, choices, strict=True)
+            ]
+        responses = formatted_actions(choices, self._action_format, actions)
+        if self._options.invalid or not responses:
+            responses.append(_inadmissible(actions))
+            logits.append(log(self._options.invalid or 1.0))
+        most = max(logits)
+        powers = np.array([exp(logit - most) for logit in logits])
+        return Distribution(tuple(responses), powers / powers.sum())
+
+
+def _inadmissible(actions: Sequence[str]) -> str:
+    action = INVALID_ACTION
+    while action in actions:
+        action += "!"
+    return action
+
+
+def _uniform(text: str) -> float:
+    """Return a number in [0, 1) that is a function of a text."""
+    return ((text_hash(text) >> 11) % (1 << 53)) / (1 << 53)
+
+
+def _noise(text: str) -> float:
+    """Return a number of mean 0 and variance 1, uniformly distributed over texts."""
+    return (_uniform(text) - 0.5) * sqrt(12)
+
+
+def _weight_factor(variant: int, feature: str) -> float:
+    return 0.5 + _uniform(f"{variant}/{feature}") if variant else 1.0
+
+
+def make(argument: str, context: PolicyContext) -> SoftmaxPolicy:
+    """Create the policy `softmax`.
+
+    Raises:
+        InputError: There is an argument, or an option is not valid.
+    """
+    if argument:
+        raise InputError(f"policy softmax: expected nothing after its name, received {argument!r}; use --policy-option")
+    options = build(SoftmaxOptions, context.options, "policy option")
+    spec = spec_named(context.benchmark)
+    made = WordFeatures if spec is None else spec.action_features
+    features: ActionFeatures = (imported(made) if isinstance(made, str) else made)()
+    return SoftmaxPolicy(features, context.action_format, options)
+
+
+SOFTMAX = PolicySpec(make, options=SoftmaxOptions)
