@@ -45,6 +45,12 @@ class Memory:
         self.steps_taken += 1
         self._pairs.append(Pair(self.steps_taken, observation, action))
 
+    def resume(self, pairs: Iterable[Pair], steps_taken: int) -> None:
+        """Continue from past pairs, oldest first, and the number of steps so far."""
+        self.clear()
+        self._pairs.extend(pairs)
+        self.steps_taken = steps_taken
+
     def fork(self) -> Memory:
         """Return an independent copy."""
         other = Memory(self.length)

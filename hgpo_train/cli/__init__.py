@@ -22,6 +22,7 @@ from hgpo_train.cli.rollout import rollout
 from hgpo_train.cli.sft import sft
 from hgpo_train.cli.stats import stats
 from hgpo_train.cli.train import train
+from hgpo_train.cli.truth import truth
 from hgpo_train.cli.verify import verify
 from hgpo_train.cli.version import show_version
 
@@ -57,6 +58,7 @@ app.command(cls=WorkersCommand)(rollout)
 app.command("eval", cls=WorkersCommand)(evaluate)
 app.command()(advantages)
 app.command()(stats)
+app.command()(truth)
 app.command()(verify)
 app.command()(sft)
 app.command()(train)
