@@ -24,7 +24,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import Distribution, Failure, MemorylessPolicy, Reply, Request
 from hgpo_train.policies.registry import PolicySpec
-from hgpo_train.policies.scripted import formatted_actions
+from hgpo_train.policies.scripted import formatted_actions, inadmissible_action
 from hgpo_train.settings import NonNegativeFloat, NonNegativeInt, build, check
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
     from hgpo_envs.memory import Pair
     from hgpo_train.policies.registry import PolicyContext
-
-INVALID_ACTION: Final = "do nothing"
-"""The inadmissible choice. It is never in the form of a response, so that the invalid-action penalty applies."""
 
 _STATES: Final = 1 << 12
 _DISTRIBUTIONS: Final = 1 << 14
@@ -136,7 +133,7 @@ class SoftmaxPolicy(MemorylessPolicy):
         logits = [offset + self._score(values) for offset, values in zip(noise, choices.values(), strict=True)]
         responses = formatted_actions(choices, self._action_format, actions)
         if self._options.invalid or not responses:
-            responses.append(_inadmissible(actions))
+            responses.append(inadmissible_action(actions))
             logits.append(log(self._options.invalid or 1.0))
         places = {choice: place for place, choice in enumerate(choices)}
         return _State(tuple(responses), logits, noise, places)
@@ -160,13 +157,6 @@ class _State(NamedTuple):
     logits: list[float]
     noise: list[float]
     places: dict[str, int]
-
-
-def _inadmissible(actions: Sequence[str]) -> str:
-    action = INVALID_ACTION
-    while action in actions:
-        action += "!"
-    return action
 
 
 def _uniform(text: str) -> float:
