@@ -102,6 +102,18 @@ def formatted_actions(chosen: Iterable[str], action_format: str, admissible: Seq
     return [format_action(action, action_format, admissible) for action in chosen]
 
 
+def inadmissible_action(admissible: Sequence[str]) -> str:
+    """Return an action that is not admissible. It is no well-formed response either.
+
+    >>> inadmissible_action(["look"])
+    'do nothing'
+    """
+    action = "do nothing"
+    while action in admissible:
+        action += "!"
+    return action
+
+
 def make_expert(argument: str, context: PolicyContext) -> ScriptedPolicy:
     """Create the policy `expert`.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, log, sqrt
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta
@@ -24,20 +24,18 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import Distribution, Failure, MemorylessPolicy, Reply, Request
 from hgpo_train.policies.registry import PolicySpec
-from hgpo_train.policies.scripted import formatted_actions
+from hgpo_train.policies.scripted import formatted_actions, inadmissible_action
 from hgpo_train.settings import NonNegativeFloat, NonNegativeInt, build, check
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hgpo_envs.memory import Pair
     from hgpo_train.policies.registry import PolicyContext
 
-INVALID_ACTION: Final = "do nothing"
-"""The inadmissible choice. It is never in the form of a response, so that the invalid-action penalty applies."""
-
-_KEPT: Final = 1 << 15
-"""Number of distributions that are kept."""
+_STATES: Final = 1 << 12
+_DISTRIBUTIONS: Final = 1 << 14
+"""Numbers of states and of distributions that are kept: some tens of megabytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +81,8 @@ class SoftmaxPolicy(MemorylessPolicy):
         self._weights = {
             name: scale * weight * _weight_factor(options.variant, name) for name, weight in features.weights.items()
         }
-        self._kept: dict[tuple[object, ...], Distribution] = {}
+        self._states: dict[tuple[str, str, tuple[str, ...]], _State] = {}
+        self._distributions: dict[tuple[object, ...], Distribution] = {}
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
@@ -97,42 +96,67 @@ class SoftmaxPolicy(MemorylessPolicy):
     def _distribution(self, request: Request) -> Distribution:
         history = request.history
         if self.history_read is not None:
-            history = history[len(history) - min(self.history_read, len(history)) :]
-        actions = tuple(request.state.actions)
-        seen = tuple([pair[1:] for pair in history])  # without numbers, which the features do not depend on
-        key = (request.task.instruction, request.state.text, actions, seen)
-        found = self._kept.get(key)
+            history = history[max(0, len(history) - self.history_read) :]
+        state = (request.task.instruction, request.state.text, tuple(request.state.actions))
+        key = (state, *[pair[1:] for pair in history])  # without numbers, which the features do not depend on
+        found = self._distributions.get(key)
         if found is None:
-            if len(self._kept) >= _KEPT:
-                self._kept.clear()
-            found = self._kept[key] = self._computed(request.task.instruction, request.state.text, actions, history)
+            if len(self._distributions) >= _DISTRIBUTIONS:
+                self._distributions.clear()
+            found = self._distributions[key] = self._computed(state, history)
         return found
 
-    def _computed(
-        self, instruction: str, observation: str, actions: tuple[str, ...], history: Sequence[Pair]
-    ) -> Distribution:
-        choices = self._features.choices(instruction, observation, actions, history)
-        weights, taste = self._weights, self._options.taste / self._options.temperature
-        logits = [sum([weights[name] * value for name, value in values.items()]) for values in choices.values()]
-        if taste:
-            where = text_hash(f"{self._options.variant}/{instruction}/{observation}")
-            logits = [
-                logit + taste * _noise(f"{where}/{choice}") for logit, choice in zip(logits, choices, strict=True)
-            ]
-        responses = formatted_actions(choices, self._action_format, actions)
-        if self._options.invalid or not responses:
-            responses.append(_inadmissible(actions))
-            logits.append(log(self._options.invalid or 1.0))
+    def _computed(self, state: tuple[str, str, tuple[str, ...]], history: Sequence[Pair]) -> Distribution:
+        known = self._states.get(state)
+        if known is None:
+            if len(self._states) >= _STATES:
+                self._states.clear()
+            known = self._states[state] = self._read(*state)
+        logits = known.logits
+        changes = self._features.changes(*state, history)
+        if changes:
+            logits = logits.copy()
+            for choice, values in changes.items():
+                place = known.places[choice]
+                logits[place] = known.noise[place] + self._score(values)
         most = max(logits)
         powers = np.array([exp(logit - most) for logit in logits])
-        return Distribution(tuple(responses), powers / powers.sum())
+        return Distribution(known.responses, powers / powers.sum())
+
+    def _read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> _State:
+        choices = self._features.choices(instruction, observation, actions)
+        taste = self._options.taste / self._options.temperature
+        noise = [0.0] * len(choices)
+        if taste:
+            here = text_hash(f"{self._options.variant}/{instruction}/{observation}")
+            noise = [taste * _noise(f"{here}/{choice}") for choice in choices]
+        logits = [offset + self._score(values) for offset, values in zip(noise, choices.values(), strict=True)]
+        responses = formatted_actions(choices, self._action_format, actions)
+        if self._options.invalid or not responses:
+            responses.append(inadmissible_action(actions))
+            logits.append(log(self._options.invalid or 1.0))
+        places = {choice: place for place, choice in enumerate(choices)}
+        return _State(tuple(responses), logits, noise, places)
+
+    def _score(self, values: Mapping[str, float]) -> float:
+        weights = self._weights
+        return sum([weights[name] * value for name, value in values.items()])
 
 
-def _inadmissible(actions: Sequence[str]) -> str:
-    action = INVALID_ACTION
-    while action in actions:
-        action += "!"
-    return action
+class _State(NamedTuple):
+    """What is the same for all histories of a state.
+
+    Attributes:
+        responses: The responses; the inadmissible one is the last.
+        logits: The logit of each response, for an empty history.
+        noise: The noise in the logit of each admissible response.
+        places: The place of each choice in these lists.
+    """
+
+    responses: tuple[str, ...]
+    logits: list[float]
+    noise: list[float]
+    places: dict[str, int]
 
 
 def _uniform(text: str) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import lru_cache
-from math import log
+from math import log, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hgpo_envs.action_features import repetitions
@@ -19,6 +19,7 @@ from hgpo_envs.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hgpo_envs.action_features import Features
     from hgpo_envs.memory import Pair
 
 _NAME: Final = r"[a-z]+ \d+"
@@ -31,6 +32,7 @@ _COMMANDS: Final = (
     ("use", re.compile(rf"use (?P<thing>{_NAME})")),
     ("examine", re.compile(rf"examine (?P<thing>{_NAME})")),
 )
+_NO_GOAL: Final = ParsedInstruction("", "", "", 1)
 _SHOWN: Final = re.compile(rf"(?:On the ({_NAME})|The ({_NAME}) is open\. In it), you see ([^.]*)\.")
 _TREATED: Final = re.compile(rf"You (clean|heat|cool) the ({_NAME}) using the ")
 _LEAST: Final = 6.0
@@ -123,44 +125,64 @@ class CommandFeatures:
         "repeated": -2.0,
     }
 
-    def choices(
-        self, instruction: str, observation: str, actions: Sequence[str], history: Sequence[Pair]
-    ) -> dict[str, dict[str, float]]:
+    def choices(self, instruction: str, observation: str, actions: tuple[str, ...]) -> dict[str, Features]:
         """See `ActionFeatures`."""
-        situation = _Situation(_goal(instruction), observation, actions, history)
-        found = {action: situation.features(_parse(action)) for action in actions}
-        for action in {pair.action for pair in history if pair.observation == observation} & found.keys():
-            found[action] = {**found[action], "repeated": repetitions(action, observation, history)}
+        situation = _Situation(instruction, observation, actions, ())
+        return {action: situation.features(_parse(action)) for action in actions}
+
+    def changes(
+        self, instruction: str, observation: str, actions: tuple[str, ...], history: Sequence[Pair]
+    ) -> dict[str, Features]:
+        """See `ActionFeatures`."""
+        if not history:
+            return {}
+        situation = _Situation(instruction, observation, actions, history)
+        changed = situation.actions_changed()
+        times = repetitions(observation, history)
+        if times:
+            changed |= times.keys()
+        found = {action: situation.features(_parse(action)) for action in changed.intersection(actions)}
+        for action in times.keys() & found.keys():
+            found[action] = {**found[action], "repeated": float(times[action])}
         return found
 
 
 _MISTAKE: Final = {"mistake": 1.0}
 _IDLE: Final = {"idle": 1.0}
-_NONE: Final[dict[str, float]] = {}
+_SEARCHED: Final = {"searched": 1.0}
+_NONE: Final[Features] = {}
 
 
 class _Situation:
     """What the prompt shows: the goal, the held object, the contents of receptacles, and treatments."""
 
-    def __init__(
-        self, goal: ParsedInstruction | None, observation: str, actions: Sequence[str], history: Sequence[Pair]
-    ) -> None:
-        self.goal = goal or ParsedInstruction("", "", "", 1)
+    def __init__(self, instruction: str, observation: str, actions: tuple[str, ...], history: Sequence[Pair]) -> None:
+        self.goal = goal = _goal(instruction) or _NO_GOAL
+        self.actions = actions
+        self.held = _held(actions)
+        self.has_goal = self.held.partition(" ")[0] == goal.thing
+        self.lighting = self.has_goal and goal.deed == "use"
         self.inside: dict[str, frozenset[str]] = {}
-        treated: set[tuple[str, str]] = set()
-        for text in (*[pair.observation for pair in history], observation):
+        treated = False
+        for _, text, _ in history:
             seen = _read(text)
             self.inside.update(seen.inside)
-            treated |= seen.treated
-        self.held = _held(tuple(actions))
-        self.has_goal = _kind(self.held) == self.goal.thing if self.held else False
-        self.ready = self.has_goal and self.goal.deed != "use"
-        if self.goal.deed in STATIONS:
-            self.ready = (self.goal.deed, self.held) in treated
-        self.wanted = self.goal.place if self.has_goal and self.goal.deed == "use" else self.goal.thing
-        self.chances = _chances(self.wanted, tuple(actions))
+            treated = treated or (goal.deed, self.held) in seen.treated
+        now = _read(observation)
+        self.inside.update(now.inside)
+        self.treated_before = treated
+        treated = treated or (goal.deed, self.held) in now.treated
+        self.ready = self.has_goal and (treated if goal.deed in STATIONS else goal.deed != "use")
+        self.wanted = goal.place if self.lighting else goal.thing
+        self.search = _search(self.wanted, actions)
 
-    def features(self, command: _Command) -> dict[str, float]:
+    def actions_changed(self) -> set[str]:
+        """Return commands that include those whose features the history changes, apart from repetitions."""
+        if self.treated_before and self.has_goal:
+            return set(self.actions)
+        return {f"go to {place}" for place in self.inside}
+
+    def features(self, command: _Command) -> Features:
         """Return the features of a command, without repetitions."""
         verb, goal = command.verb, self.goal
         if verb == "go":
@@ -173,34 +195,33 @@ class _Situation:
         if verb == "treat":
             return {"treat": 1.0} if self.has_goal and command.deed == goal.deed and not self.ready else _MISTAKE
         if verb == "use":
-            right = self.has_goal and goal.deed == "use" and _kind(command.thing) == goal.place
-            return {"use": 1.0} if right else _MISTAKE
+            return {"use": 1.0} if self.lighting and _kind(command.thing) == goal.place else _MISTAKE
         if verb == "open":
-            sought = not self.has_goal or goal.deed == "use" or (self.ready and _kind(command.place) == goal.place)
+            sought = not self.has_goal or self.lighting or (self.ready and _kind(command.place) == goal.place)
             return {"look_inside": 1.0} if sought else _NONE
         return _IDLE
 
-    def _putting(self, place: str) -> dict[str, float]:
+    def _putting(self, place: str) -> Features:
         if not self.has_goal:
             return {"lay_down": 1.0}
-        if _kind(place) != self.goal.place or self.goal.deed == "use":
+        if _kind(place) != self.goal.place or self.lighting:
             return _MISTAKE
         return {"deliver": 1.0} if self.ready else {"deliver_early": 1.0}
 
-    def _going(self, place: str) -> dict[str, float]:
-        kind = _kind(place)
+    def _going(self, place: str) -> Features:
+        kind, _, number = place.partition(" ")
+        if self.has_goal and not self.lighting:
+            if self.ready:
+                return {"target": 1 / sqrt(sqrt(int(number)))} if kind == self.goal.place else _NONE
+            return {"station": 1.0} if kind == STATIONS.get(self.goal.deed) else _NONE
         if self.held and not self.has_goal:
             return _NONE
-        if self.has_goal and self.goal.deed != "use":
-            if self.ready:
-                return {"target": 1 / int(place.partition(" ")[2]) ** 0.25} if kind == self.goal.place else _NONE
-            return {"station": 1.0} if kind == STATIONS.get(self.goal.deed) else _NONE
         if self.goal.count > 1 and kind == self.goal.place:
-            return {"searched": 1.0}  # what lies there has been delivered
+            return _SEARCHED  # what lies there has been delivered
         inside = self.inside.get(place)
-        if inside is not None:
-            return {"find": 1.0} if self.wanted in inside else {"searched": 1.0}
-        return {"search": self.chances[place]}
+        if inside is None:
+            return self.search[place]
+        return {"find": 1.0} if self.wanted in inside else _SEARCHED
 
 
 @lru_cache(maxsize=1 << 12)
@@ -211,11 +232,11 @@ def _held(actions: tuple[str, ...]) -> str:
 
 
 @lru_cache(maxsize=1 << 12)
-def _chances(thing: str, actions: tuple[str, ...]) -> dict[str, float]:
-    """Return how likely a kind of object is in each receptacle that can be reached: 1 for the likeliest, down to 0."""
+def _search(thing: str, actions: tuple[str, ...]) -> dict[str, Features]:
+    """Return the feature `search` of each receptacle that can be reached, for a kind of object."""
     places = [command.place for command in map(_parse, actions) if command.verb == "go"]
     alike = Counter(map(_kind, places))
     usual = usual_places().get(thing, {})
     worth = {place: (usual.get(_kind(place), 0.0) + 0.1) / alike[_kind(place)] for place in places}
     best = max(worth.values(), default=1.0)
-    return {place: max(0.0, 1 + log(value / best) / _LEAST) for place, value in worth.items()}
+    return {place: {"search": max(0.0, 1 + log(value / best) / _LEAST)} for place, value in worth.items()}

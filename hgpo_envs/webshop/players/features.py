@@ -18,9 +18,8 @@ from hgpo_envs.webshop.players.page_texts import BOUND, BUTTONS, named_value, of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hgpo_envs.action_features import Features
     from hgpo_envs.memory import Pair
-
-    Features = dict[str, dict[str, float]]
 
 _QUERY_LENGTHS: Final = (1, 2, 4, 8)
 """Numbers of words of the queries, besides the query of all words."""
@@ -81,35 +80,39 @@ class ShopFeatures:
         "repeated": -6.0,
     }
 
-    def choices(
-        self, instruction: str, observation: str, actions: Sequence[str], history: Sequence[Pair]
-    ) -> dict[str, dict[str, float]]:
+    def choices(self, instruction: str, observation: str, actions: tuple[str, ...]) -> dict[str, Features]:
         """See `ActionFeatures`."""
-        found = {action: dict(values) for action, values in _page(instruction, observation, tuple(actions)).items()}
-        done = {pair.action for pair in history if pair.observation == observation}
-        if _BUY in found:
-            chosen = done | {f"click[{value}]" for value in _CLICKED.findall(observation)}
-            named = [action for action, values in found.items() if "named" in values]
-            found[_BUY]["unchosen"] = float(len(set(named) - chosen))
-        for action in done & found.keys():
-            found[action]["repeated"] = repetitions(action, observation, history)
+        wish = _wish(instruction)
+        if pages.QUERY_ACTION in actions:
+            return {**_queries(wish), **{action: {} for action in actions if action != pages.QUERY_ACTION}}
+        if _BUY in actions:
+            return _item_page(wish, observation, actions)
+        if _NEXT in actions:
+            return _results_page(wish, observation, actions)
+        return {action: {"return": 1.0} if action == _PREVIOUS else {"leave": 1.0} for action in actions}
+
+    def changes(
+        self, instruction: str, observation: str, actions: tuple[str, ...], history: Sequence[Pair]
+    ) -> dict[str, Features]:
+        """See `ActionFeatures`."""
+        times = repetitions(observation, history)
+        if not times:
+            return {}
+        choices = _kept_choices(instruction, observation, actions)
+        done = times.keys() & choices.keys()
+        found = {action: {**choices[action], "repeated": float(times[action])} for action in done}
+        if _BUY in choices:
+            chosen = sum("named" in choices[action] and "repeated" not in choices[action] for action in done)
+            found.setdefault(_BUY, dict(choices[_BUY]))["unchosen"] -= chosen
         return found
 
 
 @lru_cache(maxsize=1 << 10)
-def _page(instruction: str, observation: str, actions: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-    """Return the features that do not depend on the history."""
-    wish = _wish(instruction)
-    if pages.QUERY_ACTION in actions:
-        return {**_queries(wish), **{action: {} for action in actions if action != pages.QUERY_ACTION}}
-    if _BUY in actions:
-        return _item_page(wish, observation, actions)
-    if _NEXT in actions:
-        return _results_page(wish, observation, actions)
-    return {action: {"return": 1.0} if action == _PREVIOUS else {"leave": 1.0} for action in actions}
+def _kept_choices(instruction: str, observation: str, actions: tuple[str, ...]) -> Mapping[str, Features]:
+    return ShopFeatures().choices(instruction, observation, actions)
 
 
-def _queries(wish: _Wish) -> Features:
+def _queries(wish: _Wish) -> dict[str, Features]:
     most = len(wish.words)
     lengths = [*(length for length in _QUERY_LENGTHS if length < most), most]
     return {
@@ -117,8 +120,8 @@ def _queries(wish: _Wish) -> Features:
     }
 
 
-def _results_page(wish: _Wish, observation: str, actions: Sequence[str]) -> Features:
-    found: Features = {action: {"leave": 1.0} for action in actions}
+def _results_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict[str, Features]:
+    found: dict[str, Features] = {action: {"leave": 1.0} for action in actions}
     here = list(offers(page_parts(observation), {action[6:-1] for action in actions} - BUTTONS))
     often = Counter(word for offer in here for word in words(offer.title))
     worth = {offer.asin: sum(1 / often[word] for word in words(offer.title) if word in wish.words) for offer in here}
@@ -131,17 +134,21 @@ def _results_page(wish: _Wish, observation: str, actions: Sequence[str]) -> Feat
     return found
 
 
-def _item_page(wish: _Wish, observation: str, actions: Sequence[str]) -> Features:
+def _item_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict[str, Features]:
     clicks = {action[6:-1]: action for action in actions}
-    found: Features = {action: {"tab": 1.0} for action in actions}
+    found: dict[str, Features] = {action: {"tab": 1.0} for action in actions}
     found |= {action: {"leave": 1.0} for action in (_PREVIOUS, _BACK) if action in found}
     for name, group in option_groups(page_parts(observation), [click for click in clicks if click not in BUTTONS]):
         best = named_value(wish.text, name, group)
         found |= {clicks[value]: {"named": 1.0} if value == best else {"other_value": 1.0} for value in group}
+    for action in {f"click[{value}]" for value in _CLICKED.findall(observation)} & found.keys():
+        found[action] = {**found[action], "repeated": 1.0}
+    unchosen = sum("named" in values and "repeated" not in values for values in found.values())
     price = _PRICE.search(observation)
     shown = set(words(observation))
     found[_BUY] = {
         "buy": 1.0,
+        "unchosen": float(unchosen),
         "fit": sum(word in shown for word in wish.words) / max(len(wish.words), 1),
         "dear": float(price is not None and float(price[1]) > wish.bound),
     }
