@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ class State:
 class Engine(Protocol):
     """Plays tasks, one at a time.
 
-    Creating an engine is cheap, because large data is read-only and shared in the task source.
+    Creating an engine is cheap, because large data is read-only and shared in the task source. States that an engine
+    returned are never changed later, neither by the engine nor by its callers.
     """
 
     def start(self, task_id: str) -> State:
@@ -84,6 +85,27 @@ class Engine(Protocol):
 
     def act(self, command: str) -> State:
         """Execute a command. An inadmissible command changes nothing, and no text raises an error."""
+        ...
+
+
+class BranchingEngine(Engine, Protocol):
+    """An engine that can be copied in the middle of a task, and whose states can be compared.
+
+    Both methods are optional, and each can be used without the other: episodes of an engine without `fork` are copied
+    by replaying their commands, and the key of an engine without `key` is its list of commands
+    (`hgpo_envs.episode.Episode.fork` and `key`).
+    """
+
+    def fork(self) -> BranchingEngine:
+        """Return an independent engine in the same state of the same task. They share read-only data only."""
+        ...
+
+    def key(self) -> Hashable:
+        """Return a value that identifies the hidden state.
+
+        Two engines of the same task with equal keys offer the same actions and return equal states for every sequence
+        of commands from now on. The value depends neither on the process nor on Python's hash seed.
+        """
         ...
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import gymnasium
@@ -188,8 +190,16 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.episode = Episode(self.shared, settings)
         self._chain = hashing.Chain(history_depth)
-        self.observation_space = observation_space(history_depth)
-        self.action_space = UnicodeText(STATE_CHARACTERS)
+
+    @cached_property
+    def observation_space(self) -> spaces.Dict:  # type: ignore[override]  # cached: forks rarely need it
+        """The space of observations."""
+        return observation_space(self.episode.settings.history_depth)
+
+    @cached_property
+    def action_space(self) -> UnicodeText:  # type: ignore[override]
+        """The space of actions: all text."""
+        return UnicodeText(STATE_CHARACTERS)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -233,6 +243,21 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         hashes = self._chain.advance(hashing.text_hash(episode.state.text))
         self._print_step()
         return self._observation(hashes), episode.state.reward, episode.terminated, episode.truncated, episode.info()
+
+    def fork(self) -> TextEnv:
+        """Return an independent environment in the same state, which draws the same tasks from now on.
+
+        It takes microseconds if the benchmark's engine supports it; otherwise the commands so far are replayed
+        (`hgpo_envs.episode.Episode.fork`). Gymnasium's random generators (`np_random` and those of the spaces) are not
+        copied: the environment does not use them after a reset, and those of the fork are new and unseeded. Call it on
+        `env.unwrapped`.
+        """
+        other = object.__new__(type(self))
+        left_out = ("observation_space", "action_space", "_np_random", "_np_random_seed")
+        other.__dict__.update({name: value for name, value in self.__dict__.items() if name not in left_out})
+        other.episode, other._chain = self.episode.fork(), copy.copy(self._chain)
+        other._draws = copy.copy(self._draws)
+        return other
 
     def render(self) -> str | None:
         """Return the last command and the state text with ``render_mode="ansi"``, otherwise None.

@@ -30,6 +30,7 @@ from hgpo_envs.sources import open_shared
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from hgpo_envs.action_features import ActionFeatures
     from hgpo_envs.engine import TaskSource
     from hgpo_envs.players import Player
     from hgpo_envs.responses import Response
@@ -59,6 +60,8 @@ class EnvironmentSpec:
             (`hgpo_envs.responses`).
         players: The scripted players ``expert`` and ``explorer``, each as a class (`hgpo_envs.players.Player`) or as
             ``module:class``. Both are optional.
+        action_features: The features of actions for the policy ``softmax``, as a class
+            (`hgpo_envs.action_features.ActionFeatures`) or as ``module:class``. The default uses words.
         evaluation_split: The default split of ``hgpo eval``; None requires ``--split``.
         splits: The names of the splits, without ``all``, for `hgpo envs`.
         data_places: Returns the paths where the benchmark's data usually is, for `hgpo envs`, which opens those that
@@ -75,6 +78,7 @@ class EnvironmentSpec:
     template: str | None = None
     parse_response: Callable[[str], Response] = parse
     players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
+    action_features: Callable[[], ActionFeatures] | str = "hgpo_envs.action_features:WordFeatures"
     evaluation_split: str | None = None
     splits: tuple[str, ...] = ()
     data_places: Callable[[], Sequence[str | os.PathLike[str]]] | str = tuple

@@ -1,7 +1,8 @@
 """Episodes: an engine with memory, prompts, response parsing and the step limit, without Gymnasium.
 
 `TextEnv`, `TextVectorEnv` and the rollout collector use episodes. An episode is a deterministic function of its task
-and the texts so far. Copies and pickles therefore store the task and the commands so far, and replay them.
+and the texts so far. Copies and pickles therefore store the task and the commands so far, and replay them. Forks
+(`Episode.fork`) copy the state instead, if the engine supports it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from hgpo_envs.responses import numbered, parse
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
     from hgpo_envs.engine import Engine, State, Task
+    from hgpo_envs.memory import Pair
     from hgpo_envs.responses import Response
     from hgpo_envs.sources import SharedSource
 
@@ -213,6 +215,10 @@ class Episode:
             history_length=history_length,
         )
 
+    def history(self) -> list[Pair]:
+        """Return the past pairs that the prompt shows, oldest first."""
+        return self._memory.pairs()
+
     def info(self) -> dict[str, Any]:
         """Return Gymnasium's info. Each call returns new objects, which the caller may keep and change."""
         benchmark_info = {key: copy_plain_data(value) for key, value in self.state.info.items() if key not in _RESERVED}
@@ -232,6 +238,50 @@ class Episode:
             "score": self.state.score,
         }
 
+    def fork(self) -> Episode:
+        """Return an independent episode in the same state.
+
+        If the engine has no `fork` (`hgpo_envs.engine.BranchingEngine`), the commands so far are replayed in a new
+        engine.
+
+        Raises:
+            InputError: If the replay ends in another state: the environment is not deterministic.
+        """
+        if not self.started:
+            return Episode(self.shared, self.settings)
+        fork = getattr(self._engine, "fork", None)
+        if fork is None:
+            other = Episode(self.shared, self.settings)
+            other._replay(self.task.id, self._journal)
+            if other.state != self.state:
+                raise InputError(
+                    f"{self.shared.source.name}: replaying task {self.task.id} ended in another state after "
+                    f"{len(self._journal)} commands; expected a deterministic environment, or an engine with `fork`"
+                )
+            return other
+        other = Episode(self.shared, self.settings, fork())
+        other.task, other.state = self.task, self.state
+        other._memory, other._journal = self._memory.fork(), self._journal.copy()
+        other.action, other.action_valid = self.action, self.action_valid
+        other.terminated, other.truncated = self.terminated, self.truncated
+        return other
+
+    def engine_key(self) -> Hashable:
+        """Return the engine's key: equal keys of one task mean equal reactions to all later commands.
+
+        If the engine has no `key` (`hgpo_envs.engine.BranchingEngine`), this is the list of commands so far, so that
+        no two different states have the same key.
+        """
+        key = getattr(self._engine, "key", None)
+        return key() if key is not None else tuple([command for command, _ in self._journal])
+
+    def key(self) -> Hashable:
+        """Return a value that identifies the episode's state: task, hidden state, visible history and step number.
+
+        Two episodes with equal settings and equal keys have the same prompt, and react equally to all later texts.
+        """
+        return self.task.id, self.steps_taken, tuple(self._memory.pairs()), self.state.text, self.engine_key()
+
     def __getstate__(self) -> dict[str, Any]:
         return {
             "shared": self.shared,
@@ -243,9 +293,12 @@ class Episode:
     def __setstate__(self, kept: dict[str, Any]) -> None:
         self.__init__(kept["shared"], kept["settings"])  # type: ignore[misc]
         if kept["task_id"] is not None:
-            self.start(kept["task_id"])
-            for command, well_formed in kept["journal"]:
-                self.observe(command, well_formed, self.engine.act(command))
+            self._replay(kept["task_id"], kept["journal"])
+
+    def _replay(self, task_id: str, journal: Iterable[tuple[str, bool | None]]) -> None:
+        self.start(task_id)
+        for command, well_formed in journal:
+            self.observe(command, well_formed, self.engine.act(command))
 
 
 def check_template(shared: SharedSource, settings: Settings, task_id: str) -> None:

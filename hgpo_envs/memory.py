@@ -45,6 +45,18 @@ class Memory:
         self.steps_taken += 1
         self._pairs.append(Pair(self.steps_taken, observation, action))
 
+    def resume(self, pairs: Iterable[Pair], steps_taken: int) -> None:
+        """Continue from past pairs, oldest first, and the number of steps so far."""
+        self.clear()
+        self._pairs.extend(pairs)
+        self.steps_taken = steps_taken
+
+    def fork(self) -> Memory:
+        """Return an independent copy."""
+        other = Memory(self.length)
+        other.steps_taken, other._pairs = self.steps_taken, self._pairs.copy()
+        return other
+
     def pairs(self, length: int | None = None) -> list[Pair]:
         """Return the last pairs, oldest first: all K, or at most `length`."""
         pairs = list(self._pairs)

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 class Player(Protocol):
-    """Plays one task at a time: `reset` at its start, then `act` for every state."""
+    """Plays one task at a time: `reset` at its start, then `act` for every state.
+
+    A player may also have `fork(engine)`, which returns an independent copy of it in the same state. The copy inspects
+    the given engine (or None) instead of its own. Players must be deterministic.
+    """
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
         """Start a task.
@@ -36,6 +40,23 @@ class Player(Protocol):
     def act(self, state: State) -> str:
         """Return the next action. Called once for every state, including the first, except terminal ones."""
         ...
+
+
+def fork_player(player: Player, engine: Engine | None) -> Player:
+    """Return an independent copy of a player in the same state.
+
+    Args:
+        player: The player.
+        engine: The engine that the copy inspects; None if there is none.
+
+    Raises:
+        InputError: The player cannot be copied.
+    """
+    fork = getattr(player, "fork", None)
+    if fork is None:
+        raise InputError(f"expected a player with the method `fork(engine)`, received {type(player).__qualname__}")
+    copy: Player = fork(engine)
+    return copy
 
 
 def make_player(name: str, benchmark: str) -> Player:

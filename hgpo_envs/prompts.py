@@ -224,12 +224,12 @@ def bundled_templates() -> dict[str, Path]:
 def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
     """Load a template.
 
+    A path of the form ``verl-agent:FOLDER`` means the prompts of a checkout of verl-agent in that folder. Files of this
+    package (`bundled_templates`) are rendered without the sandbox.
+
     Args:
         path: A file; None loads the benchmark's template, or the general one if it has none.
         benchmark: The benchmark's name.
-
-    A path of the form ``verl-agent:FOLDER`` means the prompts of a checkout of verl-agent in that folder. Files of this
-    package (`bundled_templates`) are rendered without the sandbox.
 
     Raises:
         InputError: The file cannot be read, or is not a valid template.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import gymnasium
@@ -173,6 +174,24 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         terminated = np.array([episode.terminated for episode in self.episodes])
         truncated = np.array([episode.truncated for episode in self.episodes])
         return self._observe(slots), rewards, terminated, truncated, self._infos(slots)
+
+    def fork(self) -> TextVectorEnv:
+        """Return an independent environment in the same state, which draws the same tasks from now on.
+
+        Gymnasium's random generators (`np_random` and those of the spaces) are not copied, as in
+        `hgpo_envs.env.TextEnv.fork`.
+        """
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._np_random = other._np_random_seed = None
+        other.single_observation_space = observation_space(self._hashes.shape[1] - 1)
+        other.single_action_space = UnicodeText(STATE_CHARACTERS)
+        other.observation_space = batch_space(other.single_observation_space, self.num_envs)
+        other.action_space = batch_space(other.single_action_space, self.num_envs)
+        other.episodes = [episode.fork() for episode in self.episodes]
+        other._draws = [copy.copy(draws) for draws in self._draws]
+        other._hashes, other._prompts = self._hashes.copy(), self._prompts.copy()
+        return other
 
     def render(self) -> tuple[str, ...] | None:
         """Return every slot's last command and state text with ``render_mode="ansi"``, otherwise None."""

@@ -22,10 +22,10 @@ ROOMS = {
     "hgpo_train": [
         {"settings", "assignments", "lazy_names"},  # shared by all layers
         {"advantages", "models"},
-        {"analysis", "policies"},
+        {"policies"},
         {"rollout"},
         {"evaluation"},
-        {"training"},
+        {"analysis", "training"},
         {"cli"},
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],

@@ -23,6 +23,7 @@ from hgpo_train.cli.rollout import rollout
 from hgpo_train.cli.sft import sft
 from hgpo_train.cli.stats import stats
 from hgpo_train.cli.train import train
+from hgpo_train.cli.truth import truth
 from hgpo_train.cli.verify import verify
 from hgpo_train.cli.version import show_version
 
@@ -59,6 +60,7 @@ app.command("eval", cls=WorkersCommand)(evaluate)
 app.command()(advantages)
 app.command()(stats)
 app.command()(compare_estimators)
+app.command()(truth)
 app.command()(verify)
 app.command()(sft)
 app.command()(train)

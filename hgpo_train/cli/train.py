@@ -24,7 +24,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<configuration>.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings and exit.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the memory and disk it needs, and exit.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print the memory and disk that it needs; exit with 1 if they do not fit.")
+    ] = False,
     card: Annotated[
         str | None,
         typer.Option(help="With --plan: a card, such as H100-80, or a number of GB. Default: this GPU, or all known."),
@@ -68,8 +70,13 @@ def _print_plan(settings: Config, card: str | None, console: Console) -> None:
 
     shown = named_card(card) if card is not None else this_card(choose_device(settings.model.device))
     shape = model_shape(settings.model.path)
-    made = cards_table(settings, shape) if shown is None else plan_table(plan_memory(settings, shape, shown), shape)
-    console.print(made, highlight=False, soft_wrap=True)
+    if shown is None:
+        console.print(cards_table(settings, shape), highlight=False, soft_wrap=True)
+        return
+    made = plan_memory(settings, shape, shown)
+    console.print(plan_table(made, shape), highlight=False, soft_wrap=True)
+    if not made.fits:
+        raise typer.Exit(1)
 
 
 def _run(settings: Config, folder: Path, console: Console, *, resume: bool) -> None:

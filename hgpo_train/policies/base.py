@@ -8,6 +8,7 @@ for the slowest of a batch unless the policy itself works in batches.
 - `AsyncPolicy`: implement `reply`, a coroutine for one request. For servers. It runs in its own event loop.
 - Engines with continuous batching (vLLM) implement the protocol directly: `submit` adds requests, `collect` steps the
   engine.
+- Policies whose action probabilities are known also implement `DistributionPolicy`.
 
 A call that fails returns a `Failure` instead of raising: it aborts the trajectory of its request and no other. Bugs in
 a user's own policy (`hgpo_train.policies.own`) are an exception: they end the collection and are raised.
@@ -21,9 +22,11 @@ import queue
 import random
 import threading
 from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from hgpo_envs.errors import InputError, one_line
@@ -32,7 +35,11 @@ from hgpo_envs.secrets import redact
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from hgpo_envs.engine import Engine, State, Task
+    from hgpo_envs.memory import Pair
     from hgpo_train.models.hf import Model
     from hgpo_train.policies.generation import GenerationOptions
 
@@ -58,9 +65,10 @@ class Request:
         engine: The environment's engine, for experts that inspect it; None if it runs in another process.
         with_shorter_history: Renders the prompt with at most the given number of past steps, for a policy whose token
             budget the prompt exceeds.
+        read_history: Returns the past pairs that the prompt shows, oldest first. Call it before the reply.
 
-    The most frequently used parts are also properties: `observation`, `admissible_actions`, `instruction`, `messages`
-    and `rng`.
+    The most frequently used parts are also properties: `observation`, `admissible_actions`, `instruction`, `history`,
+    `messages` and `rng`.
     """
 
     id: int
@@ -72,6 +80,7 @@ class Request:
     state: State
     engine: Engine | None
     with_shorter_history: Callable[[int], str]
+    read_history: Callable[[], Sequence[Pair]] = tuple
     _rng: random.Random | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -88,6 +97,11 @@ class Request:
     def instruction(self) -> str:
         """The task's instruction."""
         return self.task.instruction
+
+    @property
+    def history(self) -> tuple[Pair, ...]:
+        """The past pairs of observation and action that the prompt shows, oldest first. Valid until the reply."""
+        return tuple(self.read_history())
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -214,6 +228,37 @@ def is_bug(failure: Failure) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """What a policy replies to one request, and with which probabilities.
+
+    Attributes:
+        responses: The distinct responses, in the environment's action format. Some may be inadmissible.
+        probabilities: Their probabilities, float64 of shape (n,) with the sum 1. Not to be changed.
+
+    >>> import numpy as np
+    >>> coin = Distribution(("heads", "tails"), np.array([0.25, 0.75]))
+    >>> coin.draw(0.2), coin.draw(0.3)
+    ('heads', 'tails')
+    """
+
+    responses: tuple[str, ...]
+    probabilities: NDArray[np.float64]
+    _cumulative: list[float] = field(default_factory=list, init=False, repr=False)
+
+    def draw(self, uniform: float) -> str:
+        """Return the response that a uniform number in [0, 1) selects, by inverting the cumulative distribution.
+
+        A response of probability 0 is never drawn.
+        """
+        if not self._cumulative:
+            self._cumulative.extend(accumulate(self.probabilities.tolist()))
+        cumulative = self._cumulative
+        total = cumulative[-1]
+        last = bisect_left(cumulative, total)  # of positive probability, in case the product is rounded up to the sum
+        return self.responses[min(bisect_right(cumulative, uniform * total), last)]
+
+
 class Policy(Protocol):
     """The protocol between the collector and a policy."""
 
@@ -262,6 +307,63 @@ class TrainablePolicy(Policy, Protocol):
             version: The policy version written to rows from now on.
         """
         ...
+
+
+class DistributionPolicy(Policy, Protocol):
+    """A policy whose action probabilities are known.
+
+    Its replies follow `distributions`, independently for requests with different seeds. `check_distributions` returns
+    a policy as one.
+
+    Attributes:
+        memoryless: Whether the distribution depends on nothing but the request: the task's instruction, the state's
+            text and actions, the history and the prompt. Other policies have a memory of the trajectory in each slot.
+        history_read: Number of the newest pairs of the history that the distribution depends on; None for all.
+        prompt_read: Whether it depends on the prompt. If not, the request's prompt may be empty.
+    """
+
+    memoryless: bool
+    history_read: int | None
+    prompt_read: bool
+
+    def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
+        """Return the distribution of the reply to each request. The policy's memory is unchanged.
+
+        Raises:
+            InputError: The probabilities of a reply are not known.
+        """
+        ...
+
+    def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
+        """Make the memory of `new_slot` an independent copy of that of `slot`. Memoryless policies do nothing.
+
+        Args:
+            slot: The slot to copy. Its trajectory has begun.
+            new_slot: The slot that continues from there on its own; what it contained is replaced.
+            engine: The engine of `new_slot`, for players that inspect it.
+
+        Raises:
+            InputError: The memory cannot be copied.
+        """
+        ...
+
+
+def check_distributions(policy: Policy) -> DistributionPolicy:
+    """Return a policy whose action probabilities are known.
+
+    Raises:
+        InputError: They are not known.
+    """
+    if all(callable(getattr(policy, name, None)) for name in ("distributions", "fork")):
+        known: DistributionPolicy = policy  # type: ignore[assignment]  # has its methods
+        return known
+    raise InputError(
+        f"policy {policy.name}: expected a policy whose action probabilities are known: {', '.join(_KNOWN)}, a mixture "
+        "of these, or a policy of your own with `distributions` and `fork`"
+    )
+
+
+_KNOWN: Final = ("random", "outdated", "expert", "explorer", "softmax", "transformers")
 
 
 class BatchPolicy(ABC):
@@ -323,6 +425,21 @@ class BatchPolicy(ABC):
                 f"received {len(listed)}"
             )
         return listed
+
+
+class MemorylessPolicy(BatchPolicy):
+    """A `BatchPolicy` and `DistributionPolicy` whose replies depend on nothing but the request."""
+
+    memoryless: bool = True
+    history_read: int | None = None
+    prompt_read: bool = True
+
+    @abstractmethod
+    def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
+        """See `DistributionPolicy`."""
+
+    def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
+        """See `DistributionPolicy`. There is no memory."""
 
 
 class AsyncPolicy(ABC):

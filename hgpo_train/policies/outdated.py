@@ -13,7 +13,10 @@ from hgpo_train.policies.random_choice import RandomPolicy, fill_query, seeded_c
 from hgpo_train.policies.registry import PolicySpec, refuse_settings
 
 if TYPE_CHECKING:
-    from hgpo_train.policies.base import Request
+    from collections.abc import Sequence
+
+    from hgpo_envs.engine import Engine
+    from hgpo_train.policies.base import Distribution, Request
     from hgpo_train.policies.registry import PolicyContext
 
 
@@ -24,17 +27,32 @@ class OutdatedActionPolicy(RandomPolicy):
     """
 
     name = "outdated"
+    memoryless = False
 
     def __init__(self, action_format: str) -> None:
         super().__init__(action_format)
         self._seen: dict[int, dict[str, None]] = {}
 
+    def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
+        """See `DistributionPolicy`."""
+        return [self._distribution(request, self._actions(request)) for request in requests]
+
+    def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
+        """See `DistributionPolicy`."""
+        del engine
+        self._seen[new_slot] = self._seen[slot].copy()
+
+    def _actions(self, request: Request) -> list[str]:
+        """Return the actions to draw from."""
+        seen = self._seen[request.slot] if request.step else ()
+        now = request.state.actions
+        return [action for action in seen if action not in now] or list(now)
+
     def _choose(self, request: Request) -> str:
+        actions = self._actions(request)
         if request.step == 0:
             self._seen[request.slot] = {}
-        seen, now = self._seen[request.slot], request.state.actions
-        actions = [action for action in seen if action not in now] or list(now)
-        seen.update(dict.fromkeys(now))
+        self._seen[request.slot].update(dict.fromkeys(request.state.actions))
         return (
             fill_query(actions[seeded_choice(request.seed, "stale action", len(actions))], request) if actions else ""
         )

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from hgpo_train.models.hf import Model
 
-_PREFILL_TOKENS_CPU: Final = 512
+PREFILL_TOKENS_CPU: Final = 512
 """Tokens of prompts that are computed together on a CPU. The activations of a small model then stay in its caches, and
 their memory is reused: up to twice as fast as 8,192 tokens."""
-_PREFILL_TOKENS: Final = 16_384
+PREFILL_TOKENS: Final = 16_384
 """The same on other devices."""
 _LAYERS: Final = {"full_attention", "sliding_attention"}
 
@@ -90,7 +90,7 @@ def sample_responses(
         InputError: The model has layers other than full or sliding attention.
     """
     plain = unwrap_peft(model)
-    _check_layers(plain)
+    check_layers(plain)
     plain.eval()
     decoder, head, device = plain.get_decoder(), plain.get_output_embeddings(), plain.device
     most = options.max_new_tokens
@@ -99,13 +99,13 @@ def sample_responses(
         uniform[row] = np.random.Generator(np.random.PCG64(seed)).random(most)
     tokens, logprobs = np.zeros((len(prompts), most), np.int32), np.zeros((len(prompts), most), np.float32)
     drawn = np.zeros(len(prompts), np.int64)
-    waiting = deque(_chunks(prompts, _PREFILL_TOKENS_CPU if device.type == "cpu" else _PREFILL_TOKENS, options))
+    waiting = deque(prompt_chunks(prompts, PREFILL_TOKENS_CPU if device.type == "cpu" else PREFILL_TOKENS, options))
     batch: _Batch | None = None
     with torch.inference_mode():
         while waiting or batch is not None:
             parts = [] if batch is None else [batch]
             while waiting and _fits([*(part.rows for part in parts), waiting[0]], prompts, options):
-                parts.append(_prefill(decoder, prompts, waiting.popleft(), device))
+                parts.append(prefill(decoder, prompts, waiting.popleft(), device))
             batch = _joined(parts)
             rows, step = batch.rows, drawn[batch.rows]
             uniforms = torch.from_numpy(uniform[rows, step]).to(device)
@@ -134,7 +134,12 @@ class _Batch:
     cache: DynamicCache
 
 
-def _check_layers(model: Model) -> None:
+def check_layers(model: Model) -> None:
+    """Check that all layers of a model have full or sliding attention.
+
+    Raises:
+        InputError: Others have another kind.
+    """
     kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
     if odd := set(kinds) - _LAYERS:
         raise InputError(
@@ -143,7 +148,9 @@ def _check_layers(model: Model) -> None:
         )
 
 
-def _chunks(prompts: Sequence[Sequence[int]], max_tokens: int, options: SamplingOptions) -> list[NDArray[np.int64]]:
+def prompt_chunks(
+    prompts: Sequence[Sequence[int]], max_tokens: int, options: SamplingOptions
+) -> list[NDArray[np.int64]]:
     """Divide requests into chunks whose prompts are computed together, the longest prompts first.
 
     A chunk is a single request; or its distinct prompts have at most `max_tokens` tokens with padding, and its rows
@@ -172,7 +179,7 @@ def _fits(parts: list[NDArray[np.int64]], prompts: Sequence[Sequence[int]], opti
     return len(parts) == 1 or len(rows) * longest <= options.max_batch_tokens
 
 
-def _prefill(decoder: Model, prompts: Sequence[Sequence[int]], rows: NDArray[np.int64], device: torch.device) -> _Batch:
+def prefill(decoder: Model, prompts: Sequence[Sequence[int]], rows: NDArray[np.int64], device: torch.device) -> _Batch:
     """Compute the keys and values of a chunk's prompts, and the hidden state of each prompt's last token."""
     from transformers import DynamicCache
 
@@ -266,7 +273,7 @@ def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: fl
     """
     logprob = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
     if top_p < 1.0:
-        logprob = _nucleus(logprob, top_p)
+        logprob = nucleus(logprob, top_p)
     if temperature == 0:
         token = logprob.argmax(-1, keepdim=True)
     else:
@@ -277,7 +284,7 @@ def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: fl
     return token.squeeze(-1), logprob.gather(-1, token).squeeze(-1)
 
 
-def _nucleus(logprob: Tensor, top_p: float) -> Tensor:
+def nucleus(logprob: Tensor, top_p: float) -> Tensor:
     """Return normalized log-probabilities of the most likely tokens that reach `top_p`, minus infinity elsewhere."""
     ordered, order = logprob.sort(-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()

@@ -212,7 +212,7 @@ def collect(
             execution,
             expected=lambda groups: (tasks - groups) * group_size,
             policy_options=policy_options or {},
-            warn=partial(warnings.warn, stacklevel=5),
+            warn=partial(warnings.warn, stacklevel=4),  # names the line that calls `collect`
             without=left_out,
         ) as run:
             tally = collect_groups(

@@ -315,6 +315,7 @@ class Collector:
             state=episode.state,
             engine=self._slots.engine(place.slot),
             with_shorter_history=episode.prompt,
+            read_history=episode.history,
         )
         self._next_id += 1
         place.asked_at = perf_counter()

@@ -1,4 +1,4 @@
-"""The GPU's memory in a training run: the plan before it starts, and who holds what between rollout and update."""
+"""GPU memory of a training run: check the plan before it starts, and move weights and moments between its phases."""
 
 from __future__ import annotations
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import traceback
+import warnings
 from pathlib import Path
 
 import gymnasium
 import polars as pl
 import pytest
+from chat_server import Api
 from typer.testing import CliRunner
 
 from hgpo_datasets import scan_steps
@@ -270,6 +272,16 @@ def test_changed_code_of_a_function_is_reported(tmp_path):
         run = play(made(-1), tmp_path / "run", tasks=4)
     assert run.summary["groups"] == 4
     play(made(0), tmp_path / "run", tasks=5)  # equal code, another function: no warning
+
+
+def test_another_server_is_reported_at_the_line_that_calls_collect(tmp_path):
+    for again in (False, True):
+        with Api() as api, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            options = {"base_url": api.url}
+            collect(DOORS, "openai:tiny", tmp_path / "run", tasks=1, max_steps=3, policy_options=options)
+        reported = [warning for warning in caught if "is now resumed with" in str(warning.message)]
+        assert [warning.filename for warning in reported] == [__file__] * again
 
 
 @pytest.mark.parametrize(

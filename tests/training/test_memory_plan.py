@@ -167,10 +167,14 @@ def test_unknown_cards_are_rejected() -> None:
 
 def test_hgpo_train_prints_the_plan() -> None:
     done = CliRunner().invoke(app, ["train", "alfworld-7b-grpo", "--plan", "--card", "H200-141"])
-    assert done.exit_code == 0
+    assert done.exit_code == 1
     assert "does not fit on H200-141" in done.output
     assert "model.lora.rank=64" in done.output
-    every = CliRunner().invoke(app, ["train", "alfworld-1.5b-grpo", "--plan"])
+    fitting = CliRunner().invoke(app, ["train", "alfworld-1.5b-grpo", "--plan", "--card", "H200-141"])
+    assert fitting.exit_code == 0
+    assert "fits on H200-141" in fitting.output
+    every = CliRunner().invoke(app, ["train", "alfworld-7b-grpo", "--plan"])
+    assert every.exit_code == 0
     assert all(card.name in every.output for card in CARDS)
 
 

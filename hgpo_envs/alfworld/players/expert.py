@@ -41,9 +41,27 @@ class ExpertPlayer:
             InputError: If the engine is not the native one.
         """
         del task, state
+        self.attach(engine)
+
+    def attach(self, engine: Engine | None) -> None:
+        """Inspect an engine from now on.
+
+        Raises:
+            InputError: If the engine is not the native one.
+        """
         if not isinstance(engine, ALFWorldEngine):
             raise InputError("the ALFWorld expert needs the native engine; use backend='native'")
         self._engine = engine
+
+    def fork(self, engine: Engine | None) -> ExpertPlayer:
+        """Return a player of another engine.
+
+        Raises:
+            InputError: If the engine is not the native one.
+        """
+        copy = ExpertPlayer()
+        copy.attach(engine)
+        return copy
 
     def act(self, state: State) -> str:
         """Return the first command of a shortest plan, or `look` if there is no plan."""

@@ -167,6 +167,14 @@ class _Memory:
         """Return whether the agent is at a receptacle."""
         return f"examine {receptacle}" in self.offered
 
+    def copy(self) -> _Memory:
+        """Return an independent copy."""
+        memory = _Memory("")
+        memory.contents = {name: None if inside is None else set(inside) for name, inside in self.contents.items()}
+        memory.shut, memory.treated, memory.held = set(self.shut), set(self.treated), self.held
+        memory.offered = self.offered
+        return memory
+
     def forget(self) -> None:
         """Forget all contents, to search again for an object that another player moved."""
         self.contents = dict.fromkeys(self.contents)
@@ -186,6 +194,13 @@ class ExplorerPlayer:
         self._wish = parse_instruction(task.instruction)
         self._memory = _Memory(state.text)
         self._unfit = set()
+
+    def fork(self, engine: Engine | None) -> ExplorerPlayer:
+        """Return an independent copy. The engine is not used."""
+        del engine
+        player = ExplorerPlayer()
+        player._wish, player._memory, player._unfit = self._wish, self._memory.copy(), set(self._unfit)
+        return player
 
     def act(self, state: State) -> str:
         """Update the memory and return the first idea that is admissible."""

@@ -22,6 +22,8 @@ from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.engine.reward import reward
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from hgpo_envs.webshop.catalogue.products import Product
     from hgpo_envs.webshop.engine.goals import Goal
     from hgpo_envs.webshop.engine.pages import Node, Page
@@ -68,13 +70,22 @@ class _Session:
     goal: Goal
     url: str
     page: Page
-    keywords: list[str] = field(default_factory=list)
+    keywords: tuple[str, ...] = ()
     number: int = 0
     asin: str | None = None
     options: dict[str, str] = field(default_factory=dict)
     visited: set[str] = field(default_factory=set)
     chance: random.Random | None = None
     purchase: Reward | None = None
+
+    def fork(self) -> _Session:
+        """Return an independent copy."""
+        chance = None
+        if self.chance is not None:
+            chance = random.Random()
+            chance.setstate(self.chance.getstate())
+        now = self.goal, self.url, self.page, self.keywords, self.number, self.asin
+        return _Session(*now, self.options.copy(), self.visited.copy(), chance, self.purchase)
 
 
 class _OriginalError(Exception):
@@ -137,7 +148,7 @@ class WebShopEngine:
         before, error, bought = session.page, None, False
         try:
             if name == "search" and argument:
-                self._search(argument.split(" "), 1)
+                self._search(tuple(argument.split(" ")), 1)
             elif name == "click" and argument in self._clickables and argument != "search":
                 bought = self._click(argument)
             else:
@@ -148,9 +159,39 @@ class WebShopEngine:
             self._look()
         return self._state(valid=error is None, bought=bought, error=error)
 
+    def fork(self) -> WebShopEngine:
+        """Return an independent engine in the same state of the same task. Takes 1 to 2 microseconds."""
+        other = WebShopEngine(self.shop, self.observation_mode, self.show_attributes, self.quirks)
+        if self._session is not None:
+            other._session = self._session.fork()
+            other._clickables, other._view, other._task = self._clickables, self._view, self._task
+        return other
+
+    def key(self) -> Hashable:
+        """Return the page, and everything in the session that a later page or score can depend on.
+
+        The order of chosen options counts, because addresses contain it. Visited products count only in `text_rich`
+        observations, which mark them.
+        """
+        session, view = self._started(), self._view
+        assert view
+        rich = self.observation_mode == "text_rich"
+        return (
+            session.url,
+            session.page.name,
+            session.page.body,
+            session.keywords,
+            session.number,
+            session.asin,
+            tuple(session.options.items()),
+            session.chance and session.chance.getstate(),
+            session.purchase and session.purchase.score,
+            (view.text, tuple(sorted(session.visited))) if rich else None,
+        )
+
     # Actions
 
-    def _search(self, keywords: list[str], number: int) -> None:
+    def _search(self, keywords: tuple[str, ...], number: int) -> None:
         session = self._started()
         session.keywords, session.number, session.asin, session.options = keywords, number, None, {}
         found = self._found(keywords)
@@ -164,10 +205,10 @@ class WebShopEngine:
 
         The query must be one for which the original raises no error.
         """
-        places = np.flatnonzero(np.asarray(self._found(query.split(" "))) == product)
+        places = np.flatnonzero(np.asarray(self._found(tuple(query.split(" ")))) == product)
         return int(places[0]) if len(places) else None
 
-    def _found(self, keywords: list[str]) -> Selection:
+    def _found(self, keywords: tuple[str, ...]) -> Selection:
         magic = keywords[0] if self.quirks.magic_queries else ""
         if magic == "<r>":
             return self._random_products()
@@ -216,7 +257,7 @@ class WebShopEngine:
 
     def _back_to_search(self) -> None:
         session = self._started()
-        session.keywords, session.asin, session.options, session.visited = [], None, {}, set()
+        session.keywords, session.asin, session.options, session.visited = (), None, {}, set()
         session.url = f"{_ADDRESS}/{session.goal.index}"
         session.page = pages.index_page(session.goal.instruction)
 

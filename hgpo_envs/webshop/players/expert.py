@@ -26,6 +26,7 @@ EXAMINED: Final = 20_000
 
 _UNSAFE: Final = re.compile(r"[\[\]<>\s]+")  # characters that would end an action or start a magic query
 _QUERY_WORDS: Final = 60
+_GIVE_UP: Final = f"click[{pages.BACK.lower()}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class ExpertPlayer:
 
     def __init__(self) -> None:
         self.plan = PurchasePlan((), 0.0, "")
-        self._rest: Iterator[str] = iter(())
+        self._done = 0
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
         """Make the plan for the engine's current task.
@@ -60,12 +61,20 @@ class ExpertPlayer:
         if not isinstance(engine, WebShopEngine):
             raise InputError("WebShop's expert needs the native engine; use explorer with other engines")
         self.plan = plan_purchase(engine)
-        self._rest = iter(self.plan.actions)
+        self._done = 0
+
+    def fork(self, engine: Engine | None) -> ExpertPlayer:
+        """Return an independent copy. The engine is not used: the plan is complete."""
+        del engine
+        player = ExpertPlayer()
+        player.plan, player._done = self.plan, self._done
+        return player
 
     def act(self, state: State) -> str:
         """Return the next action of the plan."""
         del state
-        return next(self._rest, f"click[{pages.BACK.lower()}]")
+        self._done += 1
+        return self.plan.actions[self._done - 1] if self._done <= len(self.plan.actions) else _GIVE_UP
 
 
 def plan_purchase(engine: WebShopEngine) -> PurchasePlan:

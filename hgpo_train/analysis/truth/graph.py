@@ -1,0 +1,290 @@
+"""The decision process of one task under one policy, expanded lazily: hidden states, contexts, nodes and edges.
+
+A *hidden state* is a value of the engine's key. A *node* is a hidden state with everything that the policy's
+distribution can depend on: the state text and the past pairs that the policy reads (and the step, if it reads prompts).
+An *edge* is a response of the policy at a node. Transitions are deterministic and computed once for each hidden state
+and command, distributions once for each context, and both are arrays, so that many rollouts move in one NumPy
+operation (`walks.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from hgpo_envs.engine import State
+from hgpo_envs.episode import Episode
+from hgpo_envs.errors import InputError
+from hgpo_envs.memory import Memory, Pair
+from hgpo_train.policies.base import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from numpy.typing import NDArray
+
+    from hgpo_envs.engine import Task
+    from hgpo_envs.episode import Settings
+    from hgpo_envs.sources import SharedSource
+    from hgpo_train.analysis.truth.rewards import Rewards
+    from hgpo_train.policies.base import Distribution, DistributionPolicy
+
+    Pairs = tuple[tuple[str, str], ...]
+    """Past pairs of state text and action, oldest first."""
+
+UNKNOWN: Final = -1
+"""The target of an edge that was not followed yet, and the first edge of a node without a distribution."""
+
+_NO_LIMIT: Final = 1 << 60
+
+
+@dataclass(slots=True)
+class _Hidden:
+    """A hidden state: an episode in it, and the moves that were tried."""
+
+    episode: Episode
+    actions: tuple[str, ...]
+    moves: dict[str, _Move]
+
+
+@dataclass(slots=True, frozen=True)
+class _Move:
+    """What a command does in a hidden state."""
+
+    hidden: int
+    text: str
+    valid: bool
+    terminated: bool
+    reward: float
+    won: bool
+    score: float
+
+
+@dataclass(slots=True, frozen=True)
+class _Node:
+    """See the module. `step` is 0 for policies that do not read prompts."""
+
+    hidden: int
+    text: str
+    pairs: Pairs
+    step: int
+
+
+class Edges:
+    """Columns of edges, which grow.
+
+    Attributes:
+        upper: float64, the edge's node plus the upper end of the edge's interval of uniform numbers.
+        target: int64, the node that the edge leads to, or `UNKNOWN`.
+        ended: bool, whether the task ends.
+        gain: float64, the reward of the step.
+        final: float64, the further reward if this is the episode's last step.
+    """
+
+    _KINDS: Final = {"upper": "f8", "target": "i8", "ended": "?", "gain": "f8", "final": "f8"}
+
+    upper: NDArray[np.float64]
+    target: NDArray[np.int64]
+    ended: NDArray[np.bool_]
+    gain: NDArray[np.float64]
+    final: NDArray[np.float64]
+
+    def __init__(self) -> None:
+        self.count = 0
+        for name, kind in self._KINDS.items():
+            setattr(self, name, np.empty(1024, kind))
+
+    def add(self, upper: NDArray[np.float64]) -> int:
+        """Append the edges of one node and return the first one's number."""
+        first, self.count = self.count, self.count + len(upper)
+        if self.count > len(self.upper):
+            for name in self._KINDS:
+                old = getattr(self, name)
+                setattr(self, name, np.concatenate([old, np.empty(max(len(old), len(upper)), old.dtype)]))
+        self.upper[first : self.count] = upper
+        self.target[first : self.count] = UNKNOWN
+        return first
+
+
+class Graph:
+    """The lazily expanded graph of one task.
+
+    Args:
+        shared: The task source.
+        settings: The settings of episodes: prompts, parsing, step limit.
+        policy: The policy; its distributions must not depend on anything but the request.
+        rewards: The definition of rewards.
+        task_id: The task.
+
+    Attributes:
+        edges: The edges.
+        first: For each node, its first edge, or `UNKNOWN` before `prepare`.
+        size: For each node, its number of edges.
+    """
+
+    def __init__(
+        self, shared: SharedSource, settings: Settings, policy: DistributionPolicy, rewards: Rewards, task_id: str
+    ) -> None:
+        self._settings, self._policy, self._rewards = settings, policy, rewards
+        self._pairs_kept = settings.history_length
+        if policy.history_read is not None and not policy.prompt_read:
+            self._pairs_kept = min(self._pairs_kept, policy.history_read)
+        self.edges = Edges()
+        self.first, self.size = np.full(256, UNKNOWN, np.int64), np.zeros(256, np.int64)
+        self._hidden: list[_Hidden] = []
+        self._hidden_numbers: dict[Hashable, int] = {}
+        self._nodes: list[_Node] = []
+        self._node_numbers: dict[tuple[Any, ...], int] = {}
+        self._contexts: dict[tuple[Any, ...], tuple[Distribution, NDArray[np.float64]]] = {}
+        self._responses: list[tuple[str, ...]] = []  # of each node
+        self._parsed: dict[str, tuple[str, bool | None]] = {}
+        plain = Episode(shared, replace(settings, history_length=0, max_steps=_NO_LIMIT))
+        plain.start(task_id)
+        self.task: Task = plain.task
+        self.start = self._node(self._hidden_state(plain), plain.state.text, (), 0)
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes."""
+        return len(self._nodes)
+
+    @property
+    def max_steps(self) -> int:
+        """The step limit of episodes."""
+        return self._settings.max_steps
+
+    def text(self, node: int) -> str:
+        """Return a node's state text."""
+        return self._nodes[node].text
+
+    def responses(self, node: int) -> tuple[str, ...]:
+        """Return the responses of a node's edges."""
+        return self._responses[node]
+
+    def probabilities(self, node: int) -> NDArray[np.float64]:
+        """Return the probabilities of a node's edges."""
+        upper = self.edges.upper[self.first[node] : self.first[node] + self.size[node]]
+        return np.diff(upper - node, prepend=0.0)
+
+    def command(self, node: int, response: str) -> str:
+        """Return the command that a response means at a node."""
+        return self._read(self._hidden[self._nodes[node].hidden], response)[0]
+
+    def prepare(self, nodes: Sequence[int]) -> None:
+        """Ask the policy for the distributions of nodes, in one batch, and create their edges."""
+        missing = [(node, self._context(node)) for node in nodes if self.first[node] == UNKNOWN]
+        asked = {context: node for node, context in missing if context not in self._contexts}
+        if asked:
+            requests = [self._request(number, node) for number, node in enumerate(asked.values())]
+            for context, found in zip(asked, self._policy.distributions(requests), strict=True):
+                upper = np.cumsum(found.probabilities)
+                upper[upper >= upper[-1]] = 1.0  # the last response of positive probability, and those after it
+                self._contexts[context] = found, upper
+        for node, context in missing:
+            found, upper = self._contexts[context]
+            self.first[node], self.size[node] = self.edges.add(node + upper), len(upper)
+            self._responses[node] = found.responses
+
+    def expand(self, node: int, edge: int) -> None:
+        """Compute where an edge of a prepared node leads, and its rewards."""
+        here = self._nodes[node]
+        hidden = self._hidden[here.hidden]
+        command, well_formed = self._read(hidden, self._responses[node][edge - self.first[node]])
+        move = hidden.moves.get(command) or self._move(hidden, command)
+        edges, rewards = self.edges, self._rewards
+        edges.gain[edge] = rewards.gain(move.reward, valid=move.valid if well_formed is None else well_formed)
+        edges.final[edge] = rewards.final(won=move.won, score=move.score)
+        edges.ended[edge] = move.terminated
+        edges.target[edge] = self._follow(here, command, move)
+
+    def follow(self, node: int, command: str) -> tuple[int, _Move]:
+        """Return the node after any command, and what the command did."""
+        here = self._nodes[node]
+        hidden = self._hidden[here.hidden]
+        move = hidden.moves.get(command) or self._move(hidden, command)
+        return self._follow(here, command, move), move
+
+    def _follow(self, here: _Node, command: str, move: _Move) -> int:
+        kept = self._pairs_kept
+        pairs = (*here.pairs, (here.text, command))[-kept:] if kept else ()
+        return self._node(move.hidden, move.text, pairs, here.step + self._policy.prompt_read)
+
+    def _node(self, hidden: int, text: str, pairs: Pairs, step: int) -> int:
+        key = hidden, text, pairs, step
+        number = self._node_numbers.get(key)
+        if number is None:
+            number = self._node_numbers[key] = len(self._nodes)
+            self._nodes.append(_Node(hidden, text, pairs, step))
+            self._responses.append(())
+            if number == len(self.first):
+                self.first = np.concatenate([self.first, np.full(number, UNKNOWN, np.int64)])
+                self.size = np.concatenate([self.size, np.zeros(number, np.int64)])
+        return number
+
+    def _hidden_state(self, episode: Episode) -> int:
+        key = episode.engine_key()
+        number = self._hidden_numbers.get(key)
+        if number is None:
+            number = self._hidden_numbers[key] = len(self._hidden)
+            self._hidden.append(_Hidden(episode, tuple(episode.state.actions), {}))
+        return number
+
+    def _move(self, hidden: _Hidden, command: str) -> _Move:
+        episode = hidden.episode.fork()
+        episode.observe(command, None, episode.engine.act(command))
+        state = episode.state
+        move = hidden.moves[command] = _Move(
+            self._hidden_state(episode), state.text, state.valid, state.terminated, state.reward, state.won, state.score
+        )
+        return move
+
+    def _read(self, hidden: _Hidden, response: str) -> tuple[str, bool | None]:
+        if self._settings.action_format == "number":  # a number means another action in each state
+            return hidden.episode.read(response)
+        found = self._parsed.get(response)
+        if found is None:
+            found = self._parsed[response] = hidden.episode.read(response)
+        return found
+
+    def _context(self, node: int) -> tuple[Any, ...]:
+        here = self._nodes[node]
+        return here.text, self._hidden[here.hidden].actions, here.pairs, here.step
+
+    def _request(self, number: int, node: int) -> Request:
+        here = self._nodes[node]
+        now = self._hidden[here.hidden].episode.state
+        first = here.step - len(here.pairs) + 1 if self._policy.prompt_read else 1
+        pairs = tuple([Pair(first + index, *pair) for index, pair in enumerate(here.pairs)])
+        state = State(here.text, now.actions, won=now.won, score=now.score, info=now.info)
+        prompt = partial(self._prompt, here, state, pairs)
+        text = prompt() if self._policy.prompt_read else ""
+        return Request(number, text, 0, 0, here.step, self.task, state, None, prompt, lambda: pairs)
+
+    def _prompt(self, here: _Node, state: State, pairs: Sequence[Pair], length: int | None = None) -> str:
+        memory = Memory(self._settings.history_length)
+        memory.resume(pairs, here.step)
+        return self._settings.template.render(
+            task=self.task.instruction,
+            observation=here.text,
+            admissible_actions=list(state.actions),
+            memory=memory,
+            max_steps=self._settings.max_steps,
+            action_format=self._settings.action_format,
+            history_length=length,
+        )
+
+
+def check_memoryless(policy: DistributionPolicy) -> None:
+    """Check that a policy's distributions depend on requests only.
+
+    Raises:
+        InputError: The policy has a memory of its own.
+    """
+    if not policy.memoryless:
+        raise InputError(
+            f"policy {policy.name}: expected a policy without a memory of its own, whose probabilities depend on the "
+            "prompt and the state only, such as softmax or random"
+        )

@@ -1,0 +1,371 @@
+"""Forks and keys: a fork equals a replay to the byte and is independent, and equal keys mean equal futures."""
+
+import copy
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+
+import foreign  # noqa: F401 - registers Foreign/Guess-v0
+import gymnasium
+import pytest
+from doors import DoorsSource
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hgpo_envs  # noqa: F401 - registers the ids
+from hgpo_envs.engine import State, Task
+from hgpo_envs.episode import Episode, settings_for
+from hgpo_envs.errors import InputError
+from hgpo_envs.gymnasium_source import GymnasiumSource
+from hgpo_envs.sources import SharedSource
+
+IDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
+VARIANTS = [
+    *((env_id, {}) for env_id in IDS),
+    (IDS[0], {"action_format": "number", "history_length": 0}),
+    (IDS[1], {"observation_mode": "text_rich", "history_length": 5}),
+    (IDS[1], {"action_format": "response", "after_done": "freeze", "show_attributes": True}),
+]
+INADMISSIBLE = ["no such thing", "", "click[nothing]", "search[]", "go to nowhere 1"]
+QUERIES = ["red shoe", "<r>", "<a> x", "<c> garden", "<q> socks", "socks + red"]
+
+
+def made(env_id, options):
+    return gymnasium.make(env_id, split="all", max_steps=20, **options).unwrapped
+
+
+def started(env, chance):
+    task = env.tasks[chance.randrange(len(env.tasks))]
+    env.reset(options={"task": task})
+    return task
+
+
+def choice(episode, chance):
+    """Return a text that the episode accepts: mostly admissible actions, magic queries among them."""
+    actions = list(episode.state.actions)
+    if not actions or chance.random() < 0.1:
+        text = chance.choice(INADMISSIBLE)
+    else:
+        text = chance.choice(actions).replace("<your query>", chance.choice(QUERIES))
+    if episode.settings.action_format == "number" and text in actions:
+        return str(1 + actions.index(text))
+    return f"<think>x</think><action>{text}</action>" if episode.settings.action_format == "response" else text
+
+
+def shown(episode):
+    """Return everything that an episode shows."""
+    state = episode.state
+    return (
+        episode.prompt(),
+        repr(episode.info()),
+        state.text,
+        tuple(state.actions),
+        (state.valid, state.terminated, state.won, state.reward, state.score, repr(dict(state.info))),
+        (episode.action, episode.action_valid, episode.terminated, episode.truncated, episode.steps_taken),
+    )
+
+
+def walk(episode, texts):
+    """Return what an episode shows after each text, up to its end."""
+    found = []
+    for text in texts:
+        if episode.done:
+            break
+        episode.act(text)
+        found.append(shown(episode))
+    return found
+
+
+def replayed(env, task, texts):
+    twin = Episode(env.shared, env.episode.settings)
+    twin.start(task)
+    for text in texts:
+        twin.act(text)
+    return twin
+
+
+def branch(env, chance, length):
+    """Fork at a random point of a random walk, and compare original and fork with replays."""
+    task, episode, texts = started(env, chance), env.episode, []
+    for _ in range(chance.randrange(length)):
+        if episode.done:
+            break
+        texts.append(choice(episode, chance))
+        episode.act(texts[-1])
+    before, key, fork = shown(episode), episode.key(), episode.fork()
+    assert shown(fork) == before
+    assert fork.key() == key == replayed(env, task, texts).key()
+    futures = []
+    for mine in (fork, episode):  # the original moves second, on another path
+        there = replayed(env, task, texts)
+        future = []
+        for _ in range(chance.randrange(1, length)):
+            if mine.done:
+                break
+            future.append(choice(mine, chance))
+            mine.act(future[-1])
+            there.act(future[-1])
+            assert shown(mine) == shown(there)
+            assert mine.key() == there.key()
+        futures.append(future)
+        if mine is fork:
+            assert shown(episode) == before
+            assert episode.key() == key
+    assert walk(replayed(env, task, texts), futures[0])[-1:] == ([shown(fork)] if futures[0] else [])
+
+
+@pytest.mark.parametrize(("env_id", "options"), VARIANTS)
+def test_a_fork_equals_a_replay_to_the_byte(env_id, options):
+    env = made(env_id, options)
+    for seed in range(25):
+        branch(env, random.Random(seed), 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", IDS)
+def test_ten_thousand_branches_equal_replays(env_id):
+    env = made(env_id, {})
+    for seed in range(10_000):
+        branch(env, random.Random(seed), 10)
+
+
+def reactions(engine, actions):
+    """Return the engine's states after each of these actions, each tried in a fork."""
+    tried = [
+        action.replace("<your query>", query) for action in actions for query in QUERIES[: 6 if "<" in action else 1]
+    ]
+    return [engine.fork().act(command) for command in [*tried, *INADMISSIBLE]]
+
+
+def near(episode, chance):
+    """Return an action that changes something nearby, more often than one that leads elsewhere."""
+    far = (
+        "go to",
+        "help",
+        "inventory",
+        "click[b0",
+        "click[next",
+        "click[back",
+        "click[desc",
+        "click[feat",
+        "click[rev",
+    )
+    changing = [action for action in episode.state.actions if not action.startswith(far)]
+    chosen = chance.choice(changing if changing and chance.random() < 0.6 else list(episode.state.actions) or [""])
+    return chosen.replace("<your query>", chance.choice(QUERIES))
+
+
+@pytest.mark.parametrize(("env_id", "options"), [variant for variant in VARIANTS if "action_format" not in variant[1]])
+def test_equal_keys_mean_equal_futures(env_id, options):
+    """Random walks that return to states on different ways; all reactions there must be equal, and so on from there."""
+    env, merged = made(env_id, options), 0
+    for seed in range(4):
+        chance = random.Random(seed)
+        started(env, chance)
+        met = {}
+        for _ in range(40):
+            episode = env.episode.fork()
+            for _ in range(10):
+                if episode.done:
+                    break
+                episode.act(near(episode, chance))
+                actions, engine = tuple(episode.state.actions), episode.engine
+                first = met.setdefault(engine.key(), (tuple(episode._journal), actions, engine.fork()))
+                if first[0] == tuple(episode._journal):
+                    continue
+                merged += 1
+                assert actions == first[1]
+                mine, its = reactions(engine, actions), reactions(first[2], actions)
+                assert [repr(state) for state in mine] == [repr(state) for state in its]
+                after, there = engine.fork(), first[2].fork()
+                for _ in range(3):
+                    command = chance.choice([*actions, *QUERIES]).replace("<your query>", chance.choice(QUERIES))
+                    assert after.act(command) == there.act(command)
+                    assert after.key() == there.key()
+    assert merged > 50
+
+
+def after(env_id, task, *commands, **options):
+    engine = made(env_id, options).shared.source.engine()
+    engine.start(task)
+    for command in commands:
+        engine.act(command)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["search[<c> garden]", "search[<a>]"], ["search[<c>+garden]", "search[<a>]"]),  # one address, two pages
+        (["search[<r>]"], ["search[<r>]", "search[<r>]"]),  # the next random products differ
+        (["search[red shoe]"], ["search[red shoe]", "search[<a>]"]),  # one page, but `next >` leads elsewhere
+    ],
+)
+def test_shop_pages_with_one_address_have_different_keys(first, second):
+    engines = [after(IDS[1], "0", *commands) for commands in (first, second)]
+    assert engines[0].key() != engines[1].key()
+
+
+def test_a_shop_session_after_a_purchase_has_another_key():
+    """Searches continue after a purchase, and every later state has the score."""
+    wanted = made(IDS[1], {}).shared.source.task("0").instruction.partition(",")[0]
+    search = f"search[{wanted}]"
+    product = next(action for action in after(IDS[1], "0").act(search).actions if action.startswith("click[b0"))
+    looked = after(IDS[1], "0", search, product)
+    bought = after(IDS[1], "0", search, product, "click[buy now]", search, product)
+    assert bought.act("x").score > 0 == looked.act("x").score
+    assert bought.act("x").text == looked.act("x").text
+    assert bought.key() != looked.key()
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_different_states_have_different_keys(env_id):
+    env = made(env_id, {})
+    env.reset(seed=1)
+    first = env.episode.key()
+    acting = "look" if env_id == IDS[0] else "search[red shoe]"
+    env.step(acting)
+    assert env.episode.key() != first
+    if env_id == IDS[0]:
+        assert env.episode.engine_key() == first[-1]  # `look` changes what is shown, not the hidden state
+    moving = env.episode.state.actions[0] if env_id == IDS[0] else "click[next >]"
+    hidden = env.episode.engine_key()
+    go = next((action for action in env.episode.state.actions if action.startswith("go to")), moving)
+    env.step(go)
+    assert env.episode.engine_key() != hidden
+
+
+KEYS = """
+import json, random, sys
+import gymnasium, hgpo_envs
+for env_id in sys.argv[1:]:
+    env, chance = gymnasium.make(env_id).unwrapped, random.Random(3)
+    env.reset(seed=3)
+    for _ in range(12):
+        if env.episode.done: break
+        env.step(chance.choice(env.episode.state.actions).replace("<your query>", "red shoe"))
+        print(repr(env.episode.key()))
+"""
+
+
+def test_keys_do_not_depend_on_the_process_or_the_hash_seed():
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", KEYS, *IDS],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(printed) == 1
+    assert len(printed.pop().splitlines()) > 20
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_environments_fork_with_their_hashes_and_their_draws(env_id):
+    env, chance = made(env_id, {}), random.Random(5)
+    env.reset(seed=5)
+    for _ in range(6):
+        if env.episode.done:
+            break
+        env.step(choice(env.episode, chance))
+    assert not env.episode.done
+    fork, copied, texts = env.fork(), copy.deepcopy(env), [choice(env.episode, chance) for _ in range(3)]
+    for text in texts[:1]:
+        mine, its = fork.step(text), copied.step(text)
+        assert repr(mine) == repr(its)
+    assert env.episode.steps_taken == 6
+    assert fork.action_space is not env.action_space
+    assert fork.reset()[1]["task_id"] == env.reset()[1]["task_id"] == copied.reset()[1]["task_id"]
+    assert made(env_id, {}).fork().reset(seed=2)[0]["prompt"] == env.reset(seed=2)[0]["prompt"]
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_vector_environments_fork(env_id):
+    envs = gymnasium.make_vec(env_id, num_envs=4, group_size=2).unwrapped
+    observation, _ = envs.reset(seed=1)
+    envs.step(["look"] * 4)
+    fork, copied = envs.fork(), copy.deepcopy(envs)
+    before = pickle.dumps(envs)
+    actions = ["search[red shoe]", "inventory", "no such thing", "look"]
+    assert repr(fork.step(actions)) == repr(copied.step(actions))
+    assert repr(fork.reset()) == repr(copied.reset())
+    assert pickle.dumps(envs) == before
+    assert envs.reset(seed=1)[0]["prompt"] == observation["prompt"]
+
+
+def guessing(**options):
+    shared = SharedSource(GymnasiumSource("Foreign/Guess-v0", json.dumps(options)))
+    return Episode(shared, settings_for(shared.source.name))
+
+
+@given(st.lists(st.sampled_from(["0", "1", "2", "x"]), max_size=6), st.integers(0, 5))
+def test_environments_of_others_are_forked_by_replay(texts, task):
+    episode, there = guessing(limit=9), guessing(limit=9)
+    for one in (episode, there):
+        one.start(str(task))
+    walk(episode, texts)
+    walk(there, texts)
+    fork = episode.fork()
+    assert shown(fork) == shown(episode)
+    assert fork.key() == episode.key() == there.key()
+    assert walk(fork, ["x", "1", "2"]) == walk(there, ["x", "1", "2"])
+    assert episode.key()[-1] == tuple(episode._journal[n][0] for n in range(episode.steps_taken))
+
+
+def test_engines_of_others_are_forked_by_replay_and_never_merged():
+    shared = SharedSource(DoorsSource())
+    episode = Episode(shared, settings_for("Doors"))
+    episode.start("train-1")
+    first = episode.key()
+    episode.act("look")
+    episode.act("open door")
+    fork = episode.fork()
+    fork.act("go on")
+    assert fork.state.info["place"] == 1
+    assert episode.state.info["place"] == 0
+    assert len({first, episode.key(), fork.key()}) == 3
+
+
+class Unsteady:
+    """A benchmark whose engine is not deterministic."""
+
+    name = "Unsteady"
+    count = 0
+
+    def ids(self, split):
+        return ["a"]
+
+    def task(self, task_id):
+        return Task(task_id, "train", "", "")
+
+    def engine(self):
+        return self
+
+    def start(self, task_id):
+        return State("start", ["on"])
+
+    def act(self, command):
+        self.count += 1
+        return State(str(self.count), ["on"])
+
+
+def test_a_replay_that_ends_elsewhere_is_an_error():
+    episode = Episode(SharedSource(Unsteady()), settings_for("Unsteady"))
+    episode.start("a")
+    assert episode.fork().state == episode.state
+    episode.act("on")
+    with pytest.raises(InputError, match="expected a deterministic environment"):
+        episode.fork()
+
+
+def test_an_episode_without_a_task_forks_to_one_without_a_task():
+    fork = guessing().fork()
+    assert not fork.started
+    fork.start("1")
+    assert fork.started
