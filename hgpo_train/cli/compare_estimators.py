@@ -60,6 +60,7 @@ def compare_estimators(
     from hgpo_train.analysis.estimator_comparison import compare_estimators as compare
     from hgpo_train.analysis.estimator_comparison import read_variants
     from hgpo_train.analysis.estimator_comparison.files import is_comparison, write_comparison
+    from hgpo_train.analysis.estimator_comparison.inputs import truth_rewards
 
     variants = read_variants(estimators, {"reward_scale": reward_scale}, setting or [])
     sizes = _integers("--group-sizes", group_sizes)
@@ -86,6 +87,7 @@ def compare_estimators(
                 resamples=resamples,
                 permutations=permutations,
                 seed=seed,
+                rewards=truth_rewards(truth, run),
                 progress=status.update,
             )
             sources = {"run": fingerprint(run), "truth": fingerprint(truth)}

@@ -7,7 +7,7 @@
     comparison   the tables of all estimators, group sizes and parts
     report       the tables → a page of HTML; `pictures` draws its pictures
 
-docs/truth.md describes how to use it and how to read the result.
+docs/estimator_comparison.md describes how to use it and how to read the result.
 """
 
 from __future__ import annotations

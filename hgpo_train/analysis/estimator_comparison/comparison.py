@@ -9,11 +9,10 @@ import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.tables import step_table
 from hgpo_train.analysis.estimator_comparison.chance import permuted_measures
 from hgpo_train.analysis.estimator_comparison.gradients import contexts_of
-from hgpo_train.analysis.estimator_comparison.inputs import REFERENCE, draw, read_run
+from hgpo_train.analysis.estimator_comparison.inputs import REFERENCE, TRUTH_REWARDS, draw, read_run
 from hgpo_train.analysis.estimator_comparison.measures import MEASURES, all_sums, measured, row_sums, task_sums
 from hgpo_train.analysis.estimator_comparison.resampling import intervals, resampled, task_weights
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hgpo_train.advantages.parameters import Context
+    from hgpo_train.advantages.parameters import Context, Parameters
     from hgpo_train.advantages.tables import StepTable
     from hgpo_train.analysis.estimator_comparison.inputs import Draw, Run
     from hgpo_train.analysis.estimator_comparison.variants import Variant
@@ -73,7 +72,7 @@ def compare_estimators(
     redraws: int = 4,
     depth: int = 4,
     context: Context = "states",
-    reference: Parameters | None = None,
+    rewards: Parameters = TRUTH_REWARDS,
     resamples: int = 2000,
     permutations: int = 50,
     seed: int = 0,
@@ -89,8 +88,7 @@ def compare_estimators(
         redraws: How often the groups of each smaller size are redrawn.
         depth: The deepest context by which steps are classified.
         context: The content of these contexts.
-        reference: The definition of returns for the reference `return - true value`; by default that of the first
-            estimator. Its `gamma` and rewards should be those of the truth.
+        rewards: The definition of the truth's rewards and their discount (`truth_rewards`).
         resamples: Number of resamples of the tasks.
         permutations: Number of permutations that show what chance gives.
         seed: Seed of redraws, resamples and permutations.
@@ -107,14 +105,13 @@ def compare_estimators(
     run = read_run(step_table(steps), step_table(truth), variants, depth)
     sizes = _sizes(run, group_sizes)
     names = [*(variant.name for variant in variants), REFERENCE]
-    reference = reference or variants[0].spec.parameters
     weights = task_weights(run.tasks, resamples, seed)
     cells: dict[_Cell, _Measured] = {}
     chance: dict[int, dict[str, Floats]] = {}
     facts: dict[str, Any] = {}
     for size in sizes:
         progress(f"groups of {size}")
-        found = draw(run, size, redraws, seed, depth=depth, context=context, reference=_returns(reference))
+        found = draw(run, size, redraws, seed, depth=depth, context=context, rewards=rewards)
         contexts = contexts_of(found)
         sums = {name: row_sums(found, contexts, found.estimates[name]) for name in names}
         whole = [all_sums(found, contexts, found.estimates[name], sums[name], run.tasks) for name in names]
@@ -135,6 +132,7 @@ def compare_estimators(
         "resamples": resamples,
         "permutations": permutations,
         "seed": seed,
+        "rewards": asdict(rewards),
         "depth": depth,
         "context": context,
         "estimators": {
@@ -144,11 +142,6 @@ def compare_estimators(
     }
     estimates = _with_chance(_estimates(cells, names, run.tasks), chance, names)
     return Comparison(estimates, _differences(cells, names, run.tasks), details)
-
-
-def _returns(parameters: Parameters) -> Parameters:
-    """Return the parameters that define returns, without those of an estimator."""
-    return Parameters(**{name: getattr(parameters, name) for name in Parameters.__dataclass_fields__})
 
 
 def _sizes(run: Run, wanted: Sequence[int] | None) -> list[int]:

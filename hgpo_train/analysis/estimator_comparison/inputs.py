@@ -7,7 +7,7 @@ of a group that is not divisible by g is left out of a redraw.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,17 +15,21 @@ import polars as pl
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import listed
+from hgpo_train.advantages.advantage_tables import fingerprint
 from hgpo_train.advantages.estimators import hgpo
 from hgpo_train.advantages.input_columns import CHAINS, group_keys, row_keys
+from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import columns_read, compute_many, prepare
 from hgpo_train.advantages.required_columns import check_columns
+from hgpo_train.analysis.truth.table import METADATA, read_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from hgpo_train.advantages.parameters import Context, Parameters
+    from hgpo_train.advantages.parameters import Context
     from hgpo_train.analysis.estimator_comparison.variants import Variant
 
     Floats = NDArray[np.float64]
@@ -42,6 +46,9 @@ TRUTH_NUMBERS: Final = (
 )
 TRUTH_COLUMNS: Final = (*TRUTH_KEYS, *TRUTH_NUMBERS, "prompt_hash", "choice", "probabilities")
 """The columns of a truth table that a comparison reads."""
+
+TRUTH_REWARDS: Final = Parameters(invalid_action_penalty=0.0, penalty_at="reward")
+"""The rewards of a truth table that does not describe them: those of the environment, with a discount of 0.95."""
 
 _TASK: Final = ("env_id", "task_id")
 _TRAJECTORY, _PLACE = "(trajectory)", "(place)"
@@ -160,6 +167,24 @@ def read_run(steps: pl.LazyFrame, truth: pl.LazyFrame, variants: Sequence[Varian
     return Run(joined, counts["tasks"], int(str(sizes.max())), variants, counts)
 
 
+def truth_rewards(truth: Path, run: Path) -> Parameters:
+    """Return the definition of rewards that a truth table describes; `TRUTH_REWARDS` if it describes none.
+
+    Args:
+        truth: The truth table.
+        run: The run that it is compared with.
+
+    Raises:
+        InputError: It is the truth of another run, or of another state of the run.
+    """
+    if METADATA not in pl.read_parquet_metadata(truth):
+        return TRUTH_REWARDS
+    described = read_metadata(truth)
+    if described.get("run_fingerprint") != fingerprint(run):
+        raise InputError(f"{truth} is not the truth of {run} as it is now; compute it with hgpo truth {run}")
+    return replace(TRUTH_REWARDS, **described["rewards"])
+
+
 def _aborted(schema: pl.Schema) -> pl.Expr:
     if "aborted" not in schema:
         return pl.lit(value=False).repeat_by(pl.len()).explode()
@@ -223,7 +248,7 @@ def redraw(run: Run, size: int, redraws: int, rng: np.random.Generator) -> pl.Da
     )
 
 
-def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: Context, reference: Parameters) -> Draw:
+def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: Context, rewards: Parameters) -> Draw:
     """Redraw groups of one size, compute all estimators in them, and return the steps that have a truth.
 
     Args:
@@ -233,19 +258,19 @@ def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: C
         seed: Seed of the redraws.
         depth: The deepest context by which steps are classified.
         context: The content of contexts.
-        reference: The definition of returns, for the reference `return - value`.
+        rewards: The definition of the truth's rewards.
     """
     rng = np.random.Generator(np.random.PCG64([seed, size]))
     table = redraw(run, size, redraws, rng)
     specs = [variant.spec for variant in run.variants]
     own = [name for name in table.columns if name.startswith("(")]
     estimates = compute_many(table.drop(own), specs).select(spec.column for spec in specs).collect()
-    p = hgpo.HGPO(**{**vars(reference), "history_length": depth, "context": context})
+    p = hgpo.HGPO(**{**vars(rewards), "history_length": depth, "context": context})
     contexts = [f"{CHAINS[context]}{k}" for k in range(depth + 1)]
     prepared = prepare(table.drop(own).lazy(), p).select("task_key", "plain_return", *contexts).collect()
     table = pl.concat([table, prepared.select(pl.all().name.prefix("(made) ")), estimates], how="horizontal")
     table = table.with_columns(_level([f"(made) {name}" for name in contexts])).filter(_has_truth())
-    return _arrays(run, table, size, reference)
+    return _arrays(run, table, size, rewards)
 
 
 def _level(contexts: Sequence[str]) -> pl.Expr:
@@ -257,7 +282,7 @@ def _level(contexts: Sequence[str]) -> pl.Expr:
     return pl.max_horizontal(*shared, pl.lit(-1, pl.Int64)).alias("(level)")
 
 
-def _arrays(run: Run, table: pl.DataFrame, size: int, reference: Parameters) -> Draw:
+def _arrays(run: Run, table: pl.DataFrame, size: int, rewards: Parameters) -> Draw:
     known = _has_probabilities()
     weights = pl.col("(truth) probabilities")
     table = table.with_columns(
@@ -269,7 +294,8 @@ def _arrays(run: Run, table: pl.DataFrame, size: int, reference: Parameters) -> 
         pl.when(known).then(weights.list.eval(pl.element() * pl.element()).list.sum()).otherwise(0.0).alias("(square)"),
         pl.struct("(task)", "(redraw)").rank("dense").cast(pl.Int64).alias("(redraw)"),
     )  # fmt: skip
-    first, second = (_floats(table, f"(truth) advantage_{half}") for half in ("first", "second"))
+    unit = rewards.reward_scale
+    first, second = (_floats(table, f"(truth) advantage_{half}") / unit for half in ("first", "second"))
     whole, error = _floats(table, "(truth) advantage"), _floats(table, "(truth) advantage_error")
     estimates = {}
     for variant in run.variants:
@@ -278,11 +304,9 @@ def _arrays(run: Run, table: pl.DataFrame, size: int, reference: Parameters) -> 
             raise InputError(f"{variant.name}: expected a reward_scale other than 0, received 0")
         made = _floats(table, variant.spec.column) / scale
         estimates[variant.name] = (made, made)
-    gained = _floats(table, "(made) plain_return") / reference.reward_scale
-    estimates[REFERENCE] = (
-        gained - _floats(table, "(truth) value_first"),
-        gained - _floats(table, "(truth) value_second"),
-    )
+    gained = _floats(table, "(made) plain_return")
+    one, two = ((gained - _floats(table, f"(truth) value_{half}")) / unit for half in ("first", "second"))
+    estimates[REFERENCE] = (one, two)
     return Draw(
         size=size,
         task=_integers(table, "(task)"),

@@ -76,7 +76,10 @@ def sentences(found: Comparison) -> list[str]:
     d = found.details
     steps, rollouts, groups, tasks = (counted(d[f"{word}s"], word) for word in ("step", "rollout", "group", "task"))
     permutations = counted(d["permutations"], "permutation")
-    found_in = f"{steps} of {rollouts} in {groups} of up to {d['group_size']}, {tasks}."
+    found_in = (
+        f"{steps} of {rollouts} in {groups} of up to {d['group_size']}, {tasks}. "
+        f"True advantages with γ = {d['rewards']['gamma']:g}."
+    )
     signal = (
         f"Signal is {d['reliability_of_truth']:.0%} of the truth's variance, the rest is its own noise, which the "
         f"measures leave out. The sign of the true advantage is known for {d['steps_of_known_sign']:.0%} of the steps."
