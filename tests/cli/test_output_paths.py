@@ -106,6 +106,8 @@ FAILED_STARTS = [
     ["advantages", "RUN", "-e", "absent"],
     ["advantages", "absent"],
     ["stats", "absent"],
+    ["compare-estimators", "RUN", "--truth", "absent", "-e", "hgpo"],
+    ["compare-estimators", "absent", "--truth", "absent", "-e", "absent"],
     ["stats", "RUN", "--by", "absent"],
     ["data", "import", "verl-agent", "absent"],
     ["data", "build", "alfworld", "absent"],

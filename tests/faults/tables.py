@@ -146,6 +146,49 @@ def estimate_beside(root: Path, note: Note) -> None:
     note("written")
 
 
+def a_truth(root: Path) -> None:
+    """Write a run and a truth table with advantages of 0."""
+    import polars as pl
+
+    a_run(root)
+    numbers = ("value_first", "value_second", "advantage", "advantage_error", "advantage_first", "advantage_second")
+    truth = [
+        {
+            "trajectory": row["trajectory"],
+            "step": row["step"],
+            "prompt_hash": 1,
+            "choice": 0,
+            "probabilities": [0.5, 0.5],
+        }
+        for number in range(GROUPS)
+        for row in rows(number)
+    ]
+    pl.DataFrame(truth).with_columns(pl.lit(0.0).alias(name) for name in numbers).write_parquet(root / "truth.parquet")
+
+
+def compare(root: Path, note: Note) -> None:
+    if not (root / "run.comparison").exists():
+        fast = ("--resamples", 100, "--permutations", 1, "--redraws", 1)
+        hgpo("compare-estimators", root / "run", "--truth", root / "truth.parquet", "-e", "grpo", *fast)
+    note("written")
+
+
+def check_comparison(root: Path, noted: Sequence[str], whole: bool) -> None:
+    import polars as pl
+
+    from hgpo_train.analysis.estimator_comparison.files import FILES
+
+    folder = root / "run.comparison"
+    if not folder.exists():
+        assert not noted
+        assert not whole
+        return
+    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    assert pl.read_parquet(folder / "estimates.parquet").height
+    assert (folder / "report.html").read_text().endswith("</html>\n")
+    check_run(root, ["0", "1", "2"], True)
+
+
 def check_beside(root: Path, noted: Sequence[str], whole: bool) -> None:
     check_table(root, root / "run.advantages" / "hgpo.parquet", noted, whole)
 
@@ -185,5 +228,6 @@ SCENARIOS = (
     Scenario("step table of the first version", write, check_older_run, warm, an_older_run, **ANY_LOCK),
     Scenario("advantages", estimate, check_advantages, warm, a_run, MADE_FOREIGN, **ANY_LOCK),
     Scenario("advantages beside the run", estimate_beside, check_beside, warm, a_run, **ANY_LOCK),
+    Scenario("comparison of estimators", compare, check_comparison, warm, a_truth, **ANY_LOCK),
     Scenario("advantages over an older table", estimate, check_replaced, warm, another_table, MADE_FOREIGN, **ANY_LOCK),
 )

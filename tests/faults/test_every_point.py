@@ -18,6 +18,7 @@ NAMES = (
     "step table of the first version",
     "advantages",
     "advantages beside the run",
+    "comparison of estimators",
     "advantages over an older table",
     "pack of games",
     "pack over an older one",
