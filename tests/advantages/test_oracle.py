@@ -231,10 +231,17 @@ def graphgpo(rows, mode="mean_std_norm", gamma=0.1, normalize_distance=False):
     return {i: whole[i] + steps[i] for i in steps}
 
 
-class Others:
-    """The steps of a task's other rollouts in the same context, for each level from the task to the deepest history."""
+class Rollouts:
+    """The steps of a task in the same context, for each level from the task to the deepest history.
 
-    def __init__(self, rows, history_length, actions):
+    Args:
+        rows: The table.
+        history_length: The deepest history.
+        actions: Whether histories include actions.
+        own: Whether the steps of a step's own rollout are among them.
+    """
+
+    def __init__(self, rows, history_length, actions, own):
         tasks = defaultdict(list)
         for i, row in enumerate(rows):
             tasks[row["task"]].append(i)
@@ -242,7 +249,10 @@ class Others:
         for groups in [tasks, *(histories(rows, k, actions) for k in range(history_length + 1))]:
             of = {i: members for members in groups.values() for i in members}
             self.steps.append(
-                [[j for j in of.get(i, []) if rows[j]["trajectory"] != row["trajectory"]] for i, row in enumerate(rows)]
+                [
+                    [j for j in of.get(i, []) if own or rows[j]["trajectory"] != row["trajectory"]]
+                    for i, row in enumerate(rows)
+                ]
             )
 
     def count(self, k, i):
@@ -266,35 +276,35 @@ class Others:
         return within, explained
 
 
-def shrunk_values(others, i, plain, compared, within, explained):
-    """The values of both returns at a step, and the estimated error of the first."""
-    if not others.steps[0][i]:  # a single rollout: nothing is compared
-        found, error = [plain[i], compared[i]], 0.0
-    else:
-        found = [float(others.mean(0, i, value)) for value in (plain, compared)]
-        error = within[0] / others.count(0, i)
-    for k in range(1, len(others.steps)):
+def shrunk_values(known, i, values, within, explained):
+    """The means of some values at a step, shrunk level by level, and the estimated error of the first."""
+    found = [float(known.mean(0, i, value)) for value in values]
+    error = within[0] / known.count(0, i)
+    for k in range(1, len(known.steps)):
         weight = 0.0
-        if others.steps[k][i] and explained[k] > 0:
-            weight = explained[k] / (explained[k] + within[k] / others.count(k, i))
-            here = [float(others.mean(k, i, value)) for value in (plain, compared)]
+        if known.steps[k][i] and explained[k] > 0:
+            weight = explained[k] / (explained[k] + within[k] / known.count(k, i))
+            here = [float(known.mean(k, i, value)) for value in values]
             found = [old + weight * (new - old) for old, new in zip(found, here, strict=True)]
         error = (1 - weight) ** 2 * error + (1 - weight) * explained[k]
     return *found, error
 
 
-def shrinkage_gae(rows, history_length=2, context="states", gae_lambda=None, penalty=0.1, penalty_at="return",
-                  returns="per_step", gamma=0.95):  # fmt: skip
-    """Values from the other rollouts' returns, shrunk level by level, then GAE by its recursion over rewards."""
+def shrinkage_gae(rows, history_length=2, context="states", gae_lambda=None, leave_one_out=False, penalty=0.1,
+                  penalty_at="return", returns="per_step", gamma=0.95):  # fmt: skip
+    """Values from mean returns, shrunk level by level, then GAE by its recursion over rewards."""
     compared = discounted(rows, gamma, penalty, penalty_at, returns)
-    late = penalty_at == "return"
-    plain = discounted(rows, gamma, 0.0, penalty_at, returns) if late else compared
-    others = Others(rows, history_length, context == "states_actions")
+    plain = discounted(rows, gamma, 0.0, penalty_at, returns) if penalty_at == "return" else compared
+    others = Rollouts(rows, history_length, context == "states_actions", own=False)
+    known = others if leave_one_out else Rollouts(rows, history_length, context == "states_actions", own=True)
     within, explained = others.variances(plain)
     noise = next((variance for variance in reversed(within) if variance is not None), 0.0)
     value, baseline, trust = {}, {}, {}
     for i in plain:
-        value[i], baseline[i], error = shrunk_values(others, i, plain, compared, within, explained)
+        if others.steps[0][i]:
+            value[i], baseline[i], error = shrunk_values(known, i, (plain, compared), within, explained)
+        else:  # a single rollout: nothing is compared
+            value[i], baseline[i], error = plain[i], compared[i], sum(explained)
         trust[i] = error / (error + noise) if error + noise > 0 else 1.0
         trust[i] = trust[i] if gae_lambda is None else gae_lambda
     result = {}
@@ -406,8 +416,8 @@ def test_graphgpo_matches_its_formulas(rows, mode, gamma, normalize_distance):
 @settings(max_examples=25)
 @given(tables(), st.integers(0, 3), st.sampled_from(["states", "states_actions"]), st.sampled_from([None, 0.0, 0.5]),
        st.sampled_from(["return", "reward"]), st.sampled_from(["per_step", "from_end"]),
-       st.sampled_from([0.0, 0.1]))  # fmt: skip
-def test_shrinkage_gae_matches_its_formulas(rows, depth, context, gae_lambda, penalty_at, returns, penalty):
+       st.sampled_from([0.0, 0.1]), st.booleans())  # fmt: skip
+def test_shrinkage_gae_matches_its_formulas(rows, depth, context, gae_lambda, penalty_at, returns, penalty, leave_out):
     p = {
         "history_length": depth,
         "context": context,
