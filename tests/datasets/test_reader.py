@@ -70,7 +70,7 @@ def test_runs_of_other_depths_share_their_hashes(tmp_path: Path) -> None:
 def test_a_column_that_came_later_is_null_in_older_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with StepWriter(tmp_path / "old") as writer:
         writer.add_group(group("a"))
-    later = schema.Column("mood", "text", schema.TEXT, "How it felt.", "unknown", since=2)
+    later = schema.Column("mood", schema.TEXT, "How it felt.", "unknown", since=2, family="text")
     original = schema.columns
     monkeypatch.setattr(schema, "VERSION", 2)
     for module in ("schema", "rows", "derived_columns"):
