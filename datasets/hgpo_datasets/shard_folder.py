@@ -9,7 +9,6 @@ The folder of the shards contains nothing but complete shards, at any time. All 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +18,7 @@ from hgpo_datasets.manifest import Header, Manifest, Shard
 from hgpo_datasets.run_paths import STEPS, is_run, shard_folder
 from hgpo_envs import atomic
 from hgpo_envs.errors import InputError
+from hgpo_envs.plugins import installed_version
 from hgpo_envs.secrets import redact_json
 from hgpo_envs.unicode_text import clean_text
 
@@ -64,7 +64,7 @@ class ShardFolder:
         except (FileExistsError, NotADirectoryError) as error:
             raise InputError(f"expected a folder, received the file {error.filename}; use another path") from error
         name = clean_text(run or folder.resolve().name)
-        asked = Header(name, depth, schema.VERSION, _package_version(), values)
+        asked = Header(name, depth, schema.VERSION, installed_version("hgpo") or "not installed", values)
         if lock is not None and not (lock.is_held and lock.folder.samefile(folder)):
             raise InputError(f"expected a held lock of {folder}, received one of {lock.folder}")
         self._own_lock = atomic.FolderLock(folder, "writing a run") if lock is None else None
@@ -290,13 +290,6 @@ def _json_values(config: Mapping[str, Any]) -> dict[str, Any]:
     if len(text) > _MOST_CONFIG:
         raise InputError(f"expected at most {_MOST_CONFIG:,} bytes of JSON as configuration, received {len(text):,}")
     return values
-
-
-def _package_version() -> str:
-    try:
-        return importlib.metadata.version("hgpo")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _check_same(folder: Path, there: Header, header: Header, run: str | None, config: Mapping[str, Any] | None) -> None:

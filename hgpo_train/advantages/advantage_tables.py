@@ -8,7 +8,6 @@ estimator, the run's fingerprint and the package's version.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +21,7 @@ from hgpo_datasets.reader import step_files
 from hgpo_datasets.run_paths import run_at, run_of_file
 from hgpo_envs.atomic import making_folder, new_file
 from hgpo_envs.errors import InputError
+from hgpo_envs.plugins import installed_version
 from hgpo_train.advantages.chunks import ROWS, chunks
 from hgpo_train.advantages.input_columns import batch_keys, row_keys
 from hgpo_train.advantages.registry import EstimatorSpec, columns_read, compute_many
@@ -108,12 +108,8 @@ def refuse_own_input(source: Path, out: Path) -> None:
 
 def _metadata(specs: Sequence[EstimatorSpec], fingerprint: str) -> str:
     columns = {spec.column: {"estimator": spec.estimator.name, "parameters": asdict(spec.parameters)} for spec in specs}
-    version = importlib.metadata.version("hgpo") if _installed() else ""
+    version = installed_version("hgpo") or ""
     return orjson.dumps({"run_fingerprint": fingerprint, "hgpo_version": version, "columns": columns}).decode()
-
-
-def _installed() -> bool:
-    return any(True for _ in importlib.metadata.distributions(name="hgpo"))
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

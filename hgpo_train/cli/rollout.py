@@ -67,7 +67,7 @@ def rollout(
     from hgpo_train.rollout.env_handle import open_env
     from hgpo_train.rollout.failures import allowed_in_a_row
     from hgpo_train.rollout.open_run import open_run
-    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups, run_config
+    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, run_config
 
     check_max_failed(max_failed)
     spec = RolloutSpec(tasks, group_size, seed, order, max_groups=dynamic)
@@ -100,22 +100,12 @@ def rollout(
     ):
         if before := len(run.writer.committed):
             note(console, f"{out} already contains {counted(before, 'group')}")
-        tally = collect_groups(
-            handle,
-            acting,
-            run.writer,
-            spec,
-            execution,
-            retry_failed=retry_failed,
-            progress=run.progress,
-            should_stop=run.should_stop,
-            tally=run.tally,
-        )
+        run.collect(spec, retry_failed=retry_failed)
         groups = len(run.writer.committed)
-    _report(console, out, tally, groups, interrupted=run.should_stop.requested)
+    _report(console, out, run.tally, groups, interrupted=run.should_stop.requested)
     if run.should_stop.requested:
         raise typer.Exit(130)
-    check_failures(console, out, tally, max_failed)
+    check_failures(console, out, run.tally, max_failed)
 
 
 def _report(console: Console, out: Path, tally: Tally, groups: int, *, interrupted: bool) -> None:
