@@ -303,10 +303,38 @@ def _check_same(folder: Path, there: Header, header: Header, run: str | None, co
             f"{folder} was written with schema version {there.schema_version}, not {schema.VERSION}; use another folder"
         )
     before = redact_json(there.config)  # runs of version 0.1 may contain secrets
-    if config is not None and header.config != before:
-        names = sorted({*header.config, *before})
-        name = next(name for name in names if header.config.get(name) != before.get(name))
-        was, asked = before.get(name), header.config.get(name)
-        raise InputError(
-            f"{folder} was written with {name} = {was!r}, not {asked!r}; use another folder or the same value"
-        )
+    if config is not None:
+        check_same_config(folder, header.config, before)
+
+
+def check_same_config(folder: Path, config: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Check that a run can be resumed with a configuration: that it equals the run's.
+
+    Args:
+        folder: The run's folder, for the error.
+        config: The requested configuration, JSON values.
+        before: The run's configuration, without secrets.
+
+    Raises:
+        InputError: A value differs; the error names the first one.
+    """
+    now, was = _leaves(config), _leaves(before)
+    for name in sorted(now.keys() | was.keys()):
+        if name not in was:
+            difference = f"without {name}, which is now {now[name]!r}"
+        elif name not in now:
+            difference = f"with {name} = {was[name]!r}, which is not given now"
+        elif now[name] != was[name]:
+            difference = f"with {name} = {was[name]!r}, not {now[name]!r}"
+        else:
+            continue
+        raise InputError(f"{folder} was written {difference}; use another folder or the same value")
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested tables by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = isinstance(value, dict) and value
+        found |= _leaves(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return found

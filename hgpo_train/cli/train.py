@@ -64,8 +64,7 @@ def train(
 def _print_plan(settings: Config, card: str | None, console: Console) -> None:
     from hgpo_train.models.loading import choose_device
     from hgpo_train.models.shapes import model_shape
-    from hgpo_train.training.cards import named_card, this_card
-    from hgpo_train.training.memory_plan import plan_memory
+    from hgpo_train.training.memory_plan import named_card, plan_memory, this_card
     from hgpo_train.training.plan_text import cards_table, plan_table
 
     shown = named_card(card) if card is not None else this_card(choose_device(settings.model.device))

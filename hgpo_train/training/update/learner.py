@@ -13,7 +13,7 @@ import torch
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import compute_dtype
 from hgpo_train.models.reference import Reference
-from hgpo_train.training.memory_advice import out_of_memory
+from hgpo_train.training.plan_text import out_of_memory
 from hgpo_train.training.update.batches import micro_batches, mini_batches
 from hgpo_train.training.update.logprobs import ResponseScorer
 from hgpo_train.training.update.losses import policy_loss, token_weights
