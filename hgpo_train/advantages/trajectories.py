@@ -25,24 +25,6 @@ if TYPE_CHECKING:
     """A function of ordered columns and the index of each trajectory's first row. It returns an ordered column."""
 
 
-def discounted(reward: pl.Expr, gamma: float) -> pl.Expr:
-    """Return R_t = r_t + γ R_{t+1}, the discounted sum of rewards from a step to the end of its trajectory.
-
-    The recursion is computed term by term in NumPy, as in the official code, because the last bit matters: it can
-    change the float32 number to which a return is rounded afterwards. Polars' recursion (`ewm_mean`) and sums of
-    γ^t r_t round differently.
-
-    Args:
-        reward: r_t, Float64.
-        gamma: γ, the discount per step.
-
-    >>> steps = pl.DataFrame({"trajectory_key": 0, "step": [0, 1, 2], "r": [1.0, 0.0, 4.0]})
-    >>> steps.select(discounted(pl.col("r"), 0.5)).to_series().to_list()
-    [2.0, 2.0, 4.0]
-    """
-    return in_order([reward], lambda columns, starts: pl.Series(returns(columns[0].to_numpy(), starts, gamma)))
-
-
 def accumulated(value: pl.Expr, factor: pl.Expr) -> pl.Expr:
     """Return y_t = x_t + f_t y_{t+1}, a sum from a step to the end of its trajectory with a factor per step.
 
@@ -185,7 +167,8 @@ def _backwards(
 ) -> NDArray[np.float64]:
     """Return y_t = x_t + f_t y_{t+1} of ordered rows.
 
-    The recursion runs backwards over all trajectories in parallel. They are sorted by decreasing length, so that the
+    The recursion is computed term by term, as in the official code, because the last bit matters: it can change the
+    float32 number to which a return is rounded. It runs backwards over all trajectories in parallel. They are sorted by decreasing length, so that the
     trajectories with a step at distance `back` from their end are a prefix.
     """
     lengths = np.diff(starts, append=len(values))
