@@ -3,8 +3,8 @@
     python benchmarks/fork.py                     the bundled games and catalogue
     python benchmarks/fork.py --branches 10000    more random branches
 
-The state of each branch is that of a random walk of 1 to 20 steps. All ways are measured at the same states, alternately;
-the result is the median over branches, in CPU microseconds.
+The state of each branch is that of a random walk of 1 to 20 steps. All ways are measured at the same states,
+alternately; the result is the median over branches, in CPU microseconds.
 """
 
 from __future__ import annotations

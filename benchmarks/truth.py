@@ -3,10 +3,10 @@
     python benchmarks/truth.py                    ALFWorld and WebShop, three policies each, M = 16
     python benchmarks/truth.py --tasks 8 --group-size 64
 
-`truth` is `hgpo_train.analysis.truth` for all steps of a group of rollouts of each task, in one process. `plain` is what
-it replaces: forks of episodes, one response drawn from the policy's distribution at a time, nothing remembered but what
-the policy itself caches. Both are in the same process with the same policy; times are CPU seconds. The ratio is that of
-rollout steps a second. `shared` is the share of rollout steps that led to a node that was known already.
+`truth` is `hgpo_train.analysis.truth` for all steps of a group of rollouts of each task, in one process. `plain` is
+what it replaces: forks of episodes, one response drawn from the policy's distribution at a time, nothing remembered but
+what the policy itself caches. Both are in the same process with the same policy; times are CPU seconds. The ratio is
+that of rollout steps a second. `shared` is the share of rollout steps that led to a node that was known already.
 """
 
 from __future__ import annotations
