@@ -168,8 +168,8 @@ def _backwards(
     """Return y_t = x_t + f_t y_{t+1} of ordered rows.
 
     The recursion is computed term by term, as in the official code, because the last bit matters: it can change the
-    float32 number to which a return is rounded. It runs backwards over all trajectories in parallel. They are sorted by decreasing length, so that the
-    trajectories with a step at distance `back` from their end are a prefix.
+    float32 number to which a return is rounded. It runs backwards over all trajectories in parallel. They are sorted by
+    decreasing length, so that the trajectories with a step at distance `back` from their end are a prefix.
     """
     lengths = np.diff(starts, append=len(values))
     by_length = np.argsort(-lengths, kind="stable")

@@ -46,13 +46,13 @@ def truth(
     from time import perf_counter
 
     from rich.console import Console
+    from rich.progress import Progress
 
     from hgpo_envs.errors import InputError
     from hgpo_train.advantages.advantage_tables import refuse_own_input
     from hgpo_train.analysis.truth import Budget, Rewards, plan_truth, write_truth
     from hgpo_train.analysis.truth.table import default_out
     from hgpo_train.assignments import read_assignments
-    from hgpo_train.cli.stage_progress import stage_progress
     from hgpo_train.policies.registry import option_annotations
     from hgpo_train.rollout.run import stop_on_interrupt
 
@@ -71,9 +71,17 @@ def truth(
     if target.exists() and not overwrite:
         raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
     console, began = Console(stderr=True), perf_counter()
-    with stop_on_interrupt() as stop, stage_progress() as show:
+    with (
+        stop_on_interrupt() as stop,
+        Progress(console=console, transient=True, disable=not console.is_terminal) as bars,
+    ):
+        bar = bars.add_task("tasks")
         report = write_truth(
-            plan, target, processes=processes, progress=lambda done, total: show("tasks", done, total), should_stop=stop
+            plan,
+            target,
+            processes=processes,
+            progress=lambda done, total: bars.update(bar, completed=done, total=total),
+            should_stop=stop,
         )
     if not report.complete:
         console.print("Interrupted. Finished tasks are kept; run the same command again to resume.")

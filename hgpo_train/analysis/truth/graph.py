@@ -97,15 +97,22 @@ class Edges:
         for name, kind in self._KINDS.items():
             setattr(self, name, np.empty(1024, kind))
 
-    def add(self, upper: NDArray[np.float64]) -> int:
-        """Append the edges of one node and return the first one's number."""
-        first, self.count = self.count, self.count + len(upper)
+    def add(self, nodes: NDArray[np.int64], probabilities: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
+        """Append the edges of some nodes and return the number of each node's first one."""
+        sizes = np.array([len(each) for each in probabilities], np.int64)
+        first: NDArray[np.int64] = self.count + np.cumsum(sizes) - sizes
+        start, self.count = self.count, self.count + int(sizes.sum())
         if self.count > len(self.upper):
             for name in self._KINDS:
                 old = getattr(self, name)
-                setattr(self, name, np.concatenate([old, np.empty(max(len(old), len(upper)), old.dtype)]))
-        self.upper[first : self.count] = upper
-        self.target[first : self.count] = UNKNOWN
+                setattr(self, name, np.concatenate([old, np.empty(max(len(old), self.count - start), old.dtype)]))
+        sums = np.cumsum(np.concatenate(probabilities))
+        ends = sums[np.cumsum(sizes) - 1]
+        begin, end = (np.repeat(each, sizes) for each in (np.append(0.0, ends[:-1]), ends))
+        # 1 for the last response of positive probability, and for those after it
+        inside = np.where(sums == end, 1.0, (sums - begin) / (end - begin))
+        self.upper[start : self.count] = np.repeat(nodes, sizes) + inside
+        self.target[start : self.count] = UNKNOWN
         return first
 
 
@@ -138,7 +145,7 @@ class Graph:
         self._hidden_numbers: dict[Hashable, int] = {}
         self._nodes: list[_Node] = []
         self._node_numbers: dict[tuple[Any, ...], int] = {}
-        self._contexts: dict[tuple[Any, ...], tuple[Distribution, NDArray[np.float64]]] = {}
+        self._contexts: dict[tuple[Any, ...], Distribution] = {}
         self._responses: list[tuple[str, ...]] = []  # of each node
         self._parsed: dict[str, tuple[str, bool | None]] = {}
         plain = Episode(shared, replace(settings, history_length=0, max_steps=_NO_LIMIT))
@@ -175,18 +182,18 @@ class Graph:
 
     def prepare(self, nodes: Sequence[int]) -> None:
         """Ask the policy for the distributions of nodes, in one batch, and create their edges."""
-        missing = [(node, self._context(node)) for node in nodes if self.first[node] == UNKNOWN]
-        asked = {context: node for node, context in missing if context not in self._contexts}
+        missing = {node: self._context(node) for node in nodes if self.first[node] == UNKNOWN}
+        asked = {context: node for node, context in missing.items() if context not in self._contexts}
         if asked:
             requests = [self._request(number, node) for number, node in enumerate(asked.values())]
-            for context, found in zip(asked, self._policy.distributions(requests), strict=True):
-                upper = np.cumsum(found.probabilities)
-                upper[upper >= upper[-1]] = 1.0  # the last response of positive probability, and those after it
-                self._contexts[context] = found, upper
-        for node, context in missing:
-            found, upper = self._contexts[context]
-            self.first[node], self.size[node] = self.edges.add(node + upper), len(upper)
-            self._responses[node] = found.responses
+            self._contexts.update(zip(asked, self._policy.distributions(requests), strict=True))
+        if missing:
+            found = [self._contexts[context] for context in missing.values()]
+            numbers = np.fromiter(missing, np.int64, len(missing))
+            self.first[numbers] = self.edges.add(numbers, [each.probabilities for each in found])
+            self.size[numbers] = [len(each.responses) for each in found]
+            for node, each in zip(missing, found, strict=True):
+                self._responses[node] = each.responses
 
     def expand(self, node: int, edge: int) -> None:
         """Compute where an edge of a prepared node leads, and its rewards."""

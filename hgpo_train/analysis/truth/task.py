@@ -203,7 +203,13 @@ def _places(graph: Graph, trajectories: Sequence[Sequence[Step]]) -> tuple[list[
             if visit:
                 places[visit[-1]].children[before] = place
             visit.append(place)
-            node, before = graph.follow(node, step.action)[0], step.action
+            node, move = graph.follow(node, step.action)
+            before = step.action
+        if not move.terminated and len(visit) != graph.max_steps:
+            raise InputError(
+                f"task {graph.task.id}: expected a rollout to end after {graph.max_steps} steps or with its task, the "
+                f"run has one of {len(visit)} steps; use the run's step limit"
+            )
         places[visit[-1]].children[before] = None
         visits.append(visit)
     return places, visits

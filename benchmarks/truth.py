@@ -1,0 +1,120 @@
+"""Measure truths a second beside rollouts that are played one by one.
+
+    python benchmarks/truth.py                    ALFWorld and WebShop, three policies each, M = 16
+    python benchmarks/truth.py --tasks 8 --group-size 64
+
+`truth` is `hgpo_train.analysis.truth` for all steps of a group of rollouts of each task, in one process. `plain` is
+what it replaces: forks of episodes, one response drawn from the policy's distribution at a time, nothing remembered but
+what the policy itself caches. Both are in the same process with the same policy; times are CPU seconds. The ratio is
+that of rollout steps a second. `shared` is the share of rollout steps that led to a node that was known already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from record import add_keep, store
+from rich.console import Console
+from rich.table import Table
+
+from hgpo_envs.episode import Episode
+from hgpo_train.analysis.truth import Budget, Rewards
+from hgpo_train.analysis.truth.graph import Graph
+from hgpo_train.analysis.truth.task import Step, task_truth
+from hgpo_train.policies.base import Request
+from hgpo_train.rollout import PolicyContext, make_policy, open_env
+
+if TYPE_CHECKING:
+    from hgpo_train.rollout import EnvHandle
+
+POLICIES: dict[str, list[dict[str, float]]] = {
+    "HGPO/ALFWorld-v0": [{"skill": 0.4}, {"skill": 0.6}, {"skill": 1.0}],
+    "HGPO/WebShop-v0": [{"skill": 0.6}, {"skill": 1.0}, {"temperature": 0.5}],
+}
+PLAIN_S = 3.0
+
+
+def policy_for(handle: EnvHandle, options: dict[str, float]) -> Any:  # noqa: ANN401 - a `DistributionPolicy`
+    """Return a softmax policy that reads two past steps, with empty caches."""
+    return make_policy("softmax", PolicyContext(handle.shared.source.name, "command", {"memory": 2, **options}))
+
+
+def play(episode: Episode, policy: Any, rng: random.Random) -> list[Step]:  # noqa: ANN401
+    """Play an episode to its end and return its steps."""
+    steps = []
+    while not episode.done:
+        now = episode.task, episode.state, None, episode.prompt, episode.history
+        found = policy.distributions([Request(0, "", 0, 0, episode.steps_taken, *now)])[0]
+        state, response = episode.state.text, found.draw(rng.random())
+        episode.act(response)
+        steps.append(Step(state, episode.action, response, episode.action_valid, episode.state.reward))
+    return steps
+
+
+def measure(env_id: str, options: dict[str, float], tasks: int, group_size: int, rollouts: int) -> dict[str, float]:
+    """Measure one policy."""
+    handle, rng = open_env(env_id, action_format="command"), random.Random(1)
+    groups = {}
+    for task in handle.tasks[:tasks]:
+        start = Episode(handle.shared, handle.settings)
+        start.start(task)
+        policy = policy_for(handle, options)
+        groups[task] = [play(start.fork(), policy, rng) for _ in range(group_size)]
+
+    policy, truths, steps, nodes, errors, rewards = policy_for(handle, options), 0, 0, 0, list[float](), Rewards()
+    began = time.process_time()
+    for number, (task, group) in enumerate(groups.items()):
+        graph = Graph(handle.shared, handle.settings, policy, rewards, task)
+        columns, count = task_truth(graph, group, rewards, Budget(rollouts=rollouts), [number])
+        truths, steps, nodes = truths + len(columns["value"]), steps + count, nodes + graph.nodes
+        errors += columns["advantage_error"]
+    seconds = time.process_time() - began
+
+    policy, plain, began = policy_for(handle, options), 0, time.process_time()
+    while time.process_time() - began < PLAIN_S:
+        episode = Episode(handle.shared, handle.settings)
+        episode.start(rng.choice(list(groups)))
+        plain += len(play(episode.fork(), policy, rng))
+    plain_rate = plain / (time.process_time() - began)
+
+    won = np.mean([group_step[-1].reward for group in groups.values() for group_step in group])
+    return {
+        "mean reward": round(float(won), 3),
+        "truths": truths,
+        "truths/s": round(truths / seconds, 1),
+        "10k truths, s": round(10_000 * seconds / truths, 1),
+        "steps/s": round(steps / seconds),
+        "steps/s, plain": round(plain_rate),
+        "ratio": round(steps / seconds / plain_rate, 1),
+        "shared": round(1 - nodes / max(steps, 1), 3),
+        "error": round(float(np.sqrt(np.mean(np.square(errors)))), 4),
+    }
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=8)
+    parser.add_argument("--group-size", type=int, default=16)
+    parser.add_argument("--rollouts", type=int, default=16)
+    add_keep(parser)
+    given = parser.parse_args()
+    figures = {}
+    for env_id, policies in POLICIES.items():
+        for options in policies:
+            name = f"{env_id} " + ", ".join(f"{key}={value:g}" for key, value in options.items())
+            figures[name] = measure(env_id, options, given.tasks, given.group_size, given.rollouts)
+    table = Table("", *next(iter(figures.values())), title=f"Truths of {given.group_size} rollouts a task, one process")
+    for name, found in figures.items():
+        table.add_row(name, *map(str, found.values()))
+    console = Console(width=160)
+    console.print(table)
+    console.print(store("truth", figures, keep=given.keep))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,369 @@
+"""Truth: equal to worlds that are solved by hand and by brute force, unbiased, and the same bytes however computed."""
+
+import copy
+import hashlib
+from dataclasses import replace
+
+import foreign  # noqa: F401 - registers Foreign/Guess-v0
+import numpy as np
+import polars as pl
+import pytest
+
+from hgpo_envs.episode import Episode
+from hgpo_envs.errors import InputError
+from hgpo_envs.hashing import text_hash
+from hgpo_train.advantages.advantage_tables import join_advantages
+from hgpo_train.analysis.truth import Budget, Rewards, plan_truth, read_metadata, write_truth
+from hgpo_train.analysis.truth.graph import Graph
+from hgpo_train.analysis.truth.task import Step, task_truth
+from hgpo_train.policies.base import BatchPolicy, Distribution, Request
+from hgpo_train.rollout import PolicyContext, collect, make_policy, open_env
+
+GUESS = "foreign:Foreign/Guess-v0"
+
+
+def truth_of(run, out, rewards=None, *, policy=None, policy_options=None, **budget):
+    plan = plan_truth(run, rewards or Rewards(), Budget(**budget), policy=policy, policy_options=policy_options)
+    assert write_truth(plan, out).complete
+    return pl.read_parquet(out)
+
+
+def joined(run, table):
+    return join_advantages(run.steps, table.lazy()).collect()
+
+
+# A world that is solved by hand
+
+
+@pytest.fixture(scope="module")
+def guesses(tmp_path_factory):
+    """Rollouts of a guessing game with 4 attempts, without `fork` and `key`; a guess is right with probability 1/3."""
+    folder = tmp_path_factory.mktemp("guess") / "run"
+    return collect(GUESS, "random", folder, tasks=5, group_size=6, seed=1, action_format="command", limit=4)
+
+
+def by_hand(left, gamma):
+    """Return V with a number of attempts left: the game is won at attempt n with probability (2/3)^n / 3."""
+    return sum(gamma**n * (2 / 3) ** n / 3 for n in range(left))
+
+
+def test_a_small_game_is_solved_exactly(guesses, tmp_path):
+    table = joined(guesses, truth_of(guesses.path, tmp_path / "truth.parquet", Rewards(gamma=0.9)))
+    assert table["exact"].all()
+    assert table["rollouts"].max() == 0
+    for row in table.iter_rows(named=True):
+        value = by_hand(4 - row["step"], 0.9)
+        q = row["reward"] if row["terminated"] else 0.9 * by_hand(3 - row["step"], 0.9)
+        assert row["value"] == row["value_first"] == row["value_second"] == pytest.approx(value, abs=1e-12)
+        assert row["q"] == pytest.approx(q, abs=1e-12)
+        assert row["advantage"] == pytest.approx(q - value, abs=1e-12)
+        assert row["value_error"] == row["q_error"] == row["advantage_error"] == 0
+        assert row["probabilities"] == pytest.approx([1 / 3] * 3)
+        assert row["choice"] == int(row["action"])
+        assert row["prompt_hash"] == text_hash(row["prompt"])
+
+
+def test_monte_carlo_of_the_same_game_is_within_its_errors(guesses, tmp_path):
+    table = truth_of(guesses.path, tmp_path / "truth.parquet", Rewards(gamma=0.9), rollouts=64, exact_nodes=0)
+    expected = np.array([by_hand(4 - step, 0.9) for step in table["step"]])
+    values = table.filter(pl.col("value_error") > 0)
+    assert values.height > 20
+    assert (np.abs(table["value"] - expected) <= 4 * table["value_error"] + 1e-12).all()
+    last = table.filter(pl.col("step") == 3)  # all three guesses of some attempts were taken: nothing is left to chance
+    assert last.filter("exact").height == last.filter(pl.col("value_error") == 0).height
+
+
+def test_more_rollouts_until_the_error_is_small(guesses, tmp_path):
+    few = truth_of(guesses.path, tmp_path / "few.parquet", rollouts=4, exact_nodes=0)
+    many = truth_of(guesses.path, tmp_path / "many.parquet", rollouts=4, exact_nodes=0, error=0.03)
+    root = many.group_by("task_id").agg((pl.col("advantage_error") ** 2).mean().sqrt())["advantage_error"]
+    assert root.max() <= 0.03 < np.sqrt((few["advantage_error"] ** 2).mean())
+    capped = truth_of(guesses.path, tmp_path / "c.parquet", rollouts=4, exact_nodes=0, error=1e-9, most_rollouts=8)
+    assert capped["rollouts"].max() <= 8
+
+
+# Brute force
+
+
+def brute_force(handle, policy, rewards, task, prefix, deepest):
+    """Return V after some responses by the definition: the sum over all responses of the policy, each in a copy."""
+
+    def value(episode):
+        request = Request(0, "", 0, 0, episode.steps_taken, episode.task, episode.state, None, str, episode.history)
+        found = policy.distributions([request])[0]
+        total = 0.0
+        for response, probability in zip(found.responses, found.probabilities, strict=True):
+            there = copy.deepcopy(episode)
+            there.act(response)
+            reward = rewards.reward_scale * there.state.reward
+            if not there.action_valid:
+                reward -= rewards.invalid_action_penalty
+            total += probability * (reward + (0.0 if there.done else rewards.gamma * value(there)))
+        return total
+
+    episode = Episode(handle.shared, handle.settings)
+    episode.start(task)
+    for response in prefix:
+        episode.act(response)
+    assert handle.settings.max_steps - episode.steps_taken <= deepest
+    return value(episode)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "steps", "deepest", "options"),
+    [("HGPO/ALFWorld-v0", 3, 2, {"skill": 0.3}), ("HGPO/WebShop-v0", 3, 2, {"skill": 0.5, "temperature": 2.0})],
+)
+def test_short_episodes_equal_brute_force(env_id, steps, deepest, options, tmp_path):
+    rewards = Rewards(reward_scale=10, gamma=0.9, invalid_action_penalty=5.0)
+    run = collect(
+        env_id, "softmax", tmp_path / "run", tasks=2, group_size=3, policy_options=options, max_steps=steps, seed=2
+    )
+    handle = open_env(env_id, max_steps=steps, action_format="response")
+    policy = make_policy("softmax", PolicyContext(handle.shared.source.name, "response", options))
+    sampled = truth_of(run.path, tmp_path / "sampled.parquet", rewards, rollouts=200, exact_nodes=0)
+    exact = truth_of(run.path, tmp_path / "exact.parquet", rewards, exact_nodes=1_000_000)
+    assert exact["exact"].all()
+    checked = 0
+    for (trajectory,), rows in joined(run, exact).group_by("trajectory", maintain_order=True):
+        responses = rows["response"].to_list()
+        for step, row in enumerate(rows.iter_rows(named=True)):
+            if steps - step > deepest or not trajectory.endswith("0"):
+                continue
+            expected = brute_force(handle, policy, rewards, row["task_id"], responses[:step], deepest)
+            assert row["value"] == pytest.approx(expected, abs=1e-9)
+            checked += 1
+    assert checked >= 2
+    for name in ("value", "q", "advantage"):
+        away = np.abs(sampled[name] - exact[name])
+        assert (away <= 4.5 * sampled[f"{name}_error"] + 1e-9).all()
+        assert float(exact[name].std()) > 0.01
+
+
+def test_standard_errors_are_those_of_repetitions():
+    """Squares of errors in units of their standard errors are 1 on average, or a little less: strata are ignored."""
+    handle = open_env(GUESS, limit=4, action_format="command")
+    policy = make_policy("random", PolicyContext(GUESS, "command"))
+    texts = ["Guess a number from 0 to 2.", "Wrong, 3 left.", "Wrong, 2 left.", "Wrong, 1 left."]
+    rollout = [Step(text, "x", None, valid=False, reward=0.0) for text in texts]
+    squares, rewards = [], Rewards(gamma=0.9)
+    for seed in range(60):
+        graph = Graph(handle.shared, handle.settings, policy, rewards, "3")
+        columns, _ = task_truth(graph, [rollout], rewards, Budget(rollouts=12, exact_nodes=0), [seed])
+        for step in range(3):  # at the last step, every guess has a return of its own stratum
+            squares.append((columns["value"][step] - by_hand(4 - step, 0.9)) ** 2 / columns["value_error"][step] ** 2)
+    assert 0.3 < np.mean(squares) < 1.2
+
+
+# What must hold on the benchmarks
+
+
+@pytest.fixture(scope="module", params=["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
+def checked(request, tmp_path_factory):
+    """A run of a policy that wins sometimes, with its truth."""
+    folder = tmp_path_factory.mktemp("checked")
+    options = {"skill": 0.6} if "ALFWorld" in request.param else {"temperature": 1.5}
+    steps = {"max_steps": 12} if "ALFWorld" in request.param else {}
+    run = collect(
+        request.param, "softmax", folder / "run", tasks=10, group_size=4, policy_options=options, seed=4, **steps
+    )
+    table = joined(run, truth_of(run.path, folder / "truth.parquet", Rewards(gamma=0.95), rollouts=8))
+    rewards = table.sort("trajectory", "step", descending=[False, True]).with_columns(
+        total=(pl.col("reward") * 0.95 ** (pl.col("step"))).cum_sum().over("trajectory") / 0.95 ** pl.col("step")
+    )
+    return rewards.with_columns(rest=pl.col("total") - pl.col("value"))
+
+
+def ratio_by_task(table, above, below):
+    """Return a ratio of sums and its standard error by the jackknife over tasks."""
+    sums = table.group_by("task_id", maintain_order=True).agg(above.sum().alias("a"), below.sum().alias("b"))
+    a, b = sums["a"].to_numpy(), sums["b"].to_numpy()
+    left = (a.sum() - a) / (b.sum() - b)
+    return a.sum() / b.sum(), np.sqrt((len(a) - 1) * left.var())
+
+
+def test_returns_minus_values_have_slope_1_on_advantages(checked):
+    """The noise of truth is in both: it is taken out by using one half for V and the other one for A, both ways."""
+    first = (pl.col("total") - pl.col("value_first")) * pl.col("advantage_second")
+    second = (pl.col("total") - pl.col("value_second")) * pl.col("advantage_first")
+    slope, error = ratio_by_task(checked, first + second, 2 * pl.col("advantage_first") * pl.col("advantage_second"))
+    assert error < 0.3
+    assert abs(slope - 1) < 4 * error
+
+
+def test_values_and_advantages_have_no_bias(checked):
+    for name in ("rest", "advantage"):
+        mean, error = ratio_by_task(checked, pl.col(name), pl.col("step") * 0 + 1)
+        assert abs(mean) < 4 * error
+        assert error < 0.05
+
+
+def test_both_halves_agree_within_the_errors(checked):
+    for name in ("value", "advantage"):
+        assert checked[name].to_numpy() == pytest.approx(
+            (checked[f"{name}_first"] + checked[f"{name}_second"]).to_numpy() / 2, abs=1e-12
+        )
+        apart = float(((checked[f"{name}_first"] - checked[f"{name}_second"]) ** 2).mean())
+        assert 0.3 < apart / float((4 * checked[f"{name}_error"] ** 2).mean()) < 1.5
+
+
+def test_choices_are_those_of_the_policy(checked):
+    assert checked["choice"].null_count() == 0
+    assert checked["probabilities"].list.sum().to_numpy() == pytest.approx(1)
+    taken = checked["probabilities"].list.get(checked["choice"])
+    assert (taken > 0).all()
+    assert (checked["step"] < 15).all()
+
+
+# Same bytes
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("doors") / "run"
+    return collect(GUESS, "random", folder, tasks=10, group_size=3, action_format="command", limit=3)
+
+
+def test_the_number_of_processes_and_interruptions_do_not_change_the_bytes(doors, tmp_path):
+    plan = plan_truth(doors.path, Rewards(), Budget(rollouts=8, exact_nodes=0, seed=5))
+    once, other, resumed = (tmp_path / f"{name}.parquet" for name in ("once", "other", "resumed"))
+    whole = write_truth(plan, once)
+    assert whole.rows == doors.steps.collect().height
+    assert write_truth(plan, other, processes=2) == whole
+    seen = []
+    stopped = write_truth(plan, resumed, progress=lambda done, _: seen.append(done), should_stop=lambda: len(seen) == 2)
+    assert not stopped.complete
+    assert seen == [0, 4]
+    assert not resumed.exists()
+    again = []
+    assert write_truth(plan, resumed, progress=lambda done, total: again.append((done, total))) == whole
+    assert again[0] == (4, 10)
+    assert digest(once) == digest(other) == digest(resumed)
+    assert [path.name for path in tmp_path.iterdir()].count("resumed.parquet.parts") == 0
+    another = plan_truth(doors.path, Rewards(), Budget(rollouts=8, exact_nodes=0, seed=6))
+    write_truth(another, other)
+    assert digest(other) != digest(once)
+
+
+def test_parts_of_another_plan_are_computed_again(doors, tmp_path):
+    out, fresh = tmp_path / "truth.parquet", tmp_path / "fresh.parquet"
+    plans = [plan_truth(doors.path, Rewards(gamma=gamma), Budget(rollouts=4, exact_nodes=0)) for gamma in (0.5, 0.9)]
+    stops = iter([False, True])
+    assert not write_truth(plans[0], out, should_stop=lambda: next(stops)).complete
+    write_truth(plans[1], out)
+    write_truth(plans[1], fresh)
+    assert digest(out) == digest(fresh)
+
+
+def test_the_metadata_state_what_was_computed(doors, tmp_path):
+    out = tmp_path / "truth.parquet"
+    truth_of(doors.path, out, Rewards(reward="success", reward_scale=10, gamma=0.9), seed=3)
+    found = read_metadata(out)
+    assert found["rewards"] == {
+        "reward": "success", "reward_scale": 10.0, "gamma": 0.9, "invalid_action_penalty": 0.0,
+    }  # fmt: skip
+    assert found["budget"]["seed"] == 3
+    assert found["policy"] == {"name": "random"}
+    assert found["environment"]["id"] == GUESS
+    assert found["run_fingerprint"].startswith("sha256:")
+    assert "hgpo" in found["versions"]
+    with pytest.raises(InputError, match="expected a truth table"):
+        read_metadata(next(doors.path.glob("steps/*.parquet")))
+
+
+# Policies
+
+
+class Prompted(BatchPolicy):
+    """A policy whose probabilities are a hash of the prompt."""
+
+    memoryless, prompt_read, history_read = True, True, None
+
+    def respond(self, requests):
+        raise AssertionError("not asked")
+
+    def distributions(self, requests):
+        return [Distribution(("look", "x"), weights(request.prompt)) for request in requests]
+
+    def fork(self, slot, new_slot, engine=None):
+        pass
+
+
+def weights(prompt):
+    first = 0.05 + 0.9 * (text_hash(prompt) % 1000) / 1000
+    return np.array([first, 1 - first])
+
+
+def test_prompts_are_those_of_the_episodes():
+    handle = open_env("HGPO/ALFWorld-v0", max_steps=6, history_length=2, action_format="command")
+    task = handle.tasks[0]
+    graph = Graph(handle.shared, handle.settings, Prompted(), Rewards(), task)
+    episode, node = Episode(handle.shared, handle.settings), graph.start
+    episode.start(task)
+    for action in ("look", "go to nowhere", "inventory", episode.state.actions[3], "look"):
+        graph.prepare([node])
+        assert graph.probabilities(node) == pytest.approx(weights(episode.prompt()), abs=1e-9)
+        episode.act(action)
+        node = graph.follow(node, action)[0]
+
+
+def test_a_policy_with_a_memory_is_refused(tmp_path):
+    run = collect("HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=1, max_steps=3)
+    with pytest.raises(InputError, match="expected a policy without a memory of its own"):
+        truth_of(run.path, tmp_path / "truth.parquet", policy="explorer")
+
+
+def test_a_policy_that_never_gives_the_action(tmp_path):
+    """Values of another policy than the run's: Q of any action, without a choice where the policy never takes it."""
+    run = collect(GUESS, lambda _: "x", tmp_path / "run", tasks=2, group_size=1, limit=3)
+    table = truth_of(run.path, tmp_path / "truth.parquet", Rewards(gamma=0.9), policy="random")
+    assert table["choice"].null_count() == table.height == 6
+    for row in table.iter_rows(named=True):
+        left = 3 - row["step"]
+        near = {"abs": 4 * row["value_error"] + 1e-12}
+        assert row["value"] == pytest.approx(by_hand(left, 0.9), **near)
+        assert row["q"] == pytest.approx(0.9 * by_hand(left - 1, 0.9), abs=4 * row["q_error"] + 1e-12)
+
+
+# Bad input
+
+
+def test_another_environment_is_an_error(tmp_path):
+    run = collect("HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=1, max_steps=3)
+    plan = plan_truth(run.path, Rewards(), Budget())
+    other = replace(plan, env_options={**plan.env_options, "max_steps": 5})
+    with pytest.raises(InputError, match="use the run's step limit"):
+        write_truth(other, tmp_path / "other.parquet")
+    shop = collect("HGPO/WebShop-v0", lambda _: "search[socks]", tmp_path / "shop", tasks=1, max_steps=2)
+    plan = plan_truth(shop.path, Rewards(), Budget(), policy="random")
+    other = replace(plan, env_options={**plan.env_options, "observation_mode": "text_rich"})
+    with pytest.raises(InputError, match="the environment or its data are not those of the run"):
+        write_truth(other, tmp_path / "other.parquet")
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"rollouts": 0}, "rollouts: expected an integer of at least 1, received 0"),
+        ({"error": -1.0}, "error: expected a number above 0, received -1.0"),
+        ({"seed": -1}, "seed: expected an integer of at least 0, received -1"),
+    ],
+)
+def test_bad_budgets(values, line):
+    with pytest.raises(InputError) as caught:
+        Budget(**values)
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize("values", [{"reward": "return"}, {"gamma": 1.5}])
+def test_bad_rewards(values):
+    with pytest.raises(InputError):
+        Rewards(**values)
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(InputError, match="expected the folder of a run"):
+        plan_truth(tmp_path, Rewards(), Budget())
