@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hgpo_train.cli import play_options as options  # noqa: TC001 - typer reads the annotations
+from hgpo_train.cli import collection  # noqa: TC001 - typer reads the annotations
 
 
 def truth(
@@ -19,7 +19,7 @@ def truth(
             "transformers:MODEL, …). Default: the run's, with its options."
         ),
     ] = None,
-    policy_option: options.PolicyOption = None,
+    policy_option: collection.PolicyOption = None,
     gamma: Annotated[float, typer.Option(help="Discount factor per step.")] = 0.95,
     reward: Annotated[str, typer.Option(help="Rewards: reward (of each step), success or score.")] = "reward",
     reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = 10.0,

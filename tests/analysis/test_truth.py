@@ -314,6 +314,7 @@ def test_a_policy_with_a_memory_is_refused(tmp_path):
     run = collect("HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=1, max_steps=3)
     with pytest.raises(InputError, match="expected a policy without a memory of its own"):
         truth_of(run.path, tmp_path / "truth.parquet", policy="explorer")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_policy_that_never_gives_the_action(tmp_path):
@@ -342,6 +343,7 @@ def test_another_environment_is_an_error(tmp_path):
     other = replace(plan, env_options={**plan.env_options, "observation_mode": "text_rich"})
     with pytest.raises(InputError, match="the environment or its data are not those of the run"):
         write_truth(other, tmp_path / "other.parquet")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "shop"]
 
 
 @pytest.mark.parametrize(

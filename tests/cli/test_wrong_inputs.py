@@ -131,7 +131,7 @@ COMMANDS = {
     "compare-estimators run --truth plain.parquet -e hgpo --out file": "--out file: expected a folder, received a file",
     "truth": "Missing argument 'run'",
     "truth /no/run": "/no/run: expected the folder of a run",
-    "truth run --policy explorer": "expected a policy without a memory of its own",
+    "truth run --policy randm": "unknown policy 'randm'; did you mean 'random'?",
     "truth run --gamma 2": "parameter gamma: expected float <= 1.0, received 2.0",
     "truth run --reward won": "unknown parameter reward 'won'. Known: reward, success, score",
     "truth run --rollouts 0": "rollouts: expected an integer of at least 1, received 0",

@@ -33,9 +33,10 @@ def close(graph: Graph, roots: list[int], most_nodes: int) -> bool:
         following: list[int] = []
         for node in level:
             first = int(graph.first[node])
-            for edge in range(first, first + int(graph.size[node])):
-                if graph.edges.target[edge] == UNKNOWN:
-                    graph.expand(node, edge)
+            numbers = range(first, first + int(graph.size[node]))
+            unknown = [edge for edge in numbers if graph.edges.target[edge] == UNKNOWN]
+            graph.expand([node] * len(unknown), unknown)
+            for edge in numbers:
                 target = int(graph.edges.target[edge])
                 if target not in seen and not graph.edges.ended[edge]:
                     seen.add(target)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -50,8 +50,7 @@ class _Hidden:
     moves: dict[str, _Move]
 
 
-@dataclass(slots=True, frozen=True)
-class _Move:
+class _Move(NamedTuple):
     """What a command does in a hidden state."""
 
     hidden: int
@@ -63,8 +62,7 @@ class _Move:
     score: float
 
 
-@dataclass(slots=True, frozen=True)
-class _Node:
+class _Node(NamedTuple):
     """See the module. `step` is 0 for policies that do not read prompts."""
 
     hidden: int
@@ -144,7 +142,7 @@ class Graph:
         self._hidden: list[_Hidden] = []
         self._hidden_numbers: dict[Hashable, int] = {}
         self._nodes: list[_Node] = []
-        self._node_numbers: dict[tuple[Any, ...], int] = {}
+        self._node_numbers: dict[_Node, int] = {}
         self._contexts: dict[tuple[Any, ...], Distribution] = {}
         self._responses: list[tuple[str, ...]] = []  # of each node
         self._parsed: dict[str, tuple[str, bool | None]] = {}
@@ -195,17 +193,21 @@ class Graph:
             for node, each in zip(missing, found, strict=True):
                 self._responses[node] = each.responses
 
-    def expand(self, node: int, edge: int) -> None:
-        """Compute where an edge of a prepared node leads, and its rewards."""
-        here = self._nodes[node]
-        hidden = self._hidden[here.hidden]
-        command, well_formed = self._read(hidden, self._responses[node][edge - self.first[node]])
-        move = hidden.moves.get(command) or self._move(hidden, command)
-        edges, rewards = self.edges, self._rewards
-        edges.gain[edge] = rewards.gain(move.reward, valid=move.valid if well_formed is None else well_formed)
-        edges.final[edge] = rewards.final(won=move.won, score=move.score)
-        edges.ended[edge] = move.terminated
-        edges.target[edge] = self._follow(here, command, move)
+    def expand(self, nodes: Sequence[int], edges: Sequence[int]) -> None:
+        """Compute where some edges of prepared nodes lead, and their rewards."""
+        rows, firsts = [], self.first[nodes].tolist()
+        for node, edge, first in zip(nodes, edges, firsts, strict=True):
+            here = self._nodes[node]
+            hidden = self._hidden[here.hidden]
+            command, well_formed = self._read(hidden, self._responses[node][edge - first])
+            move = hidden.moves.get(command) or self._move(hidden, command)
+            gain = self._rewards.gain(move.reward, valid=move.valid if well_formed is None else well_formed)
+            final = self._rewards.final(won=move.won, score=move.score)
+            rows.append((self._follow(here, command, move), move.terminated, gain, final))
+        if rows:
+            at, columns = self.edges, zip(*rows, strict=True)
+            for column, values in zip((at.target, at.ended, at.gain, at.final), columns, strict=True):
+                column[edges] = values
 
     def follow(self, node: int, command: str) -> tuple[int, _Move]:
         """Return the node after any command, and what the command did."""
@@ -220,11 +222,11 @@ class Graph:
         return self._node(move.hidden, move.text, pairs, here.step + self._policy.prompt_read)
 
     def _node(self, hidden: int, text: str, pairs: Pairs, step: int) -> int:
-        key = hidden, text, pairs, step
-        number = self._node_numbers.get(key)
+        node = _Node(hidden, text, pairs, step)
+        number = self._node_numbers.get(node)
         if number is None:
-            number = self._node_numbers[key] = len(self._nodes)
-            self._nodes.append(_Node(hidden, text, pairs, step))
+            number = self._node_numbers[node] = len(self._nodes)
+            self._nodes.append(node)
             self._responses.append(())
             if number == len(self.first):
                 self.first = np.concatenate([self.first, np.full(number, UNKNOWN, np.int64)])

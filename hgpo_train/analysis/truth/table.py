@@ -160,13 +160,19 @@ def write_truth(
     metadata = _metadata(plan)
     tasks = _tasks(plan.run)
     groups = [tasks[start : start + TASKS_PER_PART] for start in range(0, len(tasks), TASKS_PER_PART)]
-    with making_folder(out.absolute().parent):
-        parts = _parts_folder(out, metadata)
+    with (
+        _open(plan) as (handle, policy),  # before anything is written, to find bad input
+        making_folder(out.absolute().parent),
+        _parts(out, metadata) as parts,
+    ):
         paths = [parts / f"{number:06d}.parquet" for number in range(len(groups))]
         missing = [(path, group) for path, group in zip(paths, groups, strict=True) if not path.exists()]
         done = len(tasks) - sum(len(group) for _, group in missing)
         progress(done, len(tasks))
-        for count in _computed(plan, missing, processes, should_stop):
+        write = partial(_write_part, plan, handle, policy)
+        several = processes > 1 and len(missing) > 1
+        counts = _in_processes(plan, missing, processes, should_stop) if several else _here(write, missing, should_stop)
+        for count in counts:
             done += count
             progress(done, len(tasks))
         steps = sum(int(pl.read_parquet_metadata(path)["hgpo.rollout_steps"]) for path in paths if path.exists())
@@ -175,7 +181,7 @@ def write_truth(
         table = pl.concat([pl.read_parquet(path, glob=False) for path in paths]).sort("(row)").drop("(row)")
         with new_path(out) as content:
             table.write_parquet(content, metadata={METADATA: metadata})
-        remove_folder(parts)
+    remove_folder(parts)
     return TruthReport(table.height, steps, complete=True)
 
 
@@ -213,8 +219,9 @@ def _metadata(plan: TruthPlan) -> str:
     return orjson.dumps(redact_json(values), option=orjson.OPT_SORT_KEYS).decode()
 
 
-def _parts_folder(out: Path, metadata: str) -> Path:
-    """Return the folder of parts. Parts of another plan are removed."""
+@contextmanager
+def _parts(out: Path, metadata: str) -> Iterator[Path]:
+    """Yield the folder of parts. Those of another plan are removed first, and an empty folder after an error."""
     folder = out.with_name(f"{out.name}.parts")
     described = folder / "plan.json"
     if folder.is_dir() and (not described.is_file() or described.read_bytes() != metadata.encode()):
@@ -224,7 +231,12 @@ def _parts_folder(out: Path, metadata: str) -> Path:
     if not folder.is_dir():
         folder.mkdir()
         write_file(described, metadata.encode())
-    return folder
+    try:
+        yield folder
+    except BaseException:
+        if not any(folder.glob("*.parquet")):
+            remove_folder(folder)
+        raise
 
 
 def _steps(run: Path) -> pl.LazyFrame:
@@ -246,18 +258,23 @@ def _tasks(run: Path) -> list[str]:
     return found
 
 
-def _computed(
-    plan: TruthPlan, missing: Sequence[tuple[Path, list[str]]], processes: int, should_stop: Callable[[], bool]
+def _here(
+    write: Callable[[Path, list[str]], None],
+    missing: Sequence[tuple[Path, list[str]]],
+    should_stop: Callable[[], bool],
 ) -> Iterator[int]:
     """Compute parts and yield the number of tasks of each when it is written."""
-    if processes == 1 or len(missing) < 2:
-        with _open(plan) as (handle, policy):
-            for path, tasks in missing:
-                if should_stop():
-                    return
-                _write_part(plan, handle, policy, path, tasks)
-                yield len(tasks)
-        return
+    for path, tasks in missing:
+        if should_stop():
+            return
+        write(path, tasks)
+        yield len(tasks)
+
+
+def _in_processes(
+    plan: TruthPlan, missing: Sequence[tuple[Path, list[str]]], processes: int, should_stop: Callable[[], bool]
+) -> Iterator[int]:
+    """Compute parts in several processes and yield the number of tasks of each when it is written."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=_begin_worker, initargs=(plan,)) as pool:
         waiting = {pool.submit(_work, path, tasks): len(tasks) for path, tasks in missing}

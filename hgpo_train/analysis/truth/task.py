@@ -14,6 +14,8 @@ If everything that the policy can reach is small enough, V is exact (`exact.py`)
 
 from __future__ import annotations
 
+import gc
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ from hgpo_train.analysis.truth.walks import walk
 from hgpo_train.settings import check
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -166,6 +168,25 @@ def task_truth(
     Raises:
         InputError: The rollouts do not belong to this environment.
     """
+    with _without_collector():
+        return _task_truth(graph, trajectories, rewards, budget, entropy)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pause Python's search for cyclic garbage, which would go through the growing graph again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _task_truth(
+    graph: Graph, trajectories: Sequence[Sequence[Step]], rewards: Rewards, budget: Budget, entropy: Sequence[int]
+) -> tuple[dict[str, list[Any]], int]:
     places, visits = _places(graph, trajectories)
     if close(graph, [graph.start], budget.exact_nodes) and _only_policy(graph, places):
         _fill_exact(places, solve(graph, rewards.gamma))
@@ -242,7 +263,7 @@ def _compose(graph: Graph, places: Sequence[_Place], gamma: float) -> None:
                 continue
             edge, child = first + offset, place.children[command]
             if graph.edges.target[edge] == UNKNOWN:
-                graph.expand(node, edge)
+                graph.expand([node], [edge])
             value = float(graph.edges.gain[edge])
             if child is None:
                 value += float(graph.edges.final[edge])

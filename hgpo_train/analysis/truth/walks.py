@@ -43,8 +43,7 @@ def walk(
         new, where = np.unique(edge[edges.target[edge] == UNKNOWN], return_index=True)
         if len(new):
             origin = node[edges.target[edge] == UNKNOWN][where]
-            for one, at in zip(new.tolist(), origin.tolist(), strict=True):
-                graph.expand(at, one)
+            graph.expand(origin.tolist(), new.tolist())
         last = edges.ended[edge] | (step + 1 >= graph.max_steps)
         total[walker] += weight * (edges.gain[edge] + np.where(last, edges.final[edge], 0.0))
         going = ~last
