@@ -53,6 +53,7 @@ SETTINGS: Final = {
         ({"skill": 2.0}, 2),
         ({"skill": 0.5, "temperature": 0.3}, 2),
         ({"skill": 0.5, "temperature": 0.1}, 2),
+        ({"skill": 0.2, "temperature": 0.1}, 2),
         ({"skill": 0.5}, 50),
     ],
     WEBSHOP: [
@@ -62,12 +63,13 @@ SETTINGS: Final = {
         ({"skill": 2.0}, 2),
         ({"skill": 0.5, "temperature": 0.3}, 2),
         ({"skill": 0.5, "temperature": 0.1}, 2),
+        ({"skill": 0.3, "temperature": 0.1}, 2),
         ({"skill": 2.0}, 15),
     ],
 }
 """Options of the policy and the history length K of the prompt."""
 LEVELS: Final = ("0", "1", "2", "4")
-CONSOLE = Console(width=140)
+CONSOLE = Console(width=160)
 
 
 @dataclass
@@ -96,8 +98,8 @@ def softmax(handle: EnvHandle, **options: Any) -> MemorylessPolicy:
 
 def settings() -> list[dict[str, Any]]:
     rows = []
-    shown = [f"share at k = {level}" for level in LEVELS]
-    table = Table("environment", "options", "K", "success", "score", "length", "invalid", "entropy", *shown)
+    shown = [f"k={level}" for level in LEVELS]
+    table = Table("environment", "options", "K", "success", "score", "length", "invalid", "entropy", *shown, title="softmax")
     for env_id, listed in SETTINGS.items():
         for options, history_length in listed:
             handle = open_env(env_id, split="all", action_format="response", history_length=history_length)
