@@ -99,7 +99,9 @@ def softmax(handle: EnvHandle, **options: Any) -> MemorylessPolicy:
 def settings() -> list[dict[str, Any]]:
     rows = []
     shown = [f"k={level}" for level in LEVELS]
-    table = Table("environment", "options", "K", "success", "score", "length", "invalid", "entropy", *shown, title="softmax")
+    table = Table(
+        "environment", "options", "K", "success", "score", "length", "invalid", "entropy", *shown, title="softmax"
+    )
     for env_id, listed in SETTINGS.items():
         for options, history_length in listed:
             handle = open_env(env_id, split="all", action_format="response", history_length=history_length)
