@@ -37,6 +37,7 @@ from rich.table import Table
 from hgpo_datasets import manifest, shards
 from hgpo_envs.hashing import chain_columns, link
 from hgpo_train.advantages import EstimatorSpec, compute, get
+from hgpo_train.advantages.registry import columns_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +135,7 @@ def compare(pattern: str, rows: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"rows": rows}
     for label, (name, parameters) in RUNS.items():
         estimator = get(name)
-        columns = EstimatorSpec(estimator, estimator.parameters(**parameters)).columns(schema)
+        columns = columns_read(schema, [EstimatorSpec(estimator, estimator.parameters(**parameters))])
         decode = cpu(lambda columns=columns: steps.select(columns).collect())
         plan = compute(steps, name, reward_scale=10.0, **parameters).select("advantage")
         whole = cpu(lambda plan=plan: plan.collect(engine="streaming"))
@@ -196,7 +197,7 @@ def stages(pattern: str) -> dict[str, float]:
 
     parameters = HGPO(reward_scale=10.0)
     scan = pl.scan_parquet(pattern)
-    columns = EstimatorSpec(get("hgpo"), parameters).columns(scan.collect_schema())
+    columns = columns_read(scan.collect_schema(), [EstimatorSpec(get("hgpo"), parameters)])
     prepared = prepare(scan, parameters)
     level = ["history_hash_0"]
     plans = {

@@ -29,9 +29,8 @@ from torch.utils._pytree import tree_leaves
 
 from hgpo_train.models.loading import add_adapters, checkpoint_layers, compute_dtype
 from hgpo_train.models.shapes import model_config, model_shape
-from hgpo_train.training.cards import GIB, named_card
 from hgpo_train.training.config import Config, load_config, replace
-from hgpo_train.training.memory_plan import plan_memory
+from hgpo_train.training.memory_plan import GIB, named_card, plan_memory
 from hgpo_train.training.plan_text import plan_table
 from hgpo_train.training.update.logprobs import ResponseScorer
 from hgpo_train.training.update.optimiser import make_optimiser

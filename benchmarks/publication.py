@@ -32,6 +32,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from hgpo_train.models.config import LoraConfig
 from hgpo_train.models.loading import add_adapters
+from hgpo_train.models.shapes import PUBLISHED
 from hgpo_train.policies.weight_handover import checkpoint_weights, handed_bytes, shared
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.update.batches import samples_from_steps
@@ -50,13 +51,7 @@ VOCABULARY = 512
 LORA = LoraConfig(rank=64, alpha=64)
 STEPS = 16
 """Optimiser steps of an iteration."""
-QWEN: dict[str, dict[str, Any]] = {
-    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
-    | {"num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True},
-    "7B": {"hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28}
-    | {"num_key_value_heads": 4, "vocab_size": 152_064, "tie_word_embeddings": False},
-}
-"""Shapes of Qwen2.5 from its config.json."""
+QWEN = {size: PUBLISHED[f"Qwen/Qwen2.5-{size}-Instruct"] for size in ("1.5B", "7B")}
 
 
 def small_model() -> Model:

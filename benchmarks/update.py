@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import add_adapters, checkpoint_layers
+from hgpo_train.models.shapes import PUBLISHED
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.update.batches import Samples
 from hgpo_train.training.update.learner import Learner
@@ -43,17 +44,15 @@ VOCABULARY = 151_936
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 SHAPES: dict[str, dict[str, Any]] = {
     "0.5B, 1 layer": dict(zip(_SIZES, (896, 4864, 1, 14, 2), strict=True)),
-    "1.5B": dict(zip(_SIZES, (1536, 8960, 28, 12, 2), strict=True)),
-    "7B": {**dict(zip(_SIZES, (3584, 18944, 28, 28, 4), strict=True)), "tie_word_embeddings": False},
+    **{size: PUBLISHED[f"Qwen/Qwen2.5-{size}-Instruct"] for size in ("1.5B", "7B")},
 }
-"""Shapes of Qwen2.5 from its config.json; the first has one layer, because only the output layer is measured."""
+"""Shapes of Qwen2.5; the first has one layer, because only the output layer is measured."""
 
 
 def make(shape: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
     """Create a model of the given shape with random weights."""
-    config = Qwen2Config(
-        vocab_size=VOCABULARY, max_position_embeddings=32_768, **{"tie_word_embeddings": True, **SHAPES[shape]}
-    )
+    general = {"max_position_embeddings": 32_768, "tie_word_embeddings": True}
+    config = Qwen2Config(**{**general, **SHAPES[shape], "vocab_size": VOCABULARY})
     torch.manual_seed(0)
     with torch.device(device):  # like from_pretrained, this leaves the frequencies of the rotary embeddings in float32
         return AutoModelForCausalLM.from_config(config, dtype=dtype)

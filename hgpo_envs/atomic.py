@@ -4,7 +4,6 @@
     with new_file(path) as file: …      the same, written piece by piece
     with new_folder(path) as folder: …  write a folder and its content atomically
     remove_folder(path)                 remove a folder atomically
-    with scratch_folder(path) as …      a folder for intermediate files beside a path
     with FolderLock(folder, "…"): …     at most one writer per folder
     make_folder(path)                   a folder that survives a power failure
     with making_folder(path): …         the same, removed again if the block fails
@@ -44,7 +43,6 @@ from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
 LOCK: Final = ".lock"
 """The lock file in a locked folder. It is never removed, because then two processes could hold the lock at a time."""
@@ -124,9 +122,7 @@ class FolderLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -270,35 +266,12 @@ def new_path(path: Path, *, scratch_in: Path | None = None) -> Iterator[Path]:
         scratch_in: See `write_file`. Only for files: an interrupted replacement of a folder could not be finished.
     """
     path = path.absolute()
-    place = path.parent if scratch_in is None else scratch_in.absolute()
-    with _naming(path):
-        remove_abandoned(place)
-        scratch, lock = _make_scratch(path, place)
-        try:
-            content = scratch / _CONTENT
-            yield content
-            sync_tree(content)
-            sync_folder(scratch)
-            _move_into_place(scratch, path)
-        finally:
-            _remove_scratch(scratch, lock, path)
-
-
-@contextmanager
-def scratch_folder(beside: Path) -> Iterator[Path]:
-    """Yield an empty folder for intermediate files in the parent folder of `beside`, and remove it after the block.
-
-    If the process dies, the next writer in the parent folder removes it.
-    """
-    path = beside.absolute()
-    with _naming(path):
-        remove_abandoned(path.parent)
-        scratch, lock = _make_scratch(path)
-        try:
-            (scratch / _CONTENT).mkdir()
-            yield scratch / _CONTENT
-        finally:
-            _remove_scratch(scratch, lock, path)
+    with _scratch_folder(path, path.parent if scratch_in is None else scratch_in.absolute()) as scratch:
+        content = scratch / _CONTENT
+        yield content
+        sync_tree(content)
+        sync_folder(scratch)
+        _move_into_place(scratch, path)
 
 
 def remove_folder(path: Path) -> None:
@@ -310,15 +283,10 @@ def remove_folder(path: Path) -> None:
         OSError: If the parent cannot be written. The folder is unchanged.
     """
     path = path.absolute()
-    with _naming(path):
-        remove_abandoned(path.parent)
-        scratch, lock = _make_scratch(path)
-        try:
-            sync_folder(scratch)  # after a power failure, the scratch folder must still have its lock file
-            path.rename(scratch / _CONTENT)
-            sync_folder(path.parent)
-        finally:
-            _remove_scratch(scratch, lock, path)
+    with _scratch_folder(path, path.parent) as scratch:
+        sync_folder(scratch)  # after a power failure, the scratch folder must still have its lock file
+        path.rename(scratch / _CONTENT)
+        sync_folder(path.parent)
 
 
 def append(descriptor: int, data: bytes) -> None:
@@ -366,19 +334,17 @@ def sync_tree(path: Path) -> None:
             sync_tree(inside)
         sync_folder(path)
     elif not path.is_symlink():
-        # Windows flushes only files that are open for writing.
-        descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # Windows flushes only files open for writing
 
 
 def sync_folder(folder: Path) -> None:
     """Flush a folder's list of names to disk. Has no effect on Windows, which cannot open folders."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+    if os.name != "nt":
+        _sync(folder, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:
@@ -395,9 +361,23 @@ def _check_replaceable(path: Path, replace: Callable[[Path], bool] | None) -> No
     raise InputError(f"{path} was not created by this command and cannot be replaced; choose another name")
 
 
-def _make_scratch(path: Path, place: Path | None = None) -> tuple[Path, FolderLock]:
-    """Create and lock a scratch folder for `path` in a folder, which is its parent by default."""
-    place = path.parent if place is None else place
+@contextmanager
+def _scratch_folder(path: Path, place: Path) -> Iterator[Path]:
+    """Yield a locked scratch folder for `path` in the folder `place`. It is removed after the block."""
+    try:
+        remove_abandoned(place)
+        scratch, lock = _make_scratch(path, place)
+        try:
+            yield scratch
+        finally:
+            _remove_scratch(scratch, lock, path)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # from `os.write` and `os.fsync`
+            error.filename = str(path)
+        raise
+
+
+def _make_scratch(path: Path, place: Path) -> tuple[Path, FolderLock]:
     for _ in range(_TRIES):
         scratch = place / f".hgpo-{secrets.token_hex(8)}.tmp"
         scratch.mkdir(mode=0o700)
@@ -551,14 +531,3 @@ def _holder(descriptor: int) -> str:
     if not note:
         return "another process has locked it"
     return f"process {note.get('process')} on {note.get('host')} is {note.get('purpose')} there"
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Add the file's name to OSErrors without one (from `os.write` and `os.fsync`)."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
-        raise

@@ -11,8 +11,7 @@ from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.registration import default_arguments
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from hgpo_envs.environment_spec import EnvironmentSpec
     from hgpo_envs.sources import SharedSource
@@ -67,7 +66,7 @@ def _listed(env_id: str) -> ListedEnvironment:
     try:
         spec = environment_spec(env_id)
         arguments = default_arguments(spec)
-        places = tuple(dict.fromkeys(Path(place) for place in _data_places(spec)))
+        places = _data_places(spec)
     except Exception as error:  # noqa: BLE001 - the package of someone else must not hide the other benchmarks
         return ListedEnvironment(env_id, provider(env_id), error=one_line(error, 300))
     found = [_found(spec, None), *(_found(spec, place) for place in places if place.exists())]
@@ -84,7 +83,7 @@ def official_data(spec: EnvironmentSpec, split: str) -> tuple[str | None, tuple[
     Returns:
         The place, or None if there is none; and all places that were searched.
     """
-    places = list(dict.fromkeys(Path(place) for place in _data_places(spec)))
+    places = _data_places(spec)
     looked = tuple(map(str, places))
     for place in (place for place in places if place.exists()):
         try:
@@ -95,9 +94,9 @@ def official_data(spec: EnvironmentSpec, split: str) -> tuple[str | None, tuple[
     return None, looked
 
 
-def _data_places(spec: EnvironmentSpec) -> Sequence[str | os.PathLike[str]]:
+def _data_places(spec: EnvironmentSpec) -> list[Path]:
     places = imported(spec.data_places) if isinstance(spec.data_places, str) else spec.data_places
-    return tuple(places())
+    return list(dict.fromkeys(map(Path, places())))
 
 
 def _found(spec: EnvironmentSpec, place: Path | None) -> FoundData:

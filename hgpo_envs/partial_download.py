@@ -26,7 +26,6 @@ from hgpo_envs.untrusted_files import parse_json, read_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
 FOLDER: Final = ".hgpo-downloads"
 _DATA: Final = "data"
@@ -130,9 +129,7 @@ class Partial:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._closed and not self.size:
             self.remove()
         self.close()

@@ -10,7 +10,7 @@ import sys
 import warnings
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,14 @@ def load(point: EntryPoint) -> object:
 def distribution(point: EntryPoint) -> str:
     """Return the name of the distribution that declares an entry point."""
     return point.dist.name if point.dist is not None else "(unknown)"
+
+
+def installed_version(name: str) -> str | None:
+    """Return the version of an installed distribution; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def import_object(text: str, expected: str) -> object:

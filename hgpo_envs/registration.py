@@ -67,33 +67,29 @@ def resolve_id(environment: str) -> str:
     return spec.id
 
 
-def make_env(environment: str, *, max_steps: int | None = None, **arguments: Any) -> TextEnv:
+def make_env(environment: str, **arguments: Any) -> TextEnv:
     """Make an environment.
 
     Args:
         environment: The id.
-        max_steps: The step limit; None uses the benchmark's default.
-        arguments: Arguments of the benchmark's task source and of `hgpo_envs.env.TextEnv`.
+        arguments: Arguments of the benchmark's task source and of `hgpo_envs.env.TextEnv`. Without `max_steps`, or if
+            it is None, the step limit is the benchmark's.
 
     Raises:
         InputError: If the id or an argument is unknown, or the data cannot be used.
     """
     from hgpo_envs.env import TextEnv
 
-    spec = environment_spec(environment)
-    source, others = _open(spec, arguments, TextEnv)
-    return TextEnv(source, max_steps=spec.max_steps if max_steps is None else max_steps, **others)
+    source, others = _open(environment, arguments, TextEnv)
+    return TextEnv(source, **others)
 
 
-def make_vector_env(
-    environment: str, *, num_envs: int = 1, max_steps: int | None = None, **arguments: Any
-) -> TextVectorEnv:
+def make_vector_env(environment: str, *, num_envs: int = 1, **arguments: Any) -> TextVectorEnv:
     """Make a vector environment in this process; see `make_env` and `hgpo_envs.vector.TextVectorEnv`."""
     from hgpo_envs.vector import TextVectorEnv
 
-    spec = environment_spec(environment)
-    source, others = _open(spec, arguments, TextVectorEnv)
-    return TextVectorEnv(source, num_envs, max_steps=spec.max_steps if max_steps is None else max_steps, **others)
+    source, others = _open(environment, arguments, TextVectorEnv)
+    return TextVectorEnv(source, num_envs, **others)
 
 
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
@@ -128,11 +124,15 @@ def default_arguments(spec: EnvironmentSpec) -> dict[str, Any]:
     return defaults | {"max_steps": spec.max_steps}
 
 
-def _open(spec: EnvironmentSpec, arguments: dict[str, Any], env: type) -> tuple[SharedSource, dict[str, Any]]:
-    """Return the task source that its arguments select, and the remaining arguments."""
-    own, common = set(spec.parameters()), set(signature(env).parameters) - {"source", "num_envs"}
+def _open(environment: str, arguments: dict[str, Any], env: type) -> tuple[SharedSource, dict[str, Any]]:
+    """Return the task source that its arguments select, and the remaining arguments, always with the step limit."""
+    spec = environment_spec(environment)
+    if arguments.get("max_steps") is None:
+        arguments = {**arguments, "max_steps": spec.max_steps}
+    common = set(signature(env).parameters) - {"source", "num_envs"}
+    own = set(spec.parameters()) - {"max_steps"}
     for name in arguments:
         if name not in own | common:
-            raise InputError(unknown("argument", name, sorted(own | common | {"max_steps"}), limit=30))
+            raise InputError(unknown("argument", name, sorted(own | common), limit=30))
     source = spec.open_source(**{name: value for name, value in arguments.items() if name in own})
     return source, {name: value for name, value in arguments.items() if name in common - own}

@@ -6,7 +6,6 @@
     redact(text)             remove registered values, credentials in URLs and authorization headers
     redact_json(values)      the same for nested JSON values and for members with names such as `api_key`
     redact_logging()         redact all log records of this process, including those of other libraries
-    RedactedStream(stream)   a text stream that redacts the text written to it
 
 `redact` finds a registered value in the encodings that servers and libraries use: unchanged, stripped, percent-encoded,
 escaped as JSON or as a Python literal, in hexadecimal, and inside base64. Case is ignored. Values of fewer than
@@ -24,7 +23,7 @@ import re
 import threading
 import traceback
 from collections.abc import Mapping
-from typing import IO, Any, Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
 MARK: Final = "***"
@@ -192,55 +191,6 @@ def redact_logging() -> None:
         return record
 
     logging.setLogRecordFactory(factory)
-
-
-class RedactedStream:
-    """A text stream that redacts each text written to it. Other attributes are those of the wrapped stream.
-
-    Args:
-        stream: The stream to write to, for example `sys.stderr`.
-    """
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write the redacted text. Returns the length of the text before redaction, as callers expect."""
-        self._stream.write(redact(text))
-        return len(text)
-
-    def writelines(self, lines: Any) -> None:  # noqa: ANN401 (any iterable of texts)
-        """Write each line."""
-        for line in lines:
-            self.write(line)
-
-    @property
-    def buffer(self) -> RedactedBuffer:
-        """The underlying binary stream, with redaction."""
-        return RedactedBuffer(self._stream.buffer)  # type: ignore[attr-defined]  # only some text streams have one
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (any attribute of the stream)
-        return getattr(self._stream, name)
-
-
-class RedactedBuffer:
-    """A binary stream that redacts the bytes written to it.
-
-    Args:
-        stream: The stream to write to.
-    """
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-
-    def write(self, data: bytes) -> int:
-        """Write the redacted bytes. Returns the number of bytes before redaction."""
-        text = bytes(data).decode("utf-8", "surrogateescape")
-        self._stream.write(redact(text).encode("utf-8", "surrogateescape"))
-        return len(data)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (any attribute of the stream)
-        return getattr(self._stream, name)
 
 
 def _forms(value: str) -> set[str]:

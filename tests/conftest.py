@@ -15,6 +15,21 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 SHARED = Path(os.environ.get("HGPO_SHARED", Path(__file__).parent.parent.parent / "shared"))
 
 
+@pytest.fixture
+def hgpo(monkeypatch, capsys):
+    """Return a function that runs a command line in this process: exit code, output and errors."""
+    from hgpo_train.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hgpo", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        shown = capsys.readouterr()
+        return end.value.code or 0, shown.out, shown.err
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Return the folder of recordings (golden/) and official data (data/), or skip the test if there is none."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from hgpo_datasets.reading import first_line
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ def _from_web(url: str, most: int) -> bytes:
                 content += piece
                 _check(url, len(content), most)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise InputError(f"{url} cannot be read: {reason}") from error
+        raise InputError(f"{url} cannot be read: {first_line(error)}") from error
     return bytes(content)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
+from hgpo_datasets.reading import first_line
 from hgpo_datasets.row_errors import RowError, WrongRow
 from hgpo_datasets.schema import GROUP_KEY, TEXT, TEXTS, Column, columns
 from hgpo_envs.errors import InputError, unknown
@@ -94,7 +95,9 @@ def _from_any(rows: Rows, known: Mapping[str, Column]) -> pl.DataFrame:
         try:
             return pl.DataFrame(rows)
         except _REFUSALS as error:
-            raise InputError(f"expected a table of steps, received {type(rows).__name__}: {_line(error)}") from error
+            raise InputError(
+                f"expected a table of steps, received {type(rows).__name__}: {first_line(error)}"
+            ) from error
     listed = _listed(rows)
     names = dict.fromkeys(itertools.chain.from_iterable(listed))
     _check_names(names, known)
@@ -199,10 +202,6 @@ def _preview(value: object) -> str:
         return f"{value!r:.80}".replace("\n", " ")
     except Exception:  # noqa: BLE001 (the repr of a user's object may raise any exception)
         return f"a {type(value).__name__}"
-
-
-def _line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _wrong_row(row: int, trajectories: pl.Series | None, column: str, message: str) -> WrongRow:

@@ -6,7 +6,7 @@ docs/step_table.md. One row is one step of one trajectory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
@@ -43,7 +43,6 @@ class Column:
 
     Attributes:
         name: Name of the column.
-        family: One of `FAMILIES`.
         type: Polars type.
         meaning: Meaning of a value.
         null: When the value is null; an empty text means never.
@@ -51,10 +50,10 @@ class Column:
         default: Value for rows without the column. None means null, or required if the column is never null.
         derived: Whether the writer computes the column from other columns.
         since: First schema version with the column; it is null for older files.
+        family: One of `FAMILIES`.
     """
 
     name: str
-    family: str
     type: pl.DataType
     meaning: str
     null: str = ""
@@ -62,6 +61,7 @@ class Column:
     default: object = None
     derived: bool = False
     since: int = 1
+    family: str = ""
 
     @property
     def required(self) -> bool:
@@ -69,13 +69,17 @@ class Column:
         return not (self.null or self.derived or self.default is not None)
 
 
+def _family(name: str, *columns: Column) -> tuple[Column, ...]:
+    return tuple(replace(column, family=name) for column in columns)
+
+
 _UNSTORED: Final = "the run does not store it"
 
-_IDENTITY: Final = (
-    Column("run", "identity", TEXT, "Name of the run that contains the row."),
+_IDENTITY: Final = _family(
+    "identity",
+    Column("run", TEXT, "Name of the run that contains the row."),
     Column(
         "iteration",
-        "identity",
         pl.Int32(),
         "Training iteration that the row was collected for; 0 outside training.",
         unit="count from 0",
@@ -83,119 +87,101 @@ _IDENTITY: Final = (
     ),
     Column(
         "policy_version",
-        "identity",
         pl.Int32(),
         "Number of weight updates of the acting policy; less than `iteration` if the rollout is stale.",
         unit="count from 0",
         default=0,
     ),
-    Column(
-        "env_id",
-        "identity",
-        TEXT,
-        "Gymnasium id of the environment.",
-        "unknown, as in imported rows",
-        "`HGPO/<Name>-v<n>`",
-    ),
+    Column("env_id", TEXT, "Gymnasium id of the environment.", "unknown, as in imported rows", "`HGPO/<Name>-v<n>`"),
     Column(
         "env_version",
-        "identity",
         TEXT,
         "Versions that determine the environment's behaviour: of the package, and of the games or the catalogue.",
         "unknown",
         "JSON object",
     ),
-    Column("split", "identity", TEXT, "Split of the task.", "unknown"),
-    Column("task_id", "identity", TEXT, "Identifier of the task in its benchmark."),
+    Column("split", TEXT, "Split of the task.", "unknown"),
+    Column("task_id", TEXT, "Identifier of the task in its benchmark."),
     Column(
         "group",
-        "identity",
         pl.Int32(),
         "Number of the group among this task's groups in this iteration; above 0 if a task is drawn repeatedly.",
         unit="count from 0",
         default=0,
     ),
-    Column("trajectory", "identity", TEXT, "Identifier of the trajectory, unique in the run."),
-    Column("step", "identity", pl.Int32(), "Position in the trajectory, contiguous.", unit="count from 0"),
-    Column("task_type", "identity", TEXT, "The benchmark's name for this kind of task.", "unknown"),
+    Column("trajectory", TEXT, "Identifier of the trajectory, unique in the run."),
+    Column("step", pl.Int32(), "Position in the trajectory, contiguous.", unit="count from 0"),
+    Column("task_type", TEXT, "The benchmark's name for this kind of task.", "unknown"),
 )
 
-_TEXT: Final = (
-    Column("task", "text", TEXT, "The instruction.", "unknown"),
+_TEXT: Final = _family(
+    "text",
+    Column("task", TEXT, "The instruction.", "unknown"),
     Column(
         "state",
-        "text",
         TEXT,
         "Observation text before the action, without instruction and history.",
         f"{_UNSTORED} (`state_hash` is stored)",
     ),
-    Column("prompt", "text", TEXT, "Input of the policy.", f"the policy uses no prompt, or {_UNSTORED}"),
-    Column("response", "text", TEXT, "Output of the policy.", f"the policy chose an action directly, or {_UNSTORED}"),
+    Column("prompt", TEXT, "Input of the policy.", f"the policy uses no prompt, or {_UNSTORED}"),
+    Column("response", TEXT, "Output of the policy.", f"the policy chose an action directly, or {_UNSTORED}"),
     Column(
         "action",
-        "text",
         TEXT,
         "Action parsed from the response and passed to the environment.",
         f"there was no action (an aborted step), or {_UNSTORED} (`action_hash` is stored)",
     ),
     Column(
         "admissible_actions",
-        "text",
         TEXTS,
         "Admissible actions in `state`, in the benchmark's order.",
         f"unknown, or {_UNSTORED}",
     ),
     Column(
         "next_state",
-        "text",
         TEXT,
         "State after a trajectory's last step.",
         f"not a last step (see `state` of the next row), unknown, or {_UNSTORED}",
     ),
 )
 
-_FLAGS: Final = (
+_FLAGS: Final = _family(
+    "flags",
     Column(
         "action_valid",
-        "flags",
         pl.Boolean(),
         "Whether the response has the form that the environment parses (verl-agent's flag, used by the invalid-action "
         "penalty); for bare commands, whether the action is admissible.",
         default=True,
     ),
-    Column(
-        "terminated", "flags", pl.Boolean(), "Whether the task ended with this step; last rows only.", default=False
-    ),
+    Column("terminated", pl.Boolean(), "Whether the task ended with this step; last rows only.", default=False),
     Column(
         "truncated",
-        "flags",
         pl.Boolean(),
         "Whether the step limit ended the trajectory at this step; last rows only.",
         default=False,
     ),
-    Column("won", "flags", pl.Boolean(), "Whether this step solved the task.", default=False),
+    Column("won", pl.Boolean(), "Whether this step solved the task.", default=False),
     Column(
         "aborted",
-        "flags",
         pl.Boolean(),
         "Whether the rollout was aborted at this step for a reason outside the task; last rows only.",
         default=False,
     ),
-    Column("error", "flags", TEXT, "Reason why the rollout was aborted.", "the rollout was not aborted"),
+    Column("error", TEXT, "Reason why the rollout was aborted.", "the rollout was not aborted"),
 )
 
-_NUMBERS: Final = (
+_NUMBERS: Final = _family(
+    "numbers",
     Column(
         "reward",
-        "numbers",
         pl.Float64(),
         "The benchmark's reward of this step; finite.",
         unit="ALFWorld: 1 for the winning step; WebShop: the score in [0, 1]",
     ),
-    Column("score", "numbers", pl.Float64(), "The benchmark's score after this step; finite.", "unknown", "in [0, 1]"),
+    Column("score", pl.Float64(), "The benchmark's score after this step; finite.", "unknown", "in [0, 1]"),
     Column(
         "episode_return",
-        "numbers",
         pl.Float64(),
         "Undiscounted sum of the trajectory's rewards, rounded once; equal in all rows of the trajectory.",
         unit="as `reward`",
@@ -203,7 +189,6 @@ _NUMBERS: Final = (
     ),
     Column(
         "episode_length",
-        "numbers",
         pl.Int32(),
         "Number of steps of the trajectory; equal in all its rows.",
         unit="steps",
@@ -211,12 +196,12 @@ _NUMBERS: Final = (
     ),
 )
 
-_TOKENS: Final = (
-    Column("prompt_token_ids", "tokens", TOKENS, "Token ids of the prompt.", f"unknown, or {_UNSTORED}"),
-    Column("response_token_ids", "tokens", TOKENS, "Token ids of the response.", f"unknown, or {_UNSTORED}"),
+_TOKENS: Final = _family(
+    "tokens",
+    Column("prompt_token_ids", TOKENS, "Token ids of the prompt.", f"unknown, or {_UNSTORED}"),
+    Column("response_token_ids", TOKENS, "Token ids of the response.", f"unknown, or {_UNSTORED}"),
     Column(
         "response_logprobs",
-        "tokens",
         LOGPROBS,
         "Log-probability of each response token under the acting policy; one per token, never NaN.",
         f"unknown, or {_UNSTORED}",
@@ -224,7 +209,6 @@ _TOKENS: Final = (
     ),
     Column(
         "finish_reason",
-        "tokens",
         TEXT,
         "Why generation ended: an end-of-text token, or the token limit.",
         "unknown",
@@ -232,7 +216,6 @@ _TOKENS: Final = (
     ),
     Column(
         "cut_pairs",
-        "tokens",
         pl.Int32(),
         "Number of past observation-action pairs removed from the prompt to fit its token budget.",
         "there was no budget, or unknown",
@@ -240,7 +223,6 @@ _TOKENS: Final = (
     ),
     Column(
         "cut_tokens",
-        "tokens",
         pl.Int32(),
         "Number of tokens removed from the start of the prompt to fit the policy's token budget.",
         f"the policy has no budget, or {_UNSTORED}",
@@ -248,9 +230,10 @@ _TOKENS: Final = (
     ),
 )
 
-_TIMINGS: Final = (
-    Column("environment_s", "timings", pl.Float64(), "Duration of the environment's step.", "not measured", "seconds"),
-    Column("policy_s", "timings", pl.Float64(), "Duration of the policy's response.", "not measured", "seconds"),
+_TIMINGS: Final = _family(
+    "timings",
+    Column("environment_s", pl.Float64(), "Duration of the environment's step.", "not measured", "seconds"),
+    Column("policy_s", pl.Float64(), "Duration of the policy's response.", "not measured", "seconds"),
 )
 
 
@@ -259,7 +242,6 @@ def _hashes(depth: int) -> tuple[Column, ...]:
     keys = tuple(
         Column(
             f"{kind}_hash_{k}",
-            "hashes",
             pl.Int64(),
             meaning.format(k=k) if k else "Hash of the state alone.",
             (f"step < {k}" + rest) if k else "",
@@ -272,13 +254,13 @@ def _hashes(depth: int) -> tuple[Column, ...]:
         )
         for k in range(depth + 1)
     )
-    return (
-        Column("state_hash", "hashes", pl.Int64(), "Hash of `state`.", "", bits, derived=True),
-        Column("action_hash", "hashes", pl.Int64(), "Hash of `action`.", "there was no action", bits, derived=True),
+    return _family(
+        "hashes",
+        Column("state_hash", pl.Int64(), "Hash of `state`.", "", bits, derived=True),
+        Column("action_hash", pl.Int64(), "Hash of `action`.", "there was no action", bits, derived=True),
         *keys,
         Column(
             "next_state_hash",
-            "hashes",
             pl.Int64(),
             "Hash of the state after this step: the next row's `state_hash`, or at a last step the hash of "
             "`next_state`.",

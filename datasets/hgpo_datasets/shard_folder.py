@@ -9,7 +9,6 @@ The folder of the shards contains nothing but complete shards, at any time. All 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +18,7 @@ from hgpo_datasets.manifest import Header, Manifest, Shard
 from hgpo_datasets.run_paths import STEPS, is_run, shard_folder
 from hgpo_envs import atomic
 from hgpo_envs.errors import InputError
+from hgpo_envs.plugins import installed_version
 from hgpo_envs.secrets import redact_json
 from hgpo_envs.unicode_text import clean_text
 
@@ -64,7 +64,7 @@ class ShardFolder:
         except (FileExistsError, NotADirectoryError) as error:
             raise InputError(f"expected a folder, received the file {error.filename}; use another path") from error
         name = clean_text(run or folder.resolve().name)
-        asked = Header(name, depth, schema.VERSION, _package_version(), values)
+        asked = Header(name, depth, schema.VERSION, installed_version("hgpo") or "not installed", values)
         if lock is not None and not (lock.is_held and lock.folder.samefile(folder)):
             raise InputError(f"expected a held lock of {folder}, received one of {lock.folder}")
         self._own_lock = atomic.FolderLock(folder, "writing a run") if lock is None else None
@@ -292,13 +292,6 @@ def _json_values(config: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _package_version() -> str:
-    try:
-        return importlib.metadata.version("hgpo")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def _check_same(folder: Path, there: Header, header: Header, run: str | None, config: Mapping[str, Any] | None) -> None:
     """Raise unless the existing run can be resumed with the requested name, configuration and depth."""
     if run is not None and header.run != there.run:
@@ -310,10 +303,38 @@ def _check_same(folder: Path, there: Header, header: Header, run: str | None, co
             f"{folder} was written with schema version {there.schema_version}, not {schema.VERSION}; use another folder"
         )
     before = redact_json(there.config)  # runs of version 0.1 may contain secrets
-    if config is not None and header.config != before:
-        names = sorted({*header.config, *before})
-        name = next(name for name in names if header.config.get(name) != before.get(name))
-        was, asked = before.get(name), header.config.get(name)
-        raise InputError(
-            f"{folder} was written with {name} = {was!r}, not {asked!r}; use another folder or the same value"
-        )
+    if config is not None:
+        check_same_config(folder, header.config, before)
+
+
+def check_same_config(folder: Path, config: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Check that a run can be resumed with a configuration: that it equals the run's.
+
+    Args:
+        folder: The run's folder, for the error.
+        config: The requested configuration, JSON values.
+        before: The run's configuration, without secrets.
+
+    Raises:
+        InputError: A value differs; the error names the first one.
+    """
+    now, was = _leaves(config), _leaves(before)
+    for name in sorted(now.keys() | was.keys()):
+        if name not in was:
+            difference = f"without {name}, which is now {now[name]!r}"
+        elif name not in now:
+            difference = f"with {name} = {was[name]!r}, which is not given now"
+        elif now[name] != was[name]:
+            difference = f"with {name} = {was[name]!r}, not {now[name]!r}"
+        else:
+            continue
+        raise InputError(f"{folder} was written {difference}; use another folder or the same value")
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested tables by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = isinstance(value, dict) and value
+        found |= _leaves(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return found

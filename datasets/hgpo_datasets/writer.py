@@ -33,7 +33,6 @@ from hgpo_envs.secrets import redact
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
-    from types import TracebackType
 
     from hgpo_datasets.manifest import Header, Shard
     from hgpo_envs.atomic import FolderLock
@@ -287,9 +286,7 @@ class StepWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Commit the finished groups. Groups with pending rows are committed only if the block raised no exception.
 
         An exception of the block is propagated. If the disk then cannot be written, that error is added as a note.

@@ -61,13 +61,7 @@ def open_source(
     Raises:
         InputError: If an argument is unknown or for the other backend, or the data cannot be used.
     """
-    common: dict[str, Any] = {
-        "goals": goals,
-        "observation_mode": observation_mode,
-        "show_attributes": show_attributes,
-        "price_seed": price_seed,
-        "shuffle_seed": shuffle_seed,
-    }
+    common: Any = (goals, observation_mode, show_attributes, price_seed, shuffle_seed)
     special: dict[str, dict[str, Any]] = {
         "native": {
             "option_colours": option_colours,
@@ -89,10 +83,10 @@ def open_source(
     if backend == "original":
         from hgpo_envs.webshop.reference.original import OriginalSource
 
-        return OriginalSource(data=data, **common, **special[backend])
+        return OriginalSource(data, *common, **special[backend])
     from hgpo_envs.webshop.data.source import WebShopSource
 
-    return WebShopSource(data=data, **common, **special[backend])
+    return WebShopSource(data, *common, **special[backend])
 
 
 def data_places() -> list[Path]:

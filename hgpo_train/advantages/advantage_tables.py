@@ -8,7 +8,7 @@ estimator, the run's fingerprint and the package's version.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,8 +19,9 @@ import polars as pl
 from hgpo_datasets import manifest
 from hgpo_datasets.reader import step_files
 from hgpo_datasets.run_paths import run_at, run_of_file
-from hgpo_envs.atomic import making_folder, new_path, scratch_folder
+from hgpo_envs.atomic import making_folder, new_file
 from hgpo_envs.errors import InputError
+from hgpo_envs.plugins import installed_version
 from hgpo_train.advantages.chunks import ROWS, chunks
 from hgpo_train.advantages.input_columns import batch_keys, row_keys
 from hgpo_train.advantages.registry import EstimatorSpec, columns_read, compute_many
@@ -62,6 +63,8 @@ def write_advantages(
     Raises:
         InputError: The table lacks columns, has no rows, or has rows that an estimator refuses.
     """
+    import pyarrow.parquet as pq
+
     added = [column for spec in specs for column in spec.added]
     steps = steps.drop(added, strict=False)  # advantages that the table has already are no input
     schema = steps.collect_schema()
@@ -70,25 +73,23 @@ def write_advantages(
     columns = list(dict.fromkeys([*batch_keys(schema), *names, *columns_read(schema, specs)]))
     whole = "batch" if any(spec.estimator.scope == "batch" for spec in specs) else "group"
     metadata = {METADATA: _metadata(specs, fingerprint)}
-    parts: list[Path] = []
-    rows = 0
-    with making_folder(out.absolute().parent), new_path(out) as content, scratch_folder(out) as making:
+    rows, writer = 0, None
+    with making_folder(out.absolute().parent), new_file(out) as file, ExitStack() as opened:
         for chunk in chunks(steps, columns, chunk_rows, whole=whole):
             table = compute_many(chunk, specs).select(*names, *added).collect()
             if table.height != chunk.height:
                 raise InputError(
                     f"expected estimators to return all {chunk.height} rows, received {table.height}; do not drop rows"
                 )
-            parts.append(making / f"{len(parts):06d}.parquet")
-            table.write_parquet(parts[-1], row_group_size=ROW_GROUP_ROWS, metadata=metadata)
+            content = table.to_arrow(compat_level=pl.CompatLevel.newest())
+            if writer is None:  # pyarrow's, because Polars cannot append to a Parquet file
+                schema = content.schema.with_metadata(metadata)
+                writer = opened.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
+            writer.write_table(content, ROW_GROUP_ROWS)
             rows += chunk.height
             progress(chunk.height)
-        if not parts:
+        if not rows:
             raise InputError("the step table has no rows")
-        if len(parts) > 1:  # Polars cannot append to a Parquet file, so this streams the parts into one file
-            pl.scan_parquet(parts, glob=False).sink_parquet(content, row_group_size=ROW_GROUP_ROWS, metadata=metadata)
-        else:
-            parts[0].rename(content)
     return rows
 
 
@@ -107,12 +108,8 @@ def refuse_own_input(source: Path, out: Path) -> None:
 
 def _metadata(specs: Sequence[EstimatorSpec], fingerprint: str) -> str:
     columns = {spec.column: {"estimator": spec.estimator.name, "parameters": asdict(spec.parameters)} for spec in specs}
-    version = importlib.metadata.version("hgpo") if _installed() else ""
+    version = installed_version("hgpo") or ""
     return orjson.dumps({"run_fingerprint": fingerprint, "hgpo_version": version, "columns": columns}).decode()
-
-
-def _installed() -> bool:
-    return any(True for _ in importlib.metadata.distributions(name="hgpo"))
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

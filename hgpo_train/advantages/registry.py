@@ -84,10 +84,6 @@ class EstimatorSpec:
         details = self.estimator.details(self.parameters) if self.details else ()
         return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in details}
 
-    def columns(self, schema: pl.Schema) -> list[str]:
-        """Return the columns of a table that the estimator reads."""
-        return columns_read(schema, [self])
-
 
 def compute(
     steps: StepTable,

@@ -25,24 +25,6 @@ if TYPE_CHECKING:
     """A function of ordered columns and the index of each trajectory's first row. It returns an ordered column."""
 
 
-def discounted(reward: pl.Expr, gamma: float) -> pl.Expr:
-    """Return R_t = r_t + γ R_{t+1}, the discounted sum of rewards from a step to the end of its trajectory.
-
-    The recursion is computed term by term in NumPy, as in the official code, because the last bit matters: it can
-    change the float32 number to which a return is rounded afterwards. Polars' recursion (`ewm_mean`) and sums of
-    γ^t r_t round differently.
-
-    Args:
-        reward: r_t, Float64.
-        gamma: γ, the discount per step.
-
-    >>> steps = pl.DataFrame({"trajectory_key": 0, "step": [0, 1, 2], "r": [1.0, 0.0, 4.0]})
-    >>> steps.select(discounted(pl.col("r"), 0.5)).to_series().to_list()
-    [2.0, 2.0, 4.0]
-    """
-    return in_order([reward], lambda columns, starts: pl.Series(returns(columns[0].to_numpy(), starts, gamma)))
-
-
 def steps_left() -> pl.Expr:
     """Return T - t, the number of steps that follow a step in its trajectory, as int64.
 

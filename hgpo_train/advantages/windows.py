@@ -88,16 +88,15 @@ def within(*columns: str, of: str = "task_key") -> pl.Expr:
     return group
 
 
-def along(value: pl.Expr, *, backwards: bool = False) -> pl.Expr:
+def along(value: pl.Expr) -> pl.Expr:
     """Return a window over each trajectory in the order of its steps, for any row order of the table.
 
     `hgpo_train.advantages.trajectories` has faster functions for the most frequent cases.
 
     Args:
         value: An expression that depends on the order of rows, such as ``pl.col("return").cum_max()``.
-        backwards: Whether the window runs from the last step to the first.
     """
-    return value.over("trajectory_key", order_by="step", descending=backwards)
+    return value.over("trajectory_key", order_by="step")
 
 
 def mean(

@@ -17,7 +17,7 @@ from hgpo_train.cli.command_types import RedactedApp, WorkersCommand
 from hgpo_train.cli.envs import envs
 from hgpo_train.cli.eval import evaluate
 from hgpo_train.cli.quickstart import quickstart
-from hgpo_train.cli.redaction import LazyRedactedStream
+from hgpo_train.cli.redaction import RedactedStream
 from hgpo_train.cli.rollout import rollout
 from hgpo_train.cli.sft import sft
 from hgpo_train.cli.stats import stats
@@ -68,7 +68,7 @@ def main() -> None:
     All output has secrets removed: standard error from the start, because errors may repeat what the user typed, and
     standard output from the start of a command (`RedactedCommand`).
     """
-    sys.stderr = LazyRedactedStream(sys.stderr)
+    sys.stderr = RedactedStream(sys.stderr)
     try:
         app(prog_name="hgpo")
     except BaseException as error:

@@ -19,8 +19,6 @@ from rich.status import Status
 from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from hgpo_envs import fetch
 
 
@@ -45,9 +43,7 @@ class DownloadProgress:
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._bars.stop()
         self._files.stop()
         if kind is KeyboardInterrupt:

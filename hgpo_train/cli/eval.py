@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hgpo_train.cli import play_options as options  # typer reads the annotations
+from hgpo_train.cli import collection  # typer reads the annotations
 from hgpo_train.rollout.failures import MAX_FAILED
 
 if TYPE_CHECKING:
@@ -36,17 +36,17 @@ def evaluate(
     temperature: Annotated[
         float | None, typer.Option(help="Sampling temperature of a model; 0 is greedy. Default: 0.4, as published.")
     ] = None,
-    data: options.Data = None,
-    history_length: options.HistoryLength = 2,
-    max_steps: options.MaxSteps = None,
-    action_format: options.ActionFormat = None,
-    env_option: options.EnvOption = None,
-    policy_option: options.PolicyOption = None,
+    data: collection.Data = None,
+    history_length: collection.HistoryLength = 2,
+    max_steps: collection.MaxSteps = None,
+    action_format: collection.ActionFormat = None,
+    env_option: collection.EnvOption = None,
+    policy_option: collection.PolicyOption = None,
     against: Annotated[
         Path | None, typer.Option(help="The run of another evaluation, for a paired comparison by task.")
     ] = None,
-    slots: options.Slots = None,
-    workers: options.Workers = False,
+    slots: collection.Slots = None,
+    workers: collection.Workers = False,
     retry_failed: Annotated[
         bool, typer.Option(help="Retry episodes that failed in an earlier run of this command.")
     ] = True,
@@ -64,7 +64,6 @@ def evaluate(
 
     from hgpo_envs.errors import InputError
     from hgpo_train.assignments import read_assignments
-    from hgpo_train.cli.collection import RETRY, check_failures, check_max_failed, default_slots, note
     from hgpo_train.cli.eval_results import print_results
     from hgpo_train.cli.output_paths import check_folder
     from hgpo_train.evaluation import evaluate as play
@@ -76,14 +75,14 @@ def evaluate(
     from hgpo_train.rollout.open_run import open_run
     from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, run_config
 
-    check_max_failed(max_failed)
+    collection.check_max_failed(max_failed)
     prices = Prices(price_in, price_out)
     chosen = _seeds(seeds)
     check_seeds(chosen)
     split = split or evaluation_split(env)
     other = None if against is None else _episodes(against)
     action_format = action_format or default_action_format(policy)
-    env_options = options.environment_options(split, data, history_length, max_steps, action_format, env_option)
+    env_options = collection.environment_options(split, data, history_length, max_steps, action_format, env_option)
     policy_options = read_assignments("--policy-option", policy_option or (), option_annotations(policy))
     if policy.partition(":")[0] in _SAMPLING:
         policy_options = {"temperature": TEMPERATURE if temperature is None else temperature, **policy_options}
@@ -91,11 +90,9 @@ def evaluate(
         raise InputError(f"--temperature: policy {policy!r} does not sample from a model; remove the option")
     handle = open_env(env, **env_options)
     planned = len(handle.tasks) * len(chosen)
-    execution = ExecutionOptions(
-        default_slots(slots, workers=workers),
-        workers,
-        max_consecutive_failures=allowed_in_a_row(planned, max_failed),
-    )
+    in_a_row = allowed_in_a_row(planned, max_failed)
+    slots = collection.default_slots(slots, workers=workers)
+    execution = ExecutionOptions(slots, workers, max_consecutive_failures=in_a_row)
     check_folder("--out", out)
     acting = make_policy(policy, PolicyContext(handle.shared.source.name, action_format, policy_options))
     console = Console(stderr=True)
@@ -113,7 +110,7 @@ def evaluate(
             execution,
             expected=lambda groups: planned - groups,
             policy_options=policy_options,
-            warn=partial(note, console),
+            warn=partial(collection.note, console),
             at_end=lambda: write_summary(out, summarize(out, planned, prices)),
         ) as run,
     ):
@@ -132,9 +129,9 @@ def evaluate(
         line = f"Interrupted. Finished episodes are in {out}; run the same command again to resume."
         console.print(line, markup=False)
         raise typer.Exit(130)
-    raise_if_too_many(failures_of_run(out), 1.0, RETRY, "episodes")
+    raise_if_too_many(failures_of_run(out), 1.0, collection.RETRY, "episodes")
     print_results(console, out, against, _episodes(out), other, as_json=as_json)
-    check_failures(console, out, None, max_failed, "episodes")
+    collection.check_failures(console, out, None, max_failed, "episodes")
 
 
 def _episodes(run: Path) -> pl.DataFrame:

@@ -6,50 +6,70 @@
 from __future__ import annotations
 
 import sys
-from typing import IO, TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from hgpo_envs.secrets import RedactedStream
+from typing import IO, Any
 
 
 def redact_output() -> None:
     """Redact both standard streams and all logging of this process from now on; further calls change nothing."""
-    from hgpo_envs.secrets import RedactedStream, redact_logging
+    from hgpo_envs.secrets import redact_logging
 
     if not isinstance(sys.stdout, RedactedStream):
         sys.stdout = RedactedStream(sys.stdout)
-    if not isinstance(sys.stderr, RedactedStream | LazyRedactedStream):
+    if not isinstance(sys.stderr, RedactedStream):
         sys.stderr = RedactedStream(sys.stderr)
     redact_logging()
 
 
-class LazyRedactedStream:
-    """`hgpo_envs.secrets.RedactedStream` over a text stream, imported at the first write.
+def _redact(text: str) -> str:
+    from hgpo_envs.secrets import redact
+
+    return redact(text)
+
+
+class RedactedStream:
+    """A text stream that redacts each text written to it. Other attributes are those of the wrapped stream.
 
     Args:
-        stream: Where to write.
+        stream: The stream to write to, for example `sys.stderr`.
     """
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
-    def _redacted(self) -> RedactedStream:
-        from hgpo_envs.secrets import RedactedStream
-
-        return RedactedStream(self._stream)
-
     def write(self, text: str) -> int:
-        """Write the redacted text. Returns the length of what was given, as writers expect."""
-        return self._redacted().write(text)
+        """Write the redacted text. Returns the length of the text before redaction, as callers expect."""
+        self._stream.write(_redact(text))
+        return len(text)
 
     def writelines(self, lines: Any) -> None:  # noqa: ANN401 (any iterable of texts)
         """Write each line."""
-        self._redacted().writelines(lines)
+        for line in lines:
+            self.write(line)
 
     @property
-    def buffer(self) -> Any:  # noqa: ANN401 (of the kind that the stream has)
-        """The binary stream below, redacted likewise."""
-        return self._redacted().buffer
+    def buffer(self) -> RedactedBuffer:
+        """The underlying binary stream, with redaction."""
+        return RedactedBuffer(self._stream.buffer)  # type: ignore[attr-defined]  # only some text streams have one
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (whatever the stream has)
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (any attribute of the stream)
+        return getattr(self._stream, name)
+
+
+class RedactedBuffer:
+    """A binary stream that redacts the bytes written to it.
+
+    Args:
+        stream: The stream to write to.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes) -> int:
+        """Write the redacted bytes. Returns the number of bytes before redaction."""
+        text = bytes(data).decode("utf-8", "surrogateescape")
+        self._stream.write(_redact(text).encode("utf-8", "surrogateescape"))
+        return len(data)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (any attribute of the stream)
         return getattr(self._stream, name)

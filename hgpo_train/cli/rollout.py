@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hgpo_train.cli import play_options as options  # typer reads the annotations
+from hgpo_train.cli import collection  # typer reads the annotations
 from hgpo_train.rollout.failures import MAX_FAILED
 
 if TYPE_CHECKING:
@@ -31,20 +31,20 @@ def rollout(
     seed: Annotated[int, typer.Option(help="Seed of the task order and of every rollout.")] = 0,
     split: Annotated[str, typer.Option(help="Split of the tasks; 'all' includes every split.")] = "train",
     order: Annotated[str, typer.Option(help="Task order: shuffled, sweep, random or verl-agent.")] = "shuffled",
-    data: options.Data = None,
-    history_length: options.HistoryLength = 2,
-    max_steps: options.MaxSteps = None,
-    action_format: options.ActionFormat = None,
-    env_option: options.EnvOption = None,
-    policy_option: options.PolicyOption = None,
+    data: collection.Data = None,
+    history_length: collection.HistoryLength = 2,
+    max_steps: collection.MaxSteps = None,
+    action_format: collection.ActionFormat = None,
+    env_option: collection.EnvOption = None,
+    policy_option: collection.PolicyOption = None,
     dynamic: Annotated[
         int | None,
         typer.Option(
             help="Dynamic sampling: count only groups whose returns are not all equal, and play at most this many."
         ),
     ] = None,
-    slots: options.Slots = None,
-    workers: options.Workers = False,
+    slots: collection.Slots = None,
+    workers: collection.Workers = False,
     retry_failed: Annotated[
         bool, typer.Option(help="Retry rollouts that failed in an earlier run of this command.")
     ] = True,
@@ -60,21 +60,21 @@ def rollout(
 
     from hgpo_envs.wording import counted
     from hgpo_train.assignments import read_assignments
-    from hgpo_train.cli.collection import check_failures, check_max_failed, default_slots, note
     from hgpo_train.cli.output_paths import check_folder
     from hgpo_train.evaluation.summary import summarize, write_summary
     from hgpo_train.policies.registry import PolicyContext, default_action_format, make_policy, option_annotations
     from hgpo_train.rollout.env_handle import open_env
     from hgpo_train.rollout.failures import allowed_in_a_row
     from hgpo_train.rollout.open_run import open_run
-    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups, run_config
+    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, run_config
 
-    check_max_failed(max_failed)
+    collection.check_max_failed(max_failed)
     spec = RolloutSpec(tasks, group_size, seed, order, max_groups=dynamic)
     in_a_row = allowed_in_a_row((dynamic or tasks) * group_size, max_failed)
-    execution = ExecutionOptions(default_slots(slots, workers=workers), workers, max_consecutive_failures=in_a_row)
+    slots = collection.default_slots(slots, workers=workers)
+    execution = ExecutionOptions(slots, workers, max_consecutive_failures=in_a_row)
     action_format = action_format or default_action_format(policy)
-    env_options = options.environment_options(split, data, history_length, max_steps, action_format, env_option)
+    env_options = collection.environment_options(split, data, history_length, max_steps, action_format, env_option)
     policy_options = read_assignments("--policy-option", policy_option or (), option_annotations(policy))
     handle = open_env(env, **env_options)
     check_folder("--out", out)
@@ -93,29 +93,19 @@ def rollout(
             execution,
             expected=lambda groups: (tasks - groups) * group_size,
             policy_options=policy_options,
-            warn=partial(note, console),
+            warn=partial(collection.note, console),
             at_end=lambda: write_summary(out, summarize(out, tasks * group_size if dynamic is None else None)),
             without=left_out,
         ) as run,
     ):
         if before := len(run.writer.committed):
-            note(console, f"{out} already contains {counted(before, 'group')}")
-        tally = collect_groups(
-            handle,
-            acting,
-            run.writer,
-            spec,
-            execution,
-            retry_failed=retry_failed,
-            progress=run.progress,
-            should_stop=run.should_stop,
-            tally=run.tally,
-        )
+            collection.note(console, f"{out} already contains {counted(before, 'group')}")
+        run.collect(spec, retry_failed=retry_failed)
         groups = len(run.writer.committed)
-    _report(console, out, tally, groups, interrupted=run.should_stop.requested)
+    _report(console, out, run.tally, groups, interrupted=run.should_stop.requested)
     if run.should_stop.requested:
         raise typer.Exit(130)
-    check_failures(console, out, tally, max_failed)
+    collection.check_failures(console, out, run.tally, max_failed)
 
 
 def _report(console: Console, out: Path, tally: Tally, groups: int, *, interrupted: bool) -> None:

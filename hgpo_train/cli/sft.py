@@ -25,7 +25,6 @@ def sft(
     from rich.console import Console
 
     from hgpo_train.cli.training_errors import exit_on_training_errors
-    from hgpo_train.rollout.new_folder import removed_if_unused
     from hgpo_train.settings import to_toml
     from hgpo_train.training.config import SftConfig, load_config
     from hgpo_train.training.display import Display
@@ -39,7 +38,6 @@ def sft(
     console = Console()
     display = Display(console, settings.update.epochs)
     with (
-        removed_if_unused(out),
         exit_on_training_errors(f"the same command (it continues after the last saved epoch in {out})"),
         display.live(),
     ):

@@ -16,44 +16,33 @@ if TYPE_CHECKING:
     from hgpo_train.analysis.statistics import Statistics
 
 ROWS = {
-    "eligible": "steps with k previous states",
-    "shared": "steps that share a context",
-    "cross": "… with another rollout",
-    "mean_size": "mean group size",
-    "step_size": "mean group size per step",
-    "differing": "same state, different history",
-    "inconsistency": "same state, another group",
-    "variance": "variance of returns in a group",
-    "flat": "groups of equal returns",
-    "weight": "weight in HGPO's sum",
-    "bias": "mean |A_k − A_K|",
-    "sign_disagreement": "signs of A_k and A_K differ",
-    "compared": "steps that have both",
+    "eligible": ("steps with k previous states", "%"),
+    "shared": ("steps that share a context", "%"),
+    "cross": ("… with another rollout", "%"),
+    "mean_size": ("mean group size", ""),
+    "step_size": ("mean group size per step", ""),
+    "differing": ("same state, different history", "%"),
+    "inconsistency": ("same state, another group", "%"),
+    "variance": ("variance of returns in a group", ""),
+    "flat": ("groups of equal returns", "%"),
+    "weight": ("weight in HGPO's sum", ""),
+    "bias": ("mean |A_k − A_K|", ""),
+    "sign_disagreement": ("signs of A_k and A_K differ", "%"),
+    "compared": ("steps that have both", ""),
 }
-"""Row labels of the table of levels, by statistic; hgpo_train/analysis/statistics.py defines the statistics."""
+"""Row label and unit in the table of levels, by statistic; hgpo_train/analysis/statistics.py defines the statistics."""
 
 SUMMARY = {
-    "trajectories": "rollouts",
-    "steps": "steps",
-    "mean_length": "length",
-    "success": "success",
-    "flat_groups": "equal returns",
-    "invalid": "invalid",
+    "trajectories": ("rollouts", ""),
+    "steps": ("steps", ""),
+    "mean_length": ("length", ""),
+    "success": ("success", "%"),
+    "flat_groups": ("equal returns", "%"),
+    "invalid": ("invalid", "%"),
 }
-"""Column labels of the summary that is printed, by statistic; the files of --out contain all statistics."""
+"""Column label and unit in the summary that is printed, by statistic; the files of --out contain all statistics."""
 
-SHARES = {
-    "eligible",
-    "shared",
-    "cross",
-    "inconsistency",
-    "differing",
-    "flat",
-    "sign_disagreement",
-    "success",
-    "flat_groups",
-    "invalid",
-}
+_UNITS = {name: unit for name, (_, unit) in (ROWS | SUMMARY).items()}
 
 
 def stats(
@@ -121,7 +110,7 @@ def _print_summary(console: Console, frame: pl.DataFrame, kinds: list[str]) -> N
     from rich.table import Table
 
     table = Table(title="Rollouts", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    columns = {kind: kind.replace("_", " ") for kind in kinds} | SUMMARY
+    columns = {kind: kind.replace("_", " ") for kind in kinds} | {name: words for name, (words, _) in SUMMARY.items()}
     for name, words in columns.items():
         table.add_column(words, justify="right" if frame.schema[name].is_numeric() else "left", no_wrap=True)
     for row in frame.select(list(columns)).iter_rows(named=True):
@@ -141,7 +130,7 @@ def _print_levels(console: Console, levels: pl.DataFrame, kinds: list[str]) -> N
         table.add_column("k", no_wrap=True)
         for level in part["level"]:
             table.add_column(level, justify="right", no_wrap=True)
-        for name, words in ROWS.items():
+        for name, (words, _) in ROWS.items():
             table.add_row(words, *(_cell(name, value) for value in part[name]))
         console.print(table)
 
@@ -150,7 +139,7 @@ def _cell(name: str, value: object) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:.1%}" if name in SHARES else f"{value:.3f}"
+        return f"{value:.1%}" if _UNITS.get(name) else f"{value:.3f}"
     return f"{value:,}" if isinstance(value, int) and name != "iteration" else str(value)
 
 

@@ -64,8 +64,7 @@ def train(
 def _print_plan(settings: Config, card: str | None, console: Console) -> None:
     from hgpo_train.models.loading import choose_device
     from hgpo_train.models.shapes import model_shape
-    from hgpo_train.training.cards import named_card, this_card
-    from hgpo_train.training.memory_plan import plan_memory
+    from hgpo_train.training.memory_plan import named_card, plan_memory, this_card
     from hgpo_train.training.plan_text import cards_table, plan_table
 
     shown = named_card(card) if card is not None else this_card(choose_device(settings.model.device))
@@ -81,13 +80,11 @@ def _print_plan(settings: Config, card: str | None, console: Console) -> None:
 
 def _run(settings: Config, folder: Path, console: Console, *, resume: bool) -> None:
     from hgpo_train.cli.training_errors import exit_on_training_errors
-    from hgpo_train.rollout.new_folder import removed_if_unused
     from hgpo_train.training.display import Display
     from hgpo_train.training.trainer import Trainer, start_run
 
     display = Display(console, settings.iterations)
     with (
-        removed_if_unused(folder),
         exit_on_training_errors(f"hgpo train --resume --out {folder}"),
         start_run(settings, folder, resume=resume) as run,
     ):

@@ -43,16 +43,8 @@ def exit_on_training_errors(again: str) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _show(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: object = None,
-    line: str | None = None,
-) -> None:
+def _show(message: Warning | str, *_: object, **__: object) -> None:
     """Replace `warnings.showwarning`, which also prints a line of source code."""
-    del category, filename, lineno, file, line
     _print(f"warning: {message}")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
+from hgpo_datasets.schema import polars_schema
 from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.secrets import redact_json
@@ -139,7 +140,7 @@ def _episodes(run: Path) -> pl.DataFrame:
     try:
         return episode_table(scan_steps(run))
     except InputError:  # the run has no rows yet
-        return episode_table(pl.LazyFrame(schema=_NO_STEPS))
+        return episode_table(pl.LazyFrame(schema=polars_schema()))
 
 
 def _reports(episodes: pl.DataFrame) -> list[EvaluationReport]:
@@ -149,16 +150,3 @@ def _reports(episodes: pl.DataFrame) -> list[EvaluationReport]:
 def _seeds(config: dict[str, Any], episodes: pl.DataFrame) -> list[int]:
     seeds: list[int] = [config["seed"]] if "seed" in config else episodes["seed"].unique().sort().to_list()
     return seeds
-
-
-_NO_STEPS: Final = {
-    "iteration": pl.Int32,
-    "task_id": pl.String,
-    "trajectory": pl.String,
-    "task_type": pl.String,
-    "won": pl.Boolean,
-    "score": pl.Float64,
-    "step": pl.Int32,
-    "action_valid": pl.Boolean,
-    "aborted": pl.Boolean,
-}

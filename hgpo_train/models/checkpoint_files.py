@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from hgpo_datasets import Problem, VerifyReport
+from hgpo_datasets import VerifyReport
 from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.safe_paths import path_inside
@@ -249,7 +249,7 @@ def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> VerifyRepo
             read_state(folder)
     except (OSError, InputError) as error:
         name = MANIFEST if _has(folder, MANIFEST) else STATE
-        report.problems.append(Problem("unreadable", str(folder / name), str(error)))
+        report.add("unreadable", folder / name, str(error))
     return report
 
 
@@ -305,21 +305,18 @@ def _compare(folder: Path, report: VerifyReport, *, weights_only: bool) -> None:
             with open_regular(folder / name, "file of the checkpoint") as file:
                 seen = os.fstat(file.fileno()).st_size
                 if seen != size:
-                    message = f"{seen:,} bytes, {size:,} expected"
-                    report.problems.append(Problem("size", str(folder / name), message))
+                    report.add("size", folder / name, f"{seen:,} bytes, {size:,} expected")
                 elif _sha256(file) != sha256:
-                    report.problems.append(Problem("bytes", str(folder / name), "its bytes have changed (SHA-256)"))
+                    report.add("bytes", folder / name, "its bytes have changed (SHA-256)")
                 report.files += 1
                 report.bytes += seen
         except (InputError, OSError) as error:
-            report.problems.append(Problem("unreadable", str(folder / name), str(error)))
+            report.add("unreadable", folder / name, str(error))
     for name, mode in _entries(folder):
         if name in listed or name in (MANIFEST, OPTIMISER):  # `remove_optimiser` may have been interrupted
             continue
-        if not stat.S_ISREG(mode) or Path(name).suffix in _LOADED:
-            report.problems.append(Problem("foreign", str(folder / name), "training did not write it"))
-        else:
-            report.notes.append(Problem("foreign", str(folder / name), "training did not write it"))
+        record = report.add if not stat.S_ISREG(mode) or Path(name).suffix in _LOADED else report.note
+        record("foreign", folder / name, "training did not write it")
 
 
 def _verify_structure(folder: Path, report: VerifyReport, *, weights_only: bool) -> None:
@@ -332,10 +329,10 @@ def _verify_structure(folder: Path, report: VerifyReport, *, weights_only: bool)
     needed = [settings, *([] if weights_only else [OPTIMISER])]
     for name in (*needed, *([] if tensors else ["model.safetensors"])):
         if name not in found:
-            report.problems.append(Problem("missing", str(folder / name), "the file is missing"))
+            report.add("missing", folder / name, "the file is missing")
     for name, mode in found.items():
         if not stat.S_ISREG(mode):
-            report.problems.append(Problem("foreign", str(folder / name), "training did not write it"))
+            report.add("foreign", folder / name, "training did not write it")
             continue
         if weights_only and name == OPTIMISER:
             continue
@@ -348,9 +345,8 @@ def _verify_structure(folder: Path, report: VerifyReport, *, weights_only: bool)
             elif name.endswith(".json"):
                 _read_json(folder, name)
         except (SafetensorError, InputError) as error:
-            report.problems.append(Problem("bytes", str(folder / name), str(error)))
-    note = "version 0.1 wrote it without checksums: flipped bits are not detected"
-    report.notes.append(Problem("version", str(folder), note))
+            report.add("bytes", folder / name, str(error))
+    report.note("version", folder, "version 0.1 wrote it without checksums: flipped bits are not detected")
 
 
 def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:

@@ -35,13 +35,7 @@ from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.rollout.failures import MAX_FAILED, failures_of_run, failures_of_tally, raise_if_too_many
 from hgpo_train.rollout.older_runs import stored_config
 from hgpo_train.rollout.open_run import open_run
-from hgpo_train.rollout.run import (
-    ExecutionOptions,
-    RolloutSpec,
-    collect_groups,
-    default_slots,
-    run_config,
-)
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, default_slots, run_config
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -215,22 +209,12 @@ def collect(
             warn=partial(warnings.warn, stacklevel=4),  # names the line that calls `collect`
             without=left_out,
         ) as run:
-            tally = collect_groups(
-                handle,
-                acting,
-                run.writer,
-                spec,
-                execution,
-                retry_failed=retry_failed,
-                progress=run.progress,
-                should_stop=run.should_stop,
-                tally=run.tally,
-            )
+            run.collect(spec, retry_failed=retry_failed)
     if run.should_stop.requested:
         raise KeyboardInterrupt(f"finished groups are in {folder}; call collect again to resume")
-    for failures in (failures_of_run(folder), failures_of_tally(tally)):
+    for failures in (failures_of_run(folder), failures_of_tally(run.tally)):
         raise_if_too_many(failures, max_failed, _RETRY)
-    return CollectedRun(folder, tally)
+    return CollectedRun(folder, run.tally)
 
 
 def _check_type(name: str, value: object, kind: type | UnionType, expected: str) -> None:

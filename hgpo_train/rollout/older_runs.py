@@ -8,9 +8,11 @@ in the run's rows are compared with those of the task source. Weights cannot be 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import manifest, scan_steps
+from hgpo_datasets.shard_folder import check_same_config
 from hgpo_envs.errors import InputError
 from hgpo_envs.secrets import redact, redact_json
 from hgpo_train.policies.base import Failure
@@ -59,40 +61,13 @@ def comparable(
             **{name: acted[name] for name in ignored},
         }
         missing += unstored
-    _check_same(folder, manifest.plain(kept), before)
+    with suppress(TypeError):  # a value is not JSON: opening the run raises the error
+        check_same_config(folder, manifest.plain(kept), redact_json(before))  # runs of 0.1 may contain secrets
     if missing:
         say(
             f"{folder} stores no fingerprints of its {' and '.join(missing)} (version 0.1): they may have changed since"
         )
     return kept
-
-
-def _check_same(folder: Path, config: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """Raise an error that names the first value which differs."""
-    try:
-        now = _leaves(manifest.plain(config))
-    except TypeError:
-        return  # not JSON: opening the run raises the error
-    was = _leaves(redact_json(before))  # runs of version 0.1 may contain secrets
-    for name in sorted(now.keys() | was.keys()):
-        if name not in was:
-            difference = f"without {name}, which is now {now[name]!r}"
-        elif name not in now:
-            difference = f"with {name} = {was[name]!r}, which is not given now"
-        elif now[name] != was[name]:
-            difference = f"with {name} = {was[name]!r}, not {now[name]!r}"
-        else:
-            continue
-        raise InputError(f"{folder} was written {difference}; use another folder or the same value")
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested tables by their dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        inner = isinstance(value, dict) and value
-        found |= _leaves(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
-    return found
 
 
 def stored_config(folder: Path) -> Mapping[str, Any] | None:

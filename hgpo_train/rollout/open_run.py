@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets import StepWriter
+from hgpo_datasets import StepWriter, manifest
+from hgpo_envs.atomic import LOCK, FolderLock
 from hgpo_train.policies.registry import execution_options
 from hgpo_train.rollout.collector import Tally
-from hgpo_train.rollout.new_folder import removed_if_unused
 from hgpo_train.rollout.older_runs import comparable
 from hgpo_train.rollout.progress_line import live_progress
-from hgpo_train.rollout.run import stop_on_interrupt
-from hgpo_train.rollout.sessions import new_session, read_sessions, record_session
+from hgpo_train.rollout.run import collect_groups, stop_on_interrupt
+from hgpo_train.rollout.sessions import Session, installed_versions, read_sessions, record_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
 
     from hgpo_train.policies.base import Policy
     from hgpo_train.rollout.env_handle import EnvHandle
-    from hgpo_train.rollout.run import ExecutionOptions, StopRequest
+    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, StopRequest
+
+_AT_THE_START: Final = {LOCK, manifest.NAME}
+"""The files of a run that contains nothing."""
 
 
 @dataclass(slots=True)
@@ -31,16 +36,36 @@ class OpenRun:
     """A run that is open for a collection.
 
     Attributes:
+        handle: The environment.
+        policy: The policy.
+        execution: How the collection is executed.
         writer: The writer of the run.
         should_stop: Whether Ctrl-C was pressed.
         tally: The counts of this session.
         progress: To be called with the tally regularly.
     """
 
+    handle: EnvHandle
+    policy: Policy
+    execution: ExecutionOptions
     writer: StepWriter
     should_stop: StopRequest
     tally: Tally
     progress: Callable[[Tally], None]
+
+    def collect(self, spec: RolloutSpec, *, retry_failed: bool) -> None:
+        """Collect groups into the run; see `hgpo_train.rollout.run.collect_groups`."""
+        collect_groups(
+            self.handle,
+            self.policy,
+            self.writer,
+            spec,
+            self.execution,
+            retry_failed=retry_failed,
+            progress=self.progress,
+            should_stop=self.should_stop,
+            tally=self.tally,
+        )
 
 
 @contextmanager
@@ -82,17 +107,19 @@ def open_run(
     config = comparable(out, config, handle, warn)
     earlier = read_sessions(out)
     with (
-        removed_if_unused(out),
+        _removed_if_unused(out),
         StepWriter(out, config=config, without=without) as writer,
         stop_on_interrupt() as should_stop,
     ):
         names = execution_options(config["policy"]["name"])
-        session = new_session(
-            getattr(acting, "endpoint", None),
-            {name: value for name, value in policy_options.items() if name in names},
+        session = Session(
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            endpoint=getattr(acting, "endpoint", None),
+            policy_options={name: value for name, value in policy_options.items() if name in names},
             slots=execution.slots,
             workers=execution.workers,
             groups_before=len(writer.committed),
+            versions=installed_versions(),
         )
         if earlier and earlier[-1].endpoint != session.endpoint:
             warn(f"{out} was played with {earlier[-1].endpoint} and is now resumed with {session.endpoint}")
@@ -106,9 +133,34 @@ def open_run(
                 show(counts)
                 record()
 
-            yield OpenRun(writer, should_stop, tally, progress)
+            yield OpenRun(handle, acting, execution, writer, should_stop, tally, progress)
             if should_stop.requested:
                 session.ended = "interrupted"
+
+
+@contextmanager
+def _removed_if_unused(folder: Path) -> Iterator[None]:
+    """Remove a run's folder if the block raises before anything is stored, and with it the parents that are new.
+
+    A folder that existed before the block is unchanged.
+    """
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        yield
+    except BaseException:
+        if new and folder.is_dir():
+            with suppress(OSError, ValueError):  # another process uses the folder, or it cannot be removed
+                _remove_if_unused(folder, new[1:])
+        raise
+
+
+def _remove_if_unused(folder: Path, parents: list[Path]) -> None:
+    with FolderLock(folder, "removing an empty run"):
+        if not {path.name for path in folder.rglob("*") if not path.is_dir()} <= _AT_THE_START:
+            return
+    shutil.rmtree(folder)
+    for parent in parents:
+        parent.rmdir()
 
 
 @contextmanager

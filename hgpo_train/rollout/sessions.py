@@ -14,13 +14,12 @@ import os
 import platform
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError
+from hgpo_envs.plugins import installed_version
 from hgpo_envs.secrets import redact_json
 from hgpo_envs.untrusted_files import read_bytes
 
@@ -85,30 +84,10 @@ class Session:
         self.response_tokens = tally.tokens if known else None
 
 
-def new_session(
-    endpoint: str | None, policy_options: Mapping[str, Any], *, slots: int, workers: bool, groups_before: int
-) -> Session:
-    """Return a session that starts now. See `Session` for the arguments."""
-    return Session(
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        endpoint=endpoint,
-        policy_options=policy_options,
-        slots=slots,
-        workers=workers,
-        groups_before=groups_before,
-        versions=installed_versions(),
-    )
-
-
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that affect rollouts."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {name: number for name in _PACKAGES if (number := installed_version(name)) is not None}
+    return {"python": platform.python_version(), **found}
 
 
 def read_sessions(run: Path) -> list[Session]:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from hgpo_envs.atomic import new_folder, remove_folder
 from hgpo_envs.errors import InputError
+from hgpo_envs.plugins import installed_version
 from hgpo_train.models.checkpoint_files import (
     OPTIMISER,
     CheckpointWarning,
@@ -34,7 +35,6 @@ from hgpo_train.models.hf import no_progress_bars
 from hgpo_train.training.update.optimiser import optimiser_tensors, restore_optimiser
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     import torch
@@ -114,10 +114,10 @@ def remove_superseded(folder: Path, current: Path, keep: int, moments: Literal["
     """
     own = [path for path in list_checkpoints(folder) if is_removable(path)]
     superseded = own[:-keep] if keep else []
-    for old in own:
-        if old != current and old in superseded:
+    for old in (path for path in own if path != current):
+        if old in superseded:
             remove_folder(old)
-        elif old != current and moments == "last":
+        elif moments == "last":
             remove_optimiser(old)
 
 
@@ -183,14 +183,7 @@ def resumed_state(stored: TrainingState, now: TrainingState) -> TrainingState:
     return replace(stored, versions=now.versions, run=now.run)
 
 
-def versions(names: Iterable[str] = ("hgpo", "torch", "transformers", "peft", "polars")) -> dict[str, str]:
-    """Return the installed version of each package, or "not installed"."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+def versions() -> dict[str, str]:
+    """Return the installed versions of the packages that affect the weights, or "not installed"."""
+    names = ("hgpo", "torch", "transformers", "peft", "polars")
+    return {name: installed_version(name) or "not installed" for name in names}

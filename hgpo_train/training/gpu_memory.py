@@ -10,8 +10,7 @@ import torch
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import choose_device
 from hgpo_train.models.shapes import model_shape
-from hgpo_train.training.cards import GIB, this_card
-from hgpo_train.training.memory_plan import MemoryPlan, plan_memory
+from hgpo_train.training.memory_plan import GIB, MemoryPlan, plan_memory, this_card
 from hgpo_train.training.plan_text import plan_table, verdict
 
 if TYPE_CHECKING:

@@ -30,7 +30,6 @@ from hgpo_train.training.config import Config, EnvironmentConfig, SftConfig, loa
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
-    from types import TracebackType
 
 C = TypeVar("C", Config, SftConfig)
 
@@ -47,6 +46,18 @@ _ADDED: Final[dict[str, Any]] = {
     "update.rollout_is_threshold": 2.0,
 }
 """Settings that were added after the first runs, which may not change on resume, with their defaults."""
+FREE: Final = frozenset(
+    {
+        "tracking",
+        "update.micro_batch_tokens",
+        "update.logit_chunk",
+        "update.gap_warning",
+        "model.device",
+        "model.gradient_checkpointing",
+    }
+)
+"""Settings that may change when a run is resumed; they affect the weights only by rounding."""
+
 _FORMAT: Final = "hgpo run 1"
 _ORIGIN_BYTES: Final = 16 << 20
 """Size limit of `origin.json`, in bytes."""
@@ -159,9 +170,7 @@ class RunFolder(Generic[C]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _check_config(self, free: Collection[str], *, resume: bool) -> None:

@@ -19,7 +19,7 @@ from hgpo_train.models.loading import load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.generation import encode_prompts
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_rows
 from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
-from hgpo_train.training.run_folder import Origin, RunFolder
+from hgpo_train.training.run_folder import FREE, Origin, RunFolder
 from hgpo_train.training.tracking import log_to, make_trackers
 from hgpo_train.training.update.batches import Samples, mini_batches, samples_from_steps
 from hgpo_train.training.update.learner import Learner
@@ -33,17 +33,6 @@ if TYPE_CHECKING:
     from hgpo_train.training.display import Display
 
 
-_FREE: Final = frozenset(
-    {
-        "tracking",
-        "update.micro_batch_tokens",
-        "update.logit_chunk",
-        "update.gap_warning",
-        "model.device",
-        "model.gradient_checkpointing",
-    }
-)
-"""Settings that may change when a run is resumed; they affect the weights only by rounding."""
 _KEPT: Final = 1
 """Number of checkpoints to keep."""
 
@@ -126,7 +115,7 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
             contains a run with another configuration, other demonstrations or another model.
     """
     # With a schedule that falls to 0, every epoch's learning rate depends on the number of epochs.
-    free = _FREE | {"update.epochs"} if config.optimiser.schedule == "constant" else _FREE
+    free = FREE | {"update.epochs"} if config.optimiser.schedule == "constant" else FREE
     with RunFolder(folder, config, free, purpose="training", resume=True) as run:
         return _run_sft(run, source, display)
 

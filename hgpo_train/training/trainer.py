@@ -45,7 +45,7 @@ from hgpo_train.training.config import template_path
 from hgpo_train.training.data import data_options
 from hgpo_train.training.gpu_memory import SharedGpu, check_memory, memory_metrics, reset_peak
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
-from hgpo_train.training.run_folder import Origin, RunFolder, table_values
+from hgpo_train.training.run_folder import FREE, Origin, RunFolder, table_values
 from hgpo_train.training.tracking import log_to, make_trackers
 from hgpo_train.training.update.batches import row_faults, samples_from_steps
 from hgpo_train.training.update.learner import Learner
@@ -63,26 +63,18 @@ if TYPE_CHECKING:
 
 _ONE_BATCH: Final = 1_000_000
 """Groups per shard: more than any iteration collects."""
-_FREE: Final = frozenset(
-    {
-        "iterations",
-        "environment_steps",
-        "check_memory",
-        "evaluation",
-        "checkpoint",
-        "tracking",
-        "update.micro_batch_tokens",
-        "update.logit_chunk",
-        "update.gap_warning",
-        "rollout.slots",
-        "rollout.sleep",
-        "rollout.offload_optimiser",
-        "rollout.engine_options",
-        "rollout.max_failed",
-        "model.device",
-        "model.gradient_checkpointing",
-    }
-)
+_FREE: Final = FREE | {
+    "iterations",
+    "environment_steps",
+    "check_memory",
+    "evaluation",
+    "checkpoint",
+    "rollout.slots",
+    "rollout.sleep",
+    "rollout.offload_optimiser",
+    "rollout.engine_options",
+    "rollout.max_failed",
+}
 """Settings that may change when a run is resumed; they affect the weights only by rounding, or by training longer."""
 
 

@@ -7,24 +7,22 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import zipfile
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 
 import pytest
+from local_server import Quiet, serving
 
 from hgpo_envs.alfworld.data import release
 from hgpo_envs.alfworld.data.game_folder import write_folder
 from hgpo_envs.alfworld.data.pack import write_pack
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.errors import InputError
-from hgpo_train import cli
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
+class Files(Quiet, SimpleHTTPRequestHandler):
+    """Serves a folder."""
 
 
 @pytest.fixture
@@ -32,11 +30,8 @@ def site(tmp_path):
     """Return a folder served by a local server, and its address."""
     folder = tmp_path / "site"
     folder.mkdir()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield folder, f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with serving(partial(Files, directory=folder)) as address:
+        yield folder, address
 
 
 @pytest.fixture
@@ -51,26 +46,12 @@ def archive(bundled, tmp_path):
     return path
 
 
-def hgpo(*arguments, monkeypatch, capsys):
-    """Run a command line and return the exit code and both outputs."""
-    monkeypatch.setattr(sys, "argv", ["hgpo", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    shown = capsys.readouterr()
-    return end.value.code or 0, shown.out, shown.err
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    return partial(hgpo, monkeypatch=monkeypatch, capsys=capsys)
-
-
-def test_fetch_from_a_server(run, site, archive, tmp_path):
+def test_fetch_from_a_server(hgpo, site, archive, tmp_path):
     folder, address = site
     archive.rename(folder / archive.name)
     digest = hashlib.sha256((folder / archive.name).read_bytes()).hexdigest()
     out = tmp_path / "alfworld"
-    code, shown, _ = run(
+    code, shown, _ = hgpo(
         "data", "fetch", "alfworld", "--out", out, "--url", f"{address}/{archive.name}", "--sha256", digest
     )
     assert code == 0
@@ -83,18 +64,18 @@ def test_fetch_from_a_server(run, site, archive, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith((".", "alfworld"))) == ["alfworld"]
 
 
-def test_fetch_from_a_file(run, archive, tmp_path):
+def test_fetch_from_a_file(hgpo, archive, tmp_path):
     out = tmp_path / "alfworld"
-    code, _, _ = run("data", "fetch", "alfworld", "--from", archive, "--out", out)
+    code, _, _ = hgpo("data", "fetch", "alfworld", "--from", archive, "--out", out)
     assert code == 0
     assert len(ALFWorldSource(out).ids("train")) == 6
     assert archive.exists()
 
 
-def refused(run, tmp_path, match, *arguments):
+def refused(hgpo, tmp_path, match, *arguments):
     """Assert that a command prints one line to stderr, exits with 2 and leaves no files."""
     out = tmp_path / "alfworld"
-    code, _, err = run("data", "fetch", "alfworld", "--out", out, *arguments)
+    code, _, err = hgpo("data", "fetch", "alfworld", "--out", out, *arguments)
     assert code == 2
     assert err.strip().count("\n") == 0
     assert match in err
@@ -102,58 +83,58 @@ def refused(run, tmp_path, match, *arguments):
     assert not list(tmp_path.glob(".hgpo*"))
 
 
-def test_fetch_of_a_missing_file(run, site, tmp_path):
-    refused(run, tmp_path, "answered 404", "--url", f"{site[1]}/absent.zip")
-    refused(run, tmp_path, "No such file", "--from", tmp_path / "absent.zip")
+def test_fetch_of_a_missing_file(hgpo, site, tmp_path):
+    refused(hgpo, tmp_path, "answered 404", "--url", f"{site[1]}/absent.zip")
+    refused(hgpo, tmp_path, "No such file", "--from", tmp_path / "absent.zip")
 
 
-def test_fetch_without_a_network(run, tmp_path):
+def test_fetch_without_a_network(hgpo, tmp_path):
     """The line names the archive and the way to install it offline."""
     url = "http://no-such-host.invalid/games.zip"
-    refused(run, tmp_path, "nothing was downloaded. Without a network", "--url", url)
+    refused(hgpo, tmp_path, "nothing was downloaded. Without a network", "--url", url)
     refused(
-        run, tmp_path, f"download {url} elsewhere and run `hgpo data fetch alfworld --from games.zip`", "--url", url
+        hgpo, tmp_path, f"download {url} elsewhere and run `hgpo data fetch alfworld --from games.zip`", "--url", url
     )
-    code, _, err = run("data", "fetch", "alfworld", "--out", tmp_path / "new/folder", "--url", url)
+    code, _, err = hgpo("data", "fetch", "alfworld", "--out", tmp_path / "new/folder", "--url", url)
     assert code == 2, err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_fetch_with_a_wrong_checksum(run, site, archive, tmp_path):
+def test_fetch_with_a_wrong_checksum(hgpo, site, archive, tmp_path):
     archive.rename(site[0] / "games.zip")
-    refused(run, tmp_path, "expected SHA-256 0000", "--url", f"{site[1]}/games.zip", "--sha256", "0" * 64)
+    refused(hgpo, tmp_path, "expected SHA-256 0000", "--url", f"{site[1]}/games.zip", "--sha256", "0" * 64)
 
 
-def test_fetch_of_a_malicious_archive(run, tmp_path):
+def test_fetch_of_a_malicious_archive(hgpo, tmp_path):
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as packed:
         packed.writestr("json_2.1.1/../../../outside", "x")
-    refused(run, tmp_path, "leads out of the folder", "--from", tmp_path / "bad.zip")
+    refused(hgpo, tmp_path, "leads out of the folder", "--from", tmp_path / "bad.zip")
 
 
-def test_fetch_of_an_archive_without_games(run, tmp_path):
+def test_fetch_of_an_archive_without_games(hgpo, tmp_path):
     with zipfile.ZipFile(tmp_path / "empty.zip", "w") as packed:
         packed.writestr("json_2.1.1/README", "nothing here")
-    refused(run, tmp_path, "no playable game", "--from", tmp_path / "empty.zip")
+    refused(hgpo, tmp_path, "no playable game", "--from", tmp_path / "empty.zip")
 
 
-def test_fetch_into_an_existing_folder(run, archive, tmp_path):
+def test_fetch_into_an_existing_folder(hgpo, archive, tmp_path):
     out = tmp_path / "alfworld"
     out.mkdir()
     (out / "mine").write_text("keep me")
-    code, _, err = run("data", "fetch", "alfworld", "--from", archive, "--out", out)
+    code, _, err = hgpo("data", "fetch", "alfworld", "--from", archive, "--out", out)
     assert code == 2
     assert "already exists" in err
     assert (out / "mine").read_text() == "keep me"
 
 
-def test_ctrl_c_prints_how_to_resume(run, site, archive, tmp_path, monkeypatch):
+def test_ctrl_c_prints_how_to_resume(hgpo, site, archive, tmp_path, monkeypatch):
     archive.rename(site[0] / "games.zip")
 
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(release, "complete_download", interrupted)
-    code, _, err = run("data", "fetch", "alfworld", "--out", tmp_path / "alfworld", "--url", f"{site[1]}/games.zip")
+    code, _, err = hgpo("data", "fetch", "alfworld", "--out", tmp_path / "alfworld", "--url", f"{site[1]}/games.zip")
     assert code == 130
     assert "run the same command again to resume" in err
 
@@ -227,7 +208,7 @@ def test_after_a_kill_the_next_call_cleans_up_and_downloads_nothing_again(site, 
     assert len(ALFWorldSource(out).ids("all")) == 18
 
 
-def test_build_never_replaces_its_input_or_files_that_are_not_packs(run, bundled, tmp_path):
+def test_build_never_replaces_its_input_or_files_that_are_not_packs(hgpo, bundled, tmp_path):
     (tmp_path / "thesis.tex").write_text("keep me")
     pack = tmp_path / "mine.pack"
     ids = bundled.ids("train")[:2]
@@ -240,12 +221,12 @@ def test_build_never_replaces_its_input_or_files_that_are_not_packs(run, bundled
         (pack, tmp_path / "link.pack", "is also the input"),
         (pack, tmp_path, "found a folder"),
     ):
-        code, _, err = run("data", "build", "alfworld", data, "--out", out)
+        code, _, err = hgpo("data", "build", "alfworld", data, "--out", out)
         assert (code, err.count("error: "), match in err) == (2, 1, True), err
-    code, _, err = run("data", "export", "alfworld", pack, "--out", tmp_path / "thesis.tex")
+    code, _, err = hgpo("data", "export", "alfworld", pack, "--out", tmp_path / "thesis.tex")
     assert code == 2
     assert contents(tmp_path) == before
-    code, _, _ = run("data", "build", "alfworld", tmp_path / "mine.pack", "--out", tmp_path / "second.pack")
+    code, _, _ = hgpo("data", "build", "alfworld", tmp_path / "mine.pack", "--out", tmp_path / "second.pack")
     assert code == 0
     assert (tmp_path / "second.pack").read_bytes() == pack.read_bytes()
 
@@ -269,18 +250,18 @@ def test_addresses_equal_those_of_the_originals_downloader(original_python):
     assert f'JSON_FILES_URL = "{release.TRAJECTORIES}"' in text
 
 
-def test_synth_a_pack_and_a_folder(run, tmp_path):
-    code, shown, _ = run("data", "synth", "alfworld", "--games", 36, "--seed", 7, "--out", tmp_path / "mine.pack")
+def test_synth_a_pack_and_a_folder(hgpo, tmp_path):
+    code, shown, _ = hgpo("data", "synth", "alfworld", "--games", 36, "--seed", 7, "--out", tmp_path / "mine.pack")
     assert code == 0
     assert "36 games" in shown
-    code, _, _ = run("data", "synth", "alfworld", "--games", 36, "--seed", 7, "--out", tmp_path / "mine")
+    code, _, _ = hgpo("data", "synth", "alfworld", "--games", 36, "--seed", 7, "--out", tmp_path / "mine")
     assert code == 0
     pack, folder = ALFWorldSource(tmp_path / "mine.pack"), ALFWorldSource(tmp_path / "mine")
     assert pack.ids("all") == folder.ids("all")
     assert all(pack.read(i) == folder.read(i) for i in pack.ids("all"))
-    code, _, err = run("data", "synth", "alfworld", "--games", 36, "--out", tmp_path / "mine")
+    code, _, err = hgpo("data", "synth", "alfworld", "--games", 36, "--out", tmp_path / "mine")
     assert code == 2
     assert "already exists" in err
-    code, _, err = run("data", "synth", "alfworld", "--games", 3, "--out", tmp_path / "few.pack")
+    code, _, err = hgpo("data", "synth", "alfworld", "--games", 3, "--out", tmp_path / "few.pack")
     assert code == 2
     assert "at least 36 games" in err

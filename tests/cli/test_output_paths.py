@@ -10,7 +10,6 @@ import pytest
 from command import every_command
 
 from hgpo_datasets import StepWriter
-from hgpo_train.cli import main
 from hgpo_train.cli.exit_status import EXTRAS
 from hgpo_train.cli.quickstart_run import collect_rollouts
 
@@ -23,18 +22,16 @@ WITH_OUT = {
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run(hgpo, monkeypatch, tmp_path):
     """Return a function that runs a command line in an empty folder: exit code and the lines of standard error."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
-    def hgpo(*arguments: object) -> tuple[int, list[str]]:
-        monkeypatch.setattr(sys, "argv", ["hgpo", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return end.value.code or 0, capsys.readouterr().err.strip().splitlines()
+    def exit_code_and_errors(*arguments: object) -> tuple[int, list[str]]:
+        code, _, errors = hgpo(*arguments)
+        return code, errors.strip().splitlines()
 
-    return hgpo
+    return exit_code_and_errors
 
 
 def arguments_of(command, out: str) -> list[str]:

@@ -4,7 +4,6 @@ import functools
 import http.server
 import random
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +11,7 @@ from typing import ClassVar
 import polars as pl
 import pytest
 from groups import group
+from local_server import Quiet, serving
 from polars.testing import assert_frame_equal
 
 from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, schema, verify
@@ -70,7 +70,7 @@ def test_runs_of_other_depths_share_their_hashes(tmp_path: Path) -> None:
 def test_a_column_that_came_later_is_null_in_older_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with StepWriter(tmp_path / "old") as writer:
         writer.add_group(group("a"))
-    later = schema.Column("mood", "text", schema.TEXT, "How it felt.", "unknown", since=2)
+    later = schema.Column("mood", schema.TEXT, "How it felt.", "unknown", since=2, family="text")
     original = schema.columns
     monkeypatch.setattr(schema, "VERSION", 2)
     for module in ("schema", "rows", "derived_columns"):
@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, make: object, line: str
     assert "\n" not in str(error.value)
 
 
-class RangeHandler(http.server.SimpleHTTPRequestHandler):
+class RangeHandler(Quiet, http.server.SimpleHTTPRequestHandler):
     """Serves parts of files, as object stores do."""
 
     asked: ClassVar[list[tuple[str, int]]] = []
@@ -160,18 +160,12 @@ class RangeHandler(http.server.SimpleHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data[begin:end])
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
     handler = functools.partial(RangeHandler, directory=str(tmp_path))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving(handler) as address:
+        yield address
 
 
 def test_a_run_over_http(tmp_path: Path, rich_run: Path, served: str) -> None:

@@ -1,10 +1,10 @@
 """Manifests of other people's servers are read up to the limit of local ones."""
 
 import http.server
-import threading
 from collections.abc import Iterator
 
 import pytest
+from local_server import Quiet, serving
 
 from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.errors import InputError
@@ -14,7 +14,7 @@ STORE = {"allow_http": "true"}
 """Options, with which Polars reads the manifest as it reads those of object stores."""
 
 
-class Endless(http.server.BaseHTTPRequestHandler):
+class Endless(Quiet, http.server.BaseHTTPRequestHandler):
     """Sends an endless manifest, as one line or as many; reports a size only for a range request."""
 
     sent = 0
@@ -39,19 +39,12 @@ class Endless(http.server.BaseHTTPRequestHandler):
         except OSError:
             return
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     Endless.sent = 0
-    yield f"http://127.0.0.1:{server.server_port}/run"
-    server.shutdown()
-    server.server_close()
+    with serving(Endless) as address:
+        yield f"{address}/run"
 
 
 @pytest.mark.parametrize("line", [b"x", b'{"check":"0"}\n'], ids=["one line", "lines"])

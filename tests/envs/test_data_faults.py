@@ -10,18 +10,15 @@ from hgpo_envs.alfworld.data.pack import write_pack
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.webshop.generation import synthetic
 from hgpo_envs.webshop.generation.synthetic import FILES
-from hgpo_train import cli
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    def hgpo(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hgpo", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code or 0, capsys.readouterr().err
+def run(hgpo):
+    def exit_code_and_errors(*arguments):
+        code, _, errors = hgpo(*arguments)
+        return code, errors
 
-    return hgpo
+    return exit_code_and_errors
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs import secrets
-from hgpo_envs.secrets import MARK, RedactedStream, Secret, redact, redact_json, redact_logging, register, register_url
+from hgpo_envs.secrets import MARK, Secret, redact, redact_json, redact_logging, register, register_url
+from hgpo_train.cli.redaction import RedactedStream
 
 
 def forget() -> None:

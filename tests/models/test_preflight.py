@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from local_server import Quiet
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.preflight import check_disk
@@ -43,12 +44,9 @@ class Hub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Quiet, BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_GET(self) -> None:
         if self.path.startswith("/api/models/me/tiny/tree/"):

@@ -16,11 +16,10 @@ from hgpo_train.cli import app
 from hgpo_train.models.loading import add_adapters
 from hgpo_train.models.shapes import PUBLISHED, ModelShape, model_shape
 from hgpo_train.training import gpu_memory
-from hgpo_train.training.cards import CARDS, GIB, Card, named_card
 from hgpo_train.training.config import Config, load_config, replace, shipped
 from hgpo_train.training.display import Display
 from hgpo_train.training.gpu_memory import SharedGpu, check_memory
-from hgpo_train.training.memory_plan import MemoryPlan, alternatives, plan_memory
+from hgpo_train.training.memory_plan import CARDS, GIB, Card, MemoryPlan, alternatives, named_card, plan_memory
 from hgpo_train.training.plan_text import plan_table
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -1,23 +1,5 @@
 """The commands `hgpo data … webshop`."""
 
-import sys
-
-import pytest
-
-from hgpo_train import cli
-
-
-@pytest.fixture
-def hgpo(monkeypatch, capsys):
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["hgpo", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        return end.value.code or 0, printed.out, printed.err
-
-    return run
-
 
 def test_synthesis_build_and_search(hgpo, tmp_path):
     code, out, _ = hgpo("data", "synth", "webshop", "--products", 200, "--seed", 3, "--out", tmp_path / "raw")

@@ -1,11 +1,11 @@
 """Installation of the official files from a folder and from faulty HTTP sources."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from local_server import Quiet, serving
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.fetch import NoConnection
@@ -20,7 +20,7 @@ def server():
     """`/ok/` has the files, `/page/` answers with a web page, `/none/` has nothing; `?id=` goes by Drive identifier."""
     asked = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self):
             url = urlsplit(self.path)
             asked.append(self.path)
@@ -33,14 +33,8 @@ def server():
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_):
-            pass
-
-    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=running.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{running.server_address[1]}", asked
-    running.shutdown()
-    running.server_close()
+    with serving(Handler) as address:
+        yield address, asked
 
 
 def test_from_a_folder(tmp_path):

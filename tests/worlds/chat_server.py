@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable  # noqa: TC003
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from local_server import Quiet
+
 
 class Api(ThreadingHTTPServer):
     """A chat server with replies set by a test: `answer(body, attempt)` returns (status, body, headers)."""
@@ -33,12 +35,9 @@ class Api(ThreadingHTTPServer):
         self.server_close()
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Quiet, BaseHTTPRequestHandler):
     server: Api
     protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_GET(self) -> None:
         if callable(self.server.models):

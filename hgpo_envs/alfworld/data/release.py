@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +21,7 @@ from hgpo_envs.unpack import CannotWrite, unpack
 from hgpo_envs.untrusted_files import open_regular, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from hgpo_envs.fetch import Progress
@@ -90,7 +90,7 @@ def fetch_release(
     """
     with writing(out), making_folder(out.absolute().parent), ExitStack() as stack:
         parts, sources = [], []
-        with new_games(out) as made:
+        with new_folder(out) as made:
             for asset in assets:
                 part = stack.enter_context(open_partial(out.absolute().parent, asset.url))
                 parts.append(part)
@@ -138,20 +138,13 @@ def install_files(
     Raises:
         InputError: If an archive is damaged or contains no games, or if the folder cannot be written.
     """
-    with new_games(out) as made:
+    with writing(out), new_folder(out) as made:
         sources = []
         for archive in archives:
             with open_regular(archive, "zip or tar file of ALFWorld games") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 sources.append({"path": archive.name, "size": file.tell(), "sha256": digest})
         return _install(made, archives, sources, unpacking)
-
-
-@contextmanager
-def new_games(out: Path) -> Iterator[Path]:
-    """Yield a folder of `hgpo_envs.atomic.new_folder`, with disk errors as one-line InputErrors."""
-    with writing(out), new_folder(out) as made:
-        yield made
 
 
 def _install(

@@ -6,7 +6,7 @@ It is slow (seconds per start, a quarter of a second per step) and needs Python 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine.grammar import recognise, split_task
@@ -17,13 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-
-class Files(Protocol):
-    """A source of game files."""
-
-    def read(self, task_id: str) -> Mapping[str, Any]:
-        """Return the JSON object of a game file."""
-        ...
+    from hgpo_envs.alfworld.data.game_folder import GameFiles
 
 
 class OriginalSource:
@@ -69,7 +63,7 @@ class OriginalEngine:
         InputError: If the extra `alfworld` is not installed or does not support this Python version.
     """
 
-    def __init__(self, files: Files | None = None) -> None:
+    def __init__(self, files: GameFiles | None = None) -> None:
         self._files = files
         self._env = _environment()
         self._state: State | None = None

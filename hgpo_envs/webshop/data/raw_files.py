@@ -11,6 +11,7 @@ import io
 import json
 import re
 import zlib
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
@@ -142,22 +143,12 @@ def records(path: Path, advance: Callable[[int], None] | None = None) -> Iterato
         InputError: If the file is missing, not UTF-8, not a JSON array of objects, or truncated. The message states
             the position and the record.
     """
-    stream = _Stream(path, advance)
-    try:
-        stream.take("[")
-        number = 0
-        mark = "," if stream.peek() != "]" else stream.take("]")
-        while mark == ",":
-            stream.record = f"record {number:,}"
+    with closing(_Stream(path, advance)) as stream:
+        for number in _elements(stream, "[", "]", "record"):
             value = stream.value()
             if not isinstance(value, dict):
                 raise stream.fault(f"expected an object, received {type(value).__name__}", stream.at)
             yield number, value
-            number += 1
-            mark = stream.take(",]")
-        _at_end(stream, number)
-    finally:
-        stream.close()
 
 
 def entries(
@@ -173,13 +164,8 @@ def entries(
     Raises:
         InputError: As in `records`, or if the file is too long.
     """
-    stream = _Stream(path, advance)
-    try:
-        stream.take("{")
-        number = 0
-        mark = "," if stream.peek() != "}" else stream.take("}")
-        while mark == ",":
-            stream.record = f"entry {number:,}"
+    with closing(_Stream(path, advance)) as stream:
+        for number in _elements(stream, "{", "}", "entry"):
             name = stream.value()
             if not isinstance(name, str):
                 raise stream.fault(f"expected a name, received {type(name).__name__}", stream.at)
@@ -188,14 +174,18 @@ def entries(
             yield name, stream.value()
             if most is not None and stream.passed + stream.at > most:
                 raise InputError(f"{path}: expected a file of at most {most:,} characters, received a longer one")
-            number += 1
-            mark = stream.take(",}")
-        _at_end(stream, number)
-    finally:
-        stream.close()
 
 
-def _at_end(stream: _Stream, number: int) -> None:
+def _elements(stream: _Stream, opening: str, end: str, what: str) -> Iterator[int]:
+    """Yield the number of each element of an array or object. The caller decodes the element before the next one."""
+    stream.take(opening)
+    number = 0
+    mark = "," if stream.peek() != end else stream.take(end)
+    while mark == ",":
+        stream.record = f"{what} {number:,}"
+        yield number
+        number += 1
+        mark = stream.take(f",{end}")
     stream.record = f"after {number:,} records"
     if stream.peek():
         raise stream.fault("expected the end of the file, received more", stream.at)

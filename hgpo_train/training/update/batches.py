@@ -223,7 +223,7 @@ def mini_batches(rows: NDArray[np.int64], size: int, generator: np.random.Genera
 
 
 def micro_batches(
-    samples: Samples, rows: NDArray[np.int64], *, max_tokens: int, layout: Layout = "padded", pad: int = 0
+    samples: Samples, rows: NDArray[np.int64], *, max_tokens: int, layout: Layout = "padded"
 ) -> Iterator[MicroBatch]:
     """Split rows into micro-batches, longest rows first, so that running out of memory happens in the first batch.
 
@@ -232,8 +232,8 @@ def micro_batches(
         rows: int64 of shape (n,), indices of the samples to use; samples without response tokens are left out.
         max_tokens: Maximum number of tokens of a micro-batch, including padding. A single longer row forms its own
             micro-batch.
-        layout: ``padded`` pads each row on the right; ``packed`` concatenates the rows into one.
-        pad: Token id used as padding. It has no effect on the result, because causal attention never reaches it.
+        layout: ``padded`` pads each row on the right, with token 0, which causal attention never reaches; ``packed``
+            concatenates the rows into one.
 
     Yields:
         The micro-batches. Together they contain every response token of `rows` once.
@@ -243,7 +243,7 @@ def micro_batches(
     first = 0
     while first < len(order):
         last = _cut(samples.length[order[first:]], max_tokens, layout) + first
-        yield _micro_batch(samples, order[first:last], layout, pad)
+        yield _micro_batch(samples, order[first:last], layout)
         first = last
 
 
@@ -254,12 +254,12 @@ def _cut(lengths: NDArray[np.int64], max_tokens: int, layout: Layout) -> int:
     return max(1, int(np.searchsorted(np.cumsum(lengths), max_tokens, side="right")))
 
 
-def _micro_batch(samples: Samples, rows: NDArray[np.int64], layout: Layout, pad: int) -> MicroBatch:
+def _micro_batch(samples: Samples, rows: NDArray[np.int64], layout: Layout) -> MicroBatch:
     length = samples.length[rows]
     width = int(length.max()) if layout == "padded" else int(length.sum())
     height = len(rows) if layout == "padded" else 1
     first = np.arange(len(rows)) * width if layout == "padded" else np.cumsum(length) - length
-    input_ids = np.full(height * width, pad, np.int64)
+    input_ids = np.zeros(height * width, np.int64)
     position_ids = np.tile(np.arange(width), height)
     source, token, row = [], [], []
     for place, sample in zip(first, rows, strict=True):

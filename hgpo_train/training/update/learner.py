@@ -13,10 +13,10 @@ import torch
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import compute_dtype
 from hgpo_train.models.reference import Reference
-from hgpo_train.training.memory_advice import out_of_memory
+from hgpo_train.training.plan_text import out_of_memory
 from hgpo_train.training.update.batches import micro_batches, mini_batches
 from hgpo_train.training.update.logprobs import ResponseScorer
-from hgpo_train.training.update.losses import LossTerms, policy_loss, token_weights
+from hgpo_train.training.update.losses import policy_loss, token_weights
 from hgpo_train.training.update.optimiser import clip_gradient, make_optimiser
 from hgpo_train.training.update.rollout_correction import rollout_correction_metrics, rollout_is_weights
 from hgpo_train.training.update.throughput import model_flops, peak_flops
@@ -165,7 +165,6 @@ class Learner:
             The loss, its parts, and means over response tokens, by name (`PolicyLoss`).
         """
         config = self.config.update
-        terms = LossTerms(config.clip_low, config.clip_high, config.dual_clip, config.kl_weight, config.entropy_weight)
         row_weight = np.zeros(len(samples))
         row_weight[rows] = (
             token_weights(samples.response_length[rows], config.aggregation) if weight is None else weight
@@ -183,7 +182,7 @@ class Learner:
                 None if reference is None else self._tensor(reference[micro.token]),
                 self._tensor(samples.advantage[micro.row]),
                 self._tensor(row_weight[micro.row]),
-                terms,
+                config,
                 None if rollout_is is None else self._tensor(rollout_is[micro.token]),
             )
             with self._memory_advice():

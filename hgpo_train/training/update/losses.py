@@ -21,7 +21,6 @@ limited as verl limits it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -30,6 +29,8 @@ import torch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from hgpo_train.training.config import UpdateConfig
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
 
@@ -134,17 +135,6 @@ def token_weights(response_lengths: NDArray[np.int64], aggregation: Aggregation)
     return there / (count * lengths) if aggregation == "sequence_mean" else there / count
 
 
-@dataclass(frozen=True, slots=True)
-class LossTerms:
-    """Clipping bounds and weights of the terms, named as in `hgpo_train.training.config.UpdateConfig`."""
-
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = 3.0
-    kl_weight: float = 0.0
-    entropy_weight: float = 0.0
-
-
 class PolicyLoss(NamedTuple):
     """The loss of a micro-batch and its parts; the sums over micro-batches are those of the mini-batch.
 
@@ -166,7 +156,7 @@ def policy_loss(
     reference_logprob: Tensor | None,
     advantage: Tensor,
     weight: Tensor,
-    terms: LossTerms,
+    terms: UpdateConfig,
     rollout_is: Tensor | None = None,
 ) -> PolicyLoss:
     """Return the loss of one micro-batch, a sum over its tokens: Σ w (ρ L + β KL − η H).
@@ -178,7 +168,7 @@ def policy_loss(
         reference_logprob: log π_ref(y), of the same shape, or None without a reference model.
         advantage: A of each token's step, of the same shape.
         weight: w of each token, of the same shape, from `token_weights` over the whole *mini-batch*.
-        terms: Clipping bounds and weights.
+        terms: The settings with the clipping bounds and the weights of the terms.
         rollout_is: ρ, the truncated importance weight of each token (`rollout_correction`), of the same shape; None
             for 1.
     """

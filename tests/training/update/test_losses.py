@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hgpo_train.training.config import UpdateConfig
 from hgpo_train.training.update.losses import (
-    LossTerms,
     clipped_policy_loss,
     low_variance_kl,
     policy_loss,
@@ -103,7 +103,7 @@ def test_the_gradient_of_the_loss_matches_finite_differences():
         torch.randn(n, dtype=torch.float64, generator=generator) - shift for shift in (2.0, 2.0, 0.0)
     )
     weight = torch.rand(n, dtype=torch.float64, generator=generator)
-    terms = LossTerms(clip_low=0.2, clip_high=0.28, dual_clip=3.0, kl_weight=0.3, entropy_weight=0.2)
+    terms = UpdateConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0, kl_weight=0.3, entropy_weight=0.2)
 
     def loss(logits):
         log_softmax = torch.log_softmax(logits, -1)
@@ -117,7 +117,7 @@ def test_the_gradient_of_the_loss_matches_finite_differences():
 def test_the_parts_of_the_loss_sum_to_the_loss():
     generator = torch.Generator().manual_seed(2)
     logprob, entropy, old, reference, advantage, weight = torch.rand(6, 10, generator=generator)
-    terms = LossTerms(kl_weight=0.5, entropy_weight=0.25)
+    terms = UpdateConfig(kl_weight=0.5, entropy_weight=0.25)
     loss, parts, _ = policy_loss(logprob, entropy, old, reference, advantage, weight, terms)
     added = parts["pg_loss"] + 0.5 * parts["kl_loss"] - 0.25 * parts["entropy"]
     assert loss.item() == parts["loss"].item() == pytest.approx(added.item())

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hgpo_train.training.update.losses import LossTerms, policy_loss, token_weights
+from hgpo_train.training.config import UpdateConfig
+from hgpo_train.training.update.losses import policy_loss, token_weights
 from hgpo_train.training.update.rollout_correction import rollout_correction_metrics, rollout_is_weights
 from hgpo_train.training.update.verl_agent import balanced_parts
 
@@ -85,7 +86,13 @@ def test_the_loss_and_its_gradient_are_verls(cases, expected, mode, level):
             reference,
             torch.from_numpy(np.repeat(cases["advantage"][case], length)),
             torch.from_numpy(np.repeat(token_weights(length, MODES[mode]), length).astype(np.float32)),
-            LossTerms(float(cases["clip_low"][case]), float(cases["clip_high"][case]), 3.0, 0.01, 0.001),
+            UpdateConfig(
+                clip_low=float(cases["clip_low"][case]),
+                clip_high=float(cases["clip_high"][case]),
+                dual_clip=3.0,
+                kl_weight=0.01,
+                entropy_weight=0.001,
+            ),
             weight,
         )
         made.loss.backward()
