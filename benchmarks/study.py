@@ -80,7 +80,7 @@ ESTIMATORS: Final = (
     "g2po",
     "g2po:episode_weight=0",
     "graphgpo",
-    "shrinkage-gae",
+    "shrinkage_gae",
 )
 PUBLISHED: Final = ("grpo", "gigpo", "hgpo:history_length=2", "g2po", "graphgpo")
 CONFIRMATORY: Final = (1, 2)
@@ -119,7 +119,7 @@ CLAIMS: Final = (
     Claim("H4", "hgpo:history_length=4", "hgpo:history_length=1", equal=True),
     Claim("H5", "g2po:episode_weight=0", "hgpo:history_length=2"),
     Claim("H6", "grpo:invalid_action_penalty=0", "grpo", "gradient"),
-    *(Claim("H7", "shrinkage-gae", published) for published in PUBLISHED),
+    *(Claim("H7", "shrinkage_gae", published) for published in PUBLISHED),
 )
 
 
