@@ -16,6 +16,7 @@ from hgpo_train.advantages import EstimatorSpec, compute, compute_many, get, nam
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata, write_advantages
 from hgpo_train.advantages.filters import informative
 from hgpo_train.advantages.parameters import Mode
+from hgpo_train.advantages.registry import columns_read
 from hgpo_train.advantages.windows import Level, mean, normalise
 
 ROOT = Path(__file__).parent.parent.parent
@@ -222,7 +223,7 @@ def test_earlier_filters_are_pushed_down_and_plans_stay_lazy(tmp_path: Path) -> 
 
 def test_columns_read_lists_only_columns_that_are_read() -> None:
     spec = EstimatorSpec(get("hgpo"), get("hgpo").parameters(history_length=1))
-    read = spec.columns(walks().collect_schema())
+    read = columns_read(walks().collect_schema(), [spec])
     assert read == ["run", "iteration", "task_id", "group", "trajectory", "step", "reward", "action_valid",
                     "history_hash_0", "history_hash_1"]  # fmt: skip
 
