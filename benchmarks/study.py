@@ -153,7 +153,8 @@ def main() -> None:
     if not found:
         sys.exit("nothing to show: no comparison is finished")
     show(found)
-    CONSOLE.print(store("study", {"cells": found}, keep=given.keep and not given.exploratory), soft_wrap=True)
+    name = "study_exploratory" if given.exploratory else "study"
+    CONSOLE.print(store(name, {"cells": found}, keep=given.keep), soft_wrap=True)
 
 
 def comparison(run: Path) -> Path:

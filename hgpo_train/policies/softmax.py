@@ -120,8 +120,9 @@ class SoftmaxPolicy(MemorylessPolicy):
                 place = known.places[choice]
                 logits[place] = known.noise[place] + self._score(values)
         most = max(logits)
-        powers = np.array([exp(logit - most) for logit in logits])
-        return Distribution(known.responses, powers / powers.sum())
+        powers = [exp(logit - most) for logit in logits]
+        total = sum(powers)
+        return Distribution(known.responses, np.array([power / total for power in powers]))
 
     def _read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> _State:
         choices = self._features.choices(instruction, observation, actions)
