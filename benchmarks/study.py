@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--exploratory", action="store_true", help="variant 0 instead of the confirmatory ones")
     parser.add_argument("--folder", type=Path, default=Path("runs/study"))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="processes of hgpo truth")
-    parser.add_argument("--rollouts", type=int, default=64, help="Monte Carlo rollouts of each step, for the truth")
+    parser.add_argument("--rollouts", type=int, default=16, help="Monte Carlo rollouts of each step, for the truth")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     add_keep(parser)
     given = parser.parse_args()

@@ -90,7 +90,7 @@ def measure(env_id: str, options: dict[str, float], tasks: int, group_size: int,
         "steps/s": round(steps / seconds),
         "steps/s, plain": round(plain_rate),
         "ratio": round(steps / seconds / plain_rate, 1),
-        "shared": round(1 - nodes / max(steps, 1), 3),
+        "shared": round(max(0.0, 1 - nodes / max(steps, 1)), 3),
         "error": round(float(np.sqrt(np.mean(np.square(errors)))), 4),
     }
 
