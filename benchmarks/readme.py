@@ -1,6 +1,6 @@
 """Write the tables of measurements from the stored results, so that no number is typed by hand.
 
-python benchmarks/readme.py     update README.md, docs/measurements.md and docs/training.md
+python benchmarks/readme.py     update the tables of README.md and of the pages in docs/
 """
 
 from __future__ import annotations
@@ -276,6 +276,46 @@ def rollout_correction() -> str:
     return "\n".join(lines)
 
 
+def study_correlations() -> str:
+    """Return the table of each estimator's correlation with the true advantage, by policy, as Markdown."""
+    tables = []
+    for world, cells in _study().items():
+        lines = _head(f"{world}, correlation", [f"{cell['policy']} {cell['variant']}" for cell in cells])
+        lines.append("| *success* | " + " | ".join(f"*{cell['success']:.0%}*" for cell in cells) + " |")
+        for name in cells[0]["estimators"]:
+            found = [cell["estimators"][name]["correlation"] for cell in cells]
+            values = (f"{each['value']:.2f} ({each['low']:.2f} – {each['high']:.2f})" for each in found)
+            lines.append(f"| {name} | " + " | ".join(values) + " |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+def study_claims() -> str:
+    """Return the table of each hypothesis' differences and verdict, by policy, as Markdown."""
+    tables, verdicts = [], figures("study")["verdicts"]
+    for world, cells in _study().items():
+        lines = _head(f"{world}, difference", [*(f"{cell['policy']} {cell['variant']}" for cell in cells), "verdict"])
+        for place, verdict in enumerate(verdicts[world]):
+            claims = [cell["claims"][place] for cell in cells]
+            values = (f"{each['value']:+.3f} ({each['low']:+.3f} … {each['high']:+.3f})" for each in claims)
+            title = f"{claims[0]['hypothesis']}: {claims[0]['first']} − {claims[0]['second']}"
+            lines.append(f"| {title} | " + " | ".join(values) + f" | {verdict} |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+def _study() -> dict[str, list[dict[str, Any]]]:
+    """Return the cells of the study by environment."""
+    worlds: dict[str, list[dict[str, Any]]] = {}
+    for cell in figures("study")["cells"]:
+        worlds.setdefault(cell["world"], []).append(cell)
+    return worlds
+
+
+def _head(first: str, names: list[str]) -> list[str]:
+    return [f"| {first} | " + " | ".join(names) + " |", "|---" * (1 + len(names)) + "|"]
+
+
 def percent(measured: dict[str, float]) -> str:
     """Format a fraction with its interval."""
     return f"{measured['mean']:.1%} ({measured['low']:.1%} to {measured['high']:.1%})"
@@ -289,6 +329,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "webshop": partial(learning, "webshop"),
         "rollout correction": rollout_correction,
     },
+    "docs/study.md": {"correlations": study_correlations, "claims": study_claims},
 }
 """The tables of each page, each between two comments with its name."""
 

@@ -152,9 +152,16 @@ def main() -> None:
     ]
     if not found:
         sys.exit("nothing to show: no comparison is finished")
-    show(found)
+    verdicts = {
+        world: [
+            together([cell["claims"][place] for cell in found if cell["world"] == world])
+            for place in range(len(CLAIMS))
+        ]
+        for world in dict.fromkeys(cell["world"] for cell in found)
+    }
+    show(found, verdicts)
     name = "study_exploratory" if given.exploratory else "study"
-    CONSOLE.print(store(name, {"cells": found}, keep=given.keep), soft_wrap=True)
+    CONSOLE.print(store(name, {"cells": found, "verdicts": verdicts}, keep=given.keep), soft_wrap=True)
 
 
 def comparison(run: Path) -> Path:
@@ -170,7 +177,8 @@ def play(world: World, options: tuple[str, ...], variant: int, run: Path, proces
     commands = [
         ["rollout", "--env", world.id, "--policy", "softmax", *chosen, "--tasks", str(TASKS), "--group-size",
          str(ROLLOUTS), "--seed", str(100 + variant), "--out", str(run)],
-        ["truth", str(run), "--rollouts", str(rollouts), "--processes", str(processes), "--out", str(truth)],
+        ["truth", str(run), "--rollouts", str(rollouts), "--reward", "success", "--processes",
+         str(processes), "--out", str(truth)],
         ["compare-estimators", str(run), "--truth", str(truth), "--estimators",
          ",".join((*ESTIMATORS, *world.estimators)), "--out", str(comparison(run))],
     ]  # fmt: skip
@@ -224,7 +232,7 @@ def judged(differences: pl.DataFrame) -> Iterator[dict[str, Any]]:
         }
 
 
-def show(cells: list[dict[str, Any]]) -> None:
+def show(cells: list[dict[str, Any]], verdicts: dict[str, list[str]]) -> None:
     """Print the correlations of each policy, and the verdict of each claim."""
     for world in dict.fromkeys(cell["world"] for cell in cells):
         chosen = [cell for cell in cells if cell["world"] == world]
@@ -237,7 +245,7 @@ def show(cells: list[dict[str, Any]]) -> None:
         for place, claim in enumerate(CLAIMS):
             found = [cell["claims"][place] for cell in chosen]
             texts = [f"{each['value']:+.3f}\n{each['low']:+.3f} … {each['high']:+.3f}" for each in found]
-            claims.add_row(f"{claim.hypothesis} {claim.first} - {claim.second}", *texts, together(found))
+            claims.add_row(f"{claim.hypothesis} {claim.first} - {claim.second}", *texts, verdicts[world][place])
         CONSOLE.print(correlations, claims)
 
 

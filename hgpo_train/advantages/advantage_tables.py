@@ -81,7 +81,8 @@ def write_advantages(
                 raise InputError(
                     f"expected estimators to return all {chunk.height} rows, received {table.height}; do not drop rows"
                 )
-            content = table.to_arrow(compat_level=pl.CompatLevel.oldest())  # pyarrow writes no categories of string views
+            # oldest: pyarrow writes no categories of string views
+            content = table.to_arrow(compat_level=pl.CompatLevel.oldest())
             if writer is None:  # pyarrow's, because Polars cannot append to a Parquet file
                 schema = content.schema.with_metadata(metadata)
                 writer = opened.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))

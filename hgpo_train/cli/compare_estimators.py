@@ -62,10 +62,11 @@ def compare_estimators(
     from hgpo_train.analysis.estimator_comparison.files import is_comparison, write_comparison
     from hgpo_train.analysis.estimator_comparison.inputs import truth_rewards
 
-    variants = read_variants(estimators, {"reward_scale": reward_scale}, setting or [])
     sizes = _integers("--group-sizes", group_sizes)
     if not truth.is_file():
         raise InputError(f"--truth {truth}: expected a truth table, received no file; write it with hgpo truth")
+    rewards = truth_rewards(truth, run)
+    variants = read_variants(estimators, {"reward": rewards.reward, "reward_scale": reward_scale}, setting or [])
     steps, exact = scan_steps(run, plain=True), scan_steps(truth, plain=True)
     owner = run_with_steps(run.resolve()) or run.resolve()
     target = out or owner.parent / f"{owner.stem if owner.is_file() else owner.name}.comparison"
@@ -87,7 +88,7 @@ def compare_estimators(
                 resamples=resamples,
                 permutations=permutations,
                 seed=seed,
-                rewards=truth_rewards(truth, run),
+                rewards=rewards,
                 progress=status.update,
             )
             sources = {"run": fingerprint(run), "truth": fingerprint(truth)}
