@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parent.parent
 RESULTS: Final = Path(__file__).parent / "results"
 ESTIMATORS: Final = {"hgpo": "HGPO (K = 2)", "gigpo": "GiGPO", "grpo": "GRPO", "g2po": "G2PO"}
+WORLDS: Final = {"alfworld": "ALFWorld", "webshop": "WebShop"}
 
 COMMANDS: Final = {
     "alfworld_fuzz": (
@@ -280,12 +281,15 @@ def study_correlations() -> str:
     """Return the table of each estimator's correlation with the true advantage, by policy, as Markdown."""
     tables = []
     for world, cells in _study().items():
-        lines = _head(f"{world}, correlation", [f"{cell['policy']} {cell['variant']}" for cell in cells])
+        lines = _head(f"{WORLDS[world]}, correlation", [f"{cell['policy']} {cell['variant']}" for cell in cells])
         lines.append("| *success* | " + " | ".join(f"*{cell['success']:.0%}*" for cell in cells) + " |")
         for name in cells[0]["estimators"]:
             found = [cell["estimators"][name]["correlation"] for cell in cells]
             values = (f"{each['value']:.2f} ({each['low']:.2f} – {each['high']:.2f})" for each in found)
             lines.append(f"| {name} | " + " | ".join(values) + " |")
+        permuted = [cell["estimators"]["hgpo:history_length=2"]["correlation"] for cell in cells]
+        ranges = (f"{each['chance_low']:.2f} – {each['chance_high']:.2f}" for each in permuted)
+        lines.append("| *chance: HGPO (K = 2), permuted in its groups* | " + " | ".join(ranges) + " |")
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
 
@@ -294,7 +298,9 @@ def study_claims() -> str:
     """Return the table of each hypothesis' differences and verdict, by policy, as Markdown."""
     tables, verdicts = [], figures("study")["verdicts"]
     for world, cells in _study().items():
-        lines = _head(f"{world}, difference", [*(f"{cell['policy']} {cell['variant']}" for cell in cells), "verdict"])
+        lines = _head(
+            f"{WORLDS[world]}, difference", [*(f"{cell['policy']} {cell['variant']}" for cell in cells), "verdict"]
+        )
         for place, verdict in enumerate(verdicts[world]):
             claims = [cell["claims"][place] for cell in cells]
             values = (f"{each['value']:+.3f} ({each['low']:+.3f} … {each['high']:+.3f})" for each in claims)

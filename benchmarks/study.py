@@ -82,6 +82,8 @@ ESTIMATORS: Final = (
     "graphgpo",
     "shrinkage_gae",
 )
+KEPT: Final = ("correlation", "gradient", "gradient_limit")
+"""The measures that the result contains; a comparison's folder contains all."""
 PUBLISHED: Final = ("grpo", "gigpo", "hgpo:history_length=2", "g2po", "graphgpo")
 CONFIRMATORY: Final = (1, 2)
 """Variants of the policies whose results decide; variant 0 is for exploration."""
@@ -203,6 +205,7 @@ def summary(run: Path) -> dict[str, Any]:
             name: {
                 row["measure"]: {key: row[key] for key in ("value", "low", "high", "chance_low", "chance_high")}
                 for row in estimates.filter(estimator=name).iter_rows(named=True)
+                if row["measure"] in KEPT
             }
             for name in estimates["estimator"].unique(maintain_order=True)
         },
