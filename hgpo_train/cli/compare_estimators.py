@@ -65,9 +65,9 @@ def compare_estimators(
     sizes = _integers("--group-sizes", group_sizes)
     if not truth.is_file():
         raise InputError(f"--truth {truth}: expected a truth table, received no file; write it with hgpo truth")
+    steps, exact = scan_steps(run, plain=True), scan_steps(truth, plain=True)
     rewards = truth_rewards(truth, run)
     variants = read_variants(estimators, {"reward": rewards.reward, "reward_scale": reward_scale}, setting or [])
-    steps, exact = scan_steps(run, plain=True), scan_steps(truth, plain=True)
     owner = run_with_steps(run.resolve()) or run.resolve()
     target = out or owner.parent / f"{owner.stem if owner.is_file() else owner.name}.comparison"
     check_folder("--out", target)
