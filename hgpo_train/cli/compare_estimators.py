@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from hgpo_train.analysis.estimator_comparison import Comparison
 
-SHOWN: Final = ("correlation", "affine_error", "sign", "gradient", "gradient_limit", "slope", "error")
-"""The measures that are printed; the files contain all."""
+SHOWN: Final = ("correlation", "sign", "gradient", "slope")
+"""The measures that are printed, which fit into 80 columns with their intervals; the files contain all."""
 
 
 def compare_estimators(
@@ -123,12 +123,12 @@ def _print(console: Console, found: Comparison) -> None:
         table = Table(title=f"\nGroups of {size}", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("estimator", overflow="fold")
         for measure in SHOWN:
-            table.add_column(LABELS[measure], justify="right")
+            table.add_column(LABELS[measure], justify="right", min_width=14)
         for row in rows_of(found, size):
             cells = []
             for measure in SHOWN:
                 here = row[measure]
-                more = "" if here["low"] is None else f"\n[dim]{number(here['low'])}…{number(here['high'])}[/]"
+                more = "" if here["low"] is None else f"\n[dim]{here['low']:.2f} to {here['high']:.2f}[/]"
                 cells.append(number(here["value"]) + (more if size == main_size(found) else ""))
             table.add_row(row["estimator"], *cells)
         console.print(table)

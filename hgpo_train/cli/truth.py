@@ -89,3 +89,5 @@ def truth(
     seconds = perf_counter() - began
     line = f"{report.rows:,} truths ({report.rows / seconds:,.0f}/s), {report.rollout_steps:,} steps of rollouts"
     console.print(f"{line}. The table is {target}", soft_wrap=True, markup=False, highlight=False)
+    following = f"Next: hgpo compare-estimators {run} --truth {target} -e hgpo,gigpo,grpo"
+    console.print(following, soft_wrap=True, markup=False, highlight=False)

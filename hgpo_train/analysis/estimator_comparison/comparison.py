@@ -204,17 +204,13 @@ def _facts(found: Draw) -> dict[str, float]:
 def _estimates(cells: dict[_Cell, _Measured], names: list[str], tasks: int) -> pl.DataFrame:
     """Return the table of estimates. A family is all estimators, sizes and parts of one measure and dimension."""
     frames = []
-    for dimension in DIMENSIONS:
-        chosen = {cell: found for cell, found in cells.items() if cell.dimension == dimension}
-        for measure in MEASURES:
-            values = np.stack([found.values[measure] for found in chosen.values()])
-            draws = np.stack([found.draws[measure] for found in chosen.values()], axis=1)
-            keys = [
-                {"estimator": name, **cell._asdict(), "measure": measure, "steps": found.steps, "tasks": found.tasks}
-                for cell, found in chosen.items()
-                for name in names
-            ]
-            frames.append(_frame(keys, values, draws, tasks).drop("p"))
+    for measure, chosen, values, draws in _families(cells):
+        keys = [
+            {"estimator": name, **cell._asdict(), "measure": measure, "steps": found.steps, "tasks": found.tasks}
+            for cell, found in chosen.items()
+            for name in names
+        ]
+        frames.append(_frame(keys, values, draws, tasks).drop("p"))
     return pl.concat(frames)
 
 
@@ -223,20 +219,24 @@ def _differences(cells: dict[_Cell, _Measured], names: list[str], tasks: int) ->
     pairs = [(i, j) for i in range(len(names)) for j in range(i + 1, len(names))]
     first, second = (np.array([pair[place] for pair in pairs], np.int64) for place in (0, 1))
     frames = []
+    for measure, chosen, values, draws in _families(cells):
+        keys = [
+            {"first": names[i], "second": names[j], **cell._asdict(), "measure": measure}
+            for cell in chosen
+            for i, j in pairs
+        ]
+        frames.append(_frame(keys, values[:, first] - values[:, second], draws[..., first] - draws[..., second], tasks))
+    return pl.concat(frames)
+
+
+def _families(cells: dict[_Cell, _Measured]) -> Iterator[tuple[str, dict[_Cell, _Measured], Floats, Floats]]:
+    """Yield each measure of each dimension: name, cells, values (cells, estimators), draws (resamples, cells, …)."""
     for dimension in DIMENSIONS:
         chosen = {cell: found for cell, found in cells.items() if cell.dimension == dimension}
         for measure in MEASURES:
             values = np.stack([found.values[measure] for found in chosen.values()])
             draws = np.stack([found.draws[measure] for found in chosen.values()], axis=1)
-            keys = [
-                {"first": names[i], "second": names[j], **cell._asdict(), "measure": measure}
-                for cell in chosen
-                for i, j in pairs
-            ]
-            frames.append(
-                _frame(keys, values[:, first] - values[:, second], draws[..., first] - draws[..., second], tasks)
-            )
-    return pl.concat(frames)
+            yield measure, chosen, values, draws
 
 
 def _frame(keys: list[dict[str, Any]], values: Floats, draws: Floats, tasks: int) -> pl.DataFrame:
