@@ -26,6 +26,7 @@ from hgpo_train.cli.train import train
 from hgpo_train.cli.truth import truth
 from hgpo_train.cli.verify import verify
 from hgpo_train.cli.version import show_version
+from hgpo_train.cli.view import view
 
 app = RedactedApp(
     name="hgpo",
@@ -62,6 +63,7 @@ app.command()(stats)
 app.command()(compare_estimators)
 app.command()(truth)
 app.command()(verify)
+app.command()(view)
 app.command()(sft)
 app.command()(train)
 

@@ -1,0 +1,104 @@
+"""`hgpo view`: look at runs in a browser, or write a page that shows a selection of them."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hgpo_train.view.sources import Source
+
+
+def view(
+    run: Annotated[
+        list[str], typer.Argument(help="One or more runs, folders that contain runs, Parquet files, or patterns.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write one page that works without a server, and exit.")
+    ] = None,
+    tasks: Annotated[int, typer.Option(help="Number of tasks in the page of --out: the first of each run.")] = 10,
+    task: Annotated[
+        list[str] | None, typer.Option(help="A task id to include in the page instead; may be repeated.")
+    ] = None,
+    max_mb: Annotated[float, typer.Option(help="Largest size of the page, in MB; further tasks are left out.")] = 25.0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing page.")] = False,
+    estimator: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--estimator",
+            "-e",
+            help="A custom estimator to offer, as module:function. For --out: the estimators to compute; default: "
+            "hgpo, gigpo, grpo. May be repeated.",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on. Default: only this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+) -> None:
+    """Look at tasks, groups, steps and advantages in a browser, also while a run is being written."""
+    from hgpo_envs.errors import InputError
+    from hgpo_train.view.sources import open_sources
+
+    if out is None and (task or overwrite):
+        raise InputError(f"{'--task' if task else '--overwrite'} is an option of --out: the server shows all tasks")
+    if not 0 <= port <= 65_535:
+        raise InputError(f"--port: expected a number from 0 to 65535, received {port}")
+    named = list(estimator or ())
+    if out is not None:
+        _write(open_sources(run), out, tasks, tuple(task or ()), tuple(named), max_mb, overwrite=overwrite)
+        return
+    from hgpo_train.advantages import registry
+    from hgpo_train.view.server import serve
+
+    for name in named:
+        registry.get(name)
+    others = [name for name in named if name not in registry.names()]
+    serve(open_sources(run), host=host, port=port, open_browser=browser, estimators=others, ready=_say)
+
+
+def _say(address: str) -> None:
+    typer.echo(f"The viewer is at {address}")
+    typer.echo("Only who has this address can open it. Ctrl-C ends it.")
+
+
+def _write(
+    sources: list[Source],
+    out: Path,
+    tasks: int,
+    task_ids: tuple[str, ...],
+    estimators: tuple[str, ...],
+    max_mb: float,
+    *,
+    overwrite: bool,
+) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from hgpo_envs.errors import InputError
+    from hgpo_envs.wording import counted
+    from hgpo_train.view.page import Selection, write_page
+
+    if out.is_dir():
+        raise InputError(
+            f"--out {out}: expected a file, received a folder; name a file in it, such as {out / 'page.html'}"
+        )
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
+    if tasks < 1:
+        raise InputError(f"--tasks: expected at least 1, received {tasks}")
+    if not max_mb > 0:
+        raise InputError(f"--max-mb: expected a positive number, received {max_mb:g}")
+    chosen = Selection(tasks, task_ids, most_bytes=int(max_mb * (1 << 20)))
+    if estimators:
+        chosen = Selection(tasks, task_ids, estimators, most_bytes=chosen.most_bytes)
+    console = Console(stderr=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("tasks")
+        written = write_page(sources, out, chosen, lambda done, total: bars.update(bar, completed=done, total=total))
+    line = f"{out}: {counted(written.tasks, 'task')}, {written.bytes / (1 << 20):.1f} MB"
+    if written.left_out:
+        line += f"; {counted(written.left_out, 'task')} did not fit into {max_mb:g} MB (--max-mb)"
+    typer.echo(line)

@@ -1,0 +1,210 @@
+"""The documents of a group and of a step: what the page shows of them, as JSON values.
+
+A group's document has one entry per row of the group in each list of `steps`, in the order of the table. Texts that
+occur in many rows are listed once, and rows refer to them by position. Long texts are cut (`shown`); the whole text has
+an address of its own.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.responses import parse
+from hgpo_train.advantages.input_columns import CHAINS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hgpo_train.view.index import Index
+
+STATE_CHARACTERS: Final = 20_000
+"""Characters of a state or an action that a group's document contains."""
+STEP_CHARACTERS: Final = 200_000
+"""Characters of a prompt or a response that a step's document contains."""
+ACTIONS: Final = 2_000
+"""Admissible actions that a step's document contains."""
+TOKENS: Final = 20_000
+"""Tokens that a step's document contains."""
+
+TEXTS: Final = ("state", "next_state", "action", "prompt", "response", "task", "error")
+"""The columns whose whole text can be requested."""
+
+_ROW: Final = (
+    *("trajectory", "step", "state", "next_state", "action", "action_valid", "reward", "score", "won"),
+    *("state_hash", "next_state_hash", "action_hash"),
+)
+_STEP: Final = (
+    *("trajectory", "step", "state", "action", "action_valid", "prompt", "response", "admissible_actions"),
+    *("response_token_ids", "response_logprobs", "finish_reason", "cut_pairs", "cut_tokens"),
+    *("policy_version", "environment_s", "policy_s"),
+)
+
+_BLOCK: Final = 32
+"""Steps that are read together: decoding takes longer than slicing, so that one step alone takes as long."""
+
+Text = str | dict[str, Any] | None
+
+
+def shown(text: str | None, most: int = STATE_CHARACTERS) -> Text:
+    """Return a text, or ``{"cut": its beginning, "length": its characters}`` if it is long.
+
+    >>> shown("abc"), shown("abc", 2)
+    ('abc', {'cut': 'ab', 'length': 3})
+    """
+    return text if text is None or len(text) <= most else {"cut": text[:most], "length": len(text)}
+
+
+def group_document(index: Index, number: int) -> dict[str, Any]:
+    """Return the document of a group: its trajectories, steps, distinct texts, and contexts of all depths.
+
+    Args:
+        index: The index of the run.
+        number: The position of the group.
+
+    Returns:
+        The columns of `Index.groups`, and
+
+        * ``trajectories``: their columns of `Index.episodes`, and ``end``, the position of the last state or null;
+        * ``states`` and ``actions``: the distinct texts;
+        * ``steps``: lists of ``trajectory`` (position), ``step``, ``state``, ``next`` (positions of states), ``action``
+          (position or null), ``valid``, ``reward`` and ``score``;
+        * ``contexts``: for ``states`` and ``states_actions`` one list per depth k with a number per row, equal for
+          equal contexts, null where there are fewer than k previous states.
+
+    Raises:
+        InputError: There is no such group, or its rows cannot be read.
+    """
+    group = index.group(number)
+    stems = {kind: [f"{stem}{k}" for k in range(index.depth + 1)] for kind, stem in CHAINS.items()}
+    rows = index.read(group["row"], group["rows"], [*_ROW, *(name for names in stems.values() for name in names)])  # type: ignore[arg-type]
+    members = index.members(number)
+    hashes = pl.concat([rows["state_hash"], rows["next_state_hash"].drop_nulls()])
+    texts = pl.concat([rows["state"], rows.filter(pl.col("next_state_hash").is_not_null())["next_state"]])
+    states = _distinct(hashes, texts)
+    actions = _distinct(rows["action_hash"].drop_nulls(), rows.filter(pl.col("action_hash").is_not_null())["action"])
+    state_at = dict(zip(states["key"], range(states.height), strict=True))
+    action_at = dict(zip(actions["key"], range(actions.height), strict=True))
+    numbered = {name: place for place, name in enumerate(members["trajectory"])}
+    return {
+        **{name: value if name != "task" else shown(str(value)) for name, value in group.items() if value is not None},
+        "depth": index.depth,
+        "states": [shown(text) for text in states["text"]],
+        "actions": [shown(text) for text in actions["text"]],
+        "trajectories": [_trajectory(row) for row in members.iter_rows(named=True)],
+        "steps": {
+            "trajectory": [numbered[name] for name in rows["trajectory"]],
+            "step": rows["step"].to_list(),
+            "state": [state_at[key] for key in rows["state_hash"]],
+            "next": [state_at.get(key) for key in rows["next_state_hash"]],
+            "action": [action_at.get(key) for key in rows["action_hash"]],
+            "valid": rows["action_valid"].to_list(),
+            "reward": rows["reward"].to_list(),
+            "score": rows["score"].to_list(),
+        },
+        "contexts": {kind: [_dense(rows[name]) for name in names] for kind, names in stems.items()},
+    }
+
+
+def _distinct(keys: pl.Series, texts: pl.Series) -> pl.DataFrame:
+    """Return each key once, in the order of first appearance, with a text of it if one is known."""
+    frame = pl.DataFrame({"key": keys, "text": texts})
+    return frame.group_by("key", maintain_order=True).agg(pl.col("text").drop_nulls().first())
+
+
+def _dense(keys: pl.Series) -> list[int | None]:
+    return keys.rank("dense").cast(pl.Int64).to_list()
+
+
+def _trajectory(row: dict[str, Any]) -> dict[str, Any]:
+    names = ("trajectory", "row", "length", "episode_return", "score", "won", "aborted", "truncated", "invalid")
+    return {**{name: row[name] for name in names}, "error": shown(row["error"]), "policy": row["policy_version"]}
+
+
+def step_document(index: Index, row: int) -> dict[str, Any]:
+    """Return the document of a step: the texts and tokens that a group's document does not contain.
+
+    Args:
+        index: The index of the run.
+        row: The number of the row.
+
+    Raises:
+        InputError: There is no such row, or it cannot be read.
+    """
+    found = _step(index, row)
+    tokens, chances = found.pop("response_token_ids"), found.pop("response_logprobs")
+    prompt_tokens, admissible = found.pop("prompt_token_ids"), found["admissible_actions"]
+    return {
+        **found,
+        "row": row,
+        "why_invalid": why_invalid(found["action_valid"], found["action"], found["response"], admissible),
+        "state": shown(found["state"]),
+        "action": shown(found["action"]),
+        "prompt": shown(found["prompt"], STEP_CHARACTERS),
+        "response": shown(found["response"], STEP_CHARACTERS),
+        "admissible": None if admissible is None else found["action"] in admissible,
+        "admissible_actions": None if admissible is None else [shown(text) for text in admissible[:ACTIONS]],
+        "admissible_count": None if admissible is None else len(admissible),
+        "prompt_tokens": None if prompt_tokens is None else len(prompt_tokens),
+        "response_tokens": None if tokens is None else len(tokens),
+        "tokens": None if tokens is None else tokens[:TOKENS],
+        "logprobs": None if chances is None else chances[:TOKENS],
+    }
+
+
+def _step(index: Index, row: int) -> dict[str, Any]:
+    first = index.block(row, _BLOCK)
+    return _block(index, first).row(row - first, named=True)
+
+
+@lru_cache(16)
+def _block(index: Index, first: int) -> pl.DataFrame:
+    """Read neighbouring steps, because the next request is likely to be for one of them."""
+    return index.read(first, _BLOCK, [*_STEP, "prompt_token_ids"])
+
+
+def why_invalid(valid: bool, action: str | None, response: str | None, admissible: Sequence[str] | None) -> str | None:
+    """Return why an action is invalid, as far as the row shows it; None for a valid one.
+
+    >>> why_invalid(False, "look", "<action>look</action>", None)
+    'the response has no <think> tags'
+    >>> why_invalid(False, "fly", "fly", ["look"])
+    'the action is not admissible in this state'
+    """
+    if valid:
+        return None
+    if action is None:
+        return "there was no action"
+    parsed = None if response is None else parse(response)
+    if parsed is not None and parsed.flaw and response != action:
+        has = "contains" if parsed.flaw.startswith("CJK") else "has"
+        return f"the response {has} {parsed.flaw}"
+    if admissible is not None and action not in admissible:
+        return "the action is not admissible in this state"
+    return "the environment did not accept it; the row does not say why"
+
+
+def whole_text(index: Index, row: int, column: str, item: int = 0) -> str:
+    """Return a text of a row as it is stored; empty if it is null.
+
+    Args:
+        index: The index of the run.
+        row: The number of the row.
+        column: One of `TEXTS`, or ``admissible_actions``.
+        item: The position in a list.
+
+    Raises:
+        InputError: There is no such row, column or item.
+    """
+    known = (*TEXTS, "admissible_actions")
+    if column not in known:
+        raise InputError(unknown("column", column, known))
+    value = index.read(row, 1, [column]).item()
+    if column != "admissible_actions" or value is None:
+        return "" if value is None else str(value)
+    if not 0 <= item < len(value):
+        raise InputError(f"item: expected a number from 0 to {len(value) - 1}, received {item}")
+    return str(value[item])

@@ -1,0 +1,171 @@
+"""The index of a run: one row per trajectory and one per group, with the place of their rows in the files.
+
+It is built from a few columns of the whole table, without a text of a step, so that a million steps take about a
+second. Texts are read later, one group at a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import polars as pl
+
+from hgpo_datasets import scan_steps
+from hgpo_datasets.reading import errors
+from hgpo_datasets.schema import stored_depth
+from hgpo_envs.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GROUP: Final = ("run", "iteration", "env_id", "task_id", "group")
+"""The columns that identify a group of rollouts."""
+
+_FLAGS: Final = ("step", "action_valid", "won", "aborted", "truncated")
+_ONCE: Final = (*GROUP, "split", "task_type", "task", "trajectory", "policy_version", "episode_return")
+_AT_END: Final = ("score", "error")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Index:
+    """Where everything is in the files of a run.
+
+    Attributes:
+        files: Paths of the files, in the order of their rows.
+        starts: The number of the first row of each file, and the number of all rows.
+        episodes: One row per trajectory, in the order of the rows: the columns of `GROUP`, `split`, `task_type`,
+            `task`, `trajectory`, `policy_version`, `row` (its first row), `length`, `episode_return`, `score`, `won`,
+            `aborted`, `truncated`, `invalid` (number of steps with an invalid action), `error` and `number` (of its
+            group).
+        groups: One row per group, in the order of the rows: the columns of `GROUP`, `split`, `task_type`, `task`,
+            `number` (its position), `first` (position of its first trajectory), `size`, `row`, `rows`, `won` (number of
+            trajectories), `aborted`, `truncated`, `invalid` (steps), `mean_return` and `mean_length` (without aborted
+            trajectories).
+        depth: Largest k of the stored contexts.
+    """
+
+    files: tuple[str, ...]
+    starts: tuple[int, ...]
+    episodes: pl.DataFrame
+    groups: pl.DataFrame
+    depth: int
+
+    @property
+    def rows(self) -> int:
+        """The number of steps."""
+        return self.starts[-1]
+
+    def group(self, number: int) -> dict[str, object]:
+        """Return a group's row of `groups`.
+
+        Raises:
+            InputError: There is no such group.
+        """
+        if not 0 <= number < self.groups.height:
+            raise InputError(f"group: expected a number from 0 to {self.groups.height - 1}, received {number}")
+        return self.groups.row(number, named=True)
+
+    def members(self, number: int) -> pl.DataFrame:
+        """Return the rows of `episodes` of a group."""
+        group = self.group(number)
+        return self.episodes.slice(_integer(group["first"]), _integer(group["size"]))
+
+    def read(self, row: int, rows: int, columns: Sequence[str]) -> pl.DataFrame:
+        """Read neighbouring rows of one file, such as those of a group.
+
+        Raises:
+            InputError: There are no such rows, or they cannot be read.
+        """
+        with errors("the step table"):
+            return self.lazy(row, rows).select(columns).collect()
+
+    def lazy(self, row: int, rows: int) -> pl.LazyFrame:
+        """Return neighbouring rows of one file as a LazyFrame.
+
+        Raises:
+            InputError: There are no such rows.
+        """
+        place = self._file(row)
+        return _scan(self.files[place]).slice(row - self.starts[place], rows)
+
+    def block(self, row: int, rows: int) -> int:
+        """Return the first row of the block that contains a row, if each file is divided into blocks of `rows`.
+
+        Raises:
+            InputError: There is no such row.
+        """
+        return row - (row - self.starts[self._file(row)]) % rows
+
+    def _file(self, row: int) -> int:
+        if not 0 <= row < self.rows:
+            raise InputError(f"row: expected a number from 0 to {self.rows - 1}, received {row}")
+        return bisect_right(self.starts, row) - 1
+
+
+@lru_cache(1024)
+def _scan(file: str) -> pl.LazyFrame:
+    """Scan a committed file, which never changes, and check it once."""
+    return scan_steps(file)
+
+
+def read_index(files: Sequence[str]) -> Index:
+    """Read the index of the files of one run.
+
+    Args:
+        files: Files of a step table, as from `hgpo_datasets.reader.step_files`.
+
+    Raises:
+        InputError: A file is damaged, or is not sorted as a step table is.
+    """
+    steps = scan_steps(files)
+    names = steps.collect_schema().names()
+    with errors(files[0]):
+        lengths = [int(scan_steps(file).select(pl.len()).collect().item()) for file in files]
+        flags = steps.select(_FLAGS).collect()
+        once = steps.filter(pl.col("step") == 0).select(_ONCE).collect()
+        ends = steps.filter(pl.col("step") == pl.col("episode_length") - 1).select(_AT_END).collect()
+    starts = np.flatnonzero(flags["step"].to_numpy() == 0)
+    if flags.is_empty() or starts[0] != 0 or ends.height != once.height:
+        raise InputError(
+            f"{files[0]}: expected the sorted rows of whole trajectories; `hgpo verify` finds what is wrong"
+        )
+    episodes = _episodes(once.hstack(ends), flags, starts)
+    groups = _groups(episodes)
+    return Index(tuple(files), (0, *accumulate(lengths)), episodes, groups, stored_depth(names))
+
+
+def _episodes(once: pl.DataFrame, flags: pl.DataFrame, starts: np.ndarray) -> pl.DataFrame:
+    """Return one row per trajectory from its constant columns and the flags of all rows."""
+    ever = {name: np.logical_or.reduceat(flags[name].to_numpy(), starts) for name in ("won", "aborted", "truncated")}
+    invalid = np.add.reduceat(~flags["action_valid"].to_numpy(), starts, dtype=np.int64)
+    length = np.diff(starts, append=flags.height)
+    numbers = {"row": starts.astype(np.int64), "length": length.astype(np.int64), "invalid": invalid, **ever}
+    number = pl.struct(GROUP).rle_id().cast(pl.Int64).alias("number")
+    return once.with_columns(pl.Series(name, values) for name, values in numbers.items()).with_columns(number)
+
+
+def _groups(episodes: pl.DataFrame) -> pl.DataFrame:
+    whole = ~pl.col("aborted")
+    return (
+        episodes.group_by("number", maintain_order=True)
+        .agg(
+            pl.col(*GROUP, "split", "task_type", "task").first(),
+            pl.len().cast(pl.Int64).alias("size"),
+            pl.col("row").first(),
+            pl.col("length").sum().alias("rows"),
+            pl.col("won", "aborted", "truncated", "invalid").sum().cast(pl.Int64),
+            pl.col("episode_return").filter(whole).mean().alias("mean_return"),
+            pl.col("length").filter(whole).mean().alias("mean_length"),
+        )
+        .with_columns((pl.col("size").cum_sum() - pl.col("size")).alias("first"))
+    )
+
+
+def _integer(value: object) -> int:
+    assert isinstance(value, int)
+    return value

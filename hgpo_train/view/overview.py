@@ -1,0 +1,170 @@
+"""The overview of a run: totals, success by task type, curves by iteration, and shared contexts by level."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import polars as pl
+
+from hgpo_datasets import scan_steps
+from hgpo_envs.errors import InputError
+from hgpo_envs.untrusted_files import read_bytes
+from hgpo_train.analysis.describe import describe
+from hgpo_train.analysis.statistics import statistics
+from hgpo_train.evaluation.intervals import wilson_interval
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hgpo_train.view.index import Index
+    from hgpo_train.view.sources import Source
+
+LEVELS: Final = 4
+"""The deepest level of the statistics, if the run stores that many."""
+_METRICS_BYTES: Final = 256 << 20
+_LEVEL_COLUMNS: Final = (
+    "level",
+    "eligible",
+    "shared",
+    "cross",
+    "mean_size",
+    "step_size",
+    "differing",
+    "flat",
+    "weight",
+)
+
+
+def overview_document(source: Source, index: Index) -> dict[str, Any]:
+    """Return what a run contains: counts, its configuration, and results of all episodes and by task type."""
+    episodes = index.episodes
+    kinds = episodes.partition_by("task_type", maintain_order=True)
+    kinds.sort(key=lambda part: str(part["task_type"][0] or "\U0010ffff"))
+    iterations = sorted(episodes["iteration"].unique())
+    return {
+        "name": source.name,
+        "path": str(source.path),
+        "environments": sorted(episodes["env_id"].drop_nulls().unique()),
+        "splits": sorted(episodes["split"].drop_nulls().unique()),
+        "tasks": episodes.select(pl.struct("env_id", "task_id").n_unique()).item(),
+        "groups": index.groups.height,
+        "trajectories": episodes.height,
+        "steps": index.rows,
+        "files": len(index.files),
+        "depth": index.depth,
+        "iterations": iterations,
+        "config": source.config(),
+        "training": source.training() is not None,
+        "total": _results(episodes),
+        "task_types": [{"task_type": part["task_type"][0], **_results(part)} for part in kinds],
+        "outcomes": _outcomes(index.groups),
+    }
+
+
+def _results(episodes: pl.DataFrame) -> dict[str, Any]:
+    """Return results. The 95% interval of success takes tasks as independent trials, because rollouts share them."""
+    whole = episodes.filter(~pl.col("aborted"))
+    tasks = whole.group_by("env_id", "task_id").agg(pl.col("won").mean())
+    interval = None
+    if tasks.height:
+        interval = wilson_interval(min(1.0, max(0.0, float(str(tasks["won"].mean())))), tasks.height)
+    steps = int(episodes["length"].sum())
+    return {
+        "tasks": episodes.select(pl.struct("env_id", "task_id").n_unique()).item(),
+        "episodes": episodes.height,
+        "success": whole["won"].mean(),
+        "success_by_task": tasks["won"].mean(),
+        "interval": interval,
+        "mean_return": whole["episode_return"].mean(),
+        "mean_length": whole["length"].mean(),
+        "invalid": int(episodes["invalid"].sum()) / steps,
+        "aborted": int(episodes["aborted"].sum()),
+        "truncated": int(episodes["truncated"].sum()),
+    }
+
+
+def _outcomes(groups: pl.DataFrame) -> dict[str, int]:
+    """Return the number of groups by how many of their trajectories won."""
+    won, size = pl.col("won"), pl.col("size")
+    return groups.select(none=(won == 0).sum(), partly=((won > 0) & (won < size)).sum(), all=(won == size).sum()).row(
+        0, named=True
+    )
+
+
+def curves_document(source: Source, index: Index) -> dict[str, Any]:
+    """Return results by iteration, from the steps and from the metrics of a training run.
+
+    Returns:
+        ``iterations``, lists of results for each of them, and ``metrics``: for a training run, the values of each
+        metric by its name, with null where it was not logged, for the iterations in ``metrics_iterations``.
+    """
+    whole = ~pl.col("aborted")
+    table = (
+        index.episodes.group_by("iteration")
+        .agg(
+            pl.col("won").filter(whole).mean().alias("success"),
+            pl.col("episode_return").filter(whole).mean().alias("return"),
+            pl.col("length").filter(whole).mean().alias("length"),
+            (1 - pl.col("invalid").sum() / pl.col("length").sum()).alias("valid"),
+            pl.col("aborted").sum().cast(pl.Int64),
+            pl.len().cast(pl.Int64).alias("trajectories"),
+            pl.col("length").sum().alias("steps"),
+        )
+        .sort("iteration")
+    )
+    folder = source.training()
+    lines = [] if folder is None else _metrics(folder / "metrics.jsonl")
+    names = sorted({name for line in lines for name in line if name != "iteration"})
+    return {
+        "iterations": table["iteration"].to_list(),
+        "results": {name: table[name].to_list() for name in table.columns if name != "iteration"},
+        "metrics_iterations": [line["iteration"] for line in lines],
+        "metrics": {name: [line.get(name) for line in lines] for name in names},
+    }
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a `metrics.jsonl`, without damaged ones: the run may be writing."""
+    if not os.path.lexists(path):
+        return []
+    found: dict[int, dict[str, Any]] = {}
+    for line in read_bytes(path, _METRICS_BYTES, "metrics").splitlines():
+        try:
+            values = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(values, dict) and isinstance(values.get("iteration"), int):
+            numbers = {name: value for name, value in values.items() if isinstance(value, int | float | None)}
+            found[values["iteration"]] = numbers
+    return [found[iteration] for iteration in sorted(found)]
+
+
+def levels_document(index: Index) -> dict[str, Any]:
+    """Return how often steps share a context, by level: of the whole run, and of each iteration if there are several.
+
+    Takes seconds for a million steps.
+    """
+    depth = min(LEVELS, index.depth)
+    steps = scan_steps(index.files)
+    try:
+        whole = statistics(steps, history_length=depth, reward_scale=10.0)
+    except InputError as error:
+        return {"problem": str(error), "levels": [], "sentences": [], "by_iteration": {}}
+    several = index.episodes["iteration"].n_unique() > 1
+    by = statistics(steps, by="iteration", history_length=depth, reward_scale=10.0).levels if several else None
+    return {
+        "levels": whole.levels.select(_LEVEL_COLUMNS).to_dicts(),
+        "sentences": describe(whole),
+        "by_iteration": {} if by is None else _by_iteration(by),
+    }
+
+
+def _by_iteration(levels: pl.DataFrame) -> dict[str, Any]:
+    """Return the share of steps that share a context: one list per level, and the iterations."""
+    table = levels.pivot("level", index="iteration", values="shared").sort("iteration")
+    return {
+        "iterations": table["iteration"].to_list(),
+        "shared": {name: table[name].to_list() for name in table.columns if name != "iteration"},
+    }

@@ -1,0 +1,80 @@
+"""Serve the viewer on this machine until it is interrupted."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+import webbrowser
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from hgpo_envs.errors import InputError
+from hgpo_train.view.app import make_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hgpo_train.view.sources import Source
+
+
+def serve(
+    sources: Sequence[Source],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    open_browser: bool = True,
+    estimators: Sequence[str] = (),
+    ready: Callable[[str], object] = print,
+) -> None:
+    """Serve a viewer until it is interrupted.
+
+    Args:
+        sources: The runs.
+        host: The address to listen on. Other machines reach it only if it is not one of loopback.
+        port: The port; 0 for a free one.
+        open_browser: Whether to open the page in the user's browser.
+        estimators: Estimators as ``module:function``, in addition to the registered ones.
+        ready: Called with the address of the page as soon as it can be opened.
+
+    Raises:
+        InputError: The host or the port cannot be used.
+    """
+    token = secrets.token_urlsafe(24)
+    app = make_app(sources, token, [host], estimators)
+    listener = _listen(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{listener.getsockname()[1]}/{token}/"
+    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    listener.listen()  # from here on the page can be requested; it is answered as soon as the server runs
+    ready(address)
+    if open_browser:
+        with suppress(webbrowser.Error):
+            webbrowser.open(address)
+    with suppress(KeyboardInterrupt), listener:
+        server.run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except (OSError, OverflowError, UnicodeError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        hint = "use another --port" if _is_address(host) else "use an address of this machine as --host"
+        raise InputError(f"cannot listen on {host!r}, port {port}: {reason}; {hint}") from None
+    return listener
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True

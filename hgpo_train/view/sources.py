@@ -1,0 +1,121 @@
+"""The runs that a viewer shows, each with an index that follows the run while it is being written."""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hgpo_datasets import manifest
+from hgpo_datasets.reader import step_files
+from hgpo_datasets.reading import errors
+from hgpo_datasets.run_paths import is_run, run_at
+from hgpo_datasets.sources import parts_of
+from hgpo_envs.errors import InputError
+from hgpo_envs.unicode_text import clean_text
+from hgpo_train.view.index import Index, read_index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Source:
+    """One run or file.
+
+    Args:
+        path: The folder of a run, or a file.
+
+    Attributes:
+        path: As given.
+        name: The last part of the path, for people.
+        folder: The folder of the run; None for a file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = path if is_run(path) else None
+        named = path.parent if path.name == "steps" else path
+        self.name = clean_text(named.resolve().name or str(path))
+        self._lock = threading.Lock()
+        self._read: tuple[object, Index] | None = None
+
+    @property
+    def version(self) -> str:
+        """A text that changes when rows are committed."""
+        status = (self.folder / manifest.NAME if self.folder else self.path).stat()
+        return f"{status.st_size:x}-{status.st_mtime_ns:x}"
+
+    def index(self) -> Index:
+        """Return the index of the rows that are committed now.
+
+        Raises:
+            InputError: There are no committed rows, or a file is damaged.
+        """
+        with self._lock, errors(self.path):
+            version = self.version
+            if self._read is None or self._read[0] != version:
+                files = step_files(self.path)
+                if not files:
+                    raise InputError(f"no committed rows in {self.path}")
+                self._read = version, read_index(files)
+                _config.cache_clear()
+            return self._read[1]
+
+    def config(self) -> dict[str, Any]:
+        """Return the configuration in the manifest; empty for a file."""
+        return _config(self.folder) if self.folder else {}
+
+    def training(self) -> Path | None:
+        """Return the folder of the training run that wrote this run, or None."""
+        if self.folder is None:
+            return None
+        places = (self.folder, self.folder.parent)  # older training runs have their steps as a run in a run
+        return next((place for place in places if run_at(place) == self.folder and _is_training(place)), None)
+
+
+def _is_training(folder: Path) -> bool:
+    return (folder / "config.toml").is_file() and (folder / "metrics.jsonl").exists()
+
+
+@lru_cache(64)
+def _config(folder: Path) -> dict[str, Any]:
+    header = manifest.read(folder).header
+    return dict(header.config) if header else {}
+
+
+def open_sources(paths: Iterable[str]) -> list[Source]:
+    """Return the runs and files that paths mean, as for `hgpo_datasets.scan_steps`.
+
+    A folder of runs means each of them. A run without committed rows is kept if there are others, because it may be
+    written now.
+
+    Raises:
+        InputError: A path does not exist, is a URL, or contains no run; or no run has rows.
+    """
+    given = list(paths)
+    found = []
+    for part in parts_of(given):
+        if part.kind == "url":
+            raise InputError(f"expected a local run, received the URL {part.path}; copy it to this machine")
+        found.append(Source(Path(part.path)))
+    refused: InputError | None = None
+    for source in found:
+        try:
+            source.index()
+            break
+        except InputError as error:
+            refused = refused or error
+    else:
+        raise refused or InputError(f"no runs in {', '.join(given) or 'an empty list'}; name a run")
+    _name_apart(found)
+    return found
+
+
+def _name_apart(found: list[Source]) -> None:
+    """Number the names that several sources have."""
+    seen: dict[str, int] = {}
+    for source in found:
+        count = seen[source.name] = seen.get(source.name, 0) + 1
+        if count > 1:
+            source.name = f"{source.name} ({count})"

@@ -1,0 +1,130 @@
+"""The tree of a run: tasks and their groups, filtered and sorted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import polars as pl
+
+from hgpo_envs.errors import InputError
+from hgpo_train.settings import NonNegativeInt, Settings
+from hgpo_train.view.documents import shown
+
+if TYPE_CHECKING:
+    from hgpo_train.view.index import Index
+
+PAGE: Final = 500
+"""The largest number of tasks in one answer."""
+_LABEL: Final = 300
+
+Outcome = Literal["any", "partly", "none", "all"]
+Sort = Literal["order", "task", "success", "return", "length", "invalid", "aborted"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFilter(Settings):
+    """Which groups are listed, and how.
+
+    Attributes:
+        outcome: ``partly``: some of a group's trajectories won, and some did not; ``none`` or ``all`` of them won.
+        invalid: Only groups with an invalid action.
+        aborted: Only groups with an aborted trajectory.
+        task_type: Only groups of this type.
+        iteration: Only groups of this iteration.
+        text: Only tasks whose id or instruction contains this text; case does not matter.
+        sort: ``order`` is the order in the table.
+        descending: Whether the order is reversed.
+        offset: The number of tasks to skip.
+        limit: The number of tasks to list.
+    """
+
+    outcome: Outcome = "any"
+    invalid: bool = False
+    aborted: bool = False
+    task_type: str | None = None
+    iteration: int | None = None
+    text: str = ""
+    sort: Sort = "order"
+    descending: bool = False
+    offset: NonNegativeInt = 0
+    limit: NonNegativeInt = 100
+
+
+_SORTS: Final = {
+    "order": pl.col("first_number"),
+    "task": pl.col("task_id"),
+    "success": pl.col("won") / pl.col("size"),
+    "return": pl.col("mean_return"),
+    "length": pl.col("mean_length"),
+    "invalid": pl.col("invalid"),
+    "aborted": pl.col("aborted"),
+}
+
+
+def tasks_document(index: Index, chosen: TaskFilter, numbers: list[int] | None = None) -> dict[str, Any]:
+    """Return a page of the tasks that have groups of a kind.
+
+    Args:
+        index: The index of the run.
+        chosen: Which groups, in which order.
+        numbers: Positions of the groups to which the filter is applied; all by default.
+
+    Returns:
+        ``total`` (of tasks), ``groups`` (of groups), and ``tasks``: each with its totals over these groups, and with
+        ``groups``, a list of their rows of `Index.groups`.
+    """
+    if chosen.limit > PAGE:
+        raise InputError(f"limit: expected at most {PAGE}, received {chosen.limit}")
+    groups = index.groups.filter(*_conditions(chosen))
+    if numbers is not None:
+        groups = groups.filter(pl.col("number").is_in(numbers))
+    whole = pl.col("size") - pl.col("aborted")
+    tasks = groups.group_by("env_id", "task_id", maintain_order=True).agg(
+        pl.col("task_type", "task", "split").first(),
+        pl.col("number").min().alias("first_number"),
+        pl.col("number").alias("numbers"),
+        pl.col("size", "won", "aborted", "truncated", "invalid", "rows").sum(),
+        ((pl.col("mean_return") * whole).sum() / whole.sum()).fill_nan(None).alias("mean_return"),
+        ((pl.col("mean_length") * whole).sum() / whole.sum()).fill_nan(None).alias("mean_length"),
+    )
+    order = [_SORTS[chosen.sort], pl.col("first_number")]
+    tasks = tasks.sort(order, descending=[chosen.descending, False], nulls_last=True, maintain_order=True)
+    page = tasks.slice(chosen.offset, chosen.limit)
+    return {
+        "total": tasks.height,
+        "groups": groups.height,
+        "offset": chosen.offset,
+        "tasks": [_task(row, index) for row in page.iter_rows(named=True)],
+    }
+
+
+def _conditions(chosen: TaskFilter) -> list[pl.Expr]:
+    won, size = pl.col("won"), pl.col("size")
+    outcomes = {"partly": (won > 0) & (won < size), "none": won == 0, "all": won == size}
+    conditions = [outcomes[chosen.outcome]] if chosen.outcome != "any" else []
+    if chosen.invalid:
+        conditions.append(pl.col("invalid") > 0)
+    if chosen.aborted:
+        conditions.append(pl.col("aborted") > 0)
+    if chosen.task_type is not None:
+        conditions.append(pl.col("task_type").fill_null("") == chosen.task_type)
+    if chosen.iteration is not None:
+        conditions.append(pl.col("iteration") == chosen.iteration)
+    if chosen.text:
+        text = chosen.text.lower()
+        lowered = [pl.col(name).fill_null("").str.to_lowercase() for name in ("task_id", "task")]
+        conditions.append(pl.any_horizontal(name.str.contains(text, literal=True) for name in lowered))
+    return conditions
+
+
+def _task(row: dict[str, Any], index: Index) -> dict[str, Any]:
+    numbers = row.pop("numbers")
+    groups = [group_row(index.group(number)) for number in numbers]
+    return {**row, "task": shown(row["task"], _LABEL), "groups": groups}
+
+
+def group_row(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a group that a list shows."""
+    names = ("number", "iteration", "group", "size", "won", "aborted", "truncated", "invalid", "rows")
+    return {name: group[name] for name in (*names, "mean_return", "mean_length", "run")}

@@ -1,0 +1,335 @@
+"""The server's addresses: what they answer, and what they refuse."""
+
+import asyncio
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from polars.testing import assert_series_equal
+from viewed import HOSTILE, small_rows
+
+pytest.importorskip("starlette")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Starlette prefers another client
+    from starlette.testclient import TestClient
+
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_train.advantages import compute, names
+from hgpo_train.view.app import HEADERS, is_known_host, make_app
+from hgpo_train.view.sources import open_sources
+
+TOKEN = "the-token"
+Get = Callable[..., Any]
+
+
+def client_of(*runs: Path) -> TestClient:
+    return TestClient(make_app(open_sources(map(str, runs)), TOKEN), base_url="http://127.0.0.1:8000")
+
+
+@pytest.fixture
+def get() -> Callable[..., Get]:
+    """Return a function of runs, which returns a function of an address: its document."""
+
+    def of(*runs: Path) -> Get:
+        client = client_of(*runs)
+
+        def document(path: str, **query: Any) -> Any:
+            answer = client.get(f"/{TOKEN}/api/{path}", params=query)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        return document
+
+    return of
+
+
+# ------------------------------------------------------------------------------------------------------- documents
+
+
+def test_the_overview_counts_a_small_run(small_run, get) -> None:
+    seen = get(small_run)("runs/0/overview")
+    assert (seen["tasks"], seen["groups"], seen["trajectories"], seen["steps"]) == (2, 2, 8, 22)
+    assert seen["config"] == {"policy": "written by hand"}
+    total = seen["total"]
+    assert (total["episodes"], total["aborted"], total["success"]) == (8, 2, 4 / 6)
+    assert total["invalid"] == 2 / 22
+    low, high = total["interval"]
+    assert 0 < low < 4 / 6 < high < 1  # two tasks: wide
+    assert high - low > 0.5
+    assert [kind["task_type"] for kind in seen["task_types"]] == ["find", None]
+    assert seen["outcomes"] == {"none": 0, "partly": 2, "all": 0}
+
+
+def test_tasks_are_filtered_and_sorted(small_run, get) -> None:
+    document = get(small_run)
+
+    def listed(**query: Any) -> list[str]:
+        return [task["task_id"] for task in document("runs/0/tasks", **query)["tasks"]]
+
+    assert listed() == ["alpha", "omega"]
+    assert listed(sort="task", descending=True) == ["omega", "alpha"]
+    assert listed(text="KEY OF OM") == ["omega"]
+    assert listed(text="(") == []  # a text, not a pattern
+    assert listed(task_type="find") == ["alpha"]
+    assert listed(task_type="") == ["omega"]
+    assert listed(outcome="partly", invalid=True, aborted=True) == ["alpha", "omega"]
+    assert listed(outcome="all") == []
+    assert listed(offset=1) == ["omega"]
+    (task,) = document("runs/0/tasks", limit=1)["tasks"]
+    (group,) = task["groups"]
+    assert (task["size"], task["won"], task["aborted"], task["invalid"]) == (4, 2, 1, 1)
+    assert (group["mean_return"], group["mean_length"]) == (2 / 3, 3.0)
+
+
+@pytest.mark.parametrize("iteration", [0, 2])
+def test_tasks_of_one_iteration(training_run, get, iteration: int) -> None:
+    (task,) = get(training_run)("runs/0/tasks", iteration=iteration)["tasks"]
+    assert [group["iteration"] for group in task["groups"]] == [iteration]
+
+
+def test_a_group_is_its_rows(rich_run, get) -> None:
+    """Every row of the table, decoded from the documents again."""
+    document = get(rich_run)
+    table = scan_steps(rich_run).collect()
+    row = 0
+    for task in document("runs/0/tasks")["tasks"]:
+        for listed in task["groups"]:
+            seen = document(f"runs/0/groups/{listed['number']}")
+            steps, members = seen["steps"], seen["trajectories"]
+            rows = table.slice(row, listed["rows"])
+            assert seen["row"] == row
+            assert [members[place]["trajectory"] for place in steps["trajectory"]] == rows["trajectory"].to_list()
+            assert [seen["states"][place] for place in steps["state"]] == rows["state"].to_list()
+            assert [seen["actions"][place] for place in steps["action"]] == rows["action"].to_list()
+            nexts = [None if place is None else seen["states"][place] for place in steps["next"]]
+            expected = rows.select(
+                pl.coalesce("next_state", pl.col("state").shift(-1).over("trajectory")).alias("next")
+            )
+            assert nexts == expected["next"].to_list()
+            for kind, stem in (("states", "history"), ("states_actions", "context")):
+                for k, numbers in enumerate(seen["contexts"][kind]):
+                    hashes = rows[f"{stem}_hash_{k}"].to_list()
+                    assert [number is None for number in numbers] == [one is None for one in hashes]
+                    assert len(set(zip(numbers, hashes, strict=True))) == len(set(numbers)) == len(set(hashes))
+            row += listed["rows"]
+    assert row == table.height
+
+
+def test_a_step_is_its_row(rich_run, get) -> None:
+    document = get(rich_run)
+    for number, row in enumerate(scan_steps(rich_run).collect().iter_rows(named=True)):
+        seen = document(f"runs/0/steps/{number}")
+        for name in ("trajectory", "step", "state", "action", "prompt", "response", "admissible_actions"):
+            assert seen[name] == row[name]
+        assert seen["tokens"] == row["response_token_ids"]
+        assert seen["logprobs"] == pytest.approx(row["response_logprobs"])
+        assert (seen["why_invalid"] is None) == row["action_valid"]
+
+
+@pytest.mark.parametrize("estimator", names())
+def test_advantages_are_those_of_the_library(rich_run, get, estimator: str) -> None:
+    """Of one group by itself, also where the estimator needs all groups."""
+    expected = compute(scan_steps(rich_run), estimator, gamma=0.5).collect()
+    document = get(rich_run)
+    for number in (0, 4):
+        group = document(f"runs/0/groups/{number}")
+        seen = document(f"runs/0/groups/{number}/estimates", estimator=estimator, set="gamma=0.5")
+        assert seen["parameters"]["gamma"] == 0.5
+        rows = expected.slice(group["row"], group["rows"])
+        assert_series_equal(pl.Series("advantage", seen["columns"]["advantage"]), rows["advantage"])
+
+
+def test_the_levels_of_hgpo_by_hand(small_run, get) -> None:
+    """Room a is shared by w and x (returns 1 and 0), so A_0 = ±1/2; aborted trajectories have no advantage."""
+    settings = ["mode=mean_norm", "gamma=1", "invalid_action_penalty=0", "history_length=1"]
+    seen = get(small_run)("runs/0/groups/0/estimates", estimator="hgpo", set=settings)["columns"]
+    assert seen["return"] == [1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0]
+    assert seen["size_k0"][:9:3] == [2, 2, 4]
+    assert seen["k0"][0] == 0.5
+    assert seen["k0"][3] == -0.5
+    assert seen["k0"][6] == pytest.approx(1 - 3 / 4)  # room b four times: 1, 0, 1, 1
+    assert seen["k1"][2] == pytest.approx(1 - 2 / 3)  # b then c three times: 1, 0, 1
+    assert seen["advantage"][9:] == [None, None]
+
+
+def test_search_finds_texts(small_run, get) -> None:
+    document = get(small_run)
+    seen = document("runs/0/search", text="ROOM A")
+    assert (seen["steps"], seen["groups"]) == (6, [0, 1])
+    assert seen["hits"][0] == {"row": 0, "step": 0, "column": "state", "group": 0, "trajectory": "alpha/0/w"}
+    assert document("runs/0/search", text="hung up")["hits"][0]["column"] == "error"
+    assert document("runs/0/search", text=".*")["steps"] == 0
+    assert document("runs/0/tasks", search="room a", text="omega")["total"] == 1
+    assert document("runs/0/find", trajectory="omega/0/y") == {"group": 1, "row": 17}
+
+
+def test_curves_of_a_training_run(training_run, get) -> None:
+    document = get(training_run)
+    assert document("runs")["runs"][0]["training"]
+    seen = document("runs/0/curves")
+    assert seen["iterations"] == [0, 1, 2]
+    assert seen["results"]["success"] == [2 / 3] * 3
+    assert seen["metrics_iterations"] == [0, 1]  # the last line is being written
+    assert seen["metrics"]["loss/policy"] == [1.0, 0.5]
+    levels = document("runs/0/levels")
+    assert levels["by_iteration"]["iterations"] == [0, 1, 2]
+    assert levels["levels"][0]["shared"] == 1.0
+
+
+def test_a_run_is_followed_while_it_is_written(tmp_path, get) -> None:
+    with StepWriter(tmp_path / "live") as writer:
+        writer.add_group(small_rows("alpha"))
+        writer.commit()
+        document = get(tmp_path / "live")
+        assert document("runs/0/tasks")["total"] == 1
+        (before,) = document("versions")
+        writer.add_group(small_rows("omega"))
+        assert document("versions") == [before]
+        writer.commit()
+        assert document("versions") != [before]
+        assert document("runs/0/tasks")["total"] == 2
+        assert document("runs/0/groups/1")["task_id"] == "omega"
+
+
+def test_long_texts_are_cut_and_can_be_read_whole(hostile_run, get) -> None:
+    document = get(hostile_run)
+    large = HOSTILE["large"]
+    states = document("runs/0/groups/0")["states"]
+    assert {"cut": large[:20_000], "length": len(large)} in states
+    row = 2 * list(HOSTILE).index("large") + 1
+    assert document(f"runs/0/steps/{row}")["prompt"]["length"] == len(large)
+    assert document(f"runs/0/steps/{row}/text", column="state")["text"] == large
+    assert document(f"runs/0/steps/{row}/text", column="admissible_actions", item=1)["text"] == HOSTILE["script"]
+
+
+# ----------------------------------------------------------------------------------------------------------- rules
+
+
+def test_every_answer_has_the_policy(small_run) -> None:
+    client = client_of(small_run)
+    for path in (f"/{TOKEN}/", f"/{TOKEN}/app.js", f"/{TOKEN}/api/runs", f"/{TOKEN}/nothing", "/wrong/", f"/{TOKEN}"):
+        answer = client.get(path, follow_redirects=False)
+        assert HEADERS.items() <= dict(answer.headers).items(), path
+        assert "unsafe" not in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/", 403),
+        ("/api/runs", 403),
+        ("/the-toke/api/runs", 403),
+        ("/the-tokenn/", 403),
+        ("/the-token%00/", 403),
+        ("/%F0%9F%98%80/", 403),
+        ("/the-token/api/runs/", 307),
+        ("/the-token/../etc/passwd", 403),
+        ("/the-token/%2e%2e/%2e%2e/etc/passwd", 404),
+        ("/the-token/static/index.html", 404),
+        ("/the-token/index.html", 404),
+    ],
+)
+def test_addresses_without_an_answer(small_run, path: str, status: int) -> None:
+    assert client_of(small_run).get(path, follow_redirects=False).status_code == status
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost.evil"])
+def test_other_hosts_are_refused(small_run, host: str) -> None:
+    answer = client_of(small_run).get(f"/{TOKEN}/api/runs", headers={"host": host})
+    assert (answer.status_code, answer.text) == (400, "unknown host")
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9", "127.0.0.1", "[::1]:9", "10.1.2.3:9", "here:8"])
+def test_known_hosts(host: str) -> None:
+    assert is_known_host(host, frozenset({"localhost", "here"}))
+
+
+@pytest.mark.parametrize("method", ["post", "put", "delete", "patch", "options"])
+def test_nothing_can_be_changed(small_run, method: str) -> None:
+    assert getattr(client_of(small_run), method)(f"/{TOKEN}/api/runs").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("runs/1/overview", "run: expected a number below 1, received 1"),
+        ("runs/0/groups/2", "group: expected a number from 0 to 1, received 2"),
+        ("runs/0/steps/22", "row: expected a number from 0 to 21, received 22"),
+        ("runs/0/steps/0/text?column=secrets", "unknown column 'secrets'"),
+        ("runs/0/steps/0/text?column=admissible_actions&item=9", "item: expected a number from 0 to 1, received 9"),
+        ("runs/0/steps/0/text?column=state&item=-1", "item: expected a number, received '-1'"),
+        ("runs/0/tasks?outcome=lost", "filter outcome 'lost'"),
+        ("runs/0/tasks?limit=100000", "limit: expected at most 500"),
+        ("runs/0/tasks?offset=-1", "filter offset: expected int >= 0"),
+        ("runs/0/tasks?order=task", "unknown filter 'order'"),
+        ("runs/0/find?trajectory=nobody", "no trajectory 'nobody'"),
+        ("runs/0/search?text=", "expected what to search for"),
+        ("runs/0/groups/0/estimates?estimator=ppo", "unknown estimator 'ppo'"),
+        ("runs/0/groups/0/estimates?estimator=os:system", "unknown estimator 'os:system'"),
+        ("runs/0/groups/0/estimates?set=alpha=much", "parameter alpha: expected float, received 'much'"),
+        ("runs/0/groups/0/estimates?set=history_length=-1", "history_length: expected int >= 0"),
+        (
+            "runs/0/groups/0/estimates?set=history_length=99",
+            "history_length: expected at most 8, the depth of the stored contexts",
+        ),
+        ("runs/0/groups/0/estimates?set=K", "expected name=value, received 'K'"),
+    ],
+)
+def test_wrong_requests_are_one_line(small_run, path: str, line: str) -> None:
+    answer = client_of(small_run).get(f"/{TOKEN}/api/{path}")
+    assert answer.status_code == 400
+    (said,) = answer.json().values()
+    assert line in said
+    assert "\n" not in said
+
+
+def test_a_damaged_file_is_one_line(small_run) -> None:
+    client = client_of(small_run)
+    file = small_run / "steps/steps-000000.parquet"
+    data = bytearray(file.read_bytes())
+    data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
+    file.write_bytes(data)
+    answer = client.get(f"/{TOKEN}/api/runs/0/groups/0")
+    assert answer.status_code == 400
+    assert "cannot be read" in answer.json()["error"]
+
+
+def test_two_runs_have_two_names(small_run, tmp_path) -> None:
+    again = tmp_path / "other" / "small"
+    again.parent.mkdir()
+    small_run.rename(again)
+    with StepWriter(small_run) as writer:
+        writer.add_group(small_rows("beta"))
+    runs = client_of(small_run, again).get(f"/{TOKEN}/api/runs").json()["runs"]
+    assert [run["name"] for run in runs] == ["small", "small (2)"]
+
+
+def test_the_server_speaks_no_other_protocol(small_run) -> None:
+    """A WebSocket gets no answer of the application."""
+    app = make_app(open_sources([str(small_run)]), TOKEN)
+    sent: list[Any] = []
+
+    async def ask() -> None:
+        async def receive() -> dict[str, str]:
+            return {"type": "websocket.connect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app({"type": "websocket", "path": "/the-token/api/runs", "headers": []}, receive, send)
+
+    asyncio.run(ask())
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+def test_hostile_texts_are_json(hostile_run) -> None:
+    """Nothing of a run is ever sent as a page."""
+    client = client_of(hostile_run)
+    for path in ("tasks", "groups/0", "steps/1", "overview", "search?text=script"):
+        answer = client.get(f"/{TOKEN}/api/runs/0/{path}")
+        assert answer.headers["content-type"] == "application/json"
+        json.loads(answer.content)

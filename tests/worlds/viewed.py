@@ -1,0 +1,101 @@
+"""Runs to look at: a small one whose figures are known, a hostile one, and a training run."""
+
+from pathlib import Path
+
+import orjson
+
+from hgpo_datasets import StepWriter
+
+HOSTILE = {
+    "script": "<script>window.hacked = true; document.title = 'hacked'</script>",
+    "handler": "<img src=x onerror=\"window.hacked = true\"><svg onload='window.hacked = true'>",
+    "end of data": "</script><script>window.hacked = true</script><!--",
+    "link": '<a href="javascript:window.hacked=true">click</a>',
+    "right to left": "safe \u202egnp.exe\u202c \u0645\u0631\u062d\u0628\u0627 \u2066\u2069",
+    "control": "a\x00b\x1b[31mred\x07\r\n\tc",
+    "surrogate": "lone \ud800 and \udfff",
+    "separators": "one\u2028two\u2029three\ufeff",
+    "large": "word " * 210_000,
+}
+"""Texts that a page must show and never run."""
+
+
+def hostile_rows(task: str = "hostile") -> list[dict[str, object]]:
+    """Return one trajectory per hostile text, which is in every column that holds texts."""
+    rows: list[dict[str, object]] = []
+    for number, text in enumerate(HOSTILE.values()):
+        name = text[:200]
+        rows += [
+            {
+                "task_id": f"{task} <b onclick=alert(1)>bold</b>",
+                "task": HOSTILE["script"],
+                "task_type": HOSTILE["handler"],
+                "trajectory": f"{number} {name}",
+                "step": step,
+                "state": text if step else "the start",
+                "prompt": text,
+                "response": text,
+                "action": text[:5000],
+                "admissible_actions": [text[:5000], HOSTILE["script"]],
+                "action_valid": number % 2 == 0,
+                "reward": float(step == 1 and number % 2),
+                "won": step == 1 and number % 2 == 1,
+                "terminated": step == 1,
+                "response_token_ids": [1, 2],
+                "response_logprobs": [-0.1, -5.0],
+                "next_state": text if step == 1 else None,
+            }
+            for step in range(2)
+        ]
+    return rows
+
+
+def small_rows(task: str, iteration: int = 0) -> list[dict[str, object]]:
+    """Return four trajectories of one task: two come to the key through the hall, one through the cellar, one is lost.
+
+    The states are a, b, c; the returns 1, 0, 1 and (aborted) 0.
+    """
+    paths = {"w": "abc", "x": "abc", "y": "bbc", "z": "ab"}
+    rows: list[dict[str, object]] = []
+    for name, path in paths.items():
+        for step, place in enumerate(path):
+            last = step == len(path) - 1
+            won = last and name in "wy"
+            rows.append(
+                {
+                    "iteration": iteration,
+                    "task_id": task,
+                    "task": f"find the key of {task}",
+                    "task_type": "find" if task < "m" else None,
+                    "env_id": "HGPO-Test/Keys-v0",
+                    "trajectory": f"{task}/{iteration}/{name}",
+                    "step": step,
+                    "state": f"room {place}",
+                    "action": f"go {step}",
+                    "prompt": f"You are in room {place}.",
+                    "response": f"<think>so</think><action>go {step}</action>",
+                    "admissible_actions": [f"go {step}", "wait"],
+                    "action_valid": not (name == "x" and step == 1),
+                    "reward": float(won),
+                    "won": won,
+                    "terminated": last and name != "z",
+                    "aborted": last and name == "z",
+                    "error": "the server hung up" if last and name == "z" else None,
+                    "next_state": "the end" if last and name != "z" else None,
+                }
+            )
+    return rows
+
+
+def write_training(folder: Path, iterations: int = 3) -> None:
+    """Write what a training run leaves: steps of several iterations, and metrics of all but the last."""
+    folder.mkdir()
+    (folder / "config.toml").write_text('name = "test"\n')
+    lines = [{"iteration": n, "loss/policy": 1.0 / (n + 1), "val/success_rate": None} for n in range(iterations - 1)]
+    (folder / "metrics.jsonl").write_bytes(
+        b"".join(orjson.dumps(line) + b"\n" for line in lines) + b'{"iteration": 2, "lo'
+    )
+    with StepWriter(folder) as writer:
+        for number in range(iterations):
+            writer.add_group(small_rows("alpha", number))
+            writer.commit()
