@@ -1,0 +1,198 @@
+// The shell: runs, views, theme, keyboard, and the watch for new rows.
+import { render } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { forget, get, isFile, useDocument } from "./data";
+import type { Head } from "./documents";
+import { type Chosen, startWith } from "./estimators";
+import { GroupPage } from "./group";
+import { onKey, SHORTCUTS } from "./keys";
+import { OverviewPage } from "./overview";
+import { go, links, useRoute } from "./route";
+import { StepPage } from "./step";
+import { Line } from "./texts";
+import { TaskTree, type Filter, NO_FILTER } from "./tree";
+import "./style.css";
+
+const WATCH_MS = 3000;
+
+type Theme = "light" | "dark";
+
+function storedTheme(): Theme | null {
+  try {
+    const found = localStorage.getItem("hgpo-theme");
+    return found === "light" || found === "dark" ? found : null;
+  } catch {
+    return null; // storage is not allowed
+  }
+}
+
+function useTheme(): [Theme, () => void] {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const [chosen, setChosen] = useState<Theme | null>(storedTheme);
+  const [dark, setDark] = useState(system.matches);
+  useEffect(() => {
+    const changed = () => setDark(system.matches);
+    system.addEventListener("change", changed);
+    return () => system.removeEventListener("change", changed);
+  }, []);
+  const theme = chosen ?? (dark ? "dark" : "light");
+  useEffect(() => {
+    document.documentElement.dataset.theme = theme;
+  }, [theme]);
+  const toggle = () => {
+    const next = theme === "dark" ? "light" : "dark";
+    setChosen(next);
+    try {
+      localStorage.setItem("hgpo-theme", next);
+    } catch {
+      // it is then forgotten with the page
+    }
+  };
+  return [theme, toggle];
+}
+
+/** A number that grows when a run has new rows. */
+function useVersion(): number {
+  const [version, setVersion] = useState(0);
+  useEffect(() => {
+    if (isFile) return;
+    let known: string | null = null;
+    const look = async () => {
+      if (document.hidden) return;
+      try {
+        const found = JSON.stringify(await (await fetch("api/versions", { cache: "no-store" })).json());
+        if (known !== null && found !== known) {
+          forget();
+          setVersion((number) => number + 1);
+        }
+        known = found;
+      } catch {
+        // the server has ended; the next request says so
+      }
+    };
+    look();
+    const timer = setInterval(look, WATCH_MS);
+    return () => clearInterval(timer);
+  }, []);
+  return version;
+}
+
+function App() {
+  const head = useDocument<Head>("runs");
+  const route = useRoute();
+  const version = useVersion();
+  const [theme, toggleTheme] = useTheme();
+  const [help, setHelp] = useState(false);
+  const [filter, setFilter] = useState<Filter>(NO_FILTER);
+  const [chosen, setChosen] = useState<Chosen[]>([]);
+  const dialog = useRef<HTMLDialogElement>(null);
+
+  useEffect(() => {
+    if (head.value && !chosen.length) setChosen(startWith(head.value.estimators));
+  }, [head.value]);
+  useEffect(() => {
+    const element = dialog.current;
+    if (help && !element?.open) element?.showModal();
+    if (!help && element?.open) element.close();
+  }, [help]);
+
+  const runs = head.value?.runs ?? [];
+  const place = Math.max(0, runs.findIndex((run) => run.name === route.run));
+  const run = runs[place];
+
+  useEffect(() => {
+    if (!run) return;
+    return onKey({
+      o: () => go(links.overview(run.name)),
+      t: () => {
+        if (route.view === "overview") go(links.tasks(run.name));
+        requestAnimationFrame(() => document.querySelector<HTMLElement>('[role="treegrid"] [tabindex="0"]')?.focus());
+      },
+      "/": () => {
+        if (route.view === "overview") go(links.tasks(run.name));
+        requestAnimationFrame(() => document.getElementById("filter-text")?.focus());
+      },
+      d: toggleTheme,
+      "?": () => setHelp((open) => !open),
+    });
+  });
+  useEffect(() => {
+    const what = route.view === "step" ? `step ${route.step} of ${route.trajectory}` : route.view;
+    document.title = run ? `${run.name}: ${what} · HGPO viewer` : "HGPO viewer";
+  }, [run?.name, route]);
+
+  if (head.error) return <p class="error page" role="alert">{head.error}</p>;
+  if (!run || !chosen.length) return <p class="page" role="status">Loading …</p>;
+  const path = `runs/${place}`;
+  const shared = { path, run: run.name, version };
+  const pick = (iteration: string) => {
+    setFilter({ ...NO_FILTER, iteration });
+    go(links.tasks(run.name));
+  };
+  return (
+    <>
+      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>
+        Skip to content
+      </a>
+      <header>
+        <strong class="brand">HGPO viewer</strong>
+        {runs.length > 1 ? (
+          <select aria-label="Run" value={run.name} onChange={(event) => go(links.overview(event.currentTarget.value))}>
+            {runs.map((one) => <option value={one.name}>{one.name}</option>)}
+          </select>
+        ) : (
+          <span class="run-name" title={run.path}><Line text={run.name} most={40} /></span>
+        )}
+        <nav aria-label="Views">
+          <a href={links.overview(run.name)} aria-current={route.view === "overview" ? "page" : undefined}>Overview</a>
+          <a href={links.tasks(run.name)} aria-current={route.view !== "overview" ? "page" : undefined}>Tasks</a>
+        </nav>
+        <span class="spacer" />
+        <button type="button" onClick={toggleTheme} aria-label={theme === "dark" ? "Light colours" : "Dark colours"}>
+          {theme === "dark" ? "☀" : "☾"}
+        </button>
+        <button type="button" onClick={() => setHelp(true)} aria-label="Keyboard shortcuts" aria-haspopup="dialog">?</button>
+      </header>
+      <main id="main" tabIndex={-1} class={route.view === "overview" ? "single" : `split at-${route.view}`}>
+        {route.view === "overview" ? (
+          <OverviewPage {...shared} pick={pick} />
+        ) : (
+          <>
+            <TaskTree {...shared} route={route} filter={filter} setFilter={setFilter} />
+            <section class="content" aria-label="Selection">
+              {route.view === "group" && route.group !== null && (
+                <GroupPage {...shared} number={route.group} tab={route.tab} chosen={chosen} />
+              )}
+              {route.view === "step" && route.trajectory !== null && (
+                <StepPage
+                  {...shared}
+                  trajectory={route.trajectory}
+                  step={route.step}
+                  estimators={head.value?.estimators ?? []}
+                  chosen={chosen}
+                  setChosen={setChosen}
+                />
+              )}
+              {route.view === "tasks" && <p class="none page">Choose a task, a group or a trajectory.</p>}
+            </section>
+          </>
+        )}
+      </main>
+      <dialog ref={dialog} aria-labelledby="shortcuts" onClose={() => setHelp(false)}>
+        <h2 id="shortcuts">Keyboard shortcuts</h2>
+        <dl class="shortcuts">
+          {SHORTCUTS.map(([keys, meaning]) => (
+            <div>
+              <dt>{keys.split(" ").map((key) => <kbd>{key}</kbd>)}</dt>
+              <dd>{meaning}</dd>
+            </div>
+          ))}
+        </dl>
+        <button type="button" onClick={() => setHelp(false)}>Close</button>
+      </dialog>
+    </>
+  );
+}
+
+get<Head>("runs").catch(() => undefined); // requested while the page is built
+render(<App />, document.getElementById("app") as HTMLElement);

@@ -1,0 +1,103 @@
+// Curves by iteration, with a table of the same numbers.
+import { useEffect, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import type { Series } from "./documents";
+import { number, percent } from "./format";
+
+export type Curve = { name: string; values: Series };
+
+type Props = {
+  title: string;
+  iterations: number[];
+  curves: Curve[];
+  share?: boolean;
+  pick?: (iteration: string) => void;
+};
+
+const HEIGHT = 180;
+
+export function Chart({ title, iterations, curves, share, pick }: Props) {
+  const place = useRef<HTMLDivElement>(null);
+  const shown = curves.filter((curve) => curve.values.some((value) => value !== null));
+  const format = share ? (value: number | null) => percent(value, 1) : (value: number | null) => number(value, 3);
+  const key = JSON.stringify([iterations, shown]);
+  useEffect(() => {
+    const element = place.current;
+    if (!element || !shown.length) return;
+    let plot: uPlot | null = null;
+    const draw = () => {
+      plot?.destroy();
+      const style = getComputedStyle(element);
+      const colour = (name: string) => style.getPropertyValue(name).trim();
+      const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+      const options: uPlot.Options = {
+        width: Math.max(200, element.clientWidth),
+        height: HEIGHT,
+        legend: { show: false },
+        cursor: { y: false },
+        scales: { x: { time: false }, ...(share ? { y: { range: [0, 1] as [number, number] } } : {}) },
+        axes: [
+          { ...axis, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },
+          { ...axis, size: 52, values: (_: uPlot, ticks: number[]) => ticks.map((tick) => (share ? percent(tick) : String(tick))) },
+        ],
+        series: [
+          {},
+          ...shown.map((_, at) => ({
+            stroke: colour(`--curve-${at % 6}`), width: 2, dash: at >= 6 ? [6, 4] : undefined, spanGaps: true, points: { show: iterations.length < 60 },
+          })),
+        ],
+      };
+      plot = new uPlot(options, [iterations, ...shown.map((curve) => curve.values)] as uPlot.AlignedData, element);
+      plot.over.addEventListener("click", () => {
+        const at = plot?.cursor.idx;
+        if (pick && at !== null && at !== undefined) pick(String(iterations[at]));
+      });
+    };
+    draw();
+    let width = element.clientWidth;
+    const sizes = new ResizeObserver(() => {
+      if (element.clientWidth !== width) {
+        width = element.clientWidth;
+        draw();
+      }
+    });
+    sizes.observe(element);
+    const themes = new MutationObserver(draw);
+    themes.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+    return () => {
+      sizes.disconnect();
+      themes.disconnect();
+      plot?.destroy();
+    };
+  }, [key]);
+  if (!shown.length) return null;
+  const last = iterations.length - 1;
+  return (
+    <figure class="chart">
+      <figcaption>{title}</figcaption>
+      <div ref={place} role="img" aria-label={`${title} by iteration; the table below has the numbers`} />
+      <ul class="keys">
+        {shown.map((curve, at) => (
+          <li><span class="key" style={{ background: `var(--curve-${at % 6})` }} /> {curve.name} <b>{format(curve.values[last] ?? null)}</b></li>
+        ))}
+      </ul>
+      <details>
+        <summary>Table</summary>
+        <div class="table-scroll" role="region" aria-label={`${title}: table`} tabIndex={0}>
+          <table>
+            <thead><tr><th scope="col">iteration</th>{shown.map((curve) => <th scope="col" class="figure">{curve.name}</th>)}</tr></thead>
+            <tbody>
+              {iterations.map((iteration, at) => (
+                <tr>
+                  <th scope="row">{pick ? <button type="button" class="link" onClick={() => pick(String(iteration))}>{iteration}</button> : iteration}</th>
+                  {shown.map((curve) => <td class="figure">{format(curve.values[at] ?? null)}</td>)}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      </details>
+    </figure>
+  );
+}

@@ -1,0 +1,179 @@
+// The documents of the server; hgpo_train/view/ describes them.
+
+export type Cut = { cut: string; length: number };
+export type Text = string | Cut | null;
+
+export type Run = { name: string; path: string; version: string; training: boolean };
+
+export type Parameter = {
+  name: string;
+  default: number | string | boolean | null;
+  meaning: string;
+  kind: "int" | "float" | "bool" | "choice" | "text";
+  choices?: string[];
+  least?: number | null;
+  most?: number | null;
+};
+
+export type Estimator = { name: string; summary: string; scope: string; parameters: Parameter[] };
+
+export type Head = { runs: Run[]; estimators: Estimator[] };
+
+export type Results = {
+  tasks: number;
+  episodes: number;
+  success: number | null;
+  success_by_task: number | null;
+  interval: [number, number] | null;
+  mean_return: number | null;
+  mean_length: number | null;
+  invalid: number;
+  aborted: number;
+  truncated: number;
+};
+
+export type Overview = {
+  name: string;
+  path: string;
+  environments: string[];
+  splits: string[];
+  tasks: number;
+  groups: number;
+  trajectories: number;
+  steps: number;
+  files: number;
+  depth: number;
+  iterations: number[];
+  config: Record<string, unknown>;
+  training: boolean;
+  total: Results;
+  task_types: (Results & { task_type: string | null })[];
+  outcomes: { none: number; partly: number; all: number };
+};
+
+export type Series = (number | null)[];
+
+export type Curves = {
+  iterations: number[];
+  results: Record<string, Series>;
+  metrics_iterations: number[];
+  metrics: Record<string, Series>;
+};
+
+export type Level = Record<string, number | string | null>;
+
+export type Levels = {
+  problem?: string;
+  levels: Level[];
+  sentences: string[];
+  by_iteration: { iterations?: number[]; shared?: Record<string, Series> };
+};
+
+export type GroupRow = {
+  number: number;
+  iteration: number;
+  group: number;
+  size: number;
+  won: number;
+  aborted: number;
+  truncated: number;
+  invalid: number;
+  rows: number;
+  mean_return: number | null;
+  mean_length: number | null;
+  run: string;
+};
+
+export type Task = Omit<GroupRow, "number" | "iteration" | "group" | "run"> & {
+  env_id: string | null;
+  task_id: string;
+  task_type: string | null;
+  task: Text;
+  groups: GroupRow[];
+};
+
+export type Tasks = { total: number; groups: number; offset: number; tasks: Task[] };
+
+export type Hit = { row: number; step: number; column: string; group: number; trajectory: string };
+export type Search = { steps: number; groups: number[]; hits: Hit[] };
+
+export type Trajectory = {
+  trajectory: string;
+  row: number;
+  length: number;
+  episode_return: number;
+  score: number | null;
+  won: boolean;
+  aborted: boolean;
+  truncated: boolean;
+  invalid: number;
+  error: Text;
+  policy: number;
+};
+
+export type Group = {
+  number: number;
+  run: string;
+  iteration: number;
+  env_id?: string;
+  task_id: string;
+  group: number;
+  split?: string;
+  task_type?: string;
+  task?: Text;
+  row: number;
+  rows: number;
+  size: number;
+  won: number;
+  aborted: number;
+  truncated: number;
+  invalid: number;
+  mean_return?: number;
+  mean_length?: number;
+  depth: number;
+  states: Text[];
+  actions: Text[];
+  trajectories: Trajectory[];
+  steps: {
+    trajectory: number[];
+    step: number[];
+    state: number[];
+    next: (number | null)[];
+    action: (number | null)[];
+    valid: boolean[];
+    reward: number[];
+    score: Series;
+  };
+  contexts: { states: (number | null)[][]; states_actions: (number | null)[][] };
+};
+
+export type Estimate = {
+  estimator: string;
+  parameters: Record<string, number | string | boolean | null>;
+  columns: Record<string, Series>;
+};
+
+export type Step = {
+  row: number;
+  trajectory: string;
+  step: number;
+  state: Text;
+  action: Text;
+  action_valid: boolean;
+  why_invalid: string | null;
+  admissible: boolean | null;
+  prompt: Text;
+  response: Text;
+  admissible_actions: Text[] | null;
+  admissible_count: number | null;
+  finish_reason: string | null;
+  cut_pairs: number | null;
+  cut_tokens: number | null;
+  policy_version: number;
+  environment_s: number | null;
+  policy_s: number | null;
+  prompt_tokens: number | null;
+  response_tokens: number | null;
+  tokens: number[] | null;
+  logprobs: number[] | null;
+};

@@ -1,0 +1,135 @@
+// The two estimators whose advantages are compared, and their parameters.
+import { useState } from "preact/hooks";
+import { isFile, type Loaded, useDocument } from "./data";
+import type { Estimate, Estimator, Parameter } from "./documents";
+
+type Value = number | string | boolean | null;
+
+/** An estimator with the parameters that differ from their defaults. */
+export type Chosen = { name: string; set: Record<string, Value> };
+
+const FIRST = ["history_length", "alpha", "mode", "context", "gamma"];
+
+export function startWith(known: Estimator[]): Chosen[] {
+  const named = ["hgpo", "gigpo", ...known.map((one) => one.name)].filter((name) => known.some((one) => one.name === name));
+  return [named[0], named[1] ?? named[0]].map((name) => ({ name: name as string, set: { reward_scale: 10 } }));
+}
+
+export function useEstimate(path: string, group: number | null, chosen: Chosen, version: number): Loaded<Estimate> {
+  const set = Object.entries(chosen.set).map(([name, value]) => `${name}=${JSON.stringify(value)}`);
+  const address = group === null ? null : `${path}/groups/${group}/estimates`;
+  return useDocument<Estimate>(address, { estimator: chosen.name, set }, version, `${address}`);
+}
+
+type PickerProps = {
+  label: string;
+  estimators: Estimator[];
+  chosen: Chosen;
+  choose: (chosen: Chosen) => void;
+  depth: number;
+  problem: string | null;
+};
+
+export function Picker({ label, estimators, chosen, choose, depth, problem }: PickerProps) {
+  const [all, setAll] = useState(false);
+  const found = estimators.find((one) => one.name === chosen.name);
+  const parameters = found?.parameters ?? [];
+  const first = FIRST.flatMap((name) => parameters.filter((one) => one.name === name));
+  const others = parameters.filter((one) => !FIRST.includes(one.name));
+  const change = (parameter: Parameter, value: Value) => {
+    const set = { ...chosen.set, [parameter.name]: value };
+    if (value === parameter.default) delete set[parameter.name];
+    choose({ ...chosen, set });
+  };
+  const field = (parameter: Parameter) => (
+    <Field
+      key={`${chosen.name} ${parameter.name}`} {...{ parameter, depth, label }}
+      value={parameter.name in chosen.set ? (chosen.set[parameter.name] as Value) : parameter.default}
+      change={(value) => change(parameter, value)}
+    />
+  );
+  return (
+    <fieldset class="picker">
+      <legend>{label}</legend>
+      <select
+        aria-label={`${label}: estimator`} value={chosen.name} title={found?.summary}
+        onChange={(event) => choose({ name: event.currentTarget.value, set: { reward_scale: 10 } })}
+      >
+        {estimators.map((one) => <option value={one.name}>{one.name}</option>)}
+      </select>
+      {isFile ? (
+        <p class="note">default parameters, rewards × 10</p>
+      ) : (
+        <>
+          {first.map(field)}
+          <button type="button" class="link" aria-expanded={all} onClick={() => setAll(!all)}>
+            {all ? "Fewer parameters" : "All parameters"}
+          </button>
+          {all && others.map(field)}
+        </>
+      )}
+      {problem && <p class="error" role="alert">{problem}</p>}
+    </fieldset>
+  );
+}
+
+const SHORT: Record<string, string> = { history_length: "K", alpha: "α", gamma: "γ" };
+const RANGES: Record<string, [number, number, number]> = { alpha: [0, 5, 0.25], gamma: [0, 1, 0.01] };
+
+function Field({ parameter, value, change, depth, label }: {
+  parameter: Parameter; value: Value; change: (value: Value) => void; depth: number; label: string;
+}) {
+  const name = SHORT[parameter.name] ?? parameter.name;
+  const described = `${label}: ${parameter.name}`;
+  const range = parameter.name === "history_length" ? ([0, depth, 1] as const) : RANGES[parameter.name];
+  if (parameter.kind === "bool") {
+    return (
+      <label title={parameter.meaning}>
+        <input type="checkbox" checked={Boolean(value)} onChange={(event) => change(event.currentTarget.checked)} /> {name}
+      </label>
+    );
+  }
+  if (parameter.kind === "choice") {
+    return (
+      <label title={parameter.meaning}>
+        <span>{name}</span>
+        <select aria-label={described} value={String(value)} onChange={(event) => change(choice(parameter, event.currentTarget.value))}>
+          {parameter.choices?.map((one) => <option value={String(one)}>{String(one)}</option>)}
+        </select>
+      </label>
+    );
+  }
+  if (parameter.kind === "text") {
+    return (
+      <label title={parameter.meaning}>
+        <span>{name}</span>
+        <input type="text" aria-label={described} value={value === null ? "" : String(value)} onChange={(event) => change(event.currentTarget.value || parameter.default)} />
+      </label>
+    );
+  }
+  const numeric = (text: string) => {
+    const read = Number(text);
+    if (text !== "" && Number.isFinite(read)) change(parameter.kind === "int" ? Math.round(read) : read);
+  };
+  return (
+    <label title={parameter.meaning}>
+      <span>{name}</span>
+      {range && (
+        <input
+          type="range" aria-label={described} min={range[0]} max={range[1]} step={range[2]} value={Number(value)}
+          onInput={(event) => numeric(event.currentTarget.value)}
+        />
+      )}
+      <input
+        type="number" class="short" aria-label={range ? `${described}, number` : described} value={Number(value)}
+        step={parameter.kind === "int" ? 1 : "any"} min={parameter.least ?? undefined}
+        max={parameter.name === "history_length" ? depth : (parameter.most ?? undefined)}
+        onChange={(event) => numeric(event.currentTarget.value)}
+      />
+    </label>
+  );
+}
+
+/** A choice with its own type: some choices are numbers. */
+const choice = (parameter: Parameter, text: string): Value =>
+  (parameter.choices as Value[] | undefined)?.find((one) => String(one) === text) ?? text;

@@ -1,0 +1,24 @@
+export const percent = (value: number | null | undefined, digits = 0): string =>
+  value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)}%`;
+
+export const number = (value: number | null | undefined, digits = 2): string => {
+  if (value === null || value === undefined) return "–";
+  return Number.isInteger(value) && Math.abs(value) < 1e15 ? value.toLocaleString("en") : value.toFixed(digits);
+};
+
+/** A number with its sign, such as an advantage. */
+export const signed = (value: number | null | undefined, digits = 2): string => {
+  if (value === null || value === undefined) return "–";
+  const text = Math.abs(value).toFixed(digits);
+  return Number(text) === 0 ? text : value > 0 ? `+${text}` : `−${text}`;
+};
+
+export const counted = (count: number, one: string, many = `${one}s`): string =>
+  `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
+
+/** A background between two colours: of `--plus` for positive values, of `--minus` for negative ones. */
+export function shade(value: number | null | undefined, most: number): string | undefined {
+  if (!value || !most) return undefined;
+  const share = Math.round(8 + 40 * Math.min(1, Math.abs(value) / most));
+  return `color-mix(in srgb, var(--${value > 0 ? "plus" : "minus"}) ${share}%, var(--panel))`;
+}

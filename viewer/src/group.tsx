@@ -1,0 +1,141 @@
+// A group of rollouts: its trajectories side by side, or its graph of states.
+import { useEffect, useState } from "preact/hooks";
+import { useDocument } from "./data";
+import type { Estimate, Group } from "./documents";
+import { type Chosen, useEstimate } from "./estimators";
+import { counted, number, percent, shade, signed } from "./format";
+import { Graph } from "./graph";
+import { onKey } from "./keys";
+import { go, links } from "./route";
+import { Line, Marked, plain } from "./texts";
+import { Outcome, shortNames } from "./tree";
+
+type Props = { path: string; run: string; version: number; number: number; tab: "trajectories" | "graph"; chosen: Chosen[] };
+
+export function GroupPage({ path, run, version, number: at, tab, chosen }: Props) {
+  const [which, setWhich] = useState(0);
+  const group = useDocument<Group>(`${path}/groups/${at}`, {}, version);
+  const estimate = useEstimate(path, at, chosen[which] as Chosen, version);
+  useEffect(() => {
+    const first = group.value?.trajectories[0];
+    return onKey({
+      g: () => go(links.group(run, at)),
+      s: () => go(links.graph(run, at)),
+      j: () => first && go(links.step(run, first.trajectory, 0)),
+    });
+  });
+  if (group.error) return <p class="error page" role="alert">{group.error}</p>;
+  if (!group.value) return <p class="page" role="status">Loading …</p>;
+  const found = group.value;
+  return (
+    <article class="page">
+      <GroupHead run={run} group={found} />
+      <div class="row bar">
+        <nav class="tabs" aria-label="Of this group">
+          <a href={links.group(run, at)} aria-current={tab === "trajectories" ? "page" : undefined}>Trajectories</a>
+          <a href={links.graph(run, at)} aria-current={tab === "graph" ? "page" : undefined}>Graph of states</a>
+        </nav>
+        <label>
+          colours: advantages of{" "}
+          <select value={String(which)} onChange={(event) => setWhich(Number(event.currentTarget.value))}>
+            {chosen.map((one, place) => <option value={String(place)}>{"AB"[place]}: {one.name}</option>)}
+          </select>
+        </label>
+        <Legend most={largest(estimate.value)} />
+      </div>
+      {estimate.error && <p class="error" role="alert">{estimate.error}</p>}
+      {tab === "graph" ? <Graph run={run} group={found} estimate={estimate.value} /> : <Strips run={run} group={found} estimate={estimate.value} />}
+    </article>
+  );
+}
+
+export function GroupHead({ run, group, inner }: { run: string; group: Group; inner?: preact.ComponentChildren }) {
+  const whole = group.size - group.aborted;
+  return (
+    <div class="head">
+      <p class="crumbs">
+        <span class="back"><a href={links.tasks(run)}>Tasks</a> › </span>
+        <a href={links.group(run, group.number)}>
+          iteration {group.iteration}{group.group > 0 && `, group ${group.group}`}
+        </a>
+        {inner}
+      </p>
+      <h1><Marked text={plain(group.task ?? group.task_id)} /></h1>
+      <p class="note">
+        <bdi><Marked text={group.task_id} /></bdi>
+        {group.task_type && <> · <Line text={group.task_type} most={60} /></>} · {group.won} of {whole} won
+        {whole > 0 && ` (${percent(group.won / whole)})`} · mean return {number(group.mean_return)} · {counted(group.rows, "step")}
+        {group.invalid > 0 && ` · ${counted(group.invalid, "invalid action")}`}
+        {group.aborted > 0 && ` · ${group.aborted} aborted`}
+      </p>
+    </div>
+  );
+}
+
+export const largest = (estimate: Estimate | null, column = "advantage"): number =>
+  Math.max(0, ...(estimate?.columns[column] ?? []).map((value) => Math.abs(value ?? 0)));
+
+export function Legend({ most }: { most: number }) {
+  return (
+    <span class="legend" aria-hidden="true">
+      {[-1, -0.5, 0, 0.5, 1].map((part) => <span style={{ background: shade(part * most, most) ?? "" }}>{signed(part * most, 1)}</span>)}
+    </span>
+  );
+}
+
+function Strips({ run, group, estimate }: { run: string; group: Group; estimate: Estimate | null }) {
+  const names = shortNames(group.trajectories);
+  return (
+    <div class="table-scroll" role="region" aria-label="Trajectories" tabIndex={0}>
+      <table class="strips">
+        <thead>
+          <tr><th scope="col">trajectory</th><th scope="col" class="figure">return</th><th scope="col" class="figure">steps</th><th scope="col" class="figure">invalid</th><th scope="col">advantage of each step</th></tr>
+        </thead>
+        <tbody>
+          {group.trajectories.map((one, place) => (
+            <tr>
+              <th scope="row"><Outcome of={one} /> <a href={links.step(run, one.trajectory, 0)} title={one.trajectory}><Line text={names[place]} most={40} /></a>
+                {one.error !== null && <p class="error"><Line text={one.error} /></p>}
+              </th>
+              <td class="figure">{number(one.episode_return)}</td>
+              <td class="figure">{one.length}</td>
+              <td class="figure">{one.invalid || ""}</td>
+              <td><Strip run={run} group={group} trajectory={one.trajectory} estimate={estimate} /></td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+/** The steps of a trajectory as cells in the colours of their advantages. */
+export function Strip({ run, group, trajectory, estimate, current }: {
+  run: string; group: Group; trajectory: string; estimate: Estimate | null; current?: number;
+}) {
+  const one = group.trajectories.find((found) => found.trajectory === trajectory);
+  if (!one) return null;
+  const most = largest(estimate);
+  const first = one.row - group.row;
+  return (
+    <span class="strip">
+      {Array.from({ length: one.length }, (_, step) => {
+        const row = first + step;
+        const value = estimate?.columns.advantage?.[row] ?? null;
+        const action = group.steps.action[row];
+        const text = action === null || action === undefined ? "no action" : plain(group.actions[action]).slice(0, 80);
+        const invalid = group.steps.valid[row] ? "" : ", invalid";
+        return (
+          <a
+            href={links.step(run, trajectory, step)} tabIndex={-1} style={{ background: shade(value, most) ?? "" }}
+            class={`${group.steps.valid[row] ? "" : "invalid"}`} aria-current={current === step ? "step" : undefined}
+            title={`step ${step}: ${text}${invalid}, advantage ${signed(value)}`}
+            aria-label={`step ${step}, advantage ${signed(value)}${invalid}`}
+          >
+            {step}
+          </a>
+        );
+      })}
+    </span>
+  );
+}

@@ -1,0 +1,30 @@
+// Keyboard shortcuts, which are off while something is typed.
+
+export const SHORTCUTS: [string, string][] = [
+  ["j k", "next and previous step"],
+  ["] [", "next and previous trajectory of the group"],
+  ["g", "the group of the step"],
+  ["s", "the group's graph of states"],
+  ["t", "the tree of tasks"],
+  ["↑ ↓ ← → Home End", "move in the tree, open and close its parts"],
+  ["Enter", "show what is selected in the tree"],
+  ["/", "find tasks"],
+  ["o", "overview of the run"],
+  ["d", "dark or light colours"],
+  ["?", "this list"],
+];
+
+/** Call the action of a key that is pressed outside of inputs. Returns a function that ends it. */
+export function onKey(actions: Record<string, () => void>): () => void {
+  const pressed = (event: KeyboardEvent) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    const target = event.target as HTMLElement;
+    if (target.closest("input, select, textarea, dialog")) return;
+    const action = Object.hasOwn(actions, event.key) ? actions[event.key] : undefined;
+    if (!action) return;
+    event.preventDefault();
+    action();
+  };
+  addEventListener("keydown", pressed);
+  return () => removeEventListener("keydown", pressed);
+}

@@ -1,0 +1,210 @@
+// What a run contains, and how it went.
+import { useState } from "preact/hooks";
+import { Chart } from "./chart";
+import { useDocument } from "./data";
+import type { Curves, Level, Levels, Overview, Results } from "./documents";
+import { counted, number, percent } from "./format";
+import { links } from "./route";
+import { Line, Marked } from "./texts";
+
+type Props = { path: string; run: string; version: number; pick: (iteration: string) => void };
+
+export function OverviewPage({ path, run, version, pick }: Props) {
+  const overview = useDocument<Overview>(`${path}/overview`, {}, version, path);
+  const curves = useDocument<Curves>(`${path}/curves`, {}, version, path);
+  if (overview.error) return <p class="error page" role="alert">{overview.error}</p>;
+  if (!overview.value) return <p class="page" role="status">Loading …</p>;
+  const seen = overview.value;
+  const several = seen.iterations.length > 1;
+  return (
+    <article class="page overview">
+      <div class="head">
+        <h1><Line text={seen.name} /></h1>
+        <p class="note"><bdi><Marked text={seen.path} /></bdi></p>
+      </div>
+      <dl class="tiles">
+        <Tile name="success" value={percent(seen.total.success, 1)} note={interval(seen.total)} />
+        <Tile name="mean return" value={number(seen.total.mean_return, 3)} />
+        <Tile name="mean length" value={number(seen.total.mean_length, 1)} note="steps" />
+        <Tile name="invalid actions" value={percent(seen.total.invalid, 1)} />
+        <Tile name="rollouts" value={number(seen.trajectories)} note={`${counted(seen.tasks, "task")}, ${counted(seen.groups, "group")}`} />
+        <Tile name="steps" value={number(seen.steps)} note={several ? counted(seen.iterations.length, "iteration") : counted(seen.files, "file")} />
+        {seen.total.aborted > 0 && <Tile name="aborted" value={number(seen.total.aborted)} note="rollouts" />}
+      </dl>
+      <p><a class="button" href={links.tasks(run)}>Look at the tasks</a></p>
+      <Outcomes of={seen} />
+      {several && curves.value && <CurvesPart curves={curves.value} pick={pick} />}
+      <TaskTypes of={seen} />
+      <LevelsPart path={path} version={version} pick={pick} />
+      <Configuration of={seen} />
+    </article>
+  );
+}
+
+const interval = (of: Results): string =>
+  of.interval ? `95%: ${percent(of.interval[0])} to ${percent(of.interval[1])} (${counted(of.tasks, "task")})` : "";
+
+function Tile({ name, value, note }: { name: string; value: string; note?: string }) {
+  return <div><dt>{name}</dt><dd>{value}</dd>{note && <dd class="note">{note}</dd>}</div>;
+}
+
+function Outcomes({ of }: { of: Overview }) {
+  const { none, partly, all } = of.outcomes;
+  const whole = none + partly + all;
+  if (!whole) return null;
+  const parts = [["never won", none, "lost"], ["won in part", partly, "partly"], ["always won", all, "won"]] as const;
+  return (
+    <section aria-label="Outcomes of groups">
+      <h2>Groups by outcome</h2>
+      <div class="stack" aria-hidden="true">
+        {parts.map(([, count, kind]) => count > 0 && <span class={kind} style={{ flexGrow: count }} />)}
+      </div>
+      <p class="note">
+        {parts.map(([name, count]) => `${name}: ${counted(count, "group")} (${percent(count / whole)})`).join(" · ")}. Only groups that are
+        won in part have anything to compare where rewards are 0 or 1.
+      </p>
+    </section>
+  );
+}
+
+function TaskTypes({ of }: { of: Overview }) {
+  if (of.task_types.length < 2) return null;
+  return (
+    <section aria-label="Task types">
+      <h2>By task type</h2>
+      <div class="table-scroll" role="region" aria-label="Task types" tabIndex={0}>
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">type</th><th scope="col" class="figure">tasks</th><th scope="col" class="figure">rollouts</th>
+              <th scope="col" class="figure">success</th><th scope="col">with its 95% interval</th><th scope="col" class="figure">return</th>
+              <th scope="col" class="figure">length</th><th scope="col" class="figure">invalid</th><th scope="col" class="figure">aborted</th>
+            </tr>
+          </thead>
+          <tbody>
+            {of.task_types.map((kind) => (
+              <tr>
+                <th scope="row"><Line text={kind.task_type ?? "unknown"} most={50} /></th>
+                <td class="figure">{kind.tasks}</td>
+                <td class="figure">{kind.episodes}</td>
+                <td class="figure">{percent(kind.success, 1)}</td>
+                <td><Interval of={kind} /></td>
+                <td class="figure">{number(kind.mean_return)}</td>
+                <td class="figure">{number(kind.mean_length, 1)}</td>
+                <td class="figure">{percent(kind.invalid, 1)}</td>
+                <td class="figure">{kind.aborted || ""}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      <p class="note">The intervals take tasks, not rollouts, as independent: rollouts of one task share its difficulty.</p>
+    </section>
+  );
+}
+
+function Interval({ of }: { of: Results }) {
+  if (!of.interval || of.success_by_task === null) return <>–</>;
+  const [low, high] = of.interval;
+  return (
+    <svg class="interval" viewBox="0 0 120 14" role="img" aria-label={`${percent(low)} to ${percent(high)}`}>
+      <line x1="1" x2="119" y1="7" y2="7" class="axis" />
+      <line x1={1 + 118 * low} x2={1 + 118 * high} y1="7" y2="7" class="range" />
+      <circle cx={1 + 118 * of.success_by_task} cy="7" r="4" />
+    </svg>
+  );
+}
+
+const RESULTS: [string, string[], boolean][] = [
+  ["Success and valid actions", ["success", "valid"], true],
+  ["Mean return", ["return"], false],
+  ["Mean length in steps", ["length"], false],
+  ["Steps", ["steps"], false],
+];
+
+function CurvesPart({ curves, pick }: { curves: Curves; pick: (iteration: string) => void }) {
+  const [metric, setMetric] = useState<string | null>(null);
+  const names = Object.keys(curves.metrics);
+  const chosen = metric ?? names.find((name) => name.startsWith("val/success")) ?? names[0] ?? null;
+  return (
+    <section aria-label="Curves">
+      <h2>By iteration</h2>
+      <div class="charts">
+        {RESULTS.map(([title, shown, share]) => (
+          <Chart key={title} title={title} iterations={curves.iterations} share={share} pick={pick} curves={shown.map((name) => ({ name, values: curves.results[name] ?? [] }))} />
+        ))}
+        {chosen && (
+          <div>
+            <label>metric of the training run{" "}
+              <select value={chosen} onChange={(event) => setMetric(event.currentTarget.value)}>
+                {names.map((name) => <option value={name}>{name}</option>)}
+              </select>
+            </label>
+            <Chart key={chosen} title={chosen} iterations={curves.metrics_iterations} curves={[{ name: chosen, values: curves.metrics[chosen] ?? [] }]} />
+          </div>
+        )}
+      </div>
+      <p class="note">Click on a point, or on an iteration in a table, to list its groups.</p>
+    </section>
+  );
+}
+
+const LEVEL_ROWS: [string, string, (value: number | null) => string][] = [
+  ["shared", "steps that share a context", (value) => percent(value, 1)],
+  ["cross", "… with another rollout", (value) => percent(value, 1)],
+  ["mean_size", "mean group size", (value) => number(value, 2)],
+  ["step_size", "mean group size per step", (value) => number(value, 2)],
+  ["differing", "same state, different history", (value) => percent(value, 1)],
+  ["flat", "groups of equal returns", (value) => percent(value, 1)],
+  ["weight", "weight in HGPO's sum", (value) => number(value, 3)],
+];
+
+function LevelsPart({ path, version, pick }: { path: string; version: number; pick: (iteration: string) => void }) {
+  const { value, error, loading } = useDocument<Levels>(`${path}/levels`, {}, version, path);
+  const problem = error ?? value?.problem;
+  return (
+    <section aria-label="Shared contexts" aria-busy={loading}>
+      <h2>Shared contexts by level</h2>
+      {problem && <p class="error" role="alert">{problem}</p>}
+      {!value && !error && <p role="status">Computing …</p>}
+      {value && value.levels.length > 0 && (
+        <>
+          <div class="table-scroll" role="region" aria-label="Levels" tabIndex={0}>
+            <table>
+              <thead><tr><th scope="col">k</th>{value.levels.map((level) => <th scope="col" class="figure">{String(level.level)}</th>)}</tr></thead>
+              <tbody>
+                {LEVEL_ROWS.map(([name, title, format]) => (
+                  <tr><th scope="row">{title}</th>{value.levels.map((level: Level) => <td class="figure">{format(level[name] as number | null)}</td>)}</tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+          <ul class="sentences">{value.sentences.map((sentence) => <li>{sentence}</li>)}</ul>
+        </>
+      )}
+      {value?.by_iteration.shared && value.by_iteration.iterations && (
+        <Chart
+          title="Steps that share a context, by level" share pick={pick} iterations={value.by_iteration.iterations}
+          curves={Object.entries(value.by_iteration.shared).map(([level, values]) => ({ name: level === "oracle" ? "whole history" : `k = ${level}`, values }))}
+        />
+      )}
+    </section>
+  );
+}
+
+function Configuration({ of }: { of: Overview }) {
+  const entries = Object.entries(of.config);
+  return (
+    <details>
+      <summary>Configuration</summary>
+      <dl class="facts">
+        <div><dt>environment</dt><dd>{of.environments.join(", ") || "unknown"} ({of.splits.join(", ") || "split unknown"})</dd></div>
+        <div><dt>stored contexts</dt><dd>to depth {of.depth}</dd></div>
+        <div><dt>files</dt><dd>{of.files}</dd></div>
+        {entries.map(([name, value]) => (
+          <div><dt><Line text={name} /></dt><dd><Line text={typeof value === "string" ? value : JSON.stringify(value)} most={2000} /></dd></div>
+        ))}
+      </dl>
+    </details>
+  );
+}

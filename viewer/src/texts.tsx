@@ -1,0 +1,107 @@
+// Texts of a run. They are data: shown as text, with marks for characters that cannot be seen or that turn the line.
+import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
+import { get, isFile } from "./data";
+import { diff } from "./diff";
+import type { Text } from "./documents";
+
+const HIDDEN =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\ufffe\uffff]/gu;
+
+export function Marked({ text }: { text: string }) {
+  const parts: ComponentChildren[] = [];
+  let end = 0;
+  for (const found of text.matchAll(HIDDEN)) {
+    const code = `U+${(found[0].codePointAt(0) as number).toString(16).toUpperCase().padStart(4, "0")}`;
+    parts.push(text.slice(end, found.index), <span class="hidden-character">{code}</span>);
+    end = found.index + found[0].length;
+  }
+  return <>{end ? [...parts, text.slice(end)] : text}</>;
+}
+
+export const plain = (text: Text | undefined): string =>
+  text === null || text === undefined ? "" : typeof text === "string" ? text : `${text.cut}…`;
+
+/** The first line of a text, for a list. */
+export function Line({ text, most = 160 }: { text: Text | undefined; most?: number }) {
+  const line = plain(text).slice(0, 4 * most).replace(/\s+/g, " ").trim();
+  return (
+    <bdi>
+      <Marked text={line.length > most ? `${line.slice(0, most)}…` : line} />
+    </bdi>
+  );
+}
+
+/** The address of a whole text, in case that it is cut. */
+export type Place = { path: string; column: string; item?: number };
+
+type BlockProps = { text: Text; label: string; place?: Place; children?: (text: string) => ComponentChildren };
+
+export function Block({ text, label, place, children }: BlockProps) {
+  const [whole, setWhole] = useState<{ of: Text; text: string } | null>(null);
+  if (text === null) return <p class="none">not stored</p>;
+  const shown = typeof text === "string" ? text : whole?.of === text ? whole.text : text.cut;
+  const missing = typeof text === "string" ? 0 : text.length - shown.length;
+  const load = () => {
+    if (!place) return;
+    const query = { column: place.column, item: place.item === undefined ? undefined : String(place.item) };
+    get<{ text: string }>(place.path, query).then((found) => setWhole({ of: text, text: found.text }));
+  };
+  return (
+    <>
+      <div class="text" role="region" aria-label={label} tabIndex={0} dir="auto">
+        {children ? children(shown) : shown ? <Marked text={shown} /> : <span class="none">empty</span>}
+      </div>
+      {missing > 0 && (
+        <p class="note">
+          {missing.toLocaleString("en")} more characters.{" "}
+          {place && !isFile && (
+            <button type="button" onClick={load}>
+              Show all
+            </button>
+          )}
+        </p>
+      )}
+    </>
+  );
+}
+
+/** A response with the thought and the action apart. */
+export function Response({ text, place }: { text: Text; place: Place }) {
+  return (
+    <Block text={text} label="Response" place={place}>
+      {(shown) =>
+        shown.split(/(<think>[\s\S]*?<\/think>|<action>[\s\S]*?<\/action>)/i).map((part) => {
+          const kind = /^<(think|action)>/i.exec(part)?.[1]?.toLowerCase();
+          if (!kind) return <Marked text={part} />;
+          return (
+            <span class={kind}>
+              <Marked text={part} />
+            </span>
+          );
+        })
+      }
+    </Block>
+  );
+}
+
+/** What a text of another step has in place of ours. */
+export function Diff({ ours, theirs }: { ours: Text; theirs: Text }) {
+  if (ours === null || theirs === null) return <p class="none">the run does not store the texts</p>;
+  return (
+    <div class="text diff" dir="auto" role="region" aria-label="Difference" tabIndex={0}>
+      {diff(plain(ours).slice(0, 4000), plain(theirs).slice(0, 4000)).map((part) => {
+        if (part.kind === "same") return <Marked text={part.text} />;
+        return part.kind === "ours" ? (
+          <del>
+            <Marked text={part.text} />
+          </del>
+        ) : (
+          <ins>
+            <Marked text={part.text} />
+          </ins>
+        );
+      })}
+    </div>
+  );
+}

@@ -1,0 +1,375 @@
+// Tasks → groups → trajectories, filtered, sorted and searched.
+import { Fragment } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { get, isFile, type Query, useDocument } from "./data";
+import type { Group, GroupRow, Hit, Overview, Search, Task, Tasks, Trajectory } from "./documents";
+import { counted, number, percent } from "./format";
+import { go, links, type Route } from "./route";
+import { Line } from "./texts";
+
+export type Filter = {
+  text: string;
+  search: string;
+  outcome: string;
+  task_type: string | null;
+  iteration: string;
+  invalid: boolean;
+  aborted: boolean;
+  sort: string;
+  descending: boolean;
+};
+
+export const NO_FILTER: Filter = {
+  text: "", search: "", outcome: "any", task_type: null, iteration: "", invalid: false, aborted: false,
+  sort: "order", descending: false,
+};
+
+const PAGE = 100;
+const WAIT_MS = 250;
+
+function queryOf(filter: Filter): Query {
+  return {
+    text: JSON_TEXT(filter.text),
+    search: filter.search || undefined,
+    outcome: filter.outcome === "any" ? undefined : filter.outcome,
+    task_type: filter.task_type === null ? undefined : JSON_TEXT(filter.task_type, true),
+    iteration: filter.iteration || undefined,
+    invalid: filter.invalid ? "true" : undefined,
+    aborted: filter.aborted ? "true" : undefined,
+    sort: filter.sort === "order" ? undefined : filter.sort,
+    descending: filter.descending ? "true" : undefined,
+  };
+}
+
+/** A text as the server reads it: a text that looks like a number or a list is still a text. */
+const JSON_TEXT = (text: string, empty = false): string | undefined =>
+  isFile ? (text || empty ? text : undefined) : text || empty ? JSON.stringify(text) : undefined;
+
+type Props = {
+  path: string;
+  run: string;
+  version: number;
+  route: Route;
+  filter: Filter;
+  setFilter: (filter: Filter) => void;
+};
+
+export function TaskTree({ path, run, version, route, filter, setFilter }: Props) {
+  const [pages, setPages] = useState<{ of: string; lists: Tasks[] }>({ of: "", lists: [] });
+  const [problem, setProblem] = useState<string | null>(null);
+  const [open, setOpen] = useState<Set<string>>(new Set());
+  const overview = useDocument<Overview>(`${path}/overview`, {}, version).value;
+  const query = queryOf(filter);
+  const key = `${path} ${JSON.stringify(query)}`;
+  const current = useRef(key);
+  current.current = key;
+
+  const load = async (offset: number, limit = PAGE): Promise<Tasks | null> => {
+    try {
+      return await get<Tasks>(`${path}/tasks`, { ...query, offset: offset ? String(offset) : undefined, limit: String(limit) });
+    } catch (error) {
+      setProblem((error as Error).message);
+      return null;
+    }
+  };
+  useEffect(() => {
+    setProblem(null);
+    load(0).then((found) => found && current.current === key && setPages({ of: key, lists: [found] }));
+  }, [key, version]);
+  const more = async () => {
+    const offset = tasks.length;
+    const found = await load(offset);
+    if (found && current.current === key) setPages((before) => ({ of: key, lists: [...before.lists, found] }));
+  };
+
+  const revealed = useRef<string | null>(null);
+  useEffect(() => {
+    const wanted = route.view === "step" ? route.trajectory : null;
+    if (!wanted || revealed.current === wanted || !pages.lists.length) return;
+    revealed.current = wanted;
+    get<{ group: number }>(`${path}/find`, { trajectory: wanted }).then(({ group }) => {
+      const task = pages.lists.flatMap((list) => list.tasks).find((one) => one.groups.some((row) => row.number === group));
+      if (!task) return;
+      toggle(taskId(task), true);
+      toggle(`g ${group}`, true);
+    }, () => undefined);
+  }, [route.view, route.trajectory, pages]);
+
+  const first = pages.lists[0];
+  const tasks = pages.lists.flatMap((list) => list.tasks);
+  const toggle = (id: string, wanted?: boolean) =>
+    setOpen((before) => {
+      const after = new Set(before);
+      if (wanted ?? !after.has(id)) after.add(id);
+      else after.delete(id);
+      return after;
+    });
+  const filtered = JSON.stringify(filter) !== JSON.stringify({ ...NO_FILTER, sort: filter.sort, descending: filter.descending });
+
+  return (
+    <section class="tree" aria-label="Tasks">
+      <Filters filter={filter} setFilter={setFilter} overview={overview} />
+      {filter.search && <Hits path={path} run={run} text={filter.search} version={version} />}
+      <p class="note" role="status">
+        {problem ? "" : first ? `${counted(first.total, "task")}, ${counted(first.groups, "group")}` : "Loading …"}{" "}
+        {filtered && <button type="button" onClick={() => setFilter(NO_FILTER)}>Clear filters</button>}
+      </p>
+      {problem && <p class="error" role="alert">{problem}</p>}
+      <Grid {...{ path, run, route, version, tasks, open, toggle }} />
+      {first && tasks.length < first.total && (
+        <button type="button" class="more" onClick={more}>
+          Show {Math.min(PAGE, first.total - tasks.length)} more of {first.total.toLocaleString("en")}
+        </button>
+      )}
+    </section>
+  );
+}
+
+// ------------------------------------------------------------------------------------------------------------ filters
+
+function Filters({ filter, setFilter, overview }: {
+  filter: Filter; setFilter: (filter: Filter) => void; overview: Overview | null;
+}) {
+  const [text, setText] = useState(filter.text);
+  const [search, setSearch] = useState(filter.search);
+  useEffect(() => { setText(filter.text); setSearch(filter.search); }, [filter.text, filter.search]);
+  useEffect(() => {
+    if (text === filter.text) return;
+    const timer = setTimeout(() => setFilter({ ...filter, text }), WAIT_MS);
+    return () => clearTimeout(timer);
+  }, [text]);
+  const set = (change: Partial<Filter>) => setFilter({ ...filter, ...change });
+  return (
+    <form class="filters" role="search" aria-label="Find tasks" onSubmit={(event) => { event.preventDefault(); set({ text, search }); }}>
+      <input
+        id="filter-text" type="search" placeholder="Find tasks ( / )" aria-label="Task id or instruction contains"
+        value={text} onInput={(event) => setText(event.currentTarget.value)}
+      />
+      {!isFile && (
+        <input
+          type="search" placeholder="Search in texts, Enter" value={search}
+          aria-label="Search in states, actions, responses and errors; press Enter"
+          onInput={(event) => { setSearch(event.currentTarget.value); if (!event.currentTarget.value) set({ search: "" }); }}
+        />
+      )}
+      <div class="row">
+        <select aria-label="Outcome" value={filter.outcome} onChange={(event) => set({ outcome: event.currentTarget.value })}>
+          <option value="any">any outcome</option>
+          <option value="partly">won in part</option>
+          <option value="none">never won</option>
+          <option value="all">always won</option>
+        </select>
+        <select
+          aria-label="Task type" value={filter.task_type ?? "*"}
+          onChange={(event) => set({ task_type: event.currentTarget.value === "*" ? null : event.currentTarget.value })}
+        >
+          <option value="*">any type</option>
+          {overview?.task_types.map((kind) => (
+            <option value={kind.task_type ?? ""}>{(kind.task_type ?? "unknown type").slice(0, 60)}</option>
+          ))}
+        </select>
+        {(overview?.iterations.length ?? 0) > 1 && (
+          <select aria-label="Iteration" value={filter.iteration} onChange={(event) => set({ iteration: event.currentTarget.value })}>
+            <option value="">any iteration</option>
+            {overview?.iterations.map((one) => <option value={String(one)}>iteration {one}</option>)}
+          </select>
+        )}
+        <select
+          aria-label="Order" value={`${filter.sort} ${filter.descending ? "down" : "up"}`}
+          onChange={(event) => {
+            const [sort, way] = event.currentTarget.value.split(" ") as [string, string];
+            set({ sort, descending: way === "down" });
+          }}
+        >
+          <option value="order up">as collected</option>
+          <option value="order down">newest first</option>
+          <option value="task up">by task</option>
+          <option value="success up">least success first</option>
+          <option value="success down">most success first</option>
+          <option value="return up">least return first</option>
+          <option value="return down">highest return first</option>
+          <option value="length down">longest first</option>
+          <option value="length up">shortest first</option>
+          <option value="invalid down">most invalid first</option>
+          <option value="aborted down">most aborted first</option>
+        </select>
+      </div>
+      <div class="row">
+        <label><input type="checkbox" checked={filter.invalid} onChange={(event) => set({ invalid: event.currentTarget.checked })} /> invalid actions</label>
+        <label><input type="checkbox" checked={filter.aborted} onChange={(event) => set({ aborted: event.currentTarget.checked })} /> aborted</label>
+      </div>
+    </form>
+  );
+}
+
+function Hits({ path, run, text, version }: { path: string; run: string; text: string; version: number }) {
+  const { value, error, loading } = useDocument<Search>(`${path}/search`, { text }, version);
+  if (error) return <p class="error" role="alert">{error}</p>;
+  if (loading || !value) return <p class="note" role="status">Searching …</p>;
+  const shown = value.hits.slice(0, 200);
+  return (
+    <details class="hits">
+      <summary>{counted(value.steps, "step")} in {counted(value.groups.length, "group")}</summary>
+      <ul>
+        {shown.map((hit: Hit) => (
+          <li><a href={links.step(run, hit.trajectory, hit.step)}><Line text={hit.trajectory} most={60} /> step {hit.step}, {hit.column}</a></li>
+        ))}
+      </ul>
+      {value.steps > shown.length && <p class="note">The first {shown.length} are listed.</p>}
+    </details>
+  );
+}
+
+// --------------------------------------------------------------------------------------------------------- the tree
+
+type Row = { id: string; level: number; parent: string | null; opens: boolean; link: string };
+
+function Grid({ path, run, route, version, tasks, open, toggle }: {
+  path: string; run: string; route: Route; version: number; tasks: Task[]; open: Set<string>;
+  toggle: (id: string, wanted?: boolean) => void;
+}) {
+  const [focused, setFocused] = useState<string | null>(null);
+  const body = useRef<HTMLDivElement>(null);
+  const [members, setMembers] = useState<Map<number, Trajectory[]>>(new Map());
+
+  useEffect(() => setMembers(new Map()), [path, version]);
+  const wanted = tasks.flatMap((task) => task.groups.filter((group) =>
+    task.groups.length === 1 ? open.has(taskId(task)) : open.has(taskId(task)) && open.has(groupId(group))));
+  useEffect(() => {
+    for (const group of wanted) {
+      if (members.has(group.number)) continue;
+      get<Group>(`${path}/groups/${group.number}`).then((found) =>
+        setMembers((before) => new Map(before).set(group.number, found.trajectories)), () => undefined);
+    }
+  }, [wanted.map((group) => group.number).join(), members]);
+
+  const rows: Row[] = [];
+  for (const task of tasks) {
+    const single = task.groups.length === 1 ? task.groups[0] : undefined;
+    rows.push({ id: taskId(task), level: 1, parent: null, opens: true, link: links.group(run, (single ?? task.groups[0] as GroupRow).number) });
+    if (!open.has(taskId(task))) continue;
+    for (const group of task.groups) {
+      if (!single) rows.push({ id: groupId(group), level: 2, parent: taskId(task), opens: true, link: links.group(run, group.number) });
+      if (!single && !open.has(groupId(group))) continue;
+      const parent = single ? taskId(task) : groupId(group);
+      for (const one of members.get(group.number) ?? []) {
+        rows.push({ id: `w ${one.trajectory}`, level: single ? 2 : 3, parent, opens: false, link: links.step(run, one.trajectory, 0) });
+      }
+    }
+  }
+  const selected = route.view === "step" ? `w ${route.trajectory}` : null;
+  const current = rows.some((row) => row.id === focused) ? focused : (rows.find((row) => row.id === selected)?.id ?? rows[0]?.id);
+
+  const focus = (id: string | undefined | null) => {
+    if (!id) return;
+    setFocused(id);
+    requestAnimationFrame(() => body.current?.querySelector<HTMLElement>('[tabindex="0"]')?.focus());
+  };
+  const pressed = (event: KeyboardEvent) => {
+    const at = rows.findIndex((row) => row.id === current);
+    const row = rows[at];
+    if (!row || event.ctrlKey || event.metaKey || event.altKey) return;
+    const actions: Record<string, () => void> = {
+      ArrowDown: () => focus(rows[at + 1]?.id),
+      ArrowUp: () => focus(rows[at - 1]?.id),
+      Home: () => focus(rows[0]?.id),
+      End: () => focus(rows[rows.length - 1]?.id),
+      ArrowRight: () => (row.opens && !open.has(row.id) ? toggle(row.id, true) : rows[at + 1]?.parent === row.id && focus(rows[at + 1]?.id)),
+      ArrowLeft: () => (row.opens && open.has(row.id) ? toggle(row.id, false) : focus(row.parent)),
+      Enter: () => go(row.link),
+      " ": () => (row.opens ? toggle(row.id) : go(row.link)),
+    };
+    const action = actions[event.key];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  };
+  const common = (id: string, level: number, expanded: boolean | undefined, link: string, chosen: boolean) => ({
+    role: "row" as const,
+    "aria-level": level,
+    "aria-expanded": expanded,
+    "aria-selected": chosen,
+    tabIndex: id === current ? 0 : -1,
+    class: `tree-row level-${level}`,
+    onFocus: () => setFocused(id),
+    onClick: () => { if (expanded !== undefined) toggle(id); setFocused(id); go(link); },
+  });
+
+  return (
+    <div role="treegrid" aria-label="Tasks, groups and trajectories" class="grid" ref={body} onKeyDown={pressed}>
+      <div role="row" class="tree-row grid-head">
+        {["task", "won", "return", "length", "invalid"].map((name) => <span role="columnheader">{name}</span>)}
+      </div>
+      {tasks.map((task) => {
+        const id = taskId(task);
+        const single = task.groups.length === 1 ? task.groups[0] : undefined;
+        const list = open.has(id);
+        return (
+          <Fragment key={id}>
+            <div {...common(id, 1, list, links.group(run, (single ?? (task.groups[0] as GroupRow)).number), route.group === single?.number && route.view === "group")}>
+              <span role="gridcell" class="name">
+                <Arrow open={list} />
+                <span><Line text={task.task ?? task.task_id} most={110} /><small><Line text={task.task_type ?? ""} most={40} /> {task.groups.length > 1 && counted(task.groups.length, "group")}</small></span>
+              </span>
+              <Figures of={task} />
+            </div>
+            {list && task.groups.map((group) => (
+              <Fragment key={group.number}>
+                {!single && (
+                  <div {...common(groupId(group), 2, open.has(groupId(group)), links.group(run, group.number), route.view === "group" && route.group === group.number)}>
+                    <span role="gridcell" class="name"><Arrow open={open.has(groupId(group))} />iteration {group.iteration}{group.group > 0 && `, group ${group.group}`}</span>
+                    <Figures of={group} />
+                  </div>
+                )}
+                {(single || open.has(groupId(group))) && (members.get(group.number) ?? []).map((one, place) => (
+                  <div key={one.trajectory} {...common(`w ${one.trajectory}`, single ? 2 : 3, undefined, links.step(run, one.trajectory, 0), selected === `w ${one.trajectory}`)}>
+                    <span role="gridcell" class="name" title={one.trajectory}><Outcome of={one} /><Line text={shortNames(members.get(group.number) ?? [])[place]} most={60} /></span>
+                    <span role="gridcell">{one.aborted ? "–" : one.won ? "1" : "0"}</span>
+                    <span role="gridcell">{number(one.episode_return)}</span>
+                    <span role="gridcell">{one.length}</span>
+                    <span role="gridcell">{one.invalid || ""}</span>
+                  </div>
+                ))}
+              </Fragment>
+            ))}
+          </Fragment>
+        );
+      })}
+    </div>
+  );
+}
+
+const taskId = (task: Task) => `t ${task.env_id} ${task.task_id}`;
+const groupId = (group: GroupRow) => `g ${group.number}`;
+
+/** The names of trajectories without the part that all of them begin with. */
+export function shortNames(all: Trajectory[]): string[] {
+  const names = all.map((one) => one.trajectory);
+  const first = names[0] ?? "";
+  let same = names.length > 1 ? first.length : 0;
+  for (const name of names) while (!name.startsWith(first.slice(0, same))) same--;
+  const cut = first.slice(0, same).search(/[^-/_:. ]*$/);
+  return names.map((name) => (cut > 0 && name.length > cut ? `…${name.slice(cut)}` : name));
+}
+
+const Arrow = ({ open }: { open: boolean }) => <span class={`arrow ${open ? "open" : ""}`} aria-hidden="true">▸</span>;
+
+export function Outcome({ of }: { of: Trajectory }) {
+  if (of.aborted) return <span class="mark aborted" role="img" aria-label="aborted" title="aborted">!</span>;
+  if (of.won) return <span class="mark won" role="img" aria-label="won" title="won">✓</span>;
+  return <span class="mark lost" role="img" aria-label={of.truncated ? "step limit" : "not won"} title={of.truncated ? "step limit" : "not won"}>{of.truncated ? "…" : "✗"}</span>;
+}
+
+function Figures({ of }: { of: Task | GroupRow }) {
+  const whole = of.size - of.aborted;
+  return (
+    <>
+      <span role="gridcell" title={`${of.won} of ${whole} won${of.aborted ? `, ${of.aborted} aborted` : ""}`}>
+        {whole ? percent(of.won / whole) : "–"}{of.aborted > 0 && <span class="mark aborted" role="img" aria-label={`${of.aborted} aborted`}>!</span>}
+      </span>
+      <span role="gridcell">{number(of.mean_return)}</span>
+      <span role="gridcell">{number(of.mean_length, 1)}</span>
+      <span role="gridcell">{of.invalid || ""}</span>
+    </>
+  );
+}
