@@ -5,7 +5,7 @@ import { forget, get, isFile, useDocument } from "./data";
 import type { Head } from "./documents";
 import { type Chosen, startWith } from "./estimators";
 import { GroupPage } from "./group";
-import { onKey, SHORTCUTS } from "./keys";
+import { focusSoon, onKey, SHORTCUTS } from "./keys";
 import { OverviewPage } from "./overview";
 import { go, links, useRoute } from "./route";
 import { StepPage } from "./step";
@@ -106,11 +106,11 @@ function App() {
       o: () => go(links.overview(run.name)),
       t: () => {
         if (route.view === "overview") go(links.tasks(run.name));
-        requestAnimationFrame(() => document.querySelector<HTMLElement>('[role="treegrid"] [tabindex="0"]')?.focus());
+        focusSoon('[role="treegrid"] [tabindex="0"]');
       },
       "/": () => {
         if (route.view === "overview") go(links.tasks(run.name));
-        requestAnimationFrame(() => document.getElementById("filter-text")?.focus());
+        focusSoon("#filter-text");
       },
       d: toggleTheme,
       "?": () => setHelp((open) => !open),

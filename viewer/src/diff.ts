@@ -4,6 +4,8 @@ export type Part = { kind: "same" | "ours" | "theirs"; text: string };
 
 const WORDS = 1500;
 const EDITS = 400;
+/** Texts that share less than this part of their letters are shown one after the other. */
+const ALIKE = 0.4;
 
 export function diff(ours: string, theirs: string): Part[] {
   const a = words(ours);
@@ -13,6 +15,11 @@ export function diff(ours: string, theirs: string): Part[] {
   let end = 0;
   while (end < a.length - start && end < b.length - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end++;
   const middle = edits(a.slice(start, a.length - end), b.slice(start, b.length - end));
+  const letters = (parts: Part[]) => parts.reduce((sum, part) => sum + part.text.replace(/\s+/g, "").length, 0);
+  const shared = letters(middle.filter((part) => part.kind === "same")) + letters([{ kind: "same", text: a.slice(0, start).join("") + a.slice(a.length - end).join("") }]);
+  if (shared < ALIKE * Math.min(letters([{ kind: "ours", text: ours }]), letters([{ kind: "theirs", text: theirs }]))) {
+    return merged([{ kind: "ours", text: ours }, { kind: "same", text: "\n" }, { kind: "theirs", text: theirs }]);
+  }
   const before: Part = { kind: "same", text: a.slice(0, start).join("") };
   const after: Part = { kind: "same", text: a.slice(a.length - end).join("") };
   return merged([before, ...middle, after]);

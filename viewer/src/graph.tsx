@@ -56,7 +56,7 @@ function statesOf(group: Group, estimate: Estimate | null): States {
   }
   for (const edge of edges.values()) {
     edge.advantage = mean(edge.rows.map((row) => estimate?.columns.advantage?.[row]));
-    edge.loop = (layer.get(edge.to) as number) <= (layer.get(edge.from) as number);
+    edge.loop = edge.to === edge.from || (layer.get(edge.to) as number) < (layer.get(edge.from) as number);
   }
   const list = [...edges.values()];
   return { nodes, edges: list, layers: placed(nodes, list) };
@@ -182,7 +182,7 @@ export function Graph({ run, group, estimate }: { run: string; group: Group; est
 
 function way([x1, y1]: [number, number], [x2, y2]: [number, number], edge: Edge): string {
   if (edge.from === edge.to) return `M ${x1 - 6} ${y1 - 8} C ${x1 - 28} ${y1 - 46}, ${x1 + 28} ${y1 - 46}, ${x1 + 6} ${y1 - 8}`;
-  if (edge.loop) {
+  if (x2 <= x1) {
     const bow = 26 + Math.abs(x1 - x2) / 6 + Math.abs(y1 - y2) / 8;
     return `M ${x1} ${y1} C ${x1 + 20} ${y1 + bow}, ${x2 + 20} ${y2 + bow}, ${x2} ${y2}`;
   }

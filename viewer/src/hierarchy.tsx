@@ -69,7 +69,8 @@ function LevelPart({ run, group, row, k, a, b, levelled, context, members, leavi
   const counting = members.filter((one) => !trajectoryOf(group, one.row)?.aborted);
   const returns = counting.map((one) => a?.columns.return?.[one.row] ?? null).filter((one): one is number => one !== null);
   const mean = returns.length ? returns.reduce((sum, one) => sum + one, 0) / returns.length : null;
-  const rollouts = new Set(members.map((one) => group.steps.trajectory[one.row])).size;
+  const aborted = members.length - counting.length;
+  const rollouts = new Set(counting.map((one) => group.steps.trajectory[one.row])).size;
   const title = k === 0 ? "same state" : k === 1 ? "and the same state before" : `and the same ${k} states before`;
   const shown = all ? leaving : leaving.slice(0, SHOWN);
   return (
@@ -81,7 +82,8 @@ function LevelPart({ run, group, row, k, a, b, levelled, context, members, leavi
         <p class="note">The step has only {counted(k - 1, "state")} before it.</p>
       ) : (
         <p class="level-facts">
-          {members.length === 1 ? <strong>singleton</strong> : <strong>{counted(members.length, "step")}</strong>} of {counted(rollouts, "rollout")} · mean return {number(mean, 3)}
+          {counting.length === 1 ? <strong>singleton</strong> : <strong>{counted(counting.length, "step")}</strong>} of {counted(rollouts, "rollout")}
+          {aborted > 0 && ` (${aborted} of aborted ones, which do not count)`} · mean return {number(mean, 3)}
           {levelled && (
             <>
               {" "}· A<sub>{k}</sub> <strong class="value" style={{ background: shade(value, largest(levelled, `k${k}`)) ?? "" }}>{signed(value, 3)}</strong>

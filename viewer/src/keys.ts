@@ -14,6 +14,13 @@ export const SHORTCUTS: [string, string][] = [
   ["?", "this list"],
 ];
 
+/** Focus an element as soon as it is there: another view may have to load first. */
+export function focusSoon(selector: string, tries = 200): void {
+  const found = document.querySelector<HTMLElement>(selector);
+  if (found) found.focus();
+  else if (tries) requestAnimationFrame(() => focusSoon(selector, tries - 1));
+}
+
 /** Call the action of a key that is pressed outside of inputs. Returns a function that ends it. */
 export function onKey(actions: Record<string, () => void>): () => void {
   const pressed = (event: KeyboardEvent) => {

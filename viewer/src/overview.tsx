@@ -124,7 +124,7 @@ const RESULTS: [string, string[], boolean][] = [
 
 function CurvesPart({ curves, pick }: { curves: Curves; pick: (iteration: string) => void }) {
   const [metric, setMetric] = useState<string | null>(null);
-  const names = Object.keys(curves.metrics);
+  const names = Object.keys(curves.metrics).filter((name) => curves.metrics[name]?.some((value) => value !== null));
   const chosen = metric ?? names.find((name) => name.startsWith("val/success")) ?? names[0] ?? null;
   return (
     <section aria-label="Curves">

@@ -140,7 +140,7 @@ function Filters({ filter, setFilter, overview }: {
   }, [text]);
   const set = (change: Partial<Filter>) => setFilter({ ...filter, ...change });
   return (
-    <form class="filters" role="search" aria-label="Find tasks" onSubmit={(event) => { event.preventDefault(); set({ text, search }); }}>
+    <form class="filters" role="search" aria-label="Find tasks" onSubmit={(event) => event.preventDefault()}>
       <input
         id="filter-text" type="search" placeholder="Find tasks ( / )" aria-label="Task id or instruction contains"
         value={text} onInput={(event) => setText(event.currentTarget.value)}
@@ -149,6 +149,7 @@ function Filters({ filter, setFilter, overview }: {
         <input
           type="search" placeholder="Search in texts, Enter" value={search}
           aria-label="Search in states, actions, responses and errors; press Enter"
+          onKeyDown={(event) => event.key === "Enter" && set({ text, search })}
           onInput={(event) => { setSearch(event.currentTarget.value); if (!event.currentTarget.value) set({ search: "" }); }}
         />
       )}
