@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from viewed import HOSTILE, small_rows
 
-from hgpo_datasets import StepWriter
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_train.advantages import compute
 from hgpo_train.view.page import Selection, write_page
 from hgpo_train.view.sources import open_sources
 
@@ -42,11 +43,10 @@ def page(browser) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1300, "height": 900}, color_scheme="light")
     page = context.new_page()
     problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("pageerror", lambda error: problems.append(f"{error} {error.stack}"))
     page.on("console", lambda line: problems.append(line.text) if line.type in ("error", "warning") else None)
-    page.on(
-        "request", lambda asked: None if asked.url.startswith(("http://127.0.0.1:", "file://", "data:")) else problems.append(asked.url)
-    )
+    here = ("http://127.0.0.1:", "file://", "data:")
+    page.on("request", lambda asked: None if asked.url.startswith(here) else problems.append(asked.url))
     page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
     page.set_default_timeout(30_000)
     yield page
@@ -74,10 +74,6 @@ def viewer() -> Iterator[Viewer]:
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
-
-
-def value_of(page: Any, label: str) -> str:
-    return page.locator(".advantages > div", has_text=f"{label}:").locator("dd").first.inner_text()
 
 
 def test_open_filter_follow_a_group_and_compare(viewer, page, small_run) -> None:
@@ -111,7 +107,8 @@ def test_open_filter_follow_a_group_and_compare(viewer, page, small_run) -> None
     expect(level.locator(".value")).to_have_text("+5.000")  # (10 - 0) / 2
     page.get_by_label("B: estimator").select_option("rloo")
     expect(page.locator(".advantages")).to_contain_text("B: rloo")
-    expect(page.locator(".advantages > div").nth(1).locator("dd").first).to_have_text("+5.000")  # 10 - (0 + 10) / 2
+    rloo = compute(scan_steps(small_run), "rloo", reward_scale=10).collect()["advantage"][0]
+    expect(page.locator(".advantages > div").nth(1).locator("dd").first).to_have_text(f"+{rloo:.3f}")
     page.get_by_label("A: history_length, number").fill("0")
     page.get_by_label("A: history_length, number").press("Enter")
     expect(page.get_by_role("region", name="Level 1")).to_have_count(0)
@@ -284,8 +281,10 @@ def test_hostile_texts_are_shown_and_not_run(viewer, page, hostile_run) -> None:
     playwright.expect(state("surrogate")).to_have_text("lone \ufffd and \ufffd")
     large = state("large")
     assert len(large.inner_text()) == 20_000
-    page.get_by_role("button", name="Show all").first.click()
-    page.wait_for_timeout(300)
+    cut = page.get_by_role("button", name="Show all")
+    count = cut.count()
+    cut.first.click()
+    playwright.expect(cut).to_have_count(count - 1, timeout=20_000)
     assert len(large.text_content()) == len(HOSTILE["large"])
 
 

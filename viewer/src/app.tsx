@@ -1,6 +1,6 @@
 // The shell: runs, views, theme, keyboard, and the watch for new rows.
 import { render } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { forget, get, isFile, useDocument } from "./data";
 import type { Head } from "./documents";
 import { type Chosen, startWith } from "./estimators";
@@ -100,7 +100,7 @@ function App() {
   const place = Math.max(0, runs.findIndex((run) => run.name === route.run));
   const run = runs[place];
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!run) return;
     return onKey({
       o: () => go(links.overview(run.name)),

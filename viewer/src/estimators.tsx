@@ -79,6 +79,7 @@ const RANGES: Record<string, [number, number, number]> = { alpha: [0, 5, 0.25], 
 function Field({ parameter, value, change, depth, label }: {
   parameter: Parameter; value: Value; change: (value: Value) => void; depth: number; label: string;
 }) {
+  const [draft, setDraft] = useState<string | null>(null); // what is being typed, which a new document must not replace
   const name = SHORT[parameter.name] ?? parameter.name;
   const described = `${label}: ${parameter.name}`;
   const range = parameter.name === "history_length" ? ([0, depth, 1] as const) : RANGES[parameter.name];
@@ -121,10 +122,11 @@ function Field({ parameter, value, change, depth, label }: {
         />
       )}
       <input
-        type="number" class="short" aria-label={range ? `${described}, number` : described} value={Number(value)}
+        type="number" class="short" aria-label={range ? `${described}, number` : described} value={draft ?? Number(value)}
         step={parameter.kind === "int" ? 1 : "any"} min={parameter.least ?? undefined}
         max={parameter.name === "history_length" ? depth : (parameter.most ?? undefined)}
-        onChange={(event) => numeric(event.currentTarget.value)}
+        onInput={(event) => setDraft(event.currentTarget.value)}
+        onChange={(event) => { setDraft(null); numeric(event.currentTarget.value); }}
       />
     </label>
   );

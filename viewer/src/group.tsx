@@ -1,5 +1,5 @@
 // A group of rollouts: its trajectories side by side, or its graph of states.
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 import { useDocument } from "./data";
 import type { Estimate, Group } from "./documents";
 import { type Chosen, useEstimate } from "./estimators";
@@ -16,7 +16,7 @@ export function GroupPage({ path, run, version, number: at, tab, chosen }: Props
   const [which, setWhich] = useState(0);
   const group = useDocument<Group>(`${path}/groups/${at}`, {}, version);
   const estimate = useEstimate(path, at, chosen[which] as Chosen, version);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const first = group.value?.trajectories[0];
     return onKey({
       g: () => go(links.group(run, at)),

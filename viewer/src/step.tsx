@@ -1,5 +1,5 @@
 // A step: what the policy saw and wrote, and the hierarchy of groups that its advantage is computed in.
-import { useEffect } from "preact/hooks";
+import { useLayoutEffect } from "preact/hooks";
 import { get, useDocument } from "./data";
 import type { Estimator, Group, Step } from "./documents";
 import { type Chosen, Picker, useEstimate } from "./estimators";
@@ -35,7 +35,7 @@ export function StepPage({ path, run, version, trajectory, step, estimators, cho
   const b = useEstimate(path, group.value ? at : null, chosen[1] as Chosen, version);
 
   const visit = (name: string | undefined, where: number) => name !== undefined && go(links.step(run, name, where));
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (one && current + 1 < one.length) get(`${path}/steps/${one.row + current + 1}`).catch(() => undefined);
     const members = group.value?.trajectories ?? [];
     return onKey({

@@ -45,7 +45,7 @@ export function Block({ text, label, place, children }: BlockProps) {
   const load = () => {
     if (!place) return;
     const query = { column: place.column, item: place.item === undefined ? undefined : String(place.item) };
-    get<{ text: string }>(place.path, query).then((found) => setWhole({ of: text, text: found.text }));
+    get<{ text: string }>(`${place.path}/text`, query).then((found) => setWhole({ of: text, text: found.text }));
   };
   return (
     <>
