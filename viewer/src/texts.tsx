@@ -35,17 +35,22 @@ export function Line({ text, most = 160 }: { text: Text | undefined; most?: numb
 /** The address of a whole text, in case that it is cut. */
 export type Place = { path: string; column: string; item?: number };
 
+/** Characters that are added at a time: browsers take seconds for the layout of a million. */
+const MORE = 100_000;
+
 type BlockProps = { text: Text; label: string; place?: Place; children?: (text: string) => ComponentChildren };
 
 export function Block({ text, label, place, children }: BlockProps) {
-  const [whole, setWhole] = useState<{ of: Text; text: string } | null>(null);
+  const [whole, setWhole] = useState<{ of: Text; text: string; end: number } | null>(null);
   if (text === null) return <p class="none">not stored</p>;
-  const shown = typeof text === "string" ? text : whole?.of === text ? whole.text : text.cut;
+  const shown = typeof text === "string" ? text : whole?.of === text ? whole.text.slice(0, whole.end) : text.cut;
   const missing = typeof text === "string" ? 0 : text.length - shown.length;
   const load = () => {
     if (!place) return;
     const query = { column: place.column, item: place.item === undefined ? undefined : String(place.item) };
-    get<{ text: string }>(`${place.path}/text`, query).then((found) => setWhole({ of: text, text: found.text }));
+    get<{ text: string }>(`${place.path}/text`, query).then((found) =>
+      setWhole({ of: text, text: found.text, end: shown.length + MORE }),
+    );
   };
   return (
     <>
@@ -57,7 +62,7 @@ export function Block({ text, label, place, children }: BlockProps) {
           {missing.toLocaleString("en")} more characters.{" "}
           {place && !isFile && (
             <button type="button" onClick={load}>
-              Show all
+              Show {missing > MORE ? MORE.toLocaleString("en") : missing.toLocaleString("en")} more
             </button>
           )}
         </p>
