@@ -1,0 +1,174 @@
+"""`hgpo view`: the page of a selection, and bad input."""
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import hgpo as start
+from viewed import HOSTILE
+
+from hgpo_envs.errors import InputError
+from hgpo_train.view.page import Selection, write_page
+from hgpo_train.view.sources import open_sources
+
+
+def data_of(file: Path) -> dict:
+    """Return the documents in a page."""
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', file.read_text(), re.DOTALL)
+    return json.loads(data)
+
+
+def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
+    file = tmp_path / "page.html"
+    done: list[tuple[int, int]] = []
+    chosen = Selection(tasks=2, estimators=("hgpo", "rloo"))
+    written = write_page(open_sources([str(rich_run)]), file, chosen, lambda *progress: done.append(progress))
+    assert (written.tasks, written.left_out, written.bytes) == (2, 0, file.stat().st_size)
+    assert done == [(1, 2), (2, 2)]
+    answers = data_of(file)["answers"]
+    assert [task["task_id"] for task in answers["runs/0/tasks"]["tasks"]] == ["task 0", "task 1"]
+    rows = sum(group["rows"] for task in answers["runs/0/tasks"]["tasks"] for group in task["groups"])
+    assert sum(key.startswith("runs/0/steps/") for key in answers) == rows
+    assert answers["runs/0/groups/1/estimates/rloo"]["parameters"]["reward_scale"] == 10
+
+
+def test_tasks_by_id(rich_run, tmp_path) -> None:
+    file = tmp_path / "page.html"
+    write_page(open_sources([str(rich_run)]), file, Selection(task_ids=("task 4",)))
+    assert [task["task_id"] for task in data_of(file)["answers"]["runs/0/tasks"]["tasks"]] == ["task 4"]
+    with pytest.raises(InputError, match="unknown task 'task 9'; did you mean 'task "):
+        write_page(open_sources([str(rich_run)]), file, Selection(task_ids=("task 9",)))
+
+
+def test_the_size_is_limited(rich_run, tmp_path) -> None:
+    sources, file = open_sources([str(rich_run)]), tmp_path / "page.html"
+    whole = write_page(sources, file, Selection(tasks=6)).bytes
+    written = write_page(sources, file, Selection(tasks=6, most_bytes=whole - 1000))
+    assert written.left_out > 0
+    assert written.tasks + written.left_out == 6
+    assert written.bytes <= whole - 1000
+    before = file.read_bytes()
+    with pytest.raises(InputError, match="increase --max-mb"):
+        write_page(sources, file, Selection(most_bytes=150_000))
+    assert file.read_bytes() == before
+
+
+def test_the_policy_of_a_page_allows_its_own_script_alone(hostile_run, tmp_path) -> None:
+    file = tmp_path / "page.html"
+    write_page(open_sources([str(hostile_run)]), file, Selection())
+    page = file.read_text()
+    head, _, rest = page.partition('<script type="application/json" id="data">')
+    data, _, end = rest.partition("</script>")
+    assert "<" not in data
+    scripts = re.findall(r"<script>(.*?)</script>", end, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", head, re.DOTALL)
+    (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', head)
+    assert policy.startswith("default-src 'none'; ")
+    for kind, content in (("script", scripts[0]), ("style", style)):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}';" in policy
+    assert len(scripts) == 1
+    assert "connect-src" not in policy
+    shown = json.dumps(data_of(file))
+    for text in (HOSTILE["script"], HOSTILE["end of data"]):
+        assert json.dumps(text)[1:-1] in shown
+
+
+def test_the_same_run_gives_the_same_page(rich_run, tmp_path) -> None:
+    for name in ("one.html", "two.html"):
+        write_page(open_sources([str(rich_run)]), tmp_path / name, Selection(tasks=2))
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
+
+
+# ----------------------------------------------------------------------------------------------------- the command
+
+
+def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
+    out = tmp_path / "new" / "page.html"
+    assert hgpo("view", small_run, "-o", out, "--tasks", 1)[:2] == (0, f"{out}: 1 task, 0.2 MB\n")
+    code, _, error = hgpo("view", small_run, "-o", out)
+    assert (code, "exists already; replace it with --overwrite" in error) == (2, True)
+    assert hgpo("view", small_run, "-o", out, "--overwrite")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("", "Missing argument 'RUN...'"),
+        ("nowhere", "nowhere: no such file or run"),
+        ("https://host/run", "expected a local run, received the URL https://host/run"),
+        (". -o page.html", "is not a run, and contains none"),
+        ("RUN -o .", "expected a file, received a folder"),
+        ("RUN -o page.html --tasks 0", "--tasks: expected at least 1, received 0"),
+        ("RUN -o page.html --max-mb 0", "--max-mb: expected a positive number, received 0"),
+        ("RUN -o page.html --max-mb nan", "--max-mb: expected a positive number, received nan"),
+        ("RUN -o page.html --task nothing", "unknown task 'nothing'"),
+        ("RUN -o page.html -e ppo", "unknown estimator 'ppo'"),
+        ("RUN --task alpha", "--task is an option of --out"),
+        ("RUN --overwrite", "--overwrite is an option of --out"),
+        ("RUN --port 99999", "--port: expected a number from 0 to 65535, received 99999"),
+        ("RUN --host not.here.invalid", "cannot listen on 'not.here.invalid'"),
+        ("RUN --host 192.0.2.1", "cannot listen on '192.0.2.1'"),
+        ("RUN -e nothing:here", "ModuleNotFoundError"),
+    ],
+)
+def test_bad_input_is_one_line(hgpo, small_run, tmp_path, monkeypatch, words: str, line: str) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    code, out, error = hgpo("view", *(str(small_run) if word == "RUN" else word for word in words.split()))
+    assert (code, out) == (2, "")
+    assert line in error
+    assert error.count("\n") == 1
+    assert list(Path().iterdir()) == []
+
+
+def test_a_port_in_use(hgpo, small_run) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, _, error = hgpo("view", small_run, "--port", taken.getsockname()[1], "--no-browser")
+    assert code == 2
+    assert "Address already in use; use another --port" in error
+
+
+def test_the_command_serves_until_it_is_interrupted(small_run) -> None:
+    """A request with the printed address is answered; one without the token is refused."""
+    import signal
+    import urllib.error
+    import urllib.request
+
+    pytest.importorskip("uvicorn")
+    process = start("view", str(small_run), "--no-browser")
+    assert process.stdout is not None
+    address = re.search(r"http://127\.0\.0\.1:\d+/\S{32}/", process.stdout.readline())
+    assert address
+    with urllib.request.urlopen(f"{address[0]}api/runs", timeout=60) as answer:
+        assert json.load(answer)["runs"][0]["name"] == "small"
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(address[0].rsplit("/", 2)[0] + "/wrong/", timeout=60)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_without_the_extra_one_line_says_how_to_install_it(small_run) -> None:
+    code = "import sys; sys.modules['starlette'] = None; from hgpo_train.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "view", str(small_run), "--no-browser"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: this needs starlette: pip install 'hgpo[view]'\n"
+
+
+def test_a_page_needs_no_extra(small_run, tmp_path) -> None:
+    code = "import sys; sys.modules['starlette'] = sys.modules['uvicorn'] = None; from hgpo_train.cli import main; main()"
+    words = ["view", str(small_run), "-o", str(tmp_path / "page.html")]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
