@@ -102,7 +102,7 @@ def write_page(
     kept = 0
     for done, (number, task) in enumerate(chosen):
         added = dict(_answers(number, indices[number], task, selection))
-        size += sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
+        size += len(_data(task)) + 1 + sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
         if size > selection.most_bytes:
             break
         answers |= added

@@ -15,7 +15,7 @@ type Props = {
   pick?: (iteration: string) => void;
 };
 
-const HEIGHT = 180;
+const HEIGHT = 160;
 
 export function Chart({ title, iterations, curves, share, pick }: Props) {
   const place = useRef<HTMLDivElement>(null);
@@ -38,7 +38,7 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
         cursor: { y: false },
         scales: { x: { time: false }, ...(share ? { y: { range: [0, 1] as [number, number] } } : {}) },
         axes: [
-          { ...axis, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },
+          { ...axis, size: 30, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },
           { ...axis, size: 52, values: (_: uPlot, ticks: number[]) => ticks.map((tick) => (share ? percent(tick) : String(tick))) },
         ],
         series: [

@@ -11,7 +11,7 @@ type Edge = { from: number; to: number; rows: number[]; advantage: number | null
 type States = { nodes: Map<number, Node>; edges: Edge[]; layers: number[][] };
 
 const COLUMN = 120;
-const LINE = 46;
+const LINE = 38;
 const MARGIN = 40;
 const MOST = 600;
 

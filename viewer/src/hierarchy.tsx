@@ -86,8 +86,8 @@ function LevelPart({ run, group, row, k, a, b, levelled, context, members, leavi
           {aborted > 0 && ` (${aborted} of aborted ones, which do not count)`} · mean return {number(mean, 3)}
           {levelled && (
             <>
-              {" "}· A<sub>{k}</sub> <strong class="value" style={{ background: shade(value, largest(levelled, `k${k}`)) ?? "" }}>{signed(value, 3)}</strong>
-              {" "}· weight <meter min={0} max={1} value={weight ?? 0} aria-label={`Weight of level ${k}`} /> {number(weight, 2)}
+              {" "}· <span class="whole">A<sub>{k}</sub> <strong class="value" style={{ background: shade(value, largest(levelled, `k${k}`)) ?? "" }}>{signed(value, 3)}</strong></span>
+              {" "}· <span class="whole">weight <meter min={0} max={1} value={weight ?? 0} aria-label={`Weight of level ${k}`} /> {number(weight, 2)}</span>
             </>
           )}
         </p>
