@@ -76,6 +76,7 @@ def _write(
     from rich.console import Console
     from rich.progress import Progress
 
+    from hgpo_envs.atomic import making_folder
     from hgpo_envs.errors import InputError
     from hgpo_envs.wording import counted
     from hgpo_train.view.page import Selection, write_page
@@ -94,8 +95,10 @@ def _write(
     if estimators:
         chosen = Selection(tasks, task_ids, estimators, most_bytes=chosen.most_bytes)
     console = Console(stderr=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+    with (
+        making_folder(out.absolute().parent),
+        Progress(console=console, transient=True, disable=not console.is_terminal) as bars,
+    ):
         bar = bars.add_task("tasks")
         written = write_page(sources, out, chosen, lambda done, total: bars.update(bar, completed=done, total=total))
     line = f"{out}: {counted(written.tasks, 'task')}, {written.bytes / (1 << 20):.1f} MB"

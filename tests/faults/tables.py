@@ -189,6 +189,22 @@ def check_comparison(root: Path, noted: Sequence[str], whole: bool) -> None:
     check_run(root, ["0", "1", "2"], True)
 
 
+def view_page(root: Path, note: Note) -> None:
+    if not (root / "made" / "page.html").exists():
+        hgpo("view", root / "run", "-o", root / "made" / "page.html", "-e", "grpo")
+    note("written")
+
+
+def check_page(root: Path, noted: Sequence[str], whole: bool) -> None:
+    page = root / "made" / "page.html"
+    if not page.exists():
+        assert not noted
+        assert not whole
+        return
+    assert page.read_text().endswith("</html>\n")
+    check_run(root, ["0", "1", "2"], True)
+
+
 def check_beside(root: Path, noted: Sequence[str], whole: bool) -> None:
     check_table(root, root / "run.advantages" / "hgpo.parquet", noted, whole)
 
@@ -229,5 +245,6 @@ SCENARIOS = (
     Scenario("advantages", estimate, check_advantages, warm, a_run, MADE_FOREIGN, **ANY_LOCK),
     Scenario("advantages beside the run", estimate_beside, check_beside, warm, a_run, **ANY_LOCK),
     Scenario("comparison of estimators", compare, check_comparison, warm, a_truth, **ANY_LOCK),
+    Scenario("page of the viewer", view_page, check_page, warm, a_run, **ANY_LOCK),
     Scenario("advantages over an older table", estimate, check_replaced, warm, another_table, MADE_FOREIGN, **ANY_LOCK),
 )

@@ -60,8 +60,8 @@ function Outcomes({ of }: { of: Overview }) {
         {parts.map(([, count, kind]) => count > 0 && <span class={kind} style={{ flexGrow: count }} />)}
       </div>
       <p class="note">
-        {parts.map(([name, count]) => `${name}: ${counted(count, "group")} (${percent(count / whole)})`).join(" · ")}. Only groups that are
-        won in part have anything to compare where rewards are 0 or 1.
+        {parts.map(([name, count]) => `${name}: ${counted(count, "group")} (${percent(count / whole)})`).join(" · ")}. Where rewards
+        are 0 or 1, the rollouts of a group have different undiscounted returns only if it is won in part.
       </p>
     </section>
   );
