@@ -12,8 +12,8 @@ mixed with others (`WORLDS`), in games or shops generated with other seeds than 
 on the bundled training tasks and is evaluated on the bundled held-out tasks, also before training. Because these are
 few, the policies before and after training also play fresh tasks, generated for this purpose, once per seed (`hgpo
 eval`). The script can be interrupted (Ctrl-C) at any time; the same command resumes. All files of the runs are in
---folder. Results: benchmarks/results/learning_<world>.json, and the curves next to it. With --name, runs and results are
-separate and share the warm start.
+--folder. Results: benchmarks/results/learning_<world>.json, and the curves next to it. With --name, runs and results
+are separate and share the warm start.
 """
 
 from __future__ import annotations
