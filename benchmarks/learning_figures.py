@@ -15,6 +15,7 @@ from record import results_folder, store
 from rich.table import Table
 
 from hgpo_datasets import scan_steps
+from hgpo_train.analysis.resampling import student_quantile
 from hgpo_train.evaluation import compare
 from hgpo_train.evaluation.report import episode_table
 from hgpo_train.evaluation.report import evaluation_reports as summary
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 START: Final = "warm-start"
 """Name of the policy before training."""
-STUDENT: Final = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""The 97.5% quantile of Student's t for a number of seeds."""
 
 
 def file_name(estimator: str) -> str:
@@ -151,7 +150,7 @@ def differences(played: dict[str, dict[int, pl.DataFrame]]) -> list[dict[str, An
     """Return the paired difference of success between any two estimators, with two 95% intervals.
 
     One interval is by resampled tasks: it holds for these runs. The other is Student's over the seeds' differences: it
-    also contains what another run would change. It needs at least two common seeds, and at most ten.
+    also contains what another run would change. It needs at least two common seeds.
     """
     found = []
     for first, second in itertools.combinations(played, 2):
@@ -161,8 +160,8 @@ def differences(played: dict[str, dict[int, pl.DataFrame]]) -> list[dict[str, An
         tables = [pl.concat(played[name][seed] for seed in common) for name in (first, second)]
         each = [compare(played[first][seed], played[second][seed]).difference for seed in common]
         margin = None
-        if len(common) in STUDENT:
-            margin = float(STUDENT[len(common)] * np.std(each, ddof=1) / np.sqrt(len(common)))
+        if len(common) > 1:
+            margin = float(student_quantile(0.975, len(common) - 1) * np.std(each, ddof=1) / np.sqrt(len(common)))
         whole = dataclasses.asdict(compare(*tables))
         found.append({"first": first, "second": second, **whole, "seeds": each, "margin_of_seeds": margin})
     return found
