@@ -179,6 +179,7 @@ function LevelsPart({ path, version, pick }: { path: string; version: number; pi
               </tbody>
             </table>
           </div>
+          <p class="note">“oracle” is the whole history. <code>hgpo stats</code> adds intervals, and what chance alone would give.</p>
           <ul class="sentences">{value.sentences.map((sentence) => <li>{sentence}</li>)}</ul>
         </>
       )}
