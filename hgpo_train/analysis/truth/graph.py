@@ -18,6 +18,7 @@ import numpy as np
 from hgpo_envs.engine import State
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
+from hgpo_envs.hashing import text_hash
 from hgpo_envs.memory import Memory, Pair
 from hgpo_train.policies.base import Request
 
@@ -75,16 +76,18 @@ class Edges:
     """Columns of edges, which grow.
 
     Attributes:
-        upper: float64, the edge's node plus the upper end of the edge's interval of uniform numbers.
+        probability: float64, the probability of the response.
+        response: uint64, the hash of the response.
         target: int64, the node that the edge leads to, or `UNKNOWN`.
         ended: bool, whether the task ends.
         gain: float64, the reward of the step.
         final: float64, the further reward if this is the episode's last step.
     """
 
-    _KINDS: Final = {"upper": "f8", "target": "i8", "ended": "?", "gain": "f8", "final": "f8"}
+    _KINDS: Final = {"probability": "f8", "response": "u8", "target": "i8", "ended": "?", "gain": "f8", "final": "f8"}
 
-    upper: NDArray[np.float64]
+    probability: NDArray[np.float64]
+    response: NDArray[np.uint64]
     target: NDArray[np.int64]
     ended: NDArray[np.bool_]
     gain: NDArray[np.float64]
@@ -95,21 +98,19 @@ class Edges:
         for name, kind in self._KINDS.items():
             setattr(self, name, np.empty(1024, kind))
 
-    def add(self, nodes: NDArray[np.int64], probabilities: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
+    def add(
+        self, probabilities: Sequence[NDArray[np.float64]], responses: Sequence[NDArray[np.uint64]]
+    ) -> NDArray[np.int64]:
         """Append the edges of some nodes and return the number of each node's first one."""
         sizes = np.array([len(each) for each in probabilities], np.int64)
         first: NDArray[np.int64] = self.count + np.cumsum(sizes) - sizes
         start, self.count = self.count, self.count + int(sizes.sum())
-        if self.count > len(self.upper):
+        if self.count > len(self.target):
             for name in self._KINDS:
                 old = getattr(self, name)
                 setattr(self, name, np.concatenate([old, np.empty(max(len(old), self.count - start), old.dtype)]))
-        sums = np.cumsum(np.concatenate(probabilities))
-        ends = sums[np.cumsum(sizes) - 1]
-        begin, end = (np.repeat(each, sizes) for each in (np.append(0.0, ends[:-1]), ends))
-        # 1 for the last response of positive probability, and for those after it
-        inside = np.where(sums == end, 1.0, (sums - begin) / (end - begin))
-        self.upper[start : self.count] = np.repeat(nodes, sizes) + inside
+        self.probability[start : self.count] = np.concatenate(probabilities)
+        self.response[start : self.count] = np.concatenate(responses)
         self.target[start : self.count] = UNKNOWN
         return first
 
@@ -145,6 +146,7 @@ class Graph:
         self._node_numbers: dict[_Node, int] = {}
         self._contexts: dict[tuple[Any, ...], Distribution] = {}
         self._responses: list[tuple[str, ...]] = []  # of each node
+        self._hashes: dict[tuple[str, ...], NDArray[np.uint64]] = {}
         self._parsed: dict[str, tuple[str, bool | None]] = {}
         plain = Episode(shared, replace(settings, history_length=0, max_steps=_NO_LIMIT))
         plain.start(task_id)
@@ -171,8 +173,7 @@ class Graph:
 
     def probabilities(self, node: int) -> NDArray[np.float64]:
         """Return the probabilities of a node's edges."""
-        upper = self.edges.upper[self.first[node] : self.first[node] + self.size[node]]
-        return np.diff(upper - node, prepend=0.0)
+        return self.edges.probability[self.first[node] : self.first[node] + self.size[node]]
 
     def command(self, node: int, response: str) -> str:
         """Return the command that a response means at a node."""
@@ -188,7 +189,9 @@ class Graph:
         if missing:
             found = [self._contexts[context] for context in missing.values()]
             numbers = np.fromiter(missing, np.int64, len(missing))
-            self.first[numbers] = self.edges.add(numbers, [each.probabilities for each in found])
+            self.first[numbers] = self.edges.add(
+                [each.probabilities for each in found], [self._hashes_of(each.responses) for each in found]
+            )
             self.size[numbers] = [len(each.responses) for each in found]
             for node, each in zip(missing, found, strict=True):
                 self._responses[node] = each.responses
@@ -215,6 +218,12 @@ class Graph:
         hidden = self._hidden[here.hidden]
         move = hidden.moves.get(command) or self._move(hidden, command)
         return self._follow(here, command, move), move
+
+    def _hashes_of(self, responses: tuple[str, ...]) -> NDArray[np.uint64]:
+        found = self._hashes.get(responses)
+        if found is None:
+            found = self._hashes[responses] = np.array([text_hash(each) for each in responses]).view(np.uint64)
+        return found
 
     def _follow(self, here: _Node, command: str, move: _Move) -> int:
         kept = self._pairs_kept

@@ -16,31 +16,34 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from hgpo_envs.errors import InputError
 from hgpo_train.analysis.truth.exact import close, solve
 from hgpo_train.analysis.truth.graph import UNKNOWN
-from hgpo_train.analysis.truth.walks import walk
+from hgpo_train.analysis.truth.walks import Web, play
 from hgpo_train.settings import check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from hgpo_train.analysis.truth.graph import Graph
     from hgpo_train.analysis.truth.rewards import Rewards
 
-    Combination = tuple[NDArray[np.int64], NDArray[np.float64]]
-    """Numbers of means m, each once, ascending, and their weights."""
-
-_PRIOR: int = 4
+_PRIOR: Final = 4
 """Degrees of freedom with which the task's pooled variance enters each variance: a few rollouts that happen to have
 equal returns must not look exact."""
+
+_FEWEST: Final = 4
+"""The smallest number of replicates, two for each half."""
+
+_CHUNK: Final = 1 << 17
+"""The number of estimates of values (places times replicates) that are computed at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,60 +97,64 @@ class Step:
     reward: float
 
 
-@dataclass(slots=True)
-class _Place:
-    """A node at a step where rollouts have been: its value, and how it is composed.
+@dataclass(frozen=True, slots=True)
+class _Visits:
+    """Where rollouts have been. A place is a node at a step.
 
     Attributes:
-        node: The node.
-        step: The step.
-        children: For each command that was taken here, the number of the place after it; None after the last step.
-        constant: b(x), or the exact value.
-        parts: w(x, ·).
-        rest: The probability that is left to rollouts.
-        choices: The edges to which it belongs, and the upper ends of their intervals in [0, 1).
-        exact: Whether the value is exact.
+        node: The node of each place.
+        step: Its step, ascending.
+        children: For each place, the place after each command that was taken there; None after the last step.
+        rows: For each step of the rollouts, one after the other, its place.
+        following: The place after it; -1 after the last step.
+        gain: Its reward.
     """
 
-    node: int
-    step: int
-    children: dict[str, int | None] = field(default_factory=dict)
-    constant: float = 0.0
-    parts: Combination = (np.empty(0, np.int64), np.empty(0))
-    rest: float = 0.0
-    choices: tuple[NDArray[np.int64], NDArray[np.float64]] = (np.empty(0, np.int64), np.empty(0))
-    exact: bool = False
+    node: list[int]
+    step: list[int]
+    children: list[dict[str, int | None]]
+    rows: NDArray[np.int64]
+    following: NDArray[np.int64]
+    gain: NDArray[np.float64]
 
 
-class _Means:
-    """The Monte Carlo means m of all places, in two halves."""
+class _Estimates:
+    """Means and variances of one quantity per step of the rollouts, over replicates.
 
-    def __init__(self, places: int) -> None:
-        self.count = np.zeros((2, places))
-        self._sum, self._squares = np.zeros((2, places)), np.zeros((2, places))
+    Attributes:
+        halves: The sums over the replicates with even and with odd numbers, float64 of shape (2, steps).
+    """
 
-    def add(self, place: NDArray[np.int64], half: NDArray[np.int64], total: NDArray[np.float64]) -> None:
-        """Add the returns of rollouts."""
-        shape = self.count.shape
-        where = half * shape[1] + place
-        self.count += np.bincount(where, minlength=self.count.size).reshape(shape)
-        self._sum += np.bincount(where, total, self.count.size).reshape(shape)
-        self._squares += np.bincount(where, total * total, self.count.size).reshape(shape)
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, values: NDArray[np.float64]) -> None:
+        """Add replicates, an even number of them: float64 of shape (steps, replicates)."""
+        if not self.count:
+            self._shift = values[:, 0].copy()
+            self._sums, self._squares = np.zeros((2, len(values))), np.zeros(len(values))
+        away = values - self._shift[:, None]
+        self.count += values.shape[1]
+        self._sums += away[:, ::2].sum(1), away[:, 1::2].sum(1)
+        self._squares += np.square(away).sum(1)
 
     @property
     def halves(self) -> NDArray[np.float64]:
-        """The means of both halves, float64 of shape (2, places); 0 without rollouts."""
-        return self._sum / np.maximum(self.count, 1)
+        """The means over the replicates with even and with odd numbers, float64 of shape (2, steps)."""
+        means: NDArray[np.float64] = self._shift + self._sums / (self.count / 2)
+        return means
 
-    @property
-    def variance(self) -> NDArray[np.float64]:
-        """The variance of the mean of both halves, float64 of shape (places,); 0 without rollouts."""
-        count = self.count.sum(0)
-        deviations = np.maximum(self._squares.sum(0) - self._sum.sum(0) ** 2 / np.maximum(count, 1), 0)
-        freedom = np.maximum(count - 1, 0)
-        pooled = deviations.sum() / max(freedom.sum(), 1)
-        each = (deviations + _PRIOR * pooled) / (freedom + _PRIOR)
-        return np.where(count > 0, each / np.maximum(count, 1), 0.0)
+    def errors(self, certain: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the standard errors of the means over all replicates, float64 of shape (steps,).
+
+        Args:
+            certain: Whether a step's quantity is exact. Its error is 0.
+        """
+        deviations = np.maximum(self._squares - self._sums.sum(0) ** 2 / self.count, 0)
+        freedom, open_ = self.count - 1, ~certain
+        pooled = deviations[open_].mean() / freedom if open_.any() else 0.0
+        variance = (deviations + _PRIOR * pooled) / (freedom + _PRIOR)
+        return np.where(certain, 0.0, np.sqrt(variance / self.count))
 
 
 def task_truth(
@@ -187,185 +194,207 @@ def _without_collector() -> Iterator[None]:
 def _task_truth(
     graph: Graph, trajectories: Sequence[Sequence[Step]], rewards: Rewards, budget: Budget, entropy: Sequence[int]
 ) -> tuple[dict[str, list[Any]], int]:
-    places, visits = _places(graph, trajectories)
-    if close(graph, [graph.start], budget.exact_nodes) and _only_policy(graph, places):
-        _fill_exact(places, solve(graph, rewards.gamma))
+    visits = _visits(graph, trajectories, rewards)
+    if close(graph, [graph.start], budget.exact_nodes) and all(graph.first[node] != UNKNOWN for node in visits.node):
+        web = _solved(visits, solve(graph, rewards.gamma))
     else:
-        _compose(graph, places, rewards.gamma)
-    means, steps = _Means(len(places)), 0
+        web = _compose(graph, visits, rewards.gamma)
+    exact = _exact(web)
+    certain = _certain(visits, web, exact)
     rng = np.random.default_rng(list(entropy))
-    rollouts = 0
+    estimates = {name: _Estimates() for name in certain}
+    steps = replicates = 0
+    most = max(_FEWEST, budget.most_rollouts)
     while True:
-        steps += _roll(graph, places, means, rewards.gamma, budget.rollouts, rng)
-        rollouts += budget.rollouts
-        columns = _columns(graph, trajectories, places, visits, means, rewards)
-        errors = np.array(columns["advantage_error"])
+        for count in _chunks(min(_even(budget.rollouts), most - replicates), len(visits.node)):
+            keys = rng.integers(1 << 64, size=(graph.max_steps, count), dtype=np.uint64)
+            values, moves = play(graph, web, rewards.gamma, keys)
+            steps += moves
+            for name, found in _of_rows(visits, values, rewards.gamma).items():
+                estimates[name].add(found)
+            replicates += count
+        errors = estimates["advantage"].errors(certain["advantage"])
         small = budget.error is None or np.sqrt(np.mean(errors**2)) <= budget.error
-        if small or rollouts >= budget.most_rollouts:
-            return columns, steps
+        if small or replicates + 2 > most or exact.all():
+            break
+    numbers = _numbers(visits, web, estimates, certain, replicates)
+    return {**numbers, **_choices(graph, trajectories, visits)}, steps
 
 
-def _places(graph: Graph, trajectories: Sequence[Sequence[Step]]) -> tuple[list[_Place], list[list[int]]]:
-    """Return all places where rollouts have been, and for each rollout the numbers of its places."""
-    places: list[_Place] = []
-    numbers: dict[tuple[int, int], int] = {}
-    visits: list[list[int]] = []
+def _even(rollouts: int) -> int:
+    return max(_FEWEST, rollouts + rollouts % 2)
+
+
+def _chunks(count: int, places: int) -> Iterator[int]:
+    """Divide an even number of replicates into even numbers that fit into memory."""
+    most = max(2, _CHUNK // places // 2 * 2)
+    while count > 0:
+        yield min(most, count)
+        count -= most
+
+
+def _visits(graph: Graph, trajectories: Sequence[Sequence[Step]], rewards: Rewards) -> _Visits:
+    """Follow all rollouts.
+
+    Raises:
+        InputError: The rollouts do not belong to this environment.
+    """
+    places: dict[tuple[int, int], int] = {}  # (step, node) -> number in the order of discovery
+    children: list[dict[str, int | None]] = []
+    rows, following, gains = list[int](), list[int](), list[float]()
     for trajectory in trajectories:
-        node, visit, before = graph.start, list[int](), ""
+        node, before = graph.start, -1
         for number, step in enumerate(trajectory):
             if graph.text(node) != step.state:
                 raise InputError(
                     f"task {graph.task.id}: expected the state {graph.text(node)[:80]!r} at step {number}, the run has "
                     f"{step.state[:80]!r}; the environment or its data are not those of the run"
                 )
-            place = numbers.setdefault((node, number), len(places))
-            if place == len(places):
-                places.append(_Place(node, number))
-            if visit:
-                places[visit[-1]].children[before] = place
-            visit.append(place)
+            place = places.setdefault((number, node), len(places))
+            if place == len(children):
+                children.append({})
+            if number:
+                children[before][trajectory[number - 1].action] = following[-1] = place
+            before = place
             node, move = graph.follow(node, step.action)
-            before = step.action
-        if not move.terminated and len(visit) != graph.max_steps:
+            last = number + 1 == len(trajectory)
+            gain = rewards.gain(move.reward, valid=step.valid)
+            gains.append(gain + (rewards.final(won=move.won, score=move.score) if last else 0.0))
+            rows.append(place)
+            following.append(-1)
+        if not move.terminated and len(trajectory) != graph.max_steps:
             raise InputError(
                 f"task {graph.task.id}: expected a rollout to end after {graph.max_steps} steps or with its task, the "
-                f"run has one of {len(visit)} steps; use the run's step limit"
+                f"run has one of {len(trajectory)} steps; use the run's step limit"
             )
-        places[visit[-1]].children[before] = None
-        visits.append(visit)
-    return places, visits
+        children[before][trajectory[-1].action] = None
+    found = list(places)
+    order = sorted(range(len(found)), key=lambda number: found[number][0])
+    place_of = np.empty(len(order) + 1, np.int64)
+    place_of[order], place_of[-1] = np.arange(len(order)), -1
+    return _Visits(
+        node=[found[number][1] for number in order],
+        step=[found[number][0] for number in order],
+        children=[
+            {action: None if child is None else int(place_of[child]) for action, child in children[number].items()}
+            for number in order
+        ],
+        rows=place_of[rows],
+        following=place_of[following],
+        gain=np.array(gains),
+    )
 
 
-def _only_policy(graph: Graph, places: Sequence[_Place]) -> bool:
-    """Return whether all places were expanded: rollouts of other policies may have been elsewhere."""
-    return all(graph.first[place.node] != UNKNOWN for place in places)
+def _solved(visits: _Visits, values: NDArray[np.float64]) -> Web:
+    """Return places with known values."""
+    node, step = np.array(visits.node), np.array(visits.step)
+    nothing, zeros = np.empty(0, np.int64), np.zeros(len(node), np.int64)
+    return Web(
+        node=node,
+        step=step,
+        constant=values[step, node],
+        rest=np.zeros(len(node)),
+        parent=nothing,
+        child=nothing,
+        coefficient=np.empty(0),
+        first=zeros,
+        size=zeros,
+        edges=nothing,
+    )
 
 
-def _fill_exact(places: Sequence[_Place], values: NDArray[np.float64]) -> None:
-    for place in places:
-        place.constant, place.exact = float(values[place.step, place.node]), True
-
-
-def _compose(graph: Graph, places: Sequence[_Place], gamma: float) -> None:
-    """Compute how each place's value is composed, from the last steps backwards."""
-    graph.prepare(list(dict.fromkeys(place.node for place in places)))
-    for number in sorted(range(len(places)), key=lambda number: -places[number].step):
-        place = places[number]
-        node, first = place.node, int(graph.first[place.node])
-        left: list[tuple[int, float]] = []
-        parts: list[tuple[float, Combination]] = []
-        for offset, (response, probability) in enumerate(
-            zip(graph.responses(node), graph.probabilities(node).tolist(), strict=True)
+def _compose(graph: Graph, visits: _Visits, gamma: float) -> Web:
+    """Return how the values of places are composed."""
+    graph.prepare(list(dict.fromkeys(visits.node)))
+    constant, links, left, sizes = list[float](), list[tuple[int, int, float]](), list[int](), list[int]()
+    for number, (node, children) in enumerate(zip(visits.node, visits.children, strict=True)):
+        first, known, others = int(graph.first[node]), 0.0, list[int]()
+        probabilities = graph.probabilities(node).tolist()
+        for edge, (response, probability) in enumerate(
+            zip(graph.responses(node), probabilities, strict=True), start=first
         ):
             command = graph.command(node, response)
-            if command not in place.children:
-                left.append((first + offset, probability))
+            if command not in children:
+                others += [edge] if probability > 0 else []
                 continue
-            edge, child = first + offset, place.children[command]
             if graph.edges.target[edge] == UNKNOWN:
                 graph.expand([node], [edge])
-            value = float(graph.edges.gain[edge])
-            if child is None:
-                value += float(graph.edges.final[edge])
-            else:
-                value += gamma * places[child].constant
-                parts.append((probability * gamma, places[child].parts))
-            place.constant += probability * value
-        left = [(edge, probability) for edge, probability in left if probability > 0]
-        if left:
-            place.rest = sum(probability for _, probability in left)
-            upper = np.cumsum([probability for _, probability in left])
-            place.choices = np.array([edge for edge, _ in left]), upper / upper[-1]
-            parts.append((place.rest, (np.array([number]), np.ones(1))))
-        place.parts = _sum(parts)
-        place.exact = not len(place.parts[0])
+            child = children[command]
+            known += probability * float(graph.edges.gain[edge] + (graph.edges.final[edge] if child is None else 0.0))
+            if child is not None:
+                links.append((number, child, probability * gamma))
+        constant.append(known)
+        left += others
+        sizes.append(len(others))
+    size = np.array(sizes)
+    first = np.cumsum(size) - size
+    edges = np.array(left, np.int64)
+    parent, child, coefficient = zip(*links, strict=True) if links else ((), (), ())
+    return Web(
+        node=np.array(visits.node),
+        step=np.array(visits.step),
+        constant=np.array(constant),
+        rest=np.bincount(np.repeat(np.arange(len(size)), size), graph.edges.probability[edges], len(size)),
+        parent=np.array(parent, np.int64),
+        child=np.array(child, np.int64),
+        coefficient=np.array(coefficient, np.float64),
+        first=first,
+        size=size,
+        edges=edges,
+    )
 
 
-def _sum(parts: Sequence[tuple[float, Combination]]) -> Combination:
-    """Return a sum of combinations, each multiplied by a factor."""
-    if not parts:
-        return np.empty(0, np.int64), np.empty(0)
-    numbers = np.concatenate([numbers for _, (numbers, _) in parts])
-    weights = np.concatenate([factor * weights for factor, (_, weights) in parts])
-    if len(parts) == 1:
-        return numbers, weights
-    each, where = np.unique(numbers, return_inverse=True)
-    return each, np.bincount(where, weights, len(each)).astype(np.float64)
+def _exact(web: Web) -> NDArray[np.bool_]:
+    """Return whether the value of each place is exact: no rollout is below it."""
+    exact = web.rest == 0
+    for parent, child, coefficient in zip(web.parent[::-1], web.child[::-1], web.coefficient[::-1], strict=True):
+        exact[parent] &= exact[child] or coefficient == 0
+    return exact
 
 
-def _roll(
-    graph: Graph, places: Sequence[_Place], means: _Means, gamma: float, rollouts: int, rng: np.random.Generator
-) -> int:
-    """Add rollouts to every mean, in proportion to the probability that is left to it. Return the number of steps."""
-    place: list[NDArray[np.int64]] = []
-    half: list[NDArray[np.int64]] = []
-    edge: list[NDArray[np.int64]] = []
-    for number, here in enumerate(places):
-        if not here.rest:
-            continue
-        count = max(2, int(np.ceil(rollouts * here.rest / 2)))
-        edges, upper = here.choices
-        strata = np.tile((np.arange(count)) / count, 2) + rng.random(2 * count) / count
-        edge.append(edges[np.minimum(np.searchsorted(upper, strata, side="right"), len(edges) - 1)])
-        place.append(np.full(2 * count, number))
-        half.append(np.repeat([0, 1], count))
-    if not place:
-        return 0
-    which = np.concatenate(place)
-    node, step = (np.array([getattr(one, name) for one in places], np.int64)[which] for name in ("node", "step"))
-    total, steps = walk(graph, node, step, np.concatenate(edge), gamma, rng)
-    means.add(which, np.concatenate(half), total)
-    return steps
+def _certain(visits: _Visits, web: Web, exact: NDArray[np.bool_]) -> dict[str, NDArray[np.bool_]]:
+    """Return whether V, Q and A of each step of the rollouts are exact."""
+    value, q = exact[visits.rows], (visits.following < 0) | exact[visits.following]
+    return {"value": value, "q": q, "advantage": value & q}
 
 
-def _columns(
-    graph: Graph,
-    trajectories: Sequence[Sequence[Step]],
-    places: Sequence[_Place],
-    visits: Sequence[Sequence[int]],
-    means: _Means,
-    rewards: Rewards,
+def _of_rows(visits: _Visits, values: NDArray[np.float64], gamma: float) -> dict[str, NDArray[np.float64]]:
+    """Return V, Q and A of each step of the rollouts from the values of places, of shape (steps, replicates)."""
+    value, later = values[visits.rows], values[visits.following]
+    later[visits.following < 0] = 0.0
+    q = visits.gain[:, None] + gamma * later
+    return {"value": value, "q": q, "advantage": q - value}
+
+
+def _numbers(
+    visits: _Visits,
+    web: Web,
+    estimates: Mapping[str, _Estimates],
+    certain: Mapping[str, NDArray[np.bool_]],
+    replicates: int,
 ) -> dict[str, list[Any]]:
-    """Return the columns of the truth table, without the keys, for the steps of all rollouts."""
-    halves, variance = means.halves, means.variance
-    rollouts = means.count.sum(0).astype(int).tolist()
-    value = [[one.constant + float(m[one.parts[0]] @ one.parts[1]) for one in places] for m in halves]
-    squared = [float(variance[one.parts[0]] @ one.parts[1] ** 2) for one in places]
-    names = ("value", "q", "advantage", "value_error", "q_error", "advantage_error", "value_first", "value_second")
-    more = ("advantage_first", "advantage_second", "rollouts", "exact", "choice", "probabilities")
-    columns: dict[str, list[Any]] = {name: [] for name in (*names, *more)}
-    gamma = rewards.gamma
-    nothing: Combination = (np.empty(0, np.int64), np.empty(0))
-    for trajectory, visit in zip(trajectories, visits, strict=True):
-        for number, (step, here) in enumerate(zip(trajectory, visit, strict=True)):
-            place, last = places[here], number + 1 == len(visit)
-            _, move = graph.follow(place.node, step.action)
-            gain = rewards.gain(move.reward, valid=step.valid)
-            gain += rewards.final(won=move.won, score=move.score) if last else 0.0
-            following = None if last else visit[number + 1]
-            q = [gain + (0.0 if following is None else gamma * value[half][following]) for half in (0, 1)]
-            after = nothing if following is None else places[following].parts
-            spread = _sum([(gamma, after), (-1.0, place.parts)])
-            first, second = value[0][here], value[1][here]
-            row = (
-                (first + second) / 2,
-                (q[0] + q[1]) / 2,
-                (q[0] - first + q[1] - second) / 2,
-                np.sqrt(squared[here]),
-                0.0 if following is None else gamma * np.sqrt(squared[following]),
-                np.sqrt(float(variance[spread[0]] @ spread[1] ** 2)),
-                first,
-                second,
-                q[0] - first,
-                q[1] - second,
-                rollouts[here],
-                place.exact and (following is None or places[following].exact),
-                _choice(graph, place.node, step),
-                graph.probabilities(place.node).tolist(),
-            )
-            for name, entry in zip(columns, row, strict=True):
-                columns[name].append(entry)
-    return columns
+    """Return the columns of numbers."""
+    halves = {name: estimate.halves for name, estimate in estimates.items()}
+    columns = {name: half.mean(0) for name, half in halves.items()}
+    columns |= {f"{name}_error": estimates[name].errors(certain[name]) for name in estimates}
+    for name in ("value", "advantage"):
+        columns[f"{name}_first"], columns[f"{name}_second"] = halves[name]
+    begun = np.where(web.size > 0, replicates, 0)[visits.rows]
+    return {
+        **{name: column.tolist() for name, column in columns.items()},
+        "rollouts": begun.tolist(),
+        "exact": certain["advantage"].tolist(),
+    }
+
+
+def _choices(graph: Graph, trajectories: Sequence[Sequence[Step]], visits: _Visits) -> dict[str, list[Any]]:
+    """Return the policy's probabilities at each step of the rollouts, and the index of the response that was given."""
+    nodes = [visits.node[place] for place in visits.rows]
+    steps = (step for trajectory in trajectories for step in trajectory)
+    return {
+        "choice": [_choice(graph, node, step) for node, step in zip(nodes, steps, strict=True)],
+        "probabilities": [graph.probabilities(node).tolist() for node in nodes],
+    }
 
 
 def _choice(graph: Graph, node: int, step: Step) -> int | None:
