@@ -24,7 +24,8 @@ from rich.table import Table
 from hgpo_envs.episode import Episode
 from hgpo_train.analysis.truth import Budget, Rewards
 from hgpo_train.analysis.truth.graph import Graph
-from hgpo_train.analysis.truth.task import Step, task_truth
+from hgpo_train.analysis.truth.places import Step
+from hgpo_train.analysis.truth.task import task_truth
 from hgpo_train.policies.base import Request
 from hgpo_train.rollout import PolicyContext, make_policy, open_env
 

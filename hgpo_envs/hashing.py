@@ -70,7 +70,7 @@ def text_hashes(texts: Iterable[str]) -> NDArray[np.int64]:
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return mix(x), element by element (see the module)."""
+    """Return the splitmix64 finaliser of each element (see the module)."""
     x = (x ^ (x >> _30)) * _FIRST
     x = (x ^ (x >> _27)) * _SECOND
     return x ^ (x >> _31)

@@ -8,14 +8,18 @@ import foreign  # noqa: F401 - registers Foreign/Guess-v0
 import numpy as np
 import polars as pl
 import pytest
+import ring
+from ring import RingEngine, RingPolicy, RingSource
 
-from hgpo_envs.episode import Episode
+from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
+from hgpo_envs.sources import SharedSource
 from hgpo_train.advantages.advantage_tables import join_advantages
 from hgpo_train.analysis.truth import Budget, Rewards, plan_truth, read_metadata, write_truth
 from hgpo_train.analysis.truth.graph import Graph
-from hgpo_train.analysis.truth.task import Step, task_truth
+from hgpo_train.analysis.truth.places import Step
+from hgpo_train.analysis.truth.task import task_truth
 from hgpo_train.policies.base import BatchPolicy, Distribution, Request
 from hgpo_train.rollout import PolicyContext, collect, make_policy, open_env
 
@@ -139,19 +143,137 @@ def test_short_episodes_equal_brute_force(env_id, steps, deepest, options, tmp_p
         assert float(exact[name].std()) > 0.01
 
 
-def test_standard_errors_are_those_of_repetitions():
-    """Squares of errors in units of their standard errors are 1 on average, or a little less: strata are ignored."""
-    handle = open_env(GUESS, limit=4, action_format="command")
-    policy = make_policy("random", PolicyContext(GUESS, "command"))
-    texts = ["Guess a number from 0 to 2.", "Wrong, 3 left.", "Wrong, 2 left.", "Wrong, 1 left."]
-    rollout = [Step(text, "x", None, valid=False, reward=0.0) for text in texts]
-    squares, rewards = [], Rewards(gamma=0.9)
-    for seed in range(60):
-        graph = Graph(handle.shared, handle.settings, policy, rewards, "3")
-        columns, _ = task_truth(graph, [rollout], rewards, Budget(rollouts=12, exact_nodes=0), [seed])
-        for step in range(3):  # at the last step, every guess has a return of its own stratum
-            squares.append((columns["value"][step] - by_hand(4 - step, 0.9)) ** 2 / columns["value_error"][step] ** 2)
-    assert 0.3 < np.mean(squares) < 1.2
+# A ring of places, in which rollouts meet again and again
+
+
+RING = SharedSource(RingSource())
+RING_SETTINGS = settings_for("Ring", max_steps=ring.LIMIT)
+
+
+def ring_graph(gamma):
+    return Graph(RING, RING_SETTINGS, RingPolicy(), Rewards(gamma=gamma), "ring")
+
+
+def ring_rollouts(number, seed):
+    rng = np.random.default_rng(seed)
+    rollouts = []
+    for _ in range(number):
+        engine, last, steps = RingEngine(), None, []
+        state = engine.start("ring")
+        while not state.terminated and len(steps) < ring.LIMIT:
+            action = str(rng.choice(ring.ACTIONS, p=ring.probabilities(state.text, last)))
+            before, state, last = state, engine.act(action), action
+            steps.append(Step(before.text, action, action, valid=True, reward=state.reward))
+        rollouts.append(steps)
+    return rollouts
+
+
+def ring_truth(rollouts, gamma):
+    """Return V, Q and A of all steps, by hand."""
+    found = []
+    for steps in rollouts:
+        engine, last = RingEngine(), None
+        for number, step in enumerate(steps):
+            values = ring.value(engine.place, last, number, gamma), ring.q(engine.place, step.action, number, gamma)
+            found.append((*values, values[1] - values[0]))
+            engine.act(step.action)
+            last = step.action
+    return dict(zip(("value", "q", "advantage"), np.array(found).T, strict=True))
+
+
+@pytest.fixture(scope="module")
+def repeated():
+    """Truths of six rollouts with M = 16, from 300 seeds, and what is true."""
+    rollouts, gamma = ring_rollouts(6, seed=5), 0.9
+    true, graph = ring_truth(rollouts, gamma), ring_graph(gamma)
+    tables = [
+        task_truth(graph, rollouts, Rewards(gamma=gamma), Budget(rollouts=16, exact_nodes=0), [seed])[0]
+        for seed in range(300)
+    ]
+    columns = {name: np.array([table[name] for table in tables]) for name in tables[0] if name != "probabilities"}
+    return columns, true
+
+
+def test_the_ring_is_solved_exactly():
+    rollouts = ring_rollouts(4, seed=1)
+    columns, steps = task_truth(ring_graph(0.9), rollouts, Rewards(gamma=0.9), Budget(), [0])
+    assert steps == 0
+    for name, true in ring_truth(rollouts, 0.9).items():
+        assert columns[name] == pytest.approx(true, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["value", "q", "advantage"])
+def test_estimates_have_no_bias_where_rollouts_end_at_places(repeated, name):
+    columns, true = repeated
+    away = columns[name] - true[name]
+    error = away.std(0) / np.sqrt(len(away))
+    assert (np.abs(away.mean(0)) <= 4.5 * error + 1e-12).all()
+    assert (error > 0).sum() > 8
+
+
+@pytest.mark.parametrize("name", ["value", "q", "advantage"])
+def test_standard_errors_are_those_of_repetitions(repeated, name):
+    """Errors and standard errors have the same mean square, and their ratio a standard deviation near 1."""
+    columns, true = repeated
+    away, errors = columns[name] - true[name], columns[f"{name}_error"]
+    assert 0.9 < (away**2).sum() / (errors**2).sum() < 1.1
+    units = away[errors > 0] / errors[errors > 0]
+    assert 0.9 < units.std() < 1.25
+    assert (np.abs(units) < 2).mean() > 0.9
+    assert np.abs(away[errors == 0]).max(initial=0.0) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["value", "advantage"])
+def test_halves_are_independent(repeated, name):
+    columns, true = repeated
+    products = (columns[f"{name}_first"] - true[name]) * (columns[f"{name}_second"] - true[name])
+    each = products.mean(1)  # of one seed: the steps of a seed are not independent
+    assert abs(each.mean()) < 4 * each.std() / np.sqrt(len(each))
+    assert columns[name] == pytest.approx((columns[f"{name}_first"] + columns[f"{name}_second"]) / 2, abs=1e-12)
+
+
+def test_common_random_numbers_make_advantages_better_than_values(repeated):
+    """Q and V of a step share most of what is random: their difference has less noise than independent ones."""
+    columns, true = repeated
+    squares = {name: ((columns[name] - true[name]) ** 2).sum() for name in true}
+    assert squares["advantage"] < 0.7 * (squares["value"] + squares["q"])
+
+
+# A budget in steps
+
+
+def test_a_budget_in_steps_is_spent():
+    rollouts = ring_rollouts(3, seed=5)
+    for budget in (2_000, 20_000):
+        columns, steps = task_truth(ring_graph(0.9), rollouts, Rewards(), Budget(steps=budget, exact_nodes=0), [1])
+        assert 0.8 * budget < steps < 1.2 * budget
+        assert max(columns["rollouts"]) > 16
+
+
+def test_a_budget_in_steps_is_a_limit_for_an_error():
+    rollouts = ring_rollouts(3, seed=5)
+
+    def truth(**budget):
+        return task_truth(ring_graph(0.9), rollouts, Rewards(), Budget(rollouts=8, exact_nodes=0, **budget), [1])
+
+    columns, steps = truth(error=0.02, steps=1_000_000)
+    assert steps < 100_000
+    assert np.sqrt(np.mean(np.square(columns["advantage_error"]))) <= 0.02
+    assert truth(error=1e-9, steps=2_000)[1] < 2_400
+    columns, _ = truth(steps=1)
+    assert max(columns["rollouts"]) == 4
+
+
+def test_a_budget_in_steps_does_not_depend_on_what_the_rollouts_return():
+    """The trial is no part of the estimates, so that choosing their number from it leaves them without bias."""
+    rollouts = ring_rollouts(2, seed=5)
+    true, graph = ring_truth(rollouts, 0.9), ring_graph(0.9)
+    found = np.array([
+        task_truth(graph, rollouts, Rewards(gamma=0.9), Budget(steps=120, exact_nodes=0), [seed])[0]["advantage"]
+        for seed in range(250)
+    ])  # fmt: skip
+    away = found - true["advantage"]
+    assert (np.abs(away.mean(0)) <= 4.5 * away.std(0) / np.sqrt(len(away)) + 1e-12).all()
 
 
 # What must hold on the benchmarks

@@ -9,7 +9,7 @@ operation (`walks.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hgpo_envs.engine import Task
+    from hgpo_envs.engine import BranchingEngine, Task
     from hgpo_envs.episode import Settings
     from hgpo_envs.sources import SharedSource
     from hgpo_train.analysis.truth.rewards import Rewards
     from hgpo_train.policies.base import Distribution, DistributionPolicy
 
-    Pairs = tuple[tuple[str, str], ...]
-    """Past pairs of state text and action, oldest first."""
+    _Node = tuple[int, int, int, tuple[int, ...]]
+    """The hidden state, the state text, the step (0 for policies that do not read prompts) and the past pairs, oldest
+    first. Texts and pairs are numbered: such tuples are hashed in a fraction of a microsecond."""
 
 UNKNOWN: Final = -1
 """The target of an edge that was not followed yet, and the first edge of a node without a distribution."""
@@ -42,34 +43,69 @@ UNKNOWN: Final = -1
 _NO_LIMIT: Final = 1 << 60
 
 
-@dataclass(slots=True)
-class _Hidden:
-    """A hidden state: an episode in it, and the moves that were tried."""
+class _Move(NamedTuple):
+    """What a command does in a hidden state.
 
-    episode: Episode
+    Attributes:
+        hidden: The hidden state after it.
+        text: The number of the state text after it.
+        valid: Whether the command is admissible.
+        terminated: Whether the task ends.
+        gains: The reward of the step if its action counts as invalid, and if it counts as valid.
+        final: The further reward if this is the episode's last step.
+    """
+
+    hidden: int
+    text: int
+    valid: bool
+    terminated: bool
+    gains: tuple[float, float]
+    final: float
+
+
+class _Hidden(NamedTuple):
+    """A hidden state: an engine in it, which is only forked, its first state, and the moves that were tried."""
+
+    engine: BranchingEngine
+    state: State
     actions: tuple[str, ...]
     moves: dict[str, _Move]
 
 
-class _Move(NamedTuple):
-    """What a command does in a hidden state."""
+class _Replayed:
+    """An engine without `fork` or `key`, as one with both (`hgpo_envs.engine.BranchingEngine`): its episode has them.
 
-    hidden: int
-    text: str
-    valid: bool
-    terminated: bool
-    reward: float
-    won: bool
-    score: float
+    Args:
+        episode: An episode that has begun.
+    """
+
+    def __init__(self, episode: Episode) -> None:
+        self._episode = episode
+
+    def start(self, task_id: str) -> State:
+        """Start a task."""
+        self._episode.start(task_id)
+        return self._episode.state
+
+    def act(self, command: str) -> State:
+        """Execute a command."""
+        self._episode.observe(command, None, self._episode.engine.act(command))
+        return self._episode.state
+
+    def fork(self) -> _Replayed:
+        """Return an independent engine in the same state."""
+        return _Replayed(self._episode.fork())
+
+    def key(self) -> Hashable:
+        """Return a value of the hidden state."""
+        return self._episode.engine_key()
 
 
-class _Node(NamedTuple):
-    """See the module. `step` is 0 for policies that do not read prompts."""
-
-    hidden: int
-    text: str
-    pairs: Pairs
-    step: int
+def _branching(episode: Episode) -> BranchingEngine:
+    """Return the engine of an episode that has begun, with `fork` and `key`."""
+    engine: Any = episode.engine
+    has_both = all(callable(getattr(engine, name, None)) for name in ("fork", "key"))
+    return engine if has_both else _Replayed(episode)
 
 
 class Edges:
@@ -142,16 +178,23 @@ class Graph:
         self.first, self.size = np.full(256, UNKNOWN, np.int64), np.zeros(256, np.int64)
         self._hidden: list[_Hidden] = []
         self._hidden_numbers: dict[Hashable, int] = {}
+        self._texts: list[str] = []
+        self._text_numbers: dict[str, int] = {}
+        self._pairs: list[tuple[str, str]] = []
+        self._pair_numbers: dict[tuple[int, str], int] = {}
         self._nodes: list[_Node] = []
         self._node_numbers: dict[_Node, int] = {}
         self._contexts: dict[tuple[Any, ...], Distribution] = {}
         self._responses: list[tuple[str, ...]] = []  # of each node
+        self._states: dict[tuple[int, int], State] = {}  # of hidden states with texts, for requests
         self._hashes: dict[tuple[str, ...], NDArray[np.uint64]] = {}
         self._parsed: dict[str, tuple[str, bool | None]] = {}
-        plain = Episode(shared, replace(settings, history_length=0, max_steps=_NO_LIMIT))
-        plain.start(task_id)
-        self.task: Task = plain.task
-        self.start = self._node(self._hidden_state(plain), plain.state.text, (), 0)
+        self._reader = Episode(shared, replace(settings, history_length=0, max_steps=_NO_LIMIT))
+        self._reader.start(task_id)
+        self.task: Task = self._reader.task
+        state = self._reader.state
+        hidden = self._hidden_state(_branching(self._reader.fork()), state)
+        self.start = self._node((hidden, self._text(state.text), 0, ()))
 
     @property
     def nodes(self) -> int:
@@ -165,7 +208,7 @@ class Graph:
 
     def text(self, node: int) -> str:
         """Return a node's state text."""
-        return self._nodes[node].text
+        return self._texts[self._nodes[node][1]]
 
     def responses(self, node: int) -> tuple[str, ...]:
         """Return the responses of a node's edges."""
@@ -177,7 +220,7 @@ class Graph:
 
     def command(self, node: int, response: str) -> str:
         """Return the command that a response means at a node."""
-        return self._read(self._hidden[self._nodes[node].hidden], response)[0]
+        return self._read(self._hidden[self._nodes[node][0]], response)[0]
 
     def prepare(self, nodes: Sequence[int]) -> None:
         """Ask the policy for the distributions of nodes, in one batch, and create their edges."""
@@ -201,12 +244,11 @@ class Graph:
         rows, firsts = [], self.first[nodes].tolist()
         for node, edge, first in zip(nodes, edges, firsts, strict=True):
             here = self._nodes[node]
-            hidden = self._hidden[here.hidden]
+            hidden = self._hidden[here[0]]
             command, well_formed = self._read(hidden, self._responses[node][edge - first])
             move = hidden.moves.get(command) or self._move(hidden, command)
-            gain = self._rewards.gain(move.reward, valid=move.valid if well_formed is None else well_formed)
-            final = self._rewards.final(won=move.won, score=move.score)
-            rows.append((self._follow(here, command, move), move.terminated, gain, final))
+            valid = move.valid if well_formed is None else well_formed
+            rows.append((self._follow(here, command, move), move.terminated, move.gains[valid], move.final))
         if rows:
             at, columns = self.edges, zip(*rows, strict=True)
             for column, values in zip((at.target, at.ended, at.gain, at.final), columns, strict=True):
@@ -215,7 +257,7 @@ class Graph:
     def follow(self, node: int, command: str) -> tuple[int, _Move]:
         """Return the node after any command, and what the command did."""
         here = self._nodes[node]
-        hidden = self._hidden[here.hidden]
+        hidden = self._hidden[here[0]]
         move = hidden.moves.get(command) or self._move(hidden, command)
         return self._follow(here, command, move), move
 
@@ -226,12 +268,13 @@ class Graph:
         return found
 
     def _follow(self, here: _Node, command: str, move: _Move) -> int:
+        _, text, step, pairs = here
         kept = self._pairs_kept
-        pairs = (*here.pairs, (here.text, command))[-kept:] if kept else ()
-        return self._node(move.hidden, move.text, pairs, here.step + self._policy.prompt_read)
+        if kept:
+            pairs = (*pairs, self._pair(text, command))[-kept:]
+        return self._node((move.hidden, move.text, step + self._policy.prompt_read, pairs))
 
-    def _node(self, hidden: int, text: str, pairs: Pairs, step: int) -> int:
-        node = _Node(hidden, text, pairs, step)
+    def _node(self, node: _Node) -> int:
         number = self._node_numbers.get(node)
         if number is None:
             number = self._node_numbers[node] = len(self._nodes)
@@ -242,51 +285,75 @@ class Graph:
                 self.size = np.concatenate([self.size, np.zeros(number, np.int64)])
         return number
 
-    def _hidden_state(self, episode: Episode) -> int:
-        key = episode.engine_key()
+    def _text(self, text: str) -> int:
+        number = self._text_numbers.get(text)
+        if number is None:
+            number = self._text_numbers[text] = len(self._texts)
+            self._texts.append(text)
+        return number
+
+    def _pair(self, text: int, command: str) -> int:
+        pair = text, command
+        number = self._pair_numbers.get(pair)
+        if number is None:
+            number = self._pair_numbers[pair] = len(self._pairs)
+            self._pairs.append((self._texts[text], command))
+        return number
+
+    def _hidden_state(self, engine: BranchingEngine, state: State) -> int:
+        key = engine.key()
         number = self._hidden_numbers.get(key)
         if number is None:
             number = self._hidden_numbers[key] = len(self._hidden)
-            self._hidden.append(_Hidden(episode, tuple(episode.state.actions), {}))
+            self._hidden.append(_Hidden(engine, state, tuple(state.actions), {}))
         return number
 
     def _move(self, hidden: _Hidden, command: str) -> _Move:
-        episode = hidden.episode.fork()
-        episode.observe(command, None, episode.engine.act(command))
-        state = episode.state
+        engine = hidden.engine.fork()
+        state = engine.act(command)
+        gains = [self._rewards.gain(state.reward, valid=valid) for valid in (False, True)]
         move = hidden.moves[command] = _Move(
-            self._hidden_state(episode), state.text, state.valid, state.terminated, state.reward, state.won, state.score
+            self._hidden_state(engine, state),
+            self._text(state.text),
+            state.valid,
+            state.terminated,
+            (gains[0], gains[1]),
+            self._rewards.final(won=state.won, score=state.score),
         )
         return move
 
     def _read(self, hidden: _Hidden, response: str) -> tuple[str, bool | None]:
         if self._settings.action_format == "number":  # a number means another action in each state
-            return hidden.episode.read(response)
+            self._reader.begin(self.task, hidden.state)
+            return self._reader.read(response)
         found = self._parsed.get(response)
         if found is None:
-            found = self._parsed[response] = hidden.episode.read(response)
+            found = self._parsed[response] = self._reader.read(response)
         return found
 
     def _context(self, node: int) -> tuple[Any, ...]:
-        here = self._nodes[node]
-        return here.text, self._hidden[here.hidden].actions, here.pairs, here.step
+        hidden, text, step, pairs = self._nodes[node]
+        return self._hidden[hidden].actions, text, step, pairs
 
     def _request(self, number: int, node: int) -> Request:
-        here = self._nodes[node]
-        now = self._hidden[here.hidden].episode.state
-        first = here.step - len(here.pairs) + 1 if self._policy.prompt_read else 1
-        pairs = tuple([Pair(first + index, *pair) for index, pair in enumerate(here.pairs)])
-        state = State(here.text, now.actions, won=now.won, score=now.score, info=now.info)
-        prompt = partial(self._prompt, here, state, pairs)
-        text = prompt() if self._policy.prompt_read else ""
-        return Request(number, text, 0, 0, here.step, self.task, state, None, prompt, lambda: pairs)
+        hidden, text, step, kept = self._nodes[node]
+        state = self._states.get((hidden, text))
+        if state is None:
+            now = self._hidden[hidden].state
+            state = State(self._texts[text], now.actions, won=now.won, score=now.score, info=now.info)
+            self._states[hidden, text] = state
+        first = step - len(kept) + 1 if self._policy.prompt_read else 1
+        pairs = tuple([Pair(first + index, *self._pairs[pair]) for index, pair in enumerate(kept)])
+        prompt = partial(self._prompt, state, step, pairs)
+        shown = prompt() if self._policy.prompt_read else ""
+        return Request(number, shown, 0, 0, step, self.task, state, None, prompt, lambda: pairs)
 
-    def _prompt(self, here: _Node, state: State, pairs: Sequence[Pair], length: int | None = None) -> str:
+    def _prompt(self, state: State, step: int, pairs: Sequence[Pair], length: int | None = None) -> str:
         memory = Memory(self._settings.history_length)
-        memory.resume(pairs, here.step)
+        memory.resume(pairs, step)
         return self._settings.template.render(
             task=self.task.instruction,
-            observation=here.text,
+            observation=state.text,
             admissible_actions=list(state.actions),
             memory=memory,
             max_steps=self._settings.max_steps,

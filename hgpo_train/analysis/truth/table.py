@@ -27,7 +27,8 @@ from hgpo_envs.hashing import text_hash, text_hashes
 from hgpo_envs.secrets import redact_json
 from hgpo_train.advantages.advantage_tables import fingerprint
 from hgpo_train.analysis.truth.graph import Graph, check_memoryless
-from hgpo_train.analysis.truth.task import Budget, Step, task_truth
+from hgpo_train.analysis.truth.places import Step
+from hgpo_train.analysis.truth.task import Budget, task_truth, without_collector
 from hgpo_train.policies.base import check_distributions
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import open_env
@@ -320,14 +321,21 @@ def _write_part(
     tables, steps = [], 0
     for task in tasks:
         mine = rows.filter(pl.col("task_id") == task).sort("trajectory", "step")
-        trajectories = [_trajectory(part) for part in mine.partition_by("trajectory", maintain_order=True)]
-        graph = Graph(handle.shared, handle.settings, policy, plan.rewards, task)
-        entropy = plan.budget.seed, text_hash(f"truth/{task}") % (1 << 63)
-        columns, count = task_truth(graph, trajectories, plan.rewards, plan.budget, entropy)
+        with without_collector():
+            columns, count = _columns(plan, handle, policy, task, mine)
         steps += count
         tables.append(mine.drop(_READ, strict=False).with_columns(_prompts(mine), *_series(columns)))
     with new_path(path) as content:
         pl.concat(tables).write_parquet(content, metadata={"hgpo.rollout_steps": str(steps)})
+
+
+def _columns(
+    plan: TruthPlan, handle: EnvHandle, policy: DistributionPolicy, task: str, rows: pl.DataFrame
+) -> tuple[dict[str, list[Any]], int]:
+    trajectories = [_trajectory(part) for part in rows.partition_by("trajectory", maintain_order=True)]
+    graph = Graph(handle.shared, handle.settings, policy, plan.rewards, task)
+    entropy = plan.budget.seed, text_hash(f"truth/{task}") % (1 << 63)
+    return task_truth(graph, trajectories, plan.rewards, plan.budget, entropy)
 
 
 def _trajectory(rows: pl.DataFrame) -> list[Step]:

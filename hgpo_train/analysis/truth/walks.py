@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hgpo_train.analysis.truth.graph import Graph
+    from hgpo_train.analysis.truth.places import Web
 
     Integers = NDArray[np.int64]
     Floats = NDArray[np.float64]
@@ -29,37 +30,6 @@ if TYPE_CHECKING:
 
 _UNUSED: Final = np.uint64(11)
 """The bits of a hash that a float64 cannot hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class Web:
-    """How the values of places depend on each other and on rollouts. A place is a node at a step.
-
-    V(x) = constant(x) + Σ_links coefficient · V(child) + rest(x) · (the mean return of rollouts from x)
-
-    Attributes:
-        node: The node of each place.
-        step: Its step, ascending.
-        constant: The part of its value that is known.
-        rest: The probability that is left to rollouts.
-        parent: The place of each link, ascending.
-        child: The place, one step later, that it leads to.
-        coefficient: The factor of its value.
-        first: For each place, its first number in `edges`.
-        size: For each place, how many edges are left to rollouts; 0 if `rest` is 0.
-        edges: These edges.
-    """
-
-    node: Integers
-    step: Integers
-    constant: Floats
-    rest: Floats
-    parent: Integers
-    child: Integers
-    coefficient: Floats
-    first: Integers
-    size: Integers
-    edges: Integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +109,7 @@ def _move(
     *,
     last: bool,
 ) -> tuple[_Moves, Integers, Integers]:
-    """Begin rollouts at the places of a step and move all. Return the moves, and the nodes and replicates after them."""
+    """Begin rollouts at the places of a step and move all. Return the moves, and what goes on: nodes and replicates."""
     edges, replicates = graph.edges, len(keys)
     begun = here[web.size[here] > 0]
     flat, sizes = _ranges(graph.first[node], graph.size[node])
