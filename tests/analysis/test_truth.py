@@ -3,6 +3,7 @@
 import copy
 import hashlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import foreign  # noqa: F401 - registers Foreign/Guess-v0
 import numpy as np
@@ -17,7 +18,7 @@ from hgpo_envs.hashing import text_hash
 from hgpo_envs.sources import SharedSource
 from hgpo_train.advantages.advantage_tables import join_advantages
 from hgpo_train.analysis.truth import Budget, Rewards, plan_truth, read_metadata, write_truth
-from hgpo_train.analysis.truth.graph import Graph
+from hgpo_train.analysis.truth.graph import Graph, check_memory
 from hgpo_train.analysis.truth.places import Step
 from hgpo_train.analysis.truth.task import task_truth
 from hgpo_train.policies.base import BatchPolicy, Distribution, Request
@@ -432,11 +433,106 @@ def test_prompts_are_those_of_the_episodes():
         node = graph.follow(node, action)[0]
 
 
-def test_a_policy_with_a_memory_is_refused(tmp_path):
-    run = collect("HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=1, max_steps=3)
-    with pytest.raises(InputError, match="expected a policy without a memory of its own"):
-        truth_of(run.path, tmp_path / "truth.parquet", policy="explorer")
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+def replayed(handle, name, task, responses):
+    """Return an episode after some responses, and the distribution of a new policy that has seen its requests."""
+    policy = make_policy(name, PolicyContext(handle.shared.source.name, handle.settings.action_format))
+    episode = Episode(handle.shared, handle.settings)
+    episode.start(task)
+    for number in range(len(responses) + 1):
+        now = episode.task, episode.state, episode.engine, episode.prompt, episode.history
+        request = Request(number, episode.prompt(), 0, 7, number, *now)
+        if number == len(responses):
+            return episode, policy.distributions([request])[0]
+        policy.respond([request])
+        episode.act(responses[number])
+    raise AssertionError
+
+
+def value_by_replays(handle, name, task, responses, rewards):
+    """Return V after some responses by its definition; each node is reached by a replay from the start."""
+    _, found = replayed(handle, name, task, responses)
+    total = 0.0
+    for response, probability in zip(found.responses, found.probabilities.tolist(), strict=True):
+        taken = [*responses, response]
+        after, _ = replayed(handle, name, task, taken)
+        reward = after.state.reward - (0.0 if after.action_valid else rewards.invalid_action_penalty)
+        later = 0.0 if after.done else rewards.gamma * value_by_replays(handle, name, task, taken, rewards)
+        total += probability * (reward + later)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name", "limit"),
+    [
+        ("HGPO/ALFWorld-v0", "mixture:explorer=0.7,expert=0.3", 8),
+        ("HGPO/ALFWorld-v0", "mixture:explorer=0.7,outdated=0.3", 3),
+        ("HGPO/WebShop-v0", "mixture:explorer=0.8,expert=0.2", 4),
+    ],
+)
+def test_policies_with_a_memory_equal_replays(env_id, name, limit, tmp_path):
+    """The last two steps of episodes, in which such a policy wins or makes mistakes."""
+    rewards, options = Rewards(gamma=0.9, invalid_action_penalty=0.5), {"action_format": "command", "max_steps": limit}
+    run = collect(env_id, name, tmp_path / "run", tasks=5, group_size=1, seed=3, **options)
+    handle = open_env(env_id, **options)
+    exact = truth_of(run.path, tmp_path / "exact.parquet", rewards, exact_nodes=10_000)
+    sampled = truth_of(run.path, tmp_path / "sampled.parquet", rewards, exact_nodes=0, rollouts=64)
+    assert exact["exact"].all()
+    assert (sampled["value_error"] > 0).any()
+    assert (np.abs(sampled["value"] - exact["value"]) <= 4.5 * sampled["value_error"] + 1e-9).all()
+    checked = []
+    for (_,), rows in joined(run, exact).group_by("trajectory", maintain_order=True):
+        for step in range(max(0, limit - 2), rows.height):
+            expected = value_by_replays(handle, name, rows["task_id"][0], rows["action"].to_list()[:step], rewards)
+            assert rows["value"][step] == pytest.approx(expected, abs=1e-9)
+            checked.append(expected)
+    assert len(checked) >= 4
+    assert np.abs(checked).max() > 0.1
+
+
+def test_a_deterministic_policy_is_solved_exactly(tmp_path):
+    """The expert's values: it wins, so that V is the discount of the steps that are left, and A is 0."""
+    run = collect("HGPO/ALFWorld-v0", "expert", tmp_path / "run", tasks=2, seed=1)
+    table = joined(run, truth_of(run.path, tmp_path / "truth.parquet", Rewards(gamma=0.9)))
+    assert table["exact"].all()
+    for (_,), rows in table.group_by("trajectory", maintain_order=True):
+        assert rows["won"][-1]
+        assert rows["value"].to_list() == pytest.approx([0.9**left for left in reversed(range(rows.height))])
+        assert rows["advantage"].to_list() == pytest.approx([0.0] * rows.height)
+
+
+def test_trees_are_forgotten_between_chunks(monkeypatch):
+    """Memory is bounded, and the estimates have no bias: with one pair of replicates at a time, and many at once."""
+    handle = open_env("HGPO/ALFWorld-v0", max_steps=5, action_format="command")
+    name = "mixture:explorer=0.5,random=0.5"
+    episode, _ = replayed(handle, name, handle.tasks[0], [])
+    steps = []
+    for _ in range(5):
+        before = episode.state
+        episode.act(before.actions[0])
+        steps.append(Step(before.text, episode.action, episode.action, valid=episode.action_valid, reward=0.0))
+    sizes, found = [], []
+    for estimates in (1, 1 << 20):
+        monkeypatch.setattr("hgpo_train.analysis.truth.task._CHUNK_OF_TREES", estimates)
+        policy = make_policy(name, PolicyContext("ALFWorld", "command"))
+        graph = Graph(handle.shared, handle.settings, policy, Rewards(invalid_action_penalty=1.0), handle.tasks[0])
+        rewards = Rewards(invalid_action_penalty=1.0)
+        found.append(task_truth(graph, [steps], rewards, Budget(rollouts=40, exact_nodes=0), [1])[0])
+        sizes.append(graph.nodes)
+    assert sizes[0] < 0.3 * sizes[1]
+    for values in zip(*(zip(one["value"], one["value_error"], strict=True) for one in found), strict=True):
+        assert abs(values[0][0] - values[1][0]) <= 4.5 * np.hypot(values[0][1], values[1][1]) + 1e-9
+
+
+class Elsewhere(Prompted):
+    """A policy with a memory, not in this process."""
+
+    name, memoryless = "elsewhere", False
+
+
+def test_a_policy_whose_memory_cannot_be_followed_is_refused():
+    check_memory(Elsewhere())
+    with pytest.raises(InputError, match="expected a policy without a memory of its own, or one that replies in this"):
+        check_memory(SimpleNamespace(name="elsewhere", memoryless=False))
 
 
 def test_a_policy_that_never_gives_the_action(tmp_path):
@@ -471,9 +567,11 @@ def test_another_environment_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"rollouts": 0}, "rollouts: expected an integer of at least 1, received 0"),
-        ({"error": -1.0}, "error: expected a number above 0, received -1.0"),
-        ({"seed": -1}, "seed: expected an integer of at least 0, received -1"),
+        ({"rollouts": 0}, "parameter rollouts: expected int >= 1, received 0"),
+        ({"error": -1.0}, "parameter error: expected float > 0.0, received -1.0"),
+        ({"error": float("nan")}, "parameter error: expected float > 0.0, received nan"),
+        ({"steps": 0}, "parameter steps: expected int >= 1, received 0"),
+        ({"seed": -1}, "parameter seed: expected int >= 0, received -1"),
     ],
 )
 def test_bad_budgets(values, line):

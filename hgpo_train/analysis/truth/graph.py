@@ -20,7 +20,7 @@ from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.memory import Memory, Pair
-from hgpo_train.policies.base import Request
+from hgpo_train.policies.base import BatchPolicy, Request
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from hgpo_train.analysis.truth.rewards import Rewards
     from hgpo_train.policies.base import Distribution, DistributionPolicy
 
-    _Node = tuple[int, int, int, tuple[int, ...]]
-    """The hidden state, the state text, the step (0 for policies that do not read prompts) and the past pairs, oldest
-    first. Texts and pairs are numbered: such tuples are hashed in a fraction of a microsecond."""
+    _Node = tuple[int, int, int, tuple[int, ...], int]
+    """The hidden state, the state text, the step (0 for policies that read neither prompts nor a memory of their own),
+    the past pairs, oldest first, and the node before it (0 for policies without a memory of their own). Texts and pairs
+    are numbered: such tuples are hashed in a fraction of a microsecond."""
 
 UNKNOWN: Final = -1
 """The target of an edge that was not followed yet, and the first edge of a node without a distribution."""
@@ -157,7 +158,7 @@ class Graph:
     Args:
         shared: The task source.
         settings: The settings of episodes: prompts, parsing, step limit.
-        policy: The policy; its distributions must not depend on anything but the request.
+        policy: The policy. A memory of its own must be a function of the requests so far.
         rewards: The definition of rewards.
         task_id: The task.
 
@@ -165,12 +166,16 @@ class Graph:
         edges: The edges.
         first: For each node, its first edge, or `UNKNOWN` before `prepare`.
         size: For each node, its number of edges.
+        tree: Whether no two paths meet in a node, because the policy has a memory of its own.
     """
 
     def __init__(
         self, shared: SharedSource, settings: Settings, policy: DistributionPolicy, rewards: Rewards, task_id: str
     ) -> None:
         self._settings, self._policy, self._rewards = settings, policy, rewards
+        self.tree = not policy.memoryless
+        self._count_steps = policy.prompt_read or self.tree
+        self._remembered: set[int] = set()  # nodes whose requests the policy has seen
         self._pairs_kept = settings.history_length
         if policy.history_read is not None and not policy.prompt_read:
             self._pairs_kept = min(self._pairs_kept, policy.history_read)
@@ -194,7 +199,7 @@ class Graph:
         self.task: Task = self._reader.task
         state = self._reader.state
         hidden = self._hidden_state(_branching(self._reader.fork()), state)
-        self.start = self._node((hidden, self._text(state.text), 0, ()))
+        self.start = self._node((hidden, self._text(state.text), 0, (), 0))
 
     @property
     def nodes(self) -> int:
@@ -243,12 +248,11 @@ class Graph:
         """Compute where some edges of prepared nodes lead, and their rewards."""
         rows, firsts = [], self.first[nodes].tolist()
         for node, edge, first in zip(nodes, edges, firsts, strict=True):
-            here = self._nodes[node]
-            hidden = self._hidden[here[0]]
+            hidden = self._hidden[self._nodes[node][0]]
             command, well_formed = self._read(hidden, self._responses[node][edge - first])
             move = hidden.moves.get(command) or self._move(hidden, command)
             valid = move.valid if well_formed is None else well_formed
-            rows.append((self._follow(here, command, move), move.terminated, move.gains[valid], move.final))
+            rows.append((self._follow(node, command, move), move.terminated, move.gains[valid], move.final))
         if rows:
             at, columns = self.edges, zip(*rows, strict=True)
             for column, values in zip((at.target, at.ended, at.gain, at.final), columns, strict=True):
@@ -256,10 +260,26 @@ class Graph:
 
     def follow(self, node: int, command: str) -> tuple[int, _Move]:
         """Return the node after any command, and what the command did."""
-        here = self._nodes[node]
-        hidden = self._hidden[here[0]]
+        hidden = self._hidden[self._nodes[node][0]]
         move = hidden.moves.get(command) or self._move(hidden, command)
-        return self._follow(here, command, move), move
+        return self._follow(node, command, move), move
+
+    def forget(self, nodes: int, edges: int) -> None:
+        """Forget the newest nodes and edges, so that a tree does not grow without a limit.
+
+        Args:
+            nodes: The number of nodes that are kept.
+            edges: The number of edges that are kept. They belong to these nodes.
+        """
+        for node in self._nodes[nodes:]:
+            del self._node_numbers[node]
+        del self._nodes[nodes:], self._responses[nodes:]
+        self.first[nodes:], self.edges.count = UNKNOWN, edges
+        self.first[self.first >= edges] = UNKNOWN
+        targets = self.edges.target[:edges]
+        targets[targets >= nodes] = UNKNOWN
+        self._contexts = {context: found for context, found in self._contexts.items() if context[0] < nodes}
+        self._remembered = {node for node in self._remembered if node < nodes}
 
     def _hashes_of(self, responses: tuple[str, ...]) -> NDArray[np.uint64]:
         found = self._hashes.get(responses)
@@ -267,12 +287,28 @@ class Graph:
             found = self._hashes[responses] = np.array([text_hash(each) for each in responses]).view(np.uint64)
         return found
 
-    def _follow(self, here: _Node, command: str, move: _Move) -> int:
-        _, text, step, pairs = here
+    def _follow(self, node: int, command: str, move: _Move) -> int:
+        _, text, step, pairs, _ = self._nodes[node]
         kept = self._pairs_kept
         if kept:
             pairs = (*pairs, self._pair(text, command))[-kept:]
-        return self._node((move.hidden, move.text, step + self._policy.prompt_read, pairs))
+        known = len(self._nodes)
+        after = self._node((move.hidden, move.text, step + self._count_steps, pairs, node + 1 if self.tree else 0))
+        if self.tree and after == known:
+            self._remember(node)
+            self._policy.fork(2 * node + 1, 2 * after, self._hidden[move.hidden].engine)
+        return after
+
+    def _remember(self, node: int) -> None:
+        """Let the policy see a node's request. Its memory before is in the slot 2 n, and that after it in 2 n + 1."""
+        if node in self._remembered:
+            return
+        self._remembered.add(node)
+        request = self._request(0, node)
+        if request.step:
+            self._policy.fork(2 * node, 2 * node + 1, request.engine)
+        assert isinstance(self._policy, BatchPolicy)  # `check_memory`
+        self._policy.respond([replace(request, slot=2 * node + 1)])
 
     def _node(self, node: _Node) -> int:
         number = self._node_numbers.get(node)
@@ -332,21 +368,25 @@ class Graph:
         return found
 
     def _context(self, node: int) -> tuple[Any, ...]:
-        hidden, text, step, pairs = self._nodes[node]
+        if self.tree:
+            return (node,)
+        hidden, text, step, pairs, _ = self._nodes[node]
         return self._hidden[hidden].actions, text, step, pairs
 
     def _request(self, number: int, node: int) -> Request:
-        hidden, text, step, kept = self._nodes[node]
+        hidden, text, step, kept, _ = self._nodes[node]
         state = self._states.get((hidden, text))
         if state is None:
             now = self._hidden[hidden].state
             state = State(self._texts[text], now.actions, won=now.won, score=now.score, info=now.info)
             self._states[hidden, text] = state
-        first = step - len(kept) + 1 if self._policy.prompt_read else 1
+        first = step - len(kept) + 1 if self._count_steps else 1
         pairs = tuple([Pair(first + index, *self._pairs[pair]) for index, pair in enumerate(kept)])
         prompt = partial(self._prompt, state, step, pairs)
         shown = prompt() if self._policy.prompt_read else ""
-        return Request(number, shown, 0, 0, step, self.task, state, None, prompt, lambda: pairs)
+        engine = self._hidden[hidden].engine if self.tree else None
+        slot = 2 * node if self.tree else 0
+        return Request(number, shown, 0, slot, step, self.task, state, engine, prompt, lambda: pairs)
 
     def _prompt(self, state: State, step: int, pairs: Sequence[Pair], length: int | None = None) -> str:
         memory = Memory(self._settings.history_length)
@@ -362,14 +402,14 @@ class Graph:
         )
 
 
-def check_memoryless(policy: DistributionPolicy) -> None:
-    """Check that a policy's distributions depend on requests only.
+def check_memory(policy: DistributionPolicy) -> None:
+    """Check that a policy's memory of its own, if it has one, can be followed.
 
     Raises:
-        InputError: The policy has a memory of its own.
+        InputError: The policy is none that replies in the caller's thread.
     """
-    if not policy.memoryless:
+    if not policy.memoryless and not isinstance(policy, BatchPolicy):
         raise InputError(
-            f"policy {policy.name}: expected a policy without a memory of its own, whose probabilities depend on the "
-            "prompt and the state only, such as softmax or random"
+            f"policy {policy.name}: expected a policy without a memory of its own, or one that replies in this process "
+            "(hgpo_train.policies.base.BatchPolicy)"
         )

@@ -26,7 +26,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash, text_hashes
 from hgpo_envs.secrets import redact_json
 from hgpo_train.advantages.advantage_tables import fingerprint
-from hgpo_train.analysis.truth.graph import Graph, check_memoryless
+from hgpo_train.analysis.truth.graph import Graph, check_memory
 from hgpo_train.analysis.truth.places import Step
 from hgpo_train.analysis.truth.task import Budget, task_truth, without_collector
 from hgpo_train.policies.base import check_distributions
@@ -140,6 +140,7 @@ def write_truth(
     out: Path,
     *,
     processes: int = 1,
+    overwrite: bool = True,
     progress: Callable[[int, int], object] = lambda _done, _total: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TruthReport:
@@ -147,14 +148,15 @@ def write_truth(
 
     Args:
         plan: What to compute.
-        out: The file. An existing one is replaced.
+        out: The file.
         processes: Number of processes. The table does not depend on it.
+        overwrite: Whether an existing file is replaced.
         progress: Called with the number of finished tasks and of all tasks.
         should_stop: Called between tasks' parts; True stops, and finished parts are kept.
 
     Raises:
-        InputError: The run has no rows, the policy's probabilities are not known or depend on a memory of its own, or
-            the run's states are not those of its environment.
+        InputError: The run has no rows, the policy's probabilities are not known, the run's states are not those of its
+            environment, or the file exists.
     """
     if processes < 1:
         raise InputError(f"processes: expected an integer of at least 1, received {processes}")
@@ -163,6 +165,7 @@ def write_truth(
     groups = [tasks[start : start + TASKS_PER_PART] for start in range(0, len(tasks), TASKS_PER_PART)]
     with (
         _open(plan) as (handle, policy),  # before anything is written, to find bad input
+        _replacing(out, overwrite=overwrite),
         making_folder(out.absolute().parent),
         _parts(out, metadata) as parts,
     ):
@@ -218,6 +221,14 @@ def _metadata(plan: TruthPlan) -> str:
         "versions": installed_versions(),
     }
     return orjson.dumps(redact_json(values), option=orjson.OPT_SORT_KEYS).decode()
+
+
+@contextmanager
+def _replacing(out: Path, *, overwrite: bool) -> Iterator[None]:
+    """Check that a file may be written."""
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
+    yield
 
 
 @contextmanager
@@ -295,7 +306,7 @@ def _open(plan: TruthPlan) -> Iterator[tuple[EnvHandle, DistributionPolicy]]:
     context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
     with closing(make_policy(plan.policy, context)) as made:
         policy = check_distributions(made)
-        check_memoryless(policy)
+        check_memory(policy)
         yield handle, policy
 
 

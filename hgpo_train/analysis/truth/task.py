@@ -16,20 +16,18 @@ If everything that the policy can reach is small enough, V is exact (`exact.py`)
 from __future__ import annotations
 
 import gc
-import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from hgpo_envs.errors import InputError
 from hgpo_train.analysis.truth.estimates import Estimates
 from hgpo_train.analysis.truth.exact import close, solve
 from hgpo_train.analysis.truth.graph import UNKNOWN
 from hgpo_train.analysis.truth.places import compose, exact_places, solved, visits_of
 from hgpo_train.analysis.truth.walks import play
-from hgpo_train.settings import check
+from hgpo_train.settings import NonNegativeInt, PositiveFloat, PositiveInt, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +46,9 @@ _TRIAL: Final = 2
 
 _CHUNK: Final = 1 << 15
 """The number of estimates of values (places times replicates) that are computed at once."""
+
+_CHUNK_OF_TREES: Final = 1 << 11
+"""The same for policies with a memory of their own: a tree is forgotten after it, with the policy's memory of nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,22 +69,15 @@ class Budget:
         InputError: A value is out of range.
     """
 
-    rollouts: int = 16
-    error: float | None = None
-    steps: int | None = None
-    most_rollouts: int = 4096
-    exact_nodes: int = 300
-    seed: int = 0
+    rollouts: PositiveInt = 16
+    error: PositiveFloat | None = None
+    steps: PositiveInt | None = None
+    most_rollouts: PositiveInt = 4096
+    exact_nodes: NonNegativeInt = 300
+    seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         check(self, "parameter")
-        least = {"rollouts": 1, "steps": 1, "most_rollouts": 1, "exact_nodes": 0, "seed": 0}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise InputError(f"{name}: expected an integer of at least {smallest}, received {value}")
-        if self.error is not None and not 0 < self.error < math.inf:
-            raise InputError(f"error: expected a number above 0, received {self.error}")
 
 
 @contextmanager
@@ -124,29 +118,27 @@ def task_truth(
         web = solved(visits, solve(graph, rewards.gamma))
     else:
         web = compose(graph, visits, rewards.gamma)
-    exact = exact_places(web)
+    exact, kept = exact_places(web), (graph.nodes, graph.edges.count)
     certain = _certain(visits, exact)
     rng = np.random.default_rng(list(entropy))
     estimates, steps, replicates = {name: Estimates() for name in certain}, 0, 0
 
-    def replicated(count: int) -> Iterator[NDArray[np.float64]]:
-        nonlocal steps, replicates
-        for size in _chunks(count, len(visits.node)):
-            keys = rng.integers(1 << 64, size=(graph.max_steps, size), dtype=np.uint64)
-            values, moves = play(graph, web, rewards.gamma, keys)
-            steps, replicates = steps + moves, replicates + size
-            yield values
+    def replicated(count: int) -> Iterator[tuple[NDArray[np.float64], int]]:
+        for size in _chunks(count, len(visits.node), _CHUNK_OF_TREES if graph.tree else _CHUNK):
+            if graph.tree:
+                graph.forget(*kept)
+            yield play(graph, web, rewards.gamma, rng.integers(1 << 64, size=(graph.max_steps, size), dtype=np.uint64))
 
     most = _even(budget.rollouts if budget.error is None and budget.steps is None else budget.most_rollouts)
     if budget.steps is not None and not exact.all():
-        for _ in replicated(_TRIAL):
-            pass
-        most = min(most, _even(int((budget.steps - steps) * _TRIAL / steps) - 1))
-        replicates = 0
+        steps += sum(moves for _, moves in replicated(_TRIAL))
+        affordable = (budget.steps - steps) * _TRIAL // steps
+        most = min(most, _even(affordable - affordable % 2))
     while True:
-        for values in replicated(min(_even(budget.rollouts), most - replicates)):
+        for values, moves in replicated(min(_even(budget.rollouts), most - replicates)):
             for name, found in _of_rows(visits, values, rewards.gamma).items():
                 estimates[name].add(found)
+            steps, replicates = steps + moves, replicates + values.shape[1]
         errors = estimates["advantage"].errors(certain["advantage"])
         small = budget.error is not None and np.sqrt(np.mean(errors**2)) <= budget.error
         if small or replicates >= most or exact.all():
@@ -159,9 +151,9 @@ def _even(rollouts: int) -> int:
     return max(_FEWEST, rollouts + rollouts % 2)
 
 
-def _chunks(count: int, places: int) -> Iterator[int]:
-    """Divide an even number of replicates into even numbers that fit into memory."""
-    most = max(2, _CHUNK // places // 2 * 2)
+def _chunks(count: int, places: int, estimates: int) -> Iterator[int]:
+    """Divide an even number of replicates into even numbers with a number of estimates of values each."""
+    most = max(2, estimates // places // 2 * 2)
     while count > 0:
         yield min(most, count)
         count -= most
