@@ -21,7 +21,7 @@ import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.run_paths import run_at
-from hgpo_envs.atomic import making_folder, new_path, remove_folder, write_file
+from hgpo_envs.atomic import is_scratch, making_folder, new_folder, new_path, remove_folder
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash, text_hashes
 from hgpo_envs.secrets import redact_json
@@ -237,12 +237,13 @@ def _parts(out: Path, metadata: str) -> Iterator[Path]:
     folder = out.with_name(f"{out.name}.parts")
     described = folder / "plan.json"
     if folder.is_dir() and (not described.is_file() or described.read_bytes() != metadata.encode()):
-        if any(path.name != "plan.json" and path.suffix != ".parquet" for path in folder.iterdir()):
+        names = [path.name for path in folder.iterdir()]
+        if any(name != described.name and not name.endswith(".parquet") and not is_scratch(name) for name in names):
             raise InputError(f"{folder}: expected parts of a truth table, received other files; move them elsewhere")
         remove_folder(folder)
     if not folder.is_dir():
-        folder.mkdir()
-        write_file(described, metadata.encode())
+        with new_folder(folder) as content:
+            (content / described.name).write_bytes(metadata.encode())
     try:
         yield folder
     except BaseException:
