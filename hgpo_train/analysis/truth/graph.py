@@ -5,6 +5,9 @@ distribution can depend on: the state text and the past pairs that the policy re
 An *edge* is a response of the policy at a node. Transitions are deterministic and computed once for each hidden state
 and command, distributions once for each context, and both are arrays, so that many rollouts move in one NumPy
 operation (`walks.py`).
+
+A policy with a memory of its own depends on the path. Its graph is a tree: the node before is part of a node. The
+policy's memory at each node is in a slot of the policy, copied from the node before (`DistributionPolicy.fork`).
 """
 
 from __future__ import annotations
