@@ -139,7 +139,7 @@ COMMANDS = {
     "truth run --error 0": "parameter error: expected float > 0.0, received 0.0",
     "truth run --steps 0": "parameter steps: expected int >= 1, received 0",
     "truth run --processes 0 --out file": "processes: expected an integer of at least 1, received 0",
-    "truth run --policy openai:http://localhost:1 --out file": "expected a policy whose action probabilities are known",
+    "truth run --policy expert --out file": "unknown benchmark 'Doors'",
     "truth run --seed -1": "parameter seed: expected int >= 0, received -1",
     "verify": "Missing argument 'run'",
     "verify /no/run": "/no/run: no such run or file",
