@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hgpo_envs.errors import InputError
 from hgpo_train.cli.output_paths import check_folder
 
 if TYPE_CHECKING:
@@ -89,6 +88,7 @@ def stats(
     if out is not None:
         check_folder("--out", out)
     if plot is not None:
+        from hgpo_envs.errors import InputError
         from hgpo_train.analysis.charts import check_chart_file
 
         check_chart_file(plot)
