@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -44,9 +45,11 @@ TRAINING: Final = (
     "checkpoint.optimiser=last",
     "evaluation.every=0",
 )
-TASKS: Final = {"alfworld": 24, "webshop": 32}
+TASKS: Final = 24
 """Tasks of each iteration, with one group of `GROUP` rollouts each."""
-ROLLOUTS: Final = 4
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
+"""Models are so small that a second thread mostly waits."""
+ROLLOUTS: Final = 16
 """Monte Carlo rollouts of each step, for the truth."""
 SEED: Final = 201
 """Seed of the tasks: the same for all iterations, another one than those of training and of the scripted policies."""
@@ -141,9 +144,10 @@ def play(world: str, config: Config, model: Path, run: Path, *, exploratory: boo
     """Run the three commands of one iteration, without those that are finished."""
     truth = run.parent / f"{run.name}.truth" / "model.parquet"
     commands = [
-        [*rollout(config, model), "--tasks", str(2 if exploratory else TASKS[world]), "--group-size", str(GROUP),
+        [*rollout(config, model), "--tasks", str(2 if exploratory else TASKS), "--group-size", str(GROUP),
          "--seed", str(7 if exploratory else SEED), "--out", str(run)],
-        ["truth", str(run), "--rollouts", str(ROLLOUTS), "--reward", "success", "--out", str(truth)],
+        ["truth", str(run), "--rollouts", str(ROLLOUTS), "--exact-nodes", "0", "--reward", "success",
+         "--out", str(truth)],
         ["compare-estimators", str(run), "--truth", str(truth), "--model", str(model), "--device", config.model.device,
          "--group-sizes", str(GROUP), "--estimators", ",".join((*ESTIMATORS, *WORLDS[world].estimators)),
          "--out", str(comparison(run))],
@@ -152,7 +156,7 @@ def play(world: str, config: Config, model: Path, run: Path, *, exploratory: boo
         if made is not None and made.exists():
             continue
         CONSOLE.print(f"$ hgpo {shlex.join(command)}", soft_wrap=True, highlight=False)
-        code = subprocess.call([*learning.HGPO, *command], stdout=subprocess.DEVNULL)
+        code = subprocess.call([*learning.HGPO, *command], stdout=subprocess.DEVNULL, env=ONE_THREAD | os.environ)
         if code:
             sys.exit(code)
 
