@@ -125,7 +125,7 @@ def trained(world: str, folder: Path, shared: Path) -> Path:
     warm = learning.taught(world, shared / world, base, CONSOLE)
     config = learning.configuration(base, warm, "hgpo", {"history_length": 2}, 0)
     run = folder / f"{world}-training"
-    if not learning.train(run, config, learning.Work(CONSOLE, 1)):
+    if not learning.train(run, config, learning.Work(CONSOLE, os.cpu_count() or 1)):  # so that it gets one thread
         sys.exit(1)
     return run
 

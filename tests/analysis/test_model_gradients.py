@@ -23,7 +23,7 @@ from hgpo_train.models.config import ModelConfig
 from hgpo_train.models.loading import load_model, load_tokenizer
 from hgpo_train.models.tiny import TinyShape, save_tiny
 
-SIZE = 4096
+SIZE, TASKS = 4096, 6
 PERFECT = "tabular_world:perfect"
 SHAPE = TinyShape(vocabulary=300, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32, initial=0.2)
 
@@ -43,7 +43,7 @@ def model(folder):
 @pytest.fixture(scope="module")
 def world(folder, model):
     """Steps with a model's tokens, and their truth. The worlds' actions stand for the model's responses."""
-    steps, truth = play(tasks=12, rollouts=8, seed=3, noise=0.0)
+    steps, truth = play(tasks=TASKS, rollouts=8, seed=3, noise=0.0)
     tokenizer = load_tokenizer(str(folder))
     found = {}
     for prompt, response in steps.select(pl.format("{} {}", "task_id", "state"), "action").unique().iter_rows():
@@ -86,11 +86,14 @@ def test_products_are_those_of_the_batch_gradient_by_backward(world, gradients, 
     steps, truth = world
     x, y = (np.random.default_rng(place).normal(size=steps.height) for place in (1, 2))
     found = _draw(steps, truth, gradients)
-    (sums,) = model_sums(replace(found, first=y, second=y), gradients.sketches, [(x, x)], 12)
-    sketch, tokens = Sketch(model, SIZE), list(steps.select("prompt_token_ids", "response_token_ids").iter_rows())
+    (sums,) = model_sums(replace(found, first=y, second=y), gradients.sketches, [(x, x)], TASKS)
+    sketch, tokens = Sketch(model, SIZE), ["prompt_token_ids", "response_token_ids"]
+    weights = steps.select(*tokens, x=pl.Series(x), y=pl.Series(y)).group_by(tokens).agg(pl.col("x", "y").sum())
     whole = {}
-    for name, weights in (("x", x), ("y", y)):
-        loss = sum(float(weight) * log_probability(model, *each) for weight, each in zip(weights, tokens, strict=True))
+    for name in ("x", "y"):
+        loss = sum(
+            factor * log_probability(model, *each) for *each, factor in weights.select(*tokens, name).iter_rows()
+        )
         whole[name] = sketch(sketch.gradient(loss)).astype(float)
     for key, (one, two) in {"ee": ("x", "x"), "ea": ("x", "y"), "aa": ("y", "y")}.items():
         assert sums[f"{key}_batch"].sum() == pytest.approx(
@@ -160,7 +163,8 @@ def test_intervals_contain_the_cosine_of_the_expected_products(common):
 def cosine(sums):
     sums = {name: np.atleast_1d(np.sum(values) if name.endswith("_batch") and np.shape(values) == (24,) else values)
             for name, values in sums.items()}  # fmt: skip
-    return sums["ea_batch"] / np.sqrt(sums["ee_batch"] * sums["aa_batch"])
+    squares = sums["ee_batch"] * sums["aa_batch"]
+    return sums["ea_batch"] / np.sqrt(np.where(squares > 0, squares, np.nan))
 
 
 def test_another_model_than_that_of_the_run_is_an_error(world, model, tmp_path):
