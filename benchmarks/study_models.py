@@ -49,7 +49,7 @@ TASKS: Final = 24
 """Tasks of each iteration, with one group of `GROUP` rollouts each."""
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
 """Models are so small that a second thread mostly waits."""
-ROLLOUTS: Final = 16
+ROLLOUTS: Final = 4
 """Monte Carlo rollouts of each step, for the truth."""
 SEED: Final = 201
 """Seed of the tasks: the same for all iterations, another one than those of training and of the scripted policies."""
@@ -147,7 +147,7 @@ def play(world: str, config: Config, model: Path, run: Path, *, exploratory: boo
         [*rollout(config, model), "--tasks", str(2 if exploratory else TASKS), "--group-size", str(GROUP),
          "--seed", str(7 if exploratory else SEED), "--out", str(run)],
         ["truth", str(run), "--rollouts", str(ROLLOUTS), "--exact-nodes", "0", "--reward", "success",
-         "--out", str(truth)],
+         "--policy-option", "max_batch_tokens=65536", "--out", str(truth)],
         ["compare-estimators", str(run), "--truth", str(truth), "--model", str(model), "--device", config.model.device,
          "--group-sizes", str(GROUP), "--estimators", ",".join((*ESTIMATORS, *WORLDS[world].estimators)),
          "--out", str(comparison(run))],
