@@ -4,13 +4,16 @@
     python benchmarks/learning.py --world webshop                       GRPO, HGPO; 2 seeds each
     python benchmarks/learning.py --world alfworld --estimators hgpo --seeds 0     one run
     python benchmarks/learning.py --world alfworld --draw               table and picture of existing results
+    python benchmarks/learning.py --world alfworld --name switches --set environment_steps=30000 --estimators \
+        grpo,grpo:invalid_action_penalty=0.1,gigpo,gigpo:episode_weight=0      parts of estimators, compared
 
 A model of about a million parameters is warm-started once for all runs. Its demonstrations are actions of the explorer
 mixed with others (`WORLDS`), in games or shops generated with other seeds than the bundled ones. Each run then trains
 on the bundled training tasks and is evaluated on the bundled held-out tasks, also before training. Because these are
 few, the policies before and after training also play fresh tasks, generated for this purpose, once per seed (`hgpo
 eval`). The script can be interrupted (Ctrl-C) at any time; the same command resumes. All files of the runs are in
---folder. Results: benchmarks/results/learning_<world>.json, and the curves next to it.
+--folder. Results: benchmarks/results/learning_<world>.json, and the curves next to it. With --name, runs and results
+are separate and share the warm start.
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from learning_figures import START, fresh_folder, report
+from learning_figures import START, file_name, fresh_folder, report
 from record import add_keep
 from rich.console import Console
 
 from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.webshop.generation.bundled import make_bundled_catalogue
-from hgpo_train.advantages import get
+from hgpo_train.analysis.estimator_comparison.variants import Variant, read_variants
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.models.tiny import TinyShape
 from hgpo_train.rollout.fingerprints import fingerprint_model
@@ -91,32 +94,40 @@ def main() -> None:
     """Run the missing parts and draw the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--world", choices=list(WORLDS), default="alfworld")
-    parser.add_argument("--estimators", type=named, help="comma-separated; all of the world's without")
+    parser.add_argument(
+        "--estimators", type=variants, help="comma-separated, NAME:PARAMETER=VALUE; default: the world's"
+    )
     parser.add_argument("--seeds", type=integers, help="comma-separated; all of the world's without")
     parser.add_argument("--folder", type=Path, default=Path("runs/learning"))
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="section.field=value")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; each has its share of the cores")
     parser.add_argument("--draw", action="store_true", help="run nothing")
+    parser.add_argument("--name", help="name of these runs and of the result")
     add_keep(parser)
     given = parser.parse_args()
     handle = WORLDS[given.world]
-    estimators, seeds = given.estimators or handle["estimators"], given.seeds or handle["seeds"]
+    estimators = given.estimators or variants(",".join(handle["estimators"]))
+    seeds = given.seeds or handle["seeds"]
     folder, console = given.folder / given.world, Console()
+    place = folder / given.name if given.name else folder
     base = load_config(f"tiny-{given.world}", given.overrides)
     if not given.draw:
-        folder.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
         warm = taught(given.world, folder, base, console)
         own = handle["estimators"]
         runs = {
-            f"{name}-{seed}": configuration(base, warm, name, own.get(name, {}), seed)
+            f"{file_name(each.name)}-{seed}": configuration(
+                base, warm, each, own.get(each.spec.estimator.name, {}), seed
+            )
             for seed in seeds
-            for name in estimators
+            for each in estimators
         }
         work = Work(console, given.jobs)
-        trained = [partial(train, folder / name, run, work) for name, run in runs.items()]
-        if not work.all_done(trained) or not work.all_done(fresh_evaluations(given.world, folder, warm, runs, work)):
+        trained = [partial(train, place / name, run, work) for name, run in runs.items()]
+        data = FRESH[given.world](folder)
+        if not work.all_done(trained) or not work.all_done(fresh_evaluations(data, place, warm, runs, work)):
             sys.exit(1)
-    report(given.world, folder, console, keep=given.keep)
+    report(given.world, place, console, given.name, keep=given.keep)
 
 
 class Work:
@@ -154,10 +165,10 @@ class Work:
         return not code
 
 
-def named(text: str) -> list[str]:
-    """Return the registered estimators by name."""
+def variants(text: str) -> list[Variant]:
+    """Parse estimators with parameters."""
     try:
-        return [get(name).name for name in text.split(",")]
+        return read_variants([text])
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -178,12 +189,12 @@ def taught(handle: str, folder: Path, config: Config, console: Console) -> Path:
     return model
 
 
-def configuration(base: Config, warm: Path, estimator: str, own: dict[str, Any], seed: int) -> Config:
-    """Return a run's configuration, with the estimator's own parameters."""
-    values = to_dict(base)
+def configuration(base: Config, warm: Path, variant: Variant, world: dict[str, dict[str, Any]], seed: int) -> Config:
+    """Return a run's configuration: the world's parameters of the estimator, then those of the variant."""
+    values, estimator, name = to_dict(base), variant.spec.estimator.name, f"{variant.name}-{seed}"
     common = {name: value for name, value in base.advantage.parameters.items() if name != "history_length"}
-    values["advantage"] = {"estimator": estimator, "parameters": common | own}
-    return replace(Config(), **{**values, "name": f"{estimator}-{seed}", "seed": seed, "model": {"path": str(warm)} | {
+    values["advantage"] = {"estimator": estimator, "parameters": common | world.get(estimator, {}) | variant.assigned}
+    return replace(Config(), **{**values, "name": name, "seed": seed, "model": {"path": str(warm)} | {
         name: value for name, value in values["model"].items() if name != "path"
     }})  # fmt: skip
 
@@ -232,13 +243,12 @@ def train(folder: Path, config: Config, work: Work) -> bool:
 
 
 def fresh_evaluations(
-    handle: str, folder: Path, warm: Path, runs: dict[str, Config], work: Work
+    data: str, folder: Path, warm: Path, runs: dict[str, Config], work: Work
 ) -> list[Callable[[], bool]]:
     """Evaluate on fresh tasks: the initial policy with all seeds, each run with its own seed.
 
     `hgpo eval` plays only missing episodes, and rejects a folder with another evaluation.
     """
-    data = FRESH[handle](folder)
     everyone = sorted({run.seed for run in runs.values()})
     players = [(START, warm, next(iter(runs.values())), everyone)]
     players += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ from record import results_folder, store
 from rich.table import Table
 
 from hgpo_datasets import scan_steps
+from hgpo_train.analysis.resampling import student_quantile
 from hgpo_train.evaluation import compare
 from hgpo_train.evaluation.report import episode_table
 from hgpo_train.evaluation.report import evaluation_reports as summary
@@ -29,8 +31,25 @@ START: Final = "warm-start"
 """Name of the policy before training."""
 
 
-def report(world: str, folder: Path, console: Console, *, keep: bool) -> None:
-    """Write the table, the JSON and the picture; with `keep`, these replace the kept results."""
+def file_name(estimator: str) -> str:
+    """Return the name of the files of an estimator with parameters, without the colons that Windows refuses.
+
+    >>> file_name("gigpo:episode_weight=0")
+    'gigpo+episode_weight=0'
+    """
+    return estimator.replace(":", "+")
+
+
+def report(world: str, folder: Path, console: Console, name: str | None = None, *, keep: bool) -> None:
+    """Write the table, the JSON and the picture; with `keep`, these replace the kept results.
+
+    Args:
+        world: The environment's short name.
+        folder: The folder of the runs.
+        console: Where the tables are printed.
+        name: The name of the runs, which is part of the result's name.
+        keep: Whether to replace the kept results.
+    """
     found = curves(folder)
     if found.is_empty():
         console.print(f"no run in {folder} has been evaluated yet")
@@ -51,20 +70,21 @@ def report(world: str, folder: Path, console: Console, *, keep: bool) -> None:
     console.print(table)
     fresh = fresh_figures(folder)
     if fresh:
-        console.print(fresh_table(world, fresh))
+        console.print(fresh_table(world, fresh), differences_table(fresh["differences"]))
     means = ends.group_by("estimator").agg(pl.col("start", "end", "environment_steps").mean()).sort("estimator")
     configs = {
         path.stem: re.sub(r'(?m)^path = ".*/', 'path = "', path.read_text())  # the path of the warm start is irrelevant
         for path in sorted(folder.glob("*-*.toml"))
     }
+    result = f"learning_{world}_{name}" if name else f"learning_{world}"
     kept = {
         "ends": {estimator: figures for estimator, *figures in means.iter_rows()},
         "curves": found.to_dicts(),
         "fresh": fresh,
         "configurations": configs,
     }
-    console.print(store(f"learning_{world}", kept, keep=keep))
-    console.print(f"the curves are in {draw(found, world, results_folder(keep=keep))}")
+    console.print(store(result, kept, keep=keep))
+    console.print(f"the curves are in {draw(found, world, results_folder(keep=keep) / f'{result}.png')}")
 
 
 def runs_of(folder: Path) -> list[Path]:
@@ -79,7 +99,7 @@ def curves(folder: Path) -> pl.DataFrame:
         estimator, _, seed = path.parent.name.rpartition("-")
         rows += [
             {
-                "estimator": estimator,
+                "estimator": estimator.replace("+", ":"),
                 "seed": int(seed),
                 "iteration": line["iteration"],
                 "environment_steps": line["training/environment_steps"],
@@ -110,10 +130,41 @@ def fresh_figures(folder: Path) -> dict[str, Any]:
     played = {name: episode_table(scan_steps(place)) for name, place in places.items()}
     before = episode_table(scan_steps(fresh_folder(folder, START)))
     figures: dict[str, Any] = {"tasks": before["task_id"].n_unique(), START: success(before)}
-    for estimator in sorted({name.rpartition("-")[0] for name in played}):
-        after = pl.concat(table for name, table in played.items() if name.rpartition("-")[0] == estimator)
+    for estimator, runs in by_estimator(played).items():
+        after = pl.concat(runs.values())
         figures[estimator] = success(after) | {"lift": dataclasses.asdict(compare(after, before))}
+    figures["differences"] = differences(by_estimator(played))
     return figures
+
+
+def by_estimator(played: dict[str, pl.DataFrame]) -> dict[str, dict[int, pl.DataFrame]]:
+    """Return the episodes of each estimator by seed, from those of each run by its name."""
+    found: dict[str, dict[int, pl.DataFrame]] = {}
+    for name in sorted(played):
+        estimator, _, seed = name.rpartition("-")
+        found.setdefault(estimator.replace("+", ":"), {})[int(seed)] = played[name]
+    return found
+
+
+def differences(played: dict[str, dict[int, pl.DataFrame]]) -> list[dict[str, Any]]:
+    """Return the paired difference of success between any two estimators, with two 95% intervals.
+
+    One interval is by resampled tasks: it holds for these runs. The other is Student's over the seeds' differences: it
+    also contains what another run would change. It needs at least two common seeds.
+    """
+    found = []
+    for first, second in itertools.combinations(played, 2):
+        common = sorted(played[first].keys() & played[second].keys())
+        if not common:
+            continue
+        tables = [pl.concat(played[name][seed] for seed in common) for name in (first, second)]
+        each = [compare(played[first][seed], played[second][seed]).difference for seed in common]
+        margin = None
+        if len(common) > 1:
+            margin = float(student_quantile(0.975, len(common) - 1) * np.std(each, ddof=1) / np.sqrt(len(common)))
+        whole = dataclasses.asdict(compare(*tables))
+        found.append({"first": first, "second": second, **whole, "seeds": each, "margin_of_seeds": margin})
+    return found
 
 
 def success(table: pl.DataFrame) -> dict[str, float | None]:
@@ -127,13 +178,23 @@ def fresh_table(world: str, fresh: dict[str, Any]) -> Table:
     for name in ("", "success", "lift"):
         table.add_column(name, justify="right")
     for name, found in fresh.items():
-        if name == "tasks":
+        if name in ("tasks", "differences"):
             continue
         lift = found.get("lift")
         gained = (
             f"{100 * lift['difference']:+.1f} ({100 * lift['low']:+.1f} to {100 * lift['high']:+.1f})" if lift else ""
         )
         table.add_row(name, f"{found['mean']:.1%} ({found['low']:.1%} to {found['high']:.1%})", gained)
+    return table
+
+
+def differences_table(found: list[dict[str, Any]]) -> Table:
+    """Print the differences between estimators in percentage points."""
+    table = Table("first", "second", "first - second", "tasks resampled", "seeds", title="differences on fresh tasks")
+    for row in found:
+        seeds = "" if row["margin_of_seeds"] is None else f"± {100 * row['margin_of_seeds']:.1f}"
+        interval = f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}"
+        table.add_row(row["first"], row["second"], f"{100 * row['difference']:+.1f}", interval, seeds)
     return table
 
 
@@ -153,9 +214,8 @@ def at_equal_steps(found: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(points)
 
 
-def draw(found: pl.DataFrame, world: str, folder: Path) -> Path:
+def draw(found: pl.DataFrame, world: str, path: Path) -> Path:
     """Draw the curves as a PNG."""
-    path = folder / f"learning_{world}.png"
     curves_chart(found, world).save(path, scale_factor=2)
     return path
 
@@ -170,8 +230,9 @@ def curves_chart(found: pl.DataFrame, world: str) -> alt.LayerChart:
     spread = at_equal_steps(found).group_by("estimator", "environment_steps").agg(
         pl.col("success").mean(), pl.col("success").min().alias("low"), pl.col("success").max().alias("high"),
     )  # fmt: skip
-    shown = [title for name, title in ESTIMATORS.items() if name in found["estimator"]]
-    colours = alt.Scale(domain=list(ESTIMATORS.values()))  # the same colour per estimator in every picture
+    titles = ESTIMATORS | {name: name for name in found["estimator"].unique() if name not in ESTIMATORS}
+    shown = [title for name, title in titles.items() if name in found["estimator"]]
+    colours = alt.Scale(domain=list(titles.values()))  # the same colour per estimator in every picture
     legend = alt.Legend(values=shown, symbolOpacity=1)
     spread = spread.with_columns(pl.col("estimator").replace(ESTIMATORS)).sort("estimator", "environment_steps")
     base = alt.Chart(alt.Data(values=spread.to_dicts())).encode(

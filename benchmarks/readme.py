@@ -212,6 +212,7 @@ def _learning() -> list[Row]:
         fresh, (*_, steps) = found["fresh"], found["ends"]["hgpo"]
         start, end = fresh.pop("warm-start")["mean"], fresh.pop("hgpo")["mean"]
         tasks = f"{fresh.pop('tasks')} fresh tasks"
+        fresh.pop("differences", None)
         what = f"{name}: success on {tasks} before and after {steps:,.0f} training steps, 1.1M parameters, HGPO (K = 2)"
         others = ", ".join(f"{ESTIMATORS[estimator]} → {after['mean']:.0%}" for estimator, after in fresh.items())
         lines.append(Row(what, f"{start:.0%} → {end:.0%}", others, f"learning_{world}", in_readme=True))

@@ -29,6 +29,7 @@ from rich.console import Console
 from study import CLAIMS, ESTIMATORS, GROUP, KEPT, WORLDS, Claim, comparison, judged, show, summary, together
 
 from hgpo_envs.errors import InputError
+from hgpo_train.analysis.estimator_comparison import read_variants
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.training.config import Config, load_config, template_path
 
@@ -123,7 +124,8 @@ def trained(world: str, folder: Path, shared: Path) -> Path:
     base = load_config(f"tiny-{world}", list(TRAINING))
     (shared / world).mkdir(parents=True, exist_ok=True)
     warm = learning.taught(world, shared / world, base, CONSOLE)
-    config = learning.configuration(base, warm, "hgpo", {"history_length": 2}, 0)
+    (estimator,) = read_variants(["hgpo:history_length=2"])
+    config = learning.configuration(base, warm, estimator, {}, 0)
     run = folder / f"{world}-training"
     if not learning.train(run, config, learning.Work(CONSOLE, os.cpu_count() or 1)):  # so that it gets one thread
         sys.exit(1)

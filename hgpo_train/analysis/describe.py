@@ -1,4 +1,4 @@
-"""What the statistics of a run say, in plain sentences; for the terminal and the notebook."""
+"""What the statistics of a run say, in plain sentences; for the terminal and notebooks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from hgpo_envs.wording import counted, listed
 from hgpo_train.analysis.statistics import ORACLE
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from hgpo_train.analysis.statistics import Statistics
 
+    Sure = dict[tuple[str, str], dict[str, Any]]
+    """Intervals and chance by level and statistic."""
 
-def describe(found: Statistics) -> list[str]:
+
+def describe(found: Statistics, sure: pl.DataFrame | None = None) -> list[str]:
     """Return sentences about statistics that were not split by any column.
+
+    Args:
+        found: The statistics.
+        sure: The same run's `uncertainty`. With it, sentences contain 95% intervals and what chance gives.
 
     >>> import polars as pl
     >>> from hgpo_train.analysis.statistics import statistics
@@ -27,15 +36,17 @@ def describe(found: Statistics) -> list[str]:
     by_level = {row["level"]: row for row in found.levels.iter_rows(named=True)}
     oracle = by_level.pop(ORACLE, None)
     rows = list(by_level.values())
+    bounds = {(row["level"], row["statistic"]): row for row in sure.iter_rows(named=True)} if sure is not None else {}
     sentences = [_run(whole), *_equal_returns(whole)]
     if not rows[0]["shared"]:
         line = "No two steps of a group are at the same state. Every step is a singleton group at every level"
         return [*sentences, f"{line}, and HGPO's advantages are all 0."]
     return [
         *sentences,
-        _shared_contexts(rows),
-        *_inconsistency(rows, oracle),
-        *_bias(rows),
+        _shared_contexts(rows, bounds),
+        *_inconsistency(rows, oracle, bounds),
+        *_explained(rows, bounds),
+        *_bias(rows, bounds),
         _weights(rows),
         *_equal_groups(rows),
     ]
@@ -63,33 +74,56 @@ def _equal_returns(whole: dict[str, Any]) -> list[str]:
     return [line]
 
 
-def _shared_contexts(rows: list[dict[str, Any]]) -> str:
+def _shared_contexts(rows: list[dict[str, Any]], bounds: Sure) -> str:
     line = (
-        f"{_share(rows[0]['shared']).capitalize()} of the steps share their state with another step of their group, "
-        f"{_share(rows[0]['cross'])} with a step of another rollout."
+        f"{_sure(rows[0], 'shared', bounds).capitalize()} of the steps share their state with another step of their "
+        f"group, {_sure(rows[0], 'cross', bounds)} with a step of another rollout."
     )
-    deeper = [f"{_share(row['shared'])} for k = {row['level']}" for row in rows[1:] if row["shared"]]
+    deeper = [f"{_sure(row, 'shared', bounds)} for k = {row['level']}" for row in rows[1:] if row["shared"]]
     alone = [row["level"] for row in rows if not row["shared"]]
     if alone:
         deeper.append(f"none for k {'≥' if len(alone) > 1 else '='} {alone[0]}")
     return f"{line} Together with the k states before it: {listed(deeper)}." if deeper else line
 
 
-def _inconsistency(rows: list[dict[str, Any]], oracle: dict[str, Any] | None) -> list[str]:
+def _inconsistency(rows: list[dict[str, Any]], oracle: dict[str, Any] | None, bounds: Sure) -> list[str]:
     if len(rows) < 2:
         return []
-    parts = [f"{_share(rows[1]['differing'])} differ in the state before"]
+    parts = [f"{_sure(rows[1], 'differing', bounds)} differ in the state before"]
     if len(rows) > 2:
-        parts.append(f"{_share(rows[-1]['differing'])} within the last {rows[-1]['level']} states")
+        parts.append(f"{_sure(rows[-1], 'differing', bounds)} within the last {rows[-1]['level']} states")
     if oracle is not None:
-        parts.append(f"{_share(oracle['differing'])} somewhere in their whole histories")
+        parts.append(f"{_sure(oracle, 'differing', bounds)} somewhere in their whole histories")
     line = f"Context inconsistency: of the pairs of steps at the same state, {listed(parts)}."
     if oracle is not None:
         line += f" {_share(oracle['shared']).capitalize()} of the steps share their whole history with another step."
     return [line]
 
 
-def _bias(rows: list[dict[str, Any]]) -> list[str]:
+def _explained(rows: list[dict[str, Any]], bounds: Sure) -> list[str]:
+    """Say whether histories tell apart what the state does not, compared with chance."""
+    known = [
+        (row["level"], bounds[row["level"], "explained"])
+        for row in rows[1:]
+        if bounds.get((row["level"], "explained"), {}).get("low") is not None
+    ]
+    known = [(level, of) for level, of in known if of["chance"] is not None]
+    if not known:
+        return []
+    parts = [
+        f"{of['value']:.1%} ({of['low']:.1%} to {of['high']:.1%}; chance {of['chance']:.1%}) for k = {level}"
+        for level, of in known
+    ]
+    line = f"Of the variance of returns at the same state, the k states before it explain {listed(parts)}."
+    beyond = [level for level, of in known if of["low"] > of["chance"]]
+    if not beyond:
+        return [f"{line} That is not more than chance: this run does not show that histories matter."]
+    if len(beyond) == len(known):
+        return [f"{line} That is more than chance: histories matter in this run."]
+    return [f"{line} That is more than chance for k = {listed(beyond)} only."]
+
+
+def _bias(rows: list[dict[str, Any]], bounds: Sure) -> list[str]:
     first, last = rows[0], rows[-1]
     if len(rows) < 2 or not last["compared"]:
         return []
@@ -98,8 +132,14 @@ def _bias(rows: list[dict[str, Any]]) -> list[str]:
     line = (
         f"{counted(last['compared'], 'step')} {share} both the state and the {history} before it with another step. "
         f"There, grouping by state alone changes the advantage by {first['bias']:.2f} on average, and its sign for "
-        f"{_share(first['sign_disagreement'])} of these steps."
+        f"{_sure(first, 'sign_disagreement', bounds)} of these steps."
     )
+    chance = bounds.get((first["level"], "sign_disagreement"), {}).get("chance")
+    if chance is not None:
+        line += f" By chance alone, the sign would change for {_share(chance)}."
+    if first["in_pairs"]:
+        are = f"{_share(first['in_pairs']).capitalize()} of these steps are in a group of two"
+        line += f" {are}, where any two different returns become advantages of 1 and -1."
     return [line]
 
 
@@ -139,6 +179,14 @@ def _share(value: float) -> str:
     if value < 0.995:
         return f"{value:.0%}"
     return "more than 99%" if value < 1 else "all"
+
+
+def _sure(row: dict[str, Any], name: str, bounds: Sure) -> str:
+    """Return a share with its interval, if it has one."""
+    share, found = _share(row[name]), bounds.get((row["level"], name), {})
+    if found.get("low") is None or row[name] in (0, 1):
+        return share
+    return f"{share} ({100 * found['low']:.0f}–{100 * found['high']:.0f}%)"
 
 
 def _weight(value: float) -> str:

@@ -14,9 +14,13 @@ in advantages/estimators/hgpo.py):
                     by their whole histories; it never decreases with k and is at most the oracle's
     variance        variance of R within a group of n > 1, averaged over those groups; flat is the share of those
                     groups in which all returns are equal
+    explained       share of the variance of returns at the same state that the k states before it explain, over steps
+                    in a group of n_k > 1: 1 - Σ q_k / Σ q_0, where q_k = (R - mean_k)² n_k / (n_k - 1) estimates the
+                    variance in the step's group without bias. 0 on average, and often negative, if they explain nothing
     weight          the level's weight in HGPO's sum after levels without advantage are left out, averaged over steps
     bias            mean |A_k - A_K| over the steps that have both (`compared`), where K is the deepest level;
-                    sign_disagreement is the share of those steps in which the signs differ
+                    sign_disagreement is the share of those steps in which the signs differ, and in_pairs the share in
+                    a group of two at depth K, where z-scores are 1 and -1, or 0, whatever the returns are
 
 The last level is the oracle, which groups steps by their whole histories. Its `shared` is the fraction of oracle steps
 and its `inconsistency` is that of k = ∞.
@@ -35,11 +39,12 @@ from hgpo_train.advantages.input_columns import CHAINS, row_keys
 from hgpo_train.advantages.registry import EstimatorSpec, columns_read, prepare
 from hgpo_train.advantages.required_columns import check_columns
 from hgpo_train.advantages.tables import step_table
-from hgpo_train.advantages.windows import along, chain
+from hgpo_train.advantages.windows import along, chain, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
+    import numpy as np
     from polars.dataframe.group_by import GroupBy
 
     from hgpo_train.advantages.parameters import Context
@@ -91,10 +96,23 @@ def statistics(
     >>> statistics(table, history_length=1).levels.select("level", "shared", "inconsistency").rows()
     [('0', 0.5, 0.0), ('1', 0.0, 1.0), ('oracle', 0.5, 0.0)]
     """
-    by = [by] if isinstance(by, str) else by
-    steps = step_table(steps)
-    schema = steps.collect_schema()
+    by = [by] if isinstance(by, str) else list(by)
     p = hgpo.HGPO.of(parameters)
+    parts = []
+    for chunk in read_chunks(step_table(steps), by, p, chunk_rows):
+        parts.append(chunk_sums(chunk, by, p))
+        progress(chunk.height)
+    sums = [pl.concat(frames) for frames in zip(*parts, strict=True)]
+    return Statistics(level_statistics(sums[0], by), _sizes(sums[1], by), _summary(sums[2], by))
+
+
+def read_chunks(steps: pl.LazyFrame, by: Sequence[str], p: hgpo.HGPO, chunk_rows: int) -> Iterator[pl.DataFrame]:
+    """Yield the columns that statistics need, in chunks of whole groups.
+
+    Raises:
+        InputError: A column is missing, or there are no rows.
+    """
+    schema = steps.collect_schema()
     for name in by:
         if name not in schema:
             raise InputError(unknown("column to split by", name, schema))
@@ -103,33 +121,64 @@ def statistics(
     optional = ("state_hash", "state", "action_hash", "action", "aborted", "action_valid")
     texts = [name for name in optional if name in schema]
     read = [name for name in schema if name in {*row_keys(schema), *by, *texts, *columns_read(schema, [job])}]
-    parts = []
+    rows = 0
     for chunk in chunks(steps, read, chunk_rows):
-        parts.append(_chunk_sums(chunk, list(by), p))
-        progress(chunk.height)
-    if not parts:
+        rows += chunk.height
+        yield chunk
+    if not rows:
         raise InputError("the step table has no rows")
-    sums = [pl.concat(frames) for frames in zip(*parts, strict=True)]
-    return Statistics(_levels(sums[0], list(by)), _sizes(sums[1], list(by)), _summary(sums[2], list(by)))
 
 
-def _chunk_sums(chunk: pl.DataFrame, by: list[str], p: hgpo.HGPO) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Return the sums of one chunk, by level, by group size and in total; chunks are combined by adding them."""
+def chunk_sums(
+    chunk: pl.DataFrame, by: list[str], p: hgpo.HGPO, exchange: np.random.Generator | None = None
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """Return the sums of one chunk, by level, by group size and in total; chunks are combined by adding them.
+
+    Args:
+        chunk: Whole groups, from `read_chunks`.
+        by: The columns to split by.
+        p: HGPO's parameters.
+        exchange: A generator with which the rollouts that visit a state exchange their returns from there.
+    """
     if "action_valid" not in chunk.columns:
         chunk = chunk.with_columns(action_valid=pl.lit(value=True))
     named = chunk.lazy().with_columns(pl.col(name).alias(f"(by) {name}") for name in by)
     prepared = prepare(named, p).with_columns(whole_history(p.context, named.collect_schema()).alias("(whole)"))
     contexts = [f"{CHAINS[p.context]}{k}" for k in range(p.history_length + 1)]
+    if exchange is not None:
+        prepared = _exchanged(prepared.collect(), contexts[0], exchange).lazy()
     numbers = ("return", "episode_return", "(whole)", "(aborted)", "action_valid", *contexts, *hgpo.details(p))
     keys = [pl.col(f"(by) {name}").alias(name) for name in by]
     rows = hgpo.hgpo_advantages(prepared, p).select(*keys, "task_key", "trajectory_key", *numbers).collect()
-    counted = rows.filter(~pl.col("(aborted)"))
+    first = pl.col(contexts[0])
+    counted = rows.filter(~pl.col("(aborted)")).with_columns(_own_variance(first).alias("(state variance)"))
     levels = {str(k): _level(counted, by, pl.col(context), k, p) for k, context in enumerate(contexts)}
     if rows["(whole)"].null_count() < rows.height:
         levels[ORACLE] = _level(counted, by, pl.col("(whole)"), None, p)
     sums = [frame.with_columns(level=pl.lit(level)) for level, (frame, _) in levels.items()]
     sizes = [frame.with_columns(level=pl.lit(level)) for level, (_, frame) in levels.items()]
     return pl.concat(sums, how="diagonal"), pl.concat(sizes), _groups(rows, by)
+
+
+def _exchanged(steps: pl.DataFrame, state: str, rng: np.random.Generator) -> pl.DataFrame:
+    """Exchange returns at random between the rollouts of a task that visit the same state.
+
+    A rollout's visits of a state receive those of another, in their order, so that what they have in common remains. If
+    it has more visits than the other rollout, that one's returns are used again from the first.
+    """
+    steps = steps.with_row_index("(row)")
+    visits = steps.group_by("task_key", state, "trajectory_key", "(aborted)", maintain_order=True).agg(
+        "(row)", "return"
+    )
+    places = ("task_key", state, "(aborted)")
+    donor = pl.col("return").sort_by("(order)").over(*places, mapping_strategy="group_to_rows")
+    given = (
+        visits.with_columns(pl.Series("(order)", rng.random(visits.height)))
+        .with_columns(donor.alias("(donor)"), pl.int_ranges(pl.col("(row)").list.len()).alias("(visit)"))
+        .explode("(row)", "(visit)")
+        .select("(row)", pl.col("(donor)").list.get(pl.col("(visit)") % pl.col("(donor)").list.len()).alias("return"))
+    )
+    return steps.with_columns(given.sort("(row)")["return"]).drop("(row)")
 
 
 def whole_history(context: Context, columns: Collection[str]) -> pl.Expr:
@@ -154,7 +203,9 @@ def _level(
     """Return one level's sums, one row per value of `by`, and the number of its groups of each size."""
     n, shared = pl.col("size"), pl.col("size") > 1
     trajectory, value = pl.col("trajectory_key"), pl.col("return")
-    found = rows.select(*by, "task_key", "trajectory_key", "return", "(whole)", context.alias("context"))
+    rows = rows.with_columns(context.alias("context"))
+    rows = rows.with_columns(_own_variance(pl.col("context")).alias("(variance)"))
+    found = rows.select(*by, "task_key", "trajectory_key", "return", "(whole)", "context")
     groups = (
         found.drop_nulls("context")
         .group_by(*by, "task_key", "context", maintain_order=True)
@@ -179,7 +230,12 @@ def _level(
         pl.when(shared & ~pl.col("flat")).then("variance").otherwise(0.0).sum().alias("variance"),
     )
     parts = [
-        _by(rows, by).agg(pl.len().cast(pl.Int64).alias("rows"), *_compared(k, p)),
+        _by(rows, by).agg(
+            pl.len().cast(pl.Int64).alias("rows"),
+            pl.col("(variance)").sum().alias("unexplained"),
+            pl.col("(state variance)").filter(pl.col("(variance)").is_not_null()).sum().alias("state_variance"),
+            *_compared(k, p),
+        ),
         of_groups,
         _by(whole, by).agg((n * (n - 1)).sum().alias("whole_pairs")),
     ]
@@ -191,6 +247,14 @@ def _level(
     return sums.drop("(all)").fill_null(0), sizes
 
 
+def _own_variance(context: pl.Expr) -> pl.Expr:
+    """Return an unbiased estimate of the variance of returns in each step's group, null in singleton groups."""
+    value, keys = pl.col("return"), (pl.col("task_key"), context)
+    n = pl.len().over(*keys)
+    squares = (value - value.mean().over(*keys)) ** 2
+    return pl.when((n > 1) & context.is_not_null()).then(squares * n / (n - 1))
+
+
 def _by(frame: pl.DataFrame, by: list[str]) -> GroupBy:
     """Group rows by the columns of `by`, or into a single group if there are none."""
     return frame.with_columns(pl.lit(0).alias("(all)")).group_by(*by, "(all)", maintain_order=True)
@@ -199,13 +263,15 @@ def _by(frame: pl.DataFrame, by: list[str]) -> GroupBy:
 def _compared(k: int | None, p: hgpo.HGPO) -> list[pl.Expr]:
     """Return the sums of a level's weights and of the differences between its advantages and the deepest level's."""
     if k is None:
-        return [pl.lit(0.0).alias(name) for name in ("weight", "bias", "sign_disagreement", "compared")]
+        return [pl.lit(0.0).alias(name) for name in ("weight", "bias", "sign_disagreement", "compared", "in_pairs")]
     own, deepest = pl.col(f"k{k}"), pl.col(f"k{p.history_length}")
+    pairs = pl.col(size(f"k{p.history_length}")) == 2
     return [
         pl.col(f"weight_k{k}").sum().alias("weight"),
         (own - deepest).abs().sum().alias("bias"),
         (own.sign() != deepest.sign()).sum().cast(pl.Float64).alias("sign_disagreement"),
         (own - deepest).count().cast(pl.Float64).alias("compared"),
+        ((own - deepest).is_not_null() & pairs).sum().cast(pl.Float64).alias("in_pairs"),
     ]
 
 
@@ -242,7 +308,7 @@ def _ratio(above: str | pl.Expr, below: str | pl.Expr) -> pl.Expr:
     return pl.when(below != 0).then((pl.col(above) if isinstance(above, str) else above) / below)
 
 
-def _levels(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+def level_statistics(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """Return the statistics of each level from the sums of all chunks."""
     sums = parts.group_by(*by, "level", maintain_order=True).sum()
     all_pairs = pl.col("pairs").filter(pl.col("level") == "0").first()
@@ -264,9 +330,11 @@ def _levels(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
         _ratio(pairs - pl.col("whole_pairs"), pairs).alias("differing"),
         _ratio("variance", "shared_groups").alias("variance"),
         _ratio("flat", "shared_groups").alias("flat"),
+        (1 - _ratio("unexplained", "state_variance")).alias("explained"),
         pl.when(ours).then(_ratio("weight", "rows")).alias("weight"),
         _ratio("bias", "compared").alias("bias"),
         _ratio("sign_disagreement", "compared").alias("sign_disagreement"),
+        _ratio("in_pairs", "compared").alias("in_pairs"),
         pl.when(ours).then(pl.col("compared").cast(pl.Int64)).alias("compared"),
     )
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console
 
-    from hgpo_train.analysis.statistics import Statistics
-
 ROWS = {
     "eligible": ("steps with k previous states", "%"),
     "shared": ("steps that share a context", "%"),
@@ -25,9 +23,11 @@ ROWS = {
     "inconsistency": ("same state, another group", "%"),
     "variance": ("variance of returns in a group", ""),
     "flat": ("groups of equal returns", "%"),
+    "explained": ("variance at a state explained", "%"),
     "weight": ("weight in HGPO's sum", ""),
     "bias": ("mean |A_k − A_K|", ""),
     "sign_disagreement": ("signs of A_k and A_K differ", "%"),
+    "in_pairs": ("… in a group of two", "%"),
     "compared": ("steps that have both", ""),
 }
 """Row label and unit in the table of levels, by statistic; hgpo_train/analysis/statistics.py defines the statistics."""
@@ -63,7 +63,13 @@ def stats(
         list[str] | None,
         typer.Option(help="Report statistics per value of a column such as task_type or iteration; may be repeated."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for levels.csv, sizes.csv and summary.csv.")] = None,
+    permutations: Annotated[
+        int, typer.Option(min=0, help="Number of permutations of the returns that show what chance alone gives.")
+    ] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of intervals and permutations.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for levels.csv, sizes.csv, summary.csv and uncertainty.csv.")
+    ] = None,
 ) -> None:
     """Report how often steps share a context at each depth of history, and how this affects advantages."""
     import polars as pl
@@ -73,6 +79,7 @@ def stats(
     from hgpo_datasets import scan_steps
     from hgpo_train.analysis.describe import describe
     from hgpo_train.analysis.statistics import statistics
+    from hgpo_train.analysis.uncertainty import uncertainty
 
     if out is not None:
         check_folder("--out", out)
@@ -80,26 +87,28 @@ def stats(
     steps = scan_steps(run, plain=True)
     total = int(steps.select(pl.len()).collect().item())
     kinds = by or []
+    parameters = {"history_length": history_length, "context": context, "mode": mode, "reward_scale": reward_scale}
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        bar = progress.add_task("reading steps", total=total)
-        found = statistics(
+        first = progress.add_task("statistics", total=total)
+        found = statistics(steps, by=kinds, progress=lambda done: progress.advance(first, done), **parameters)
+        second = progress.add_task("intervals and chance", total=total)
+        sure = uncertainty(
             steps,
             by=kinds,
-            progress=lambda done: progress.advance(bar, done),
-            history_length=history_length,
-            context=context,
-            mode=mode,
-            reward_scale=reward_scale,
+            permutations=permutations,
+            seed=seed,
+            progress=lambda done: progress.advance(second, done),
+            **parameters,
         )
     if kinds:
         _print_summary(console, found.summary, kinds)
     _print_levels(console, found.levels, kinds)
     if not kinds:
-        for sentence in describe(found):
+        for sentence in describe(found, sure):
             console.print(f"• {sentence}", highlight=False)
     if out is not None:
-        _write(found, out)
+        _write(found._asdict() | {"uncertainty": sure}, out)
     files = f"The tables are in [bold]{out}[/]. " if out is not None else ""
     split = not kinds and "task_type" in steps.collect_schema()
     more = f"[bold]hgpo stats {run} --by task_type[/], " if split else ""
@@ -143,7 +152,7 @@ def _cell(name: str, value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and name != "iteration" else str(value)
 
 
-def _write(found: Statistics, out: Path) -> None:
+def _write(found: dict[str, pl.DataFrame], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    for name, frame in found._asdict().items():
+    for name, frame in found.items():
         frame.write_csv(out / f"{name}.csv")

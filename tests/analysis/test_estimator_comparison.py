@@ -17,7 +17,7 @@ from hgpo_train.analysis.estimator_comparison import compare_estimators, read_va
 from hgpo_train.analysis.estimator_comparison.gradients import contexts_of, gradient_sums, numbered
 from hgpo_train.analysis.estimator_comparison.inputs import REFERENCE, Draw, read_run, redraw
 from hgpo_train.analysis.estimator_comparison.measures import MEASURES, all_sums, measured, row_sums, task_sums
-from hgpo_train.analysis.estimator_comparison.resampling import (
+from hgpo_train.analysis.resampling import (
     intervals,
     resampled,
     student_quantile,

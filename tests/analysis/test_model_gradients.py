@@ -17,8 +17,8 @@ from hgpo_envs.errors import InputError
 from hgpo_train.analysis.estimator_comparison import compare_estimators, read_variants
 from hgpo_train.analysis.estimator_comparison.inputs import TRUTH_REWARDS, draw, read_run
 from hgpo_train.analysis.estimator_comparison.model_gradients import model_sums, per_task
-from hgpo_train.analysis.estimator_comparison.resampling import intervals, resampled, task_weights
 from hgpo_train.analysis.estimator_comparison.row_gradients import Sketch, log_probability, row_gradients
+from hgpo_train.analysis.resampling import intervals, resampled, task_weights
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.models.loading import load_model, load_tokenizer
 from hgpo_train.models.tiny import TinyShape, save_tiny

@@ -3,6 +3,7 @@
 import re
 from collections import Counter, defaultdict
 
+import numpy as np
 import polars as pl
 import polars.testing
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.analysis.describe import describe
-from hgpo_train.analysis.statistics import statistics
+from hgpo_train.analysis.statistics import _exchanged, statistics
+from hgpo_train.analysis.uncertainty import STATISTICS, uncertainty
 
 DEPTH = 3
 
@@ -132,6 +134,134 @@ def test_every_table_is_described_truthfully(rows, depth, some_aborted):
     for level in alone:
         assert f"groups of two or more steps at k = {level}" not in text
         assert f"those at k = {level}" not in text
+
+
+def spread(values: list[float]) -> float:
+    """The unbiased variance, times the number of values."""
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) * len(values) / (len(values) - 1)
+
+
+@settings(max_examples=40)
+@given(tables())
+def test_explained_variance_matches_plain_counting(rows):
+    parameters = {"mode": "mean_norm", "invalid_action_penalty": 0, "precision": "float64"}
+    found = statistics(pl.DataFrame(rows), history_length=DEPTH, **parameters)
+    past = histories(rows)
+    last = {row["trajectory"]: row["step"] for row in rows}
+    rewards = {(row["trajectory"], row["step"]): row["reward"] for row in rows}
+    returns = []
+    for row in rows:
+        later = range(row["step"], last[row["trajectory"]] + 1)
+        returns.append(sum(0.95 ** (step - row["step"]) * rewards[row["trajectory"], step] for step in later))
+    states = defaultdict(list)
+    for row, c, value in zip(rows, past, returns, strict=True):
+        states[row["task"], c[-1]].append(value)
+    for k in range(DEPTH + 1):
+        groups, members = defaultdict(list), defaultdict(list)
+        for row, c, value in zip(rows, past, returns, strict=True):
+            if len(c) > k:
+                groups[row["task"], c[-k - 1 :]].append(value)
+                members[row["task"], c[-k - 1 :]].append((value, states[row["task"], c[-1]]))
+        shared = {key: values for key, values in groups.items() if len(values) > 1}
+        own = sum(spread(values) for values in shared.values())
+        whole = 0.0
+        for key in shared:
+            for value, there in members[key]:
+                mean = sum(there) / len(there)
+                whole += (value - mean) ** 2 * len(there) / (len(there) - 1)
+        explained = found.levels.filter(level=str(k))["explained"].item()
+        if whole > 1e-9:
+            assert explained == pytest.approx(1 - own / whole)
+
+
+def wandering(rng: np.random.Generator, *, matters: bool) -> pl.DataFrame:
+    """Rollouts through one of two rooms into a hall; what follows depends on the room only if it `matters`."""
+    rows = []
+    for task in range(24):
+        for rollout in range(16):
+            room = int(rng.integers(2))
+            won = room if matters else int(rng.integers(2))
+            for step, state in enumerate(("start", f"room {room}", "hall")):
+                reward = 10.0 * won if step == 2 else 0.0
+                rows.append((str(task), f"{task}/{rollout}", step, state, reward, True))
+    return pl.DataFrame(rows, ["task", "trajectory", "step", "state", "reward", "action_valid"], orient="row")
+
+
+def explained_at_depth_one(table: pl.DataFrame) -> dict[str, float]:
+    return uncertainty(table, history_length=1).row(
+        by_predicate=(pl.col("level") == "1") & (pl.col("statistic") == "explained"), named=True
+    )
+
+
+def test_histories_that_decide_are_told_from_chance() -> None:
+    """In a third of the steps, the hall, the state before decides all; at the others, it is the same for all."""
+    found = explained_at_depth_one(wandering(np.random.default_rng(0), matters=True))
+    assert found["low"] > 0.2
+    assert found["chance"] == pytest.approx(0, abs=0.02)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_histories_without_influence_are_not_told_from_chance(seed: int) -> None:
+    found = explained_at_depth_one(wandering(np.random.default_rng(seed), matters=False))
+    assert found["low"] < found["chance"]
+    assert found["chance"] == pytest.approx(0, abs=0.02)
+
+
+@settings(max_examples=20)
+@given(tables(), st.integers(0, 2))
+def test_uncertainty_is_about_the_statistics(rows, seed):
+    table = pl.DataFrame(rows)
+    levels = statistics(table, by="task_type", history_length=2).levels
+    sure = uncertainty(table, by="task_type", history_length=2, resamples=100, permutations=2, seed=seed)
+    again = uncertainty(table, by="task_type", history_length=2, resamples=100, permutations=2, seed=seed)
+    assert sure.equals(again)
+    for name in STATISTICS:
+        expected = levels.select("task_type", "level", pl.col(name).fill_nan(None))
+        got = sure.filter(statistic=name).select("task_type", "level", pl.col("value").alias(name))
+        pl.testing.assert_frame_equal(got, expected, rel_tol=1e-12)
+    bounded = sure.drop_nulls("low")
+    assert (bounded["low"] <= bounded["high"]).all()
+    assert bounded.filter(pl.col("tasks") < 2).is_empty()
+
+
+@settings(max_examples=30)
+@given(tables(), st.integers(0, 99))
+def test_exchanged_returns_stay_at_their_states(rows, seed):
+    """Rollouts that visit a state once exchange their returns; each gets that of one rollout, and none is lost."""
+    table = pl.DataFrame(rows).unique(["trajectory", "state"], keep="first", maintain_order=True)
+    table = table.with_columns(
+        task_key="task",
+        trajectory_key="trajectory",
+        **{"(aborted)": pl.lit(value=False)},
+        **{"return": pl.int_range(pl.len()).cast(pl.Float64)},
+    )
+    exchanged = _exchanged(table, "state", np.random.default_rng(seed))
+    pl.testing.assert_frame_equal(exchanged.drop("return"), table.drop("return"))
+    for name in (table, exchanged):
+        assert sorted(name["return"]) == list(range(table.height))
+    own = table.group_by("task", "state").agg(pl.col("return").sort()).sort("task", "state")
+    pl.testing.assert_frame_equal(
+        exchanged.group_by("task", "state").agg(pl.col("return").sort()).sort("task", "state"), own
+    )
+
+
+def test_a_rollout_that_returns_to_a_state_keeps_its_visits_together() -> None:
+    table = pl.DataFrame(
+        {"task_key": 0, "trajectory_key": [1, 1, 2], "state": "s", "return": [1.0, 2.0, 3.0], "(aborted)": False}
+    )
+    seen = {tuple(_exchanged(table, "state", np.random.default_rng(seed))["return"]) for seed in range(20)}
+    assert seen == {(1.0, 2.0, 3.0), (3.0, 3.0, 1.0)}
+
+
+def test_the_sentences_say_how_sure_they_are() -> None:
+    table = wandering(np.random.default_rng(0), matters=True)
+    text = "\n".join(describe(statistics(table, history_length=1), uncertainty(table, history_length=1)))
+    assert "That is more than chance: histories matter in this run." in text
+    assert re.search(r"By chance alone, the sign would change for \d+%\.", text)
+    table = wandering(np.random.default_rng(0), matters=False)
+    text = "\n".join(describe(statistics(table, history_length=1), uncertainty(table, history_length=1)))
+    assert "That is not more than chance: this run does not show that histories matter." in text
 
 
 def described(states: str, rewards: list[float], depth: int) -> str:

@@ -15,7 +15,7 @@ from hgpo_train.analysis.estimator_comparison.gradients import contexts_of
 from hgpo_train.analysis.estimator_comparison.inputs import REFERENCE, TRUTH_REWARDS, draw, read_run
 from hgpo_train.analysis.estimator_comparison.measures import all_sums, measured, row_sums, task_sums
 from hgpo_train.analysis.estimator_comparison.model_gradients import model_sums
-from hgpo_train.analysis.estimator_comparison.resampling import intervals, resampled, task_weights
+from hgpo_train.analysis.resampling import intervals, resampled, task_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

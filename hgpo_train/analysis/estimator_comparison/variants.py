@@ -21,10 +21,12 @@ class Variant:
     Attributes:
         name: Its name in tables and pictures, as it was written.
         spec: The estimator, its parameters and the name of its column.
+        assigned: The parameters that were written with the estimator, by name.
     """
 
     name: str
     spec: EstimatorSpec
+    assigned: dict[str, Any]
 
 
 def read_variants(
@@ -61,8 +63,9 @@ def read_variants(
     variants = []
     for number, (text, (_, own), each, known) in enumerate(zip(written, parts, found, types, strict=True)):
         values = {name: value for name, value in shared.items() if name in known}
-        values |= read_assignments("--estimators", own, known)
-        variants.append(Variant(text, EstimatorSpec(each, each.parameters.of(values), f"(estimate {number})")))
+        assigned = read_assignments("--estimators", own, known)
+        spec = EstimatorSpec(each, each.parameters.of(values | assigned), f"(estimate {number})")
+        variants.append(Variant(text, spec, assigned))
     return variants
 
 

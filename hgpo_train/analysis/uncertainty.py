@@ -1,0 +1,165 @@
+"""How sure the statistics of a run are: intervals by resampled tasks, and what chance alone gives.
+
+**Intervals.** Tasks are independent, and steps, rollouts and groups of one task are not. Each resample draws as many
+tasks as the run has, with replacement; the intervals are percentiles that are corrected for few tasks (`resampling`).
+
+**Chance.** If the states before a state say nothing about the return from it, the rollouts that visit a state can
+exchange their returns without any difference. A permutation does that at random, with groups, histories and the returns
+at each state as they are, and the statistics are computed again. `chance` is their mean over the permutations: what the
+statistic is without any influence of histories. An interval that contains it shows no influence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import polars as pl
+
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages.chunks import ROWS
+from hgpo_train.advantages.estimators import hgpo
+from hgpo_train.advantages.tables import step_table
+from hgpo_train.analysis.resampling import intervals, task_weights
+from hgpo_train.analysis.statistics import chunk_sums, level_statistics, read_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hgpo_train.advantages.tables import StepTable
+
+STATISTICS: Final = (
+    "shared",
+    "cross",
+    "differing",
+    "inconsistency",
+    "explained",
+    "bias",
+    "sign_disagreement",
+    "in_pairs",
+)
+"""The statistics of levels that have intervals."""
+OF_RETURNS: Final = ("explained", "bias", "sign_disagreement")
+"""Those that depend on returns, for which chance has a meaning."""
+
+_UNITS: Final = 4096
+"""Number of parts of a run that are resampled. A run with more tasks has several of them in each part."""
+
+
+def uncertainty(
+    steps: StepTable,
+    *,
+    by: str | Sequence[str] = (),
+    resamples: int = 1000,
+    permutations: int = 20,
+    seed: int = 0,
+    chunk_rows: int = ROWS,
+    progress: Callable[[int], object] = lambda _: None,
+    **parameters: object,
+) -> pl.DataFrame:
+    """Return the statistics of each level with intervals, and with what chance alone gives.
+
+    Args:
+        steps: A step table, in any form that `hgpo_train.advantages.compute` accepts.
+        by: Column or columns to split the statistics by.
+        resamples: Number of resamples of the tasks.
+        permutations: Number of permutations; 0 for none.
+        seed: Seed of resamples and permutations.
+        chunk_rows: Approximate number of rows in memory at a time. Permutations depend on it.
+        progress: Called with the number of rows of each finished chunk.
+        **parameters: HGPO's parameters; `history_length` is the deepest level K.
+
+    Returns:
+        One row per value of `by`, level and statistic (`STATISTICS`, defined in `statistics`): `level`, `statistic`,
+        `value`, its 95% interval `low` and `high`, `chance` (null for statistics without returns, `OF_RETURNS`), and
+        `tasks`. Null where a statistic has no value, and intervals where there are fewer than two tasks.
+
+    Raises:
+        InputError: As `statistics`, or a number is out of range.
+
+    >>> table = pl.DataFrame({"task": "a", "trajectory": ["x", "x", "y", "y"], "step": [0, 1, 0, 1], "reward": 0.0,
+    ...                       "state": ["hall", "kitchen", "hall", "cellar"], "action_valid": True})
+    >>> found = uncertainty(table, history_length=1)
+    >>> found.filter(level="0", statistic="shared").select("value", "low", "tasks").row(0)
+    (0.5, None, 1)
+    """
+    for name, number, least in (("resamples", resamples, 100), ("permutations", permutations, 0), ("seed", seed, 0)):
+        if number < least:
+            raise InputError(f"{name}: expected an integer of at least {least}, received {number}")
+    by = [by] if isinstance(by, str) else list(by)
+    p = hgpo.HGPO.of(parameters)
+    units: dict[object, int] = {}
+    observed, permuted = [], []
+    for place, chunk in enumerate(read_chunks(step_table(steps), by, p, chunk_rows)):
+        with_units = chunk.with_columns(_unit_of(chunk, units).alias("(unit)"))
+        observed.append(chunk_sums(with_units, [*by, "(unit)"], p)[0])
+        for number in range(permutations):
+            rng = np.random.Generator(np.random.PCG64([seed, place, number]))
+            sums = chunk_sums(chunk, by, p, rng)[0]
+            permuted.append(sums.with_columns(pl.lit(number).alias("(permutation)")))
+        progress(chunk.height)
+    sums = pl.concat(observed)
+    parts = sums.partition_by(by, as_dict=True, maintain_order=True) if by else {(): sums}
+    found = pl.concat(_with_intervals(part, by, values, resamples, seed) for values, part in parts.items())
+    keys = [*by, "level", "statistic"]
+    if not permuted:
+        return found.with_columns(chance=pl.lit(None, pl.Float64))
+    chance = _tidy(level_statistics(pl.concat(permuted), [*by, "(permutation)"]), [*by, "(permutation)"])
+    chance = (
+        chance.filter(pl.col("statistic").is_in(OF_RETURNS)).group_by(keys).agg(pl.col("value").mean().alias("chance"))
+    )
+    return found.join(chance, on=keys, how="left", nulls_equal=True, maintain_order="left")
+
+
+def _unit_of(chunk: pl.DataFrame, units: dict[object, int]) -> pl.Series:
+    """Return the number of each row's resampled part: tasks are numbered in the order of the table."""
+    name = "task_id" if "task_id" in chunk.columns else "task"
+    tasks = chunk[name]
+    for task in tasks.unique(maintain_order=True):
+        units.setdefault(task, len(units) % _UNITS)
+    return tasks.replace_strict(list(units), list(units.values()), return_dtype=pl.Int64)
+
+
+def _with_intervals(
+    sums: pl.DataFrame, by: list[str], values: tuple[object, ...], resamples: int, seed: int
+) -> pl.DataFrame:
+    """Return the statistics of one value of `by`, with intervals."""
+    tasks = sums["(unit)"].n_unique()
+    names = [name for name in sums.columns if name not in {*by, "(unit)", "level"}]
+    whole = _tidy(level_statistics(sums.drop(*by, "(unit)"), []), [])
+    weights = task_weights(tasks, resamples, seed)
+    order = sums["(unit)"].unique().sort()
+    drawn = []
+    for level in sums["level"].unique(maintain_order=True):
+        rows = pl.DataFrame({"(unit)": order}).join(
+            sums.filter(level=level).group_by("(unit)").agg(pl.col(names).sum()),
+            on="(unit)",
+            how="left",
+            maintain_order="left",
+        )
+        made = weights @ rows.select(pl.col(names).fill_null(0).cast(pl.Float64)).to_numpy()
+        drawn.append(
+            pl.DataFrame(made, schema=names).with_columns(level=pl.lit(level), resample=pl.int_range(resamples))
+        )
+    samples = _tidy(level_statistics(pl.concat(drawn), ["resample"]), ["resample"])
+    keys = whole.select("level", "statistic").with_row_index("place")
+    wide = samples.join(keys, on=["level", "statistic"]).sort("resample", "place")["value"]
+    draws = wide.fill_null(float("nan")).to_numpy().reshape(resamples, whole.height)
+    bounds = intervals(whole["value"].fill_null(float("nan")).to_numpy(), draws, tasks)
+    named = [pl.lit(value).alias(name) for name, value in zip(by, values, strict=True)]
+    return whole.select(
+        *named,
+        "level",
+        "statistic",
+        "value",
+        pl.Series("low", bounds.low).fill_nan(None),
+        pl.Series("high", bounds.high).fill_nan(None),
+        pl.lit(tasks, pl.Int64).alias("tasks"),
+    )
+
+
+def _tidy(levels: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """Return one row per level and statistic."""
+    return levels.unpivot(
+        list(STATISTICS), index=[*by, "level"], variable_name="statistic", value_name="value"
+    ).with_columns(pl.col("value").fill_nan(None))
