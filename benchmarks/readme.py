@@ -336,7 +336,7 @@ def study_model_measures() -> str:
     return "\n\n".join(
         _measured(world, cells, measure)
         for world, cells in _study("study_models").items()
-        for measure in ("correlation", "model_gradient")
+        for measure in ("correlation", "model_gradient", "model_gradient_within")
     )
 
 

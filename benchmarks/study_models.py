@@ -30,6 +30,7 @@ from study import CLAIMS, ESTIMATORS, GROUP, KEPT, WORLDS, Claim, comparison, ju
 
 from hgpo_envs.errors import InputError
 from hgpo_train.analysis.estimator_comparison import read_variants
+from hgpo_train.analysis.estimator_comparison.model_gradients import MODEL_MEASURES
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.training.config import Config, load_config, template_path
 
@@ -116,7 +117,7 @@ def main() -> None:
     CONSOLE.print(store(name, kept, keep=given.keep), soft_wrap=True)
 
 
-MEASURED: Final = (*KEPT, "model_gradient", "model_gradient_limit")
+MEASURED: Final = (*KEPT, *MODEL_MEASURES)
 
 
 def trained(world: str, folder: Path, shared: Path) -> Path:

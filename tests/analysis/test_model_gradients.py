@@ -73,11 +73,12 @@ def compared(world, gradients, *estimators: str, **options):
 def test_perfect_advantages_have_the_cosine_1_and_negated_ones_minus_1(world, gradients):
     found = compared(world, gradients, PERFECT, f"{PERFECT}:scale=-1.0", "grpo").estimates
     for name, expected in ((PERFECT, 1.0), (f"{PERFECT}:scale=-1.0", -1.0)):
-        values = found.filter(measure="model_gradient", estimator=name, dimension="all")["value"].to_list()
-        assert values == pytest.approx([expected, expected], abs=1e-5), "groups of 4 and of 8"
+        for measure in ("model_gradient", "model_gradient_within"):
+            values = found.filter(measure=measure, estimator=name, dimension="all")["value"].to_list()
+            assert values == pytest.approx([expected, expected], abs=1e-5), "groups of 4 and of 8"
         limits = found.filter(measure="model_gradient_limit", estimator=name, dimension="all")["value"].drop_nulls()
         assert limits.to_list() == pytest.approx([expected] * len(limits), abs=1e-5), "null without a common direction"
-    row = found.filter(measure="model_gradient", estimator="grpo", group_size=8).row(0, named=True)
+    row = found.filter(measure="model_gradient_within", estimator="grpo", group_size=8).row(0, named=True)
     assert row["chance"] < row["value"] < 1 - 1e-3
 
 
@@ -95,6 +96,14 @@ def test_products_are_those_of_the_batch_gradient_by_backward(world, gradients, 
             factor * log_probability(model, *each) for *each, factor in weights.select(*tokens, name).iter_rows()
         )
         whole[name] = sketch(sketch.gradient(loss)).astype(float)
+        single = found.task == 0
+        mine = sum(
+            float(weight) * gradients.sketches[number].astype(float)
+            for weight, number in zip((x if name == "x" else y)[single], found.sketch[single], strict=True)
+        )
+        assert sums[f"{name * 2}_within".replace("xx", "ee").replace("yy", "aa")][0] == pytest.approx(
+            mine @ mine, rel=1e-4
+        )
     for key, (one, two) in {"ee": ("x", "x"), "ea": ("x", "y"), "aa": ("y", "y")}.items():
         assert sums[f"{key}_batch"].sum() == pytest.approx(
             whole[one] @ whole[two], rel=1e-4, abs=1e-4 * np.abs(whole[one]).max()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hgpo_train.analysis.estimator_comparison.measures import MEASURES, all_sums, measured, row_sums
-from hgpo_train.analysis.estimator_comparison.model_gradients import model_sums
+from hgpo_train.analysis.estimator_comparison.model_gradients import MODEL_MEASURES, model_sums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +45,7 @@ def permuted_measures(
         gradients: The gradients of a language model's log-probabilities, for `model_gradient`.
     """
     rng = np.random.Generator(np.random.PCG64([seed, found.size, 1]))
-    measures = MEASURES if gradients is None else (*MEASURES, "model_gradient")
+    measures = MEASURES if gradients is None else (*MEASURES, *MODEL_MEASURES)
     made = {measure: np.full((permutations, len(names)), np.nan) for measure in measures}
     by_group = np.argsort(found.group, kind="stable")
     for number in range(permutations):

@@ -26,7 +26,8 @@ from which it is subtracted. The groups as they were played have no partners, un
 table of logits. `gradient` compares the gradients of the same steps, so it is 1 for true advantages. `gradient_limit`
 uses products of disjoint subgroups, which are independent: it is 1 for every unbiased estimator, whatever its variance.
 See `gradients`. With a language model, `model_gradient` is the cosine of the gradients of all of its parameters, of a
-batch with one group per task, and `model_gradient_limit` the same of the expected gradients, the limit of many tasks.
+batch with one group per task, `model_gradient_within` the same without products of different tasks, and
+`model_gradient_limit` that of the expected gradients, the limit of many tasks.
 See `model_gradients`.
 """
 

@@ -6,8 +6,8 @@ model shares its parameters between tasks, so products of different tasks count:
     <g(x), g(y)> = Σ_k own_k + Σ_{k ≠ l} cross_kl
 
 own_k is the product within a group of task k, on average over the redrawn groups, and cross_kl the product of the mean
-gradients of tasks k and l. `batch` has both parts, `tasks` the second one alone, whose factors are independent:
-products of the expected gradients, as from very many tasks.
+gradients of tasks k and l. `batch` has both parts, `within` the first one alone, and `tasks` the second one alone,
+whose factors are independent: products of the expected gradients, as from very many tasks.
 
 Resampled tasks need one number per task. It is the task's own product, twice its products with all others, and its
 share of what is then counted twice:
@@ -35,14 +35,18 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-MODEL_MEASURES: Final = {"model_gradient": "batch", "model_gradient_limit": "tasks"}
+MODEL_MEASURES: Final = {
+    "model_gradient": "batch",
+    "model_gradient_within": "within",
+    "model_gradient_limit": "tasks",
+}
 """The measures of a model's gradients, and which sums they are cosines of."""
 
 
 def model_sums(
     found: Draw, sketches: NDArray[np.float32], estimates: Sequence[tuple[Floats, Floats]], tasks: int
 ) -> list[dict[str, Floats]]:
-    """Return the sums `ee`, `ea` and `aa`, each `_batch` and `_tasks`, of each estimate; arrays of shape (tasks,).
+    """Return the sums `ee`, `ea` and `aa`, each `_batch`, `_within` and `_tasks`, of each estimate; of shape (tasks,).
 
     Args:
         found: The steps of redrawn groups; those without a sketch are left out.
@@ -69,15 +73,16 @@ def model_sums(
         within = np.mean([own[:, x, y] for x, y in pairs], axis=0)
         between = np.mean([mean[:, x].astype(np.float64) @ mean[:, y].T for x, y in pairs], axis=0)
         across = per_task(between)
-        return within + across, across
+        return within, across
 
     made = []
     for one in range(0, first, 2):
         two = one + 1
         pairs = {"ee": [(one, two)], "ea": [(one, second), (two, first)], "aa": [(first, second)]}
-        sums = {}
+        sums: dict[str, Floats] = {}
         for name, each in pairs.items():
-            sums[f"{name}_batch"], sums[f"{name}_tasks"] = summed(each)
+            within, across = summed(each)
+            sums |= {f"{name}_batch": within + across, f"{name}_within": within, f"{name}_tasks": across}
         made.append(sums)
     return made
 

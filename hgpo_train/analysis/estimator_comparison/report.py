@@ -27,6 +27,7 @@ LABELS: Final = {
     "squared_bias": "squared bias",
     "variance": "variance",
     "model_gradient": "model gradient",
+    "model_gradient_within": "model gradient within tasks",
     "model_gradient_limit": "model gradient of many tasks",
 }
 """Names of the measures, as in the heads of tables."""
@@ -43,6 +44,7 @@ MEANINGS: Final = {
     "squared_bias": "the part of the error that many groups would not remove, at a fixed context and action",
     "variance": "the part of the error that differs between redrawn groups, at a fixed context and action",
     "model_gradient": "cosine with the true gradient of the same steps, all parameters of the language model",
+    "model_gradient_within": "the same without products of the gradients of different tasks",
     "model_gradient_limit": "cosine of the expected gradients of all parameters, the limit of many tasks",
 }
 """One line for each measure."""
