@@ -16,7 +16,8 @@ in advantages/estimators/hgpo.py):
                     groups in which all returns are equal
     explained       share of the variance of returns at the same state that the k states before it explain, over steps
                     in a group of n_k > 1: 1 - Σ q_k / Σ q_0, where q_k = (R - mean_k)² n_k / (n_k - 1) estimates the
-                    variance in the step's group without bias. 0 on average, and often negative, if they explain nothing
+                    variance in the step's group. If they explain nothing, it is 0 on average, and below 0 where
+                    rollouts visit a state repeatedly: `uncertainty` computes what chance gives
     weight          the level's weight in HGPO's sum after levels without advantage are left out, averaged over steps
     bias            mean |A_k - A_K| over the steps that have both (`compared`), where K is the deepest level;
                     sign_disagreement is the share of those steps in which the signs differ, and in_pairs the share in

@@ -19,7 +19,7 @@ EXTRAS: Final = {
     **dict.fromkeys(("torch", "transformers", "peft", "safetensors", "tokenizers"), "train"),
     **dict.fromkeys(("datasets", "duckdb", "minari", "pandas", "PIL"), "interchange"),
     **dict.fromkeys(("alfworld", "textworld"), "alfworld"),
-    **dict.fromkeys(("marimo", "altair"), "notebooks"),
+    **dict.fromkeys(("marimo", "altair", "vl_convert"), "notebooks"),
     "vllm": "vllm",
     "openai": "api",
     "minigrid": "examples",

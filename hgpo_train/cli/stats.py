@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hgpo_envs.errors import InputError
 from hgpo_train.cli.output_paths import check_folder
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ def stats(
     out: Annotated[
         Path | None, typer.Option(help="A folder for levels.csv, sizes.csv, summary.csv and uncertainty.csv.")
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="A picture of the levels: .html, .svg, .png or .json. Requires the extra notebooks."),
+    ] = None,
 ) -> None:
     """Report how often steps share a context at each depth of history, and how this affects advantages."""
     import polars as pl
@@ -83,6 +88,12 @@ def stats(
 
     if out is not None:
         check_folder("--out", out)
+    if plot is not None:
+        from hgpo_train.analysis.charts import check_chart_file
+
+        check_chart_file(plot)
+        if by and len(by) > 1:
+            raise InputError(f"--plot: expected at most one --by, received {len(by)}")
     console = Console()
     steps = scan_steps(run, plain=True)
     total = int(steps.select(pl.len()).collect().item())
@@ -107,6 +118,11 @@ def stats(
     if not kinds:
         for sentence in describe(found, sure):
             console.print(f"• {sentence}", highlight=False)
+    if plot is not None:
+        from hgpo_train.analysis.charts import save_chart, statistics_chart
+
+        save_chart(statistics_chart(sure, by=kinds[0] if kinds else None), plot)
+        console.print(f"The picture is [bold]{plot}[/].", highlight=False, soft_wrap=True)
     if out is not None:
         _write(found._asdict() | {"uncertainty": sure}, out)
     files = f"The tables are in [bold]{out}[/]. " if out is not None else ""

@@ -1,0 +1,137 @@
+"""Charts of the statistics of a run, for `hgpo stats --plot` and the notebooks. Requires the extra `notebooks`.
+
+Every function takes a table of `uncertainty` (one row per level and statistic) and returns an Altair chart: dots are
+values, lines are 95% intervals by resampled tasks, and grey ticks are what chance alone gives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import altair as alt
+import polars as pl
+import vl_convert  # noqa: F401 - Altair needs it to write files
+
+from hgpo_envs.atomic import new_path
+from hgpo_envs.errors import InputError
+from hgpo_train.analysis.statistics import ORACLE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMATS: Final = (".html", ".svg", ".png", ".json")
+"""The endings of files that charts can be written to; .json is Vega-Lite."""
+
+COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe and Ito's colours, which colour-blind readers can tell apart."""
+
+LABELS: Final = {
+    "shared": "steps that share a context",
+    "cross": "… with another rollout",
+    "differing": "pairs at the same state whose histories differ",
+    "explained": "variance of returns at a state that histories explain",
+    "sign_disagreement": "steps whose advantage changes its sign",
+}
+"""The titles of axes, by statistic."""
+
+_WIDTH, _HEIGHT = 420, 220
+
+
+def levels_chart(
+    sure: pl.DataFrame, statistic: str, *, by: str | None = None, title: str | None = None
+) -> alt.LayerChart:
+    """Return a chart of one statistic by level.
+
+    Args:
+        sure: A table of `uncertainty`.
+        statistic: The statistic, such as ``shared``.
+        by: The column that it was split by, which colours show.
+        title: The title; by default, that of `LABELS`.
+    """
+    rows = sure.filter(pl.col("statistic") == statistic, pl.col("value").is_not_null())
+    order = [level for level in rows["level"].unique(maintain_order=True) if level != ORACLE]
+    base = alt.Chart(alt.Data(values=rows.to_dicts())).encode(
+        x=alt.X("level:N", sort=[*order, ORACLE], title="k, past states in the context", axis=alt.Axis(labelAngle=0))
+    )
+    tooltip = ["level:N", *([f"{by}:N"] if by else []), *(alt.Tooltip(f"{name}:Q", format=".1%") for name in _NUMBERS)]
+    value = alt.Y("value:Q", title=None, axis=alt.Axis(format="%"))
+    coloured: dict[str, Any] = {}
+    if by is not None:
+        values = rows[by].unique(maintain_order=True).to_list()
+        scale = alt.Scale(domain=values, range=[COLOURS[place % len(COLOURS)] for place in range(len(values))])
+        coloured = {"color": alt.Color(f"{by}:N", scale=scale), "xOffset": alt.XOffset(f"{by}:N")}
+    colour = {} if by else {"color": COLOURS[0]}
+    layers = [
+        base.mark_tick(color="#9a9a9a", thickness=3, width=18).encode(y="chance:Q", **_only(coloured, "xOffset")),
+        base.mark_rule(strokeWidth=2, **colour).encode(y="low:Q", y2="high:Q", **coloured),
+        base.mark_circle(size=60, opacity=1, **colour).encode(y=value, tooltip=tooltip, **coloured),
+    ]
+    lines = "95% intervals" + ("; grey: chance alone" if rows["chance"].count() else "")
+    head = alt.TitleParams(title or LABELS.get(statistic, statistic).capitalize(), subtitle=lines, subtitleColor="#555")
+    return alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, title=head)
+
+
+_NUMBERS: Final = ("value", "low", "high", "chance")
+
+
+def sizes_chart(sizes: pl.DataFrame) -> alt.Chart:
+    """Return a chart of the group sizes of each level, from `Statistics.sizes`."""
+    labels = ["1 (singleton)", "2", "3–4", "5–8", "9–16", "more"]
+    place = pl.sum_horizontal(pl.col("size") > edge for edge in (1, 2, 4, 8, 16))
+    binned = (
+        sizes.with_columns(place.alias("place"))
+        .group_by("level", "place", maintain_order=True)
+        .agg(pl.col("steps").sum())
+        .with_columns(
+            (pl.col("steps") / pl.col("steps").sum().over("level")).alias("share"),
+            pl.col("place").replace_strict(dict(enumerate(labels))).alias("group size"),
+        )
+    )
+    return (
+        alt.Chart(alt.Data(values=binned.to_dicts()))
+        .mark_bar()
+        .encode(
+            alt.X("share:Q", axis=alt.Axis(format="%"), title="steps that have the level"),
+            alt.Y("level:N", sort=sizes["level"].unique(maintain_order=True).to_list(), title="k"),
+            alt.Color("group size:O", sort=labels, scale=alt.Scale(scheme="blues")),
+            alt.Order("place:Q"),
+            tooltip=["level:N", "group size:N", "steps:Q", alt.Tooltip("share:Q", format=".1%")],
+        )
+        .properties(width=_WIDTH, height=180, title="Steps by the size of their group")
+    )
+
+
+def statistics_chart(sure: pl.DataFrame, *, by: str | None = None) -> alt.VConcatChart:
+    """Return the page of `hgpo stats --plot`: shared contexts, differing histories, and what these explain."""
+    charts = [levels_chart(sure, name, by=by) for name in ("shared", "differing", "explained", "sign_disagreement")]
+    return alt.vconcat(charts[0] | charts[1], charts[2] | charts[3])
+
+
+def check_chart_file(path: Path) -> None:
+    """Check the name of a file that a chart shall be written to.
+
+    Raises:
+        InputError: It has no ending that is known, or its folder does not exist.
+    """
+    if path.suffix not in FORMATS:
+        raise InputError(f"expected a file that ends in {', '.join(FORMATS)}, received {path}")
+    if not path.parent.is_dir():
+        raise InputError(f"{path.parent}: expected an existing folder for {path.name}")
+
+
+def save_chart(chart: alt.TopLevelMixin, path: Path) -> None:
+    """Write a chart as a file that needs no network.
+
+    Args:
+        chart: The chart.
+        path: A file that ends in one of `FORMATS`; an existing file is replaced.
+    """
+    options: dict[str, Any] = {"inline": True} if path.suffix == ".html" else {}
+    if path.suffix == ".png":
+        options = {"scale_factor": 2}
+    with new_path(path) as scratch:
+        chart.save(str(scratch), format=path.suffix.removeprefix("."), **options)
+
+
+def _only(options: dict[str, Any], name: str) -> dict[str, Any]:
+    return {name: options[name]} if name in options else {}

@@ -1,0 +1,47 @@
+"""Create the data of the notebooks from runs; the columns that they need, in small files.
+
+    python notebooks/make_data.py training RUN     every step of a training run  → notebooks/data/training.parquet
+    python notebooks/make_data.py truth RUN TRUTH  a run with its true advantages → notebooks/data/truth.parquet
+
+The files in the repository were made of these runs:
+
+    python benchmarks/learning.py --world webshop --estimators hgpo --seeds 0     its run runs/learning/webshop/hgpo-0
+    python benchmarks/study.py --world webshop                                     its run runs/study/webshop-strong-1
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from hgpo_datasets import scan_steps
+from hgpo_train.advantages.advantage_tables import join_advantages
+
+DATA: Final = Path(__file__).parent / "data"
+STEPS: Final = (
+    "run", "iteration", "task_id", "group", "trajectory", "step", "task_type", "task", "state", "action",
+    "action_valid", "won", "aborted", "reward", "score", "episode_return", *(f"history_hash_{k}" for k in range(5)),
+)  # fmt: skip
+TRUTH: Final = ("value", "advantage", "advantage_error", "advantage_first", "advantage_second")
+
+
+def main() -> None:
+    """Write the file that the command line asks for."""
+    kind, run, *rest = sys.argv[1:] or ["help", ""]
+    if kind == "training":
+        table = scan_steps(run, plain=True).select(STEPS).collect()
+    elif kind == "truth":
+        truth = pl.scan_parquet(rest[0])
+        table = join_advantages(scan_steps(run, plain=True), truth).select(*STEPS, *TRUTH).collect()
+    else:
+        sys.exit(__doc__)
+    DATA.mkdir(exist_ok=True)
+    table.write_parquet(DATA / f"{kind}.parquet", compression_level=19)
+    print(f"{table.height:,} steps in {DATA / f'{kind}.parquet'}")
+
+
+if __name__ == "__main__":
+    main()

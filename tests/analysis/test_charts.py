@@ -1,0 +1,80 @@
+"""Charts: what they show, the files that they are written to, and `hgpo stats --plot`."""
+
+import json
+import re
+
+import polars as pl
+import pytest
+
+pytest.importorskip("altair")
+pytest.importorskip("vl_convert")
+
+from hgpo_envs.errors import InputError
+from hgpo_train.analysis.charts import (
+    FORMATS,
+    check_chart_file,
+    levels_chart,
+    save_chart,
+    sizes_chart,
+    statistics_chart,
+)
+from hgpo_train.analysis.statistics import statistics
+from hgpo_train.analysis.uncertainty import uncertainty
+
+TABLE = pl.DataFrame(
+    [
+        (task, kind, f"{task}/{rollout}", step, state, 10.0 * (rollout % 2) if step == 2 else 0.0, True)
+        for task, kind in (("a", "easy"), ("b", "easy"), ("c", "hard"), ("d", "hard"))
+        for rollout in range(4)
+        for step, state in enumerate(("start", f"room {rollout % 2}", "hall"))
+    ],
+    ["task", "task_type", "trajectory", "step", "state", "reward", "action_valid"],
+    orient="row",
+)
+
+
+@pytest.fixture(scope="module")
+def sure():
+    return uncertainty(TABLE, by="task_type", history_length=2, permutations=2)
+
+
+def test_a_chart_contains_the_table(sure) -> None:
+    drawn = levels_chart(sure, "shared", by="task_type").to_dict()
+    expected = sure.filter(pl.col("statistic") == "shared", pl.col("value").is_not_null())
+    assert drawn["data"]["values"] == expected.to_dicts()
+    encoded = [
+        {name: axis.get("field") for name, axis in layer["encoding"].items() if isinstance(axis, dict)}
+        for layer in drawn["layer"]
+    ]
+    assert [layer["y"] for layer in encoded] == ["chance", "low", "value"]
+    assert encoded[1]["y2"] == "high"
+    assert encoded[2]["color"] == "task_type"
+
+
+def test_sizes_add_up_to_all_steps_of_a_level() -> None:
+    rows = sizes_chart(statistics(TABLE, history_length=2).sizes).to_dict()["data"]["values"]
+    for level in {row["level"] for row in rows}:
+        assert sum(row["share"] for row in rows if row["level"] == level) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_files_need_no_network(sure, ending, tmp_path) -> None:
+    path = tmp_path / f"chart{ending}"
+    path.write_text("an older picture")
+    save_chart(statistics_chart(sure, by="task_type"), path)
+    content = path.read_bytes()
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    if ending == ".png":
+        assert content.startswith(b"\x89PNG")
+        return
+    assert not re.search(rb'(src|href)="https?:', content)
+    if ending == ".json":
+        assert len(json.loads(content)["vconcat"]) == 2
+    else:
+        assert b"oracle" in content
+
+
+@pytest.mark.parametrize("name", ["chart.pdf", "chart", "missing/chart.svg"])
+def test_wrong_files_are_refused(name, tmp_path) -> None:
+    with pytest.raises(InputError, match="expected"):
+        check_chart_file(tmp_path / name)
