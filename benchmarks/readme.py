@@ -316,6 +316,10 @@ def study_models() -> str:
             "true advantages: standard deviation": [f"{cell['truth_spread']:.2f}" for cell in cells],
             "their error, root mean square": [f"{cell['truth_error']:.2f}" for cell in cells],
         }
+        for place, name in enumerate(cells[0]["last_steps"]):
+            title = "true advantages" if name == "true" else name
+            first = "share of the squares at the last steps of episodes: " if not place else "… "
+            rows[f"{first}{title}"] = [f"{cell['last_steps'][name]:.0%}" for cell in cells]
         history = figures("study_models")["history"][world]
         name = "HGPO (K = 4) − GiGPO's step part"
         rows[name] = [f"{each['value']:+.3f} ({each['low']:+.3f} … {each['high']:+.3f})" for each in history]

@@ -28,7 +28,9 @@ from record import RESULTS, add_keep, store
 from rich.console import Console
 from study import CLAIMS, ESTIMATORS, GROUP, KEPT, WORLDS, Claim, comparison, judged, show, summary, together
 
+from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
+from hgpo_train.advantages.registry import compute_many
 from hgpo_train.analysis.estimator_comparison import read_variants
 from hgpo_train.analysis.estimator_comparison.model_gradients import MODEL_MEASURES
 from hgpo_train.models.checkpoint_files import list_checkpoints
@@ -63,6 +65,13 @@ MODEL_CLAIMS: Final = (
 )
 HISTORY: Final = ("hgpo:history_length=4", "gigpo:episode_weight=0")
 """What H8 compares: four past states, and none."""
+LOOKED_AT: Final = (
+    "hgpo:history_length=2",
+    "g2po:episode_weight=0",
+    "shrinkage_gae",
+    "shrinkage_gae:context=states_actions",
+)
+"""Estimators of which the share of last steps is reported."""
 DEPTHS: Final = (0, 1, 2, 4)
 
 
@@ -206,8 +215,24 @@ def about(run: Path) -> dict[str, Any]:
         "without_probabilities": truth["choice"].null_count() / truth.height,
         "history": {key: deeper[key] for key in ("value", "low", "high")},
         "shared": {k: levels.filter(depth >= k)["steps"].sum() / truth.height for k in DEPTHS},
+        "last_steps": last_steps(run, truth),
         "truth_error": float((truth["advantage_error"] ** 2).mean() ** 0.5),
         "truth_spread": float(truth["advantage"].std()),
+    }
+
+
+def last_steps(run: Path, truth: pl.DataFrame) -> dict[str, float]:
+    """Return the share of the sum of squared advantages that is at the last steps of episodes: true and estimated."""
+    steps = scan_steps(run)
+    variants = read_variants(LOOKED_AT, {"reward": "success", "reward_scale": 10.0})
+    estimates = compute_many(steps, [variant.spec for variant in variants])
+    named = {variant.name: variant.spec.column for variant in variants}
+    table = estimates.select("trajectory", "step", *named.values()).collect()
+    table = table.join(truth.select("trajectory", "step", true="advantage"), on=["trajectory", "step"])
+    last = pl.col("step") == pl.col("step").max().over("trajectory")
+    return {
+        name: table.select(pl.col(column).pow(2).filter(last).sum() / pl.col(column).pow(2).sum()).item()
+        for name, column in {"true": "true", **named}.items()
     }
 
 
