@@ -24,7 +24,8 @@ from rich.table import Table
 from hgpo_envs.episode import Episode
 from hgpo_train.analysis.truth import Budget, Rewards
 from hgpo_train.analysis.truth.graph import Graph
-from hgpo_train.analysis.truth.task import Step, task_truth
+from hgpo_train.analysis.truth.places import Step
+from hgpo_train.analysis.truth.task import task_truth, without_collector
 from hgpo_train.policies.base import Request
 from hgpo_train.rollout import PolicyContext, make_policy, open_env
 
@@ -55,6 +56,20 @@ def play(episode: Episode, policy: Any, rng: random.Random) -> list[Step]:  # no
     return steps
 
 
+def truth_of(
+    handle: EnvHandle,
+    policy: Any,  # noqa: ANN401 - a `DistributionPolicy`
+    rewards: Rewards,
+    task: str,
+    group: list[list[Step]],
+    budget: Budget,
+    seed: int,
+) -> tuple[dict[str, list[Any]], int, int]:
+    """Return the columns of a task's truth, the number of rollout steps, and that of nodes."""
+    graph = Graph(handle.shared, handle.settings, policy, rewards, task)
+    return *task_truth(graph, group, rewards, budget, [seed]), graph.nodes
+
+
 def measure(env_id: str, options: dict[str, float], tasks: int, group_size: int, rollouts: int) -> dict[str, float]:
     """Measure one policy."""
     handle, rng = open_env(env_id, action_format="command"), random.Random(1)
@@ -68,9 +83,9 @@ def measure(env_id: str, options: dict[str, float], tasks: int, group_size: int,
     policy, truths, steps, nodes, errors, rewards = policy_for(handle, options), 0, 0, 0, list[float](), Rewards()
     began = time.process_time()
     for number, (task, group) in enumerate(groups.items()):
-        graph = Graph(handle.shared, handle.settings, policy, rewards, task)
-        columns, count = task_truth(graph, group, rewards, Budget(rollouts=rollouts), [number])
-        truths, steps, nodes = truths + len(columns["value"]), steps + count, nodes + graph.nodes
+        with without_collector():
+            columns, count, size = truth_of(handle, policy, rewards, task, group, Budget(rollouts=rollouts), number)
+        truths, steps, nodes = truths + len(columns["value"]), steps + count, nodes + size
         errors += columns["advantage_error"]
     seconds = time.process_time() - began
 

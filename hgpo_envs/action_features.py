@@ -7,7 +7,6 @@ The policy `softmax` is a log-linear function of them. A benchmark names its own
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
@@ -99,7 +98,11 @@ class WordFeatures:
 
 def repetitions(observation: str, history: Sequence[Pair]) -> Mapping[str, int]:
     """Return how often the history contains each action at an observation."""
-    return Counter(action for _, observed, action in history if observed == observation)
+    times: dict[str, int] = {}
+    for _, observed, action in history:
+        if observed == observation:
+            times[action] = times.get(action, 0) + 1
+    return times
 
 
 def _words(text: str) -> frozenset[str]:

@@ -69,7 +69,8 @@ def text_hashes(texts: Iterable[str]) -> NDArray[np.int64]:
     return np.array(values, dtype=np.int64)
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the splitmix64 finaliser of each element (see the module)."""
     x = (x ^ (x >> _30)) * _FIRST
     x = (x ^ (x >> _27)) * _SECOND
     return x ^ (x >> _31)
@@ -90,8 +91,8 @@ def link(chain: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64]
     False
     """
     with np.errstate(over="ignore"):
-        inner = _mix(np.atleast_1d(chain).astype(np.int64).view(np.uint64) + _GOLDEN)
-        return _mix(inner ^ np.atleast_1d(item).astype(np.int64).view(np.uint64)).view(np.int64)
+        inner = mix(np.atleast_1d(chain).astype(np.int64).view(np.uint64) + _GOLDEN)
+        return mix(inner ^ np.atleast_1d(item).astype(np.int64).view(np.uint64)).view(np.int64)
 
 
 def start(state_hash: NDArray[np.int64], depth: int = DEFAULT_DEPTH) -> NDArray[np.int64]:

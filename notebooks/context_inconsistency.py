@@ -2,10 +2,10 @@
 # requires-python = ">=3.11"
 # dependencies = ["hgpo[notebooks]"]
 # ///
-"""Context inconsistency of a run by level: how often steps at the same state have different histories.
+"""Context inconsistency: how often steps at the same state have different histories, and whether that matters.
 
-marimo edit notebooks/context_inconsistency.py                     collects a small run of the bundled games
-marimo edit notebooks/context_inconsistency.py -- --run runs/first uses any run or Parquet file of steps
+marimo edit notebooks/context_inconsistency.py                     a training run of a small model on WebShop
+marimo edit notebooks/context_inconsistency.py -- --run runs/first any run or Parquet file of steps
 """
 
 import marimo
@@ -16,19 +16,37 @@ app = marimo.App(width="medium", app_title="Context inconsistency")
 
 @app.cell
 def imports():
-    import tempfile
     from pathlib import Path
 
     import altair as alt
     import marimo as mo
+    import numpy as np
     import polars as pl
 
-    from hgpo_datasets import StepWriter, scan_steps
+    from hgpo_datasets import scan_steps
     from hgpo_train.advantages import compute
+    from hgpo_train.analysis.charts import levels_chart, sizes_chart
     from hgpo_train.analysis.describe import describe
+    from hgpo_train.analysis.resampling import intervals, task_weights
     from hgpo_train.analysis.statistics import statistics
+    from hgpo_train.analysis.uncertainty import uncertainty
 
-    return Path, StepWriter, alt, compute, mo, pl, scan_steps, describe, statistics, tempfile
+    return (
+        Path,
+        alt,
+        compute,
+        describe,
+        intervals,
+        levels_chart,
+        mo,
+        np,
+        pl,
+        scan_steps,
+        sizes_chart,
+        statistics,
+        task_weights,
+        uncertainty,
+    )
 
 
 @app.cell(hide_code=True)
@@ -37,201 +55,219 @@ def title(mo):
     # Which steps are in the same situation?
 
     Group advantages compare steps of different rollouts of one task. **GiGPO** compares steps at the same *state*.
-    However, an agent that enters the kitchen for the first time and one that returns with a clean plate may observe the
-    same text in different situations: their *contexts* are inconsistent. **HGPO** therefore also compares steps with
-    the same last *k* states, for k = 0 … K, and gives deeper levels larger weights.
+    Two rollouts can show the same text after different histories: their *contexts* are inconsistent. **HGPO** therefore
+    also compares steps with the same last *k* states, for k = 0 … K, and gives deeper levels larger weights.
 
-    This notebook shows for one run how often this matters, and what it costs.
+    This notebook asks of one run: how often do histories differ, where, and does the difference *matter*? Every figure
+    has a 95% interval by resampled tasks. Figures about returns also have a grey tick: what chance alone would give if
+    histories said nothing, because the rollouts that visit a state exchange their returns from there at random.
     """)
     return
 
 
 @app.cell
-def choose(mo, tempfile, Path):
+def choose(Path, mo):
+    bundled = Path(__file__).parent / "data" / "training.parquet"
     given = mo.cli_args().get("run")
-    example = Path(tempfile.gettempdir()) / "hgpo-notebook-run"
     source = mo.ui.text(
-        value=str(given or example), label="Run (a folder, or a Parquet file of steps)", full_width=True
+        value=str(given or bundled), label="Run (a folder, or a Parquet file of steps)", full_width=True
     )
-    source
-    return example, source
-
-
-@app.cell
-def open_run(StepWriter, example, mo, scan_steps, source):
-    def play(out):
-        """Collect 8 rollouts of each of 16 bundled games, with the expert's action in a quarter of the steps."""
-        from hgpo_train.policies.registry import PolicyContext, make_policy
-        from hgpo_train.rollout.env_handle import open_env
-        from hgpo_train.rollout.run import RolloutSpec, collect_groups
-
-        handle = open_env("HGPO/ALFWorld-v0", split="train", action_format="command")
-        policy = make_policy("mixture:expert=0.25,random=0.75", PolicyContext(handle.shared.source.name, "command", {}))
-        with StepWriter(out, config={"made_for": "the notebook"}, without=["prompt"]) as writer:
-            collect_groups(handle, policy, writer, RolloutSpec(tasks=16, group_size=8, seed=1))
-        policy.close()
-
-    if source.value == str(example):
-        with mo.status.spinner("playing 16 bundled games"):
-            play(example)
-    steps = scan_steps(source.value)
-    return (steps,)
-
-
-@app.cell
-def controls(mo):
     depth = mo.ui.slider(1, 8, value=4, label="K, the deepest level", show_value=True)
     context = mo.ui.dropdown(
         {"states": "states", "states and actions (what the prompt shows)": "states_actions"},
         value="states",
         label="Contexts are",
     )
-    mo.hstack([depth, context], justify="start", gap=2)
-    return context, depth
+    reward = mo.ui.dropdown(["success", "environment"], value="success", label="Rewards are")
+    mo.vstack([source, mo.hstack([depth, context, reward], justify="start", gap=2)])
+    return context, depth, reward, source
 
 
 @app.cell
-def count(context, depth, statistics, steps):
-    found = statistics(steps, history_length=depth.value, context=context.value, reward_scale=10)
-    return (found,)
+def read(pl, scan_steps, source):
+    """Read the run, and divide a training run into thirds."""
+    table = scan_steps(source.value, plain=True).collect()
+    if "iteration" in table.columns and table["iteration"].n_unique() > 2:
+        edges = [int(table["iteration"].quantile(q, "lower")) for q in (1 / 3, 2 / 3)]
+        names = [f"up to {edges[0]}", f"up to {edges[1]}", "later"]
+        third = pl.sum_horizontal(pl.col("iteration") > edge for edge in edges)
+        steps = table.with_columns(third.replace_strict(dict(enumerate(names))).alias("iterations"))
+    else:
+        steps = table.with_columns(iterations=pl.lit("all"))
+    return (steps,)
+
+
+@app.cell
+def count(context, depth, reward, statistics, steps, uncertainty):
+    options = {"context": context.value, "reward": reward.value, "reward_scale": 10}
+    found = statistics(steps, history_length=depth.value, **options)
+    sure = uncertainty(steps, history_length=depth.value, **options)
+    return found, options, sure
 
 
 @app.cell(hide_code=True)
-def in_words(describe, found, mo):
-    mo.md("## Summary\n\n" + "\n".join(f"- {sentence}" for sentence in describe(found)))
+def in_words(describe, found, mo, sure):
+    mo.md("## Summary\n\n" + "\n".join(f"- {sentence}" for sentence in describe(found, sure)))
     return
 
 
 @app.cell(hide_code=True)
-def about_inconsistency(mo):
+def about_thirds(mo):
     mo.md("""
-    ## How many of the compared pairs differ?
+    ## How often, and how does training change it?
 
-    Level 0 compares all pairs of steps of one task at the same state. The bars show the fraction of these pairs whose
-    last k states differ. It increases with k, up to the *oracle*, which uses complete histories.
+    *First*: steps that share their context with another step of their group. Deep contexts have few members, and a step
+    in a singleton group has no advantage at that level. *Second*: of the pairs of steps at the same state, those whose
+    last k states differ, up to the *oracle*, which compares whole histories.
     """)
     return
 
 
 @app.cell
-def inconsistency(alt, found):
-    levels = found.levels
-    order = levels["level"].to_list()
-    axis = alt.X("level:N", sort=order, title="level k (oracle: the whole history)", axis=alt.Axis(labelAngle=0))
+def thirds(depth, levels_chart, mo, options, steps, uncertainty):
+    by_third = uncertainty(steps, by="iterations", history_length=depth.value, **options)
+    split = "iterations" if by_third["iterations"].n_unique() > 1 else None
+    mo.hstack([levels_chart(by_third, "shared", by=split), levels_chart(by_third, "differing", by=split)], wrap=True)
+    return by_third, split
+
+
+@app.cell
+def sizes(found, sizes_chart):
+    sizes_chart(found.sizes)
+    return
+
+
+@app.cell(hide_code=True)
+def about_influence(mo):
+    mo.md("""
+    ## Does it matter?
+
+    *First*: how much of the variance of returns at the same state the k states before it explain. Only what lies above
+    the grey tick is an influence of histories. *Second*: steps whose advantage among equal states and among equal
+    histories (k = K) have different signs. Many signs differ **by chance**: smaller groups have noisier means, and in a
+    group of two, z-scores are 1 and -1 whatever the returns are. A share of sign changes is a finding only where its
+    interval does not contain the tick.
+    """)
+    return
+
+
+@app.cell
+def influence(by_third, levels_chart, mo, split):
+    mo.hstack(
+        [levels_chart(by_third, "explained", by=split), levels_chart(by_third, "sign_disagreement", by=split)],
+        wrap=True,
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def about_kinds(mo):
+    mo.md("""
+    ## By type of task
+
+    Types with few tasks have wide intervals. With many types, one of twenty is beyond its interval by chance.
+    """)
+    return
+
+
+@app.cell
+def kinds(depth, levels_chart, mo, options, pl, steps, uncertainty):
+    def by_type():
+        if "task_type" not in steps.columns:
+            return mo.md("This run has no task types.")
+        frequent = steps["task_type"].value_counts(sort=True)["task_type"].head(6)
+        chosen = steps.filter(pl.col("task_type").is_in(frequent.to_list()))
+        split_by_type = uncertainty(chosen, by="task_type", history_length=depth.value, **options)
+        names = ("differing", "explained")
+        return mo.hstack([levels_chart(split_by_type, name, by="task_type") for name in names], wrap=True)
+
+    by_type()
+    return
+
+
+@app.cell(hide_code=True)
+def about_positions(mo):
+    mo.md("""
+    ## Where in an episode?
+
+    The share of steps at each position whose context another step of the group shares. All rollouts begin in the same
+    state, so early steps share deep contexts, and late ones do not.
+    """)
+    return
+
+
+@app.cell
+def positions(alt, compute, context, depth, intervals, np, options, pl, steps, task_weights):
+    def by_position():
+        levels = sorted({0, 1, depth.value})
+        sized = compute(steps, "hgpo", history_length=depth.value, details=True, column="a", **options).collect()
+        last = int(sized["step"].quantile(0.95))
+        task = "task_id" if "task_id" in sized.columns else "task"
+        numbers = sized[task].rank("dense").cast(pl.Int64).to_numpy() - 1
+        tasks = int(numbers.max()) + 1
+        weights = task_weights(tasks, 500, 0)
+        rows = []
+        for position in range(last + 1):
+            here = (sized["step"] == position).to_numpy()
+            total = np.bincount(numbers[here], minlength=tasks)
+            for k in levels:
+                shared = (sized[f"a_size_k{k}"].fill_null(0) > 1).to_numpy() & here
+                hits = np.bincount(numbers[shared], minlength=tasks)
+                value = hits.sum() / total.sum()
+                bound = intervals(np.array([value]), ((weights @ hits) / (weights @ total))[:, None], tasks)
+                rows.append((position, f"k = {k}", value, bound.low[0], bound.high[0]))
+        return pl.DataFrame(rows, ["step", "level", "value", "low", "high"], orient="row", infer_schema_length=None)
+
+    base = alt.Chart(alt.Data(values=by_position().to_dicts())).encode(
+        alt.X("step:Q"), alt.Color("level:N", title=None)
+    )
     share = alt.Axis(format="%")
-    alt.Chart(levels, width=560, height=240).mark_bar(color="#3b6ea8").encode(
-        axis,
-        alt.Y("differing:Q", title="pairs at the same state that differ", axis=share, scale=alt.Scale(domain=[0, 1])),
-        tooltip=["level", alt.Tooltip("differing", format=".1%"), alt.Tooltip("inconsistency", format=".1%")],
-    )
-    return axis, levels, order, share
+    (
+        base.mark_area(opacity=0.2).encode(alt.Y("low:Q", axis=share, title="steps that share a context"), y2="high:Q")
+        + base.mark_line(point=True).encode(
+            y="value:Q", tooltip=["step:Q", "level:N", alt.Tooltip("value:Q", format=".1%")]
+        )
+    ).properties(width=560, height=240, title=f"Shared contexts ({context.value}) by position in the episode")
+    return
 
 
 @app.cell(hide_code=True)
-def about_shared_contexts(mo):
+def about_aliasing(mo):
     mo.md("""
-    ## Cost: fewer shared contexts, more singleton groups
+    ## Is what differs more than the way there?
 
-    The deeper the context, the fewer steps share it, and a step in a singleton group has no advantage at that level.
-    *Eligible* steps have k previous states, *shared* steps share their context with another step, and *cross* steps
-    with a step of another rollout. HGPO uses each step's shared contexts. With the oracle alone, most steps would have
-    no advantage.
+    Two rollouts can come to the same state on different ways and be in the same situation, or only look as if they
+    were. The environments are deterministic, so the next state tells: of the pairs of steps with the same state and the
+    same action, in how many do the next states differ? If none do, histories differ, but not what can be done.
     """)
     return
 
 
 @app.cell
-def shared_contexts(alt, axis, levels, share):
-    kinds = ["eligible", "shared", "cross"]
-    alt.Chart(
-        levels.filter(levels["level"] != "oracle").unpivot(
-            kinds, index="level", variable_name="steps that are", value_name="share"
-        ),
-        width=560,
-        height=240,
-    ).mark_line(point=True).encode(
-        axis,
-        alt.Y("share:Q", title="of all steps", axis=share, scale=alt.Scale(domain=[0, 1])),
-        alt.Color("steps that are:N", sort=kinds),
-        tooltip=["level", "steps that are", alt.Tooltip("share", format=".1%")],
-    )
-    return
-
-
-@app.cell
-def sizes(alt, found, order, pl, share):
-    labels = ["1 (singleton)", "2", "3–4", "5–8", "9–16", "more"]
-    size = pl.sum_horizontal(pl.col("size") > edge for edge in (1, 2, 4, 8, 16))
-    binned = (
-        found.sizes.with_columns(size.replace_strict(dict(enumerate(labels))).alias("group size"))
-        .group_by("level", "group size", maintain_order=True)
-        .agg(pl.col("steps").sum())
-        .with_columns((pl.col("steps") / pl.col("steps").sum().over("level")).alias("share"))
-    )
-    alt.Chart(binned, width=560, height=200, title="Steps by the size of their group").mark_bar().encode(
-        alt.X("share:Q", axis=share, title="of the steps that have the level"),
-        alt.Y("level:N", sort=order, title="level k"),
-        alt.Color("group size:O", sort=labels, scale=alt.Scale(scheme="blues")),
-        alt.Order("size_order:Q"),
-        tooltip=["level", "group size", "steps", alt.Tooltip("share", format=".1%")],
-    ).transform_calculate(size_order=f"indexof({labels}, datum['group size'])")
-    return
-
-
-@app.cell(hide_code=True)
-def about_bias(mo):
-    mo.md("""
-    ## Errors of grouping by state alone
-
-    Each dot is a step that shares both its state and a deeper context. The x-axis is its advantage among steps at the
-    same state, the y-axis its advantage among steps with the same last k states. On the diagonal both are equal. In the
-    grey quarters their signs differ: an action would be reinforced instead of discouraged, or the reverse.
-    """)
-    return
-
-
-@app.cell
-def against(depth, mo):
-    deeper = mo.ui.slider(1, depth.value, value=min(2, depth.value), label="k of the deeper level", show_value=True)
-    deeper
-    return (deeper,)
-
-
-@app.cell
-def bias(alt, compute, context, deeper, depth, mo, pl, steps):
-    both = (
-        compute(
-            steps, "hgpo", history_length=depth.value, context=context.value, details=True, column="a", reward_scale=10
+def aliasing(intervals, mo, np, pl, steps, task_weights):
+    def differing_next_states():
+        groups = [name for name in ("run", "iteration", "task_id", "group", "task") if name in steps.columns]
+        following = steps.with_columns(pl.col("state").shift(-1).over("trajectory", order_by="step").alias("(next)"))
+        following = following.drop_nulls("(next)").filter("action_valid")
+        n = pl.len().cast(pl.Int64)
+        same = following.group_by(*groups, "state", "action").agg(n.alias("n"))
+        also = following.group_by(*groups, "state", "action", "(next)").agg(n.alias("n"))
+        pairs, equal = (
+            frame.group_by("task_id" if "task_id" in groups else "task").agg((pl.col("n") * (pl.col("n") - 1)).sum())
+            for frame in (same, also)
         )
-        .select(pl.col("a_k0").alias("state"), pl.col(f"a_k{deeper.value}").alias("history"), "step", "won")
-        .drop_nulls()
-        .filter(pl.col("state").ne(0) | pl.col("history").ne(0))
-        .collect()
-    )
-    flips = both.filter(pl.col("state").sign() * pl.col("history").sign() < 0).height
-    wrong = (
-        alt.Chart(pl.DataFrame({"x": [-4, 0], "x2": [0, 4], "y": [0, -4], "y2": [4, 0]}))
-        .mark_rect(color="#999", opacity=0.15)
-        .encode(x="x:Q", x2="x2:Q", y="y:Q", y2="y2:Q")
-    )
-    dots = (
-        alt.Chart(both.sample(min(both.height, 4000), seed=0))
-        .mark_circle(size=22, opacity=0.35, color="#a8433b", clip=True)
-        .encode(
-            alt.X("state:Q", title="advantage among equal states (k = 0)", scale=alt.Scale(domain=[-4, 4])),
-            alt.Y(
-                "history:Q",
-                title=f"advantage among equal histories (k = {deeper.value})",
-                scale=alt.Scale(domain=[-4, 4]),
-            ),
-            tooltip=["step", alt.Tooltip("state", format=".2f"), alt.Tooltip("history", format=".2f")],
-        )
-    )
-    mo.vstack(
-        [
-            (wrong + dots).properties(width=420, height=380),
-            mo.md(f"**{flips:,} of {both.height:,}** such steps ({flips / max(both.height, 1):.0%}) change sign."),
-        ]
+        both = pairs.join(equal, on=pairs.columns[0], suffix="_equal").sort(pairs.columns[0])
+        total, agree = (both[name].to_numpy().astype(float) for name in ("n", "n_equal"))
+        value = 1 - agree.sum() / total.sum()
+        weights = task_weights(both.height, 1000, 0)
+        draws = 1 - (weights @ agree) / (weights @ total)
+        bound = intervals(np.array([value]), draws[:, None], both.height)
+        return value, float(bound.low[0]), float(bound.high[0]), int(total.sum() / 2)
+
+    _value, _low, _high, _pairs = differing_next_states()
+    mo.md(
+        f"Of {_pairs:,} pairs of steps with the same state and action, **{_value:.1%}** ({_low:.1%} to {_high:.1%}) "
+        "lead to different states."
     )
     return
 
@@ -239,76 +275,46 @@ def bias(alt, compute, context, deeper, depth, mo, pl, steps):
 @app.cell(hide_code=True)
 def about_example(mo):
     mo.md("""
-    ## Two steps at the same state
+    ## A pair, drawn at random
 
-    The two steps at the same state, in different rollouts of one task, with the largest difference of returns, and the
-    steps that led to each.
+    Two steps at the same state, in different rollouts of one group, with different steps before. The pair is drawn, not
+    chosen: a pair that was chosen for its difference of returns would show chance at its most extreme.
     """)
     return
 
 
 @app.cell
-def example_pair(mo, pl, steps):
-    names = [
-        name for name in ("run", "iteration", "task_id", "group", "task") if name in steps.collect_schema().names()
-    ]
-    to_end = pl.col("step").max().over("trajectory") - pl.col("step")
-    rated = (
-        steps.filter(pl.col("step") > 0)
-        .with_columns((0.95**to_end * pl.col("reward").sum().over("trajectory")).alias("value"))
-        .collect()
-    )
-    spread = (
-        rated.group_by(*names, "state_hash", maintain_order=True)
-        .agg(
-            (pl.col("value").max() - pl.col("value").min()).alias("spread"),
-            pl.col("trajectory").get(pl.col("value").arg_max()).alias("better"),
-            pl.col("step").get(pl.col("value").arg_max()).alias("better_step"),
-            pl.col("trajectory").get(pl.col("value").arg_min()).alias("worse"),
-            pl.col("step").get(pl.col("value").arg_min()).alias("worse_step"),
-        )
-        .filter(pl.col("better") != pl.col("worse"))
-        .sort("spread", descending=True)
-    )
+def another(mo):
+    draw = mo.ui.number(0, 999, value=0, label="draw")
+    draw
+    return (draw,)
 
-    def story(kind):
-        row = spread.row(0, named=True)
-        path = (
-            steps.filter(
-                (pl.col("trajectory") == row[kind])
-                & (pl.col("step") <= row[f"{kind}_step"])
-                & (pl.col("step") > row[f"{kind}_step"] - 4)
-            )
-            .select("step", "state", "action")
-            .collect()
-        )
-        lines = [f"**{row[kind]}**, the {'higher' if kind == 'better' else 'lower'} return"]
-        lines += [
-            f"`{at['step']}` {' '.join(at['state'].split())[-160:]}  \n&emsp;**> {at['action']}**"
-            for at in path.iter_rows(named=True)
-        ]
+
+@app.cell
+def example_pair(draw, mo, np, pl, steps):
+    def pair():
+        groups = [name for name in ("run", "iteration", "task_id", "group", "task") if name in steps.columns]
+        history = steps.with_columns(pl.col("state").shift(1).over("trajectory", order_by="step").alias("(before)"))
+        places = history.filter(pl.col("step") > 0).group_by(*groups, "state", maintain_order=True)
+        several = places.agg("trajectory", "step", "(before)").filter(pl.col("(before)").list.n_unique() > 1)
+        if not several.height:
+            return mo.md("No such pair.")
+        rng = np.random.default_rng(draw.value)
+        place = several.row(int(rng.integers(several.height)), named=True)
+        order = rng.permutation(len(place["step"]))
+        one = order[0]
+        other = next(number for number in order if place["(before)"][number] != place["(before)"][one])
+        return mo.hstack([story(place["trajectory"][n], place["step"][n]) for n in (one, other)], widths="equal", gap=2)
+
+    def story(trajectory, step):
+        own = steps.filter(pl.col("trajectory") == trajectory).sort("step")
+        lines = [f"**{trajectory}**: return {own['reward'].sum():g}"]
+        for row in own.filter(pl.col("step").is_between(step - 3, step)).iter_rows(named=True):
+            text = " ".join(row["state"].split())[-240:].replace("`", "'")
+            lines.append(f"{row['step']}: `{text}`\n\n&emsp;**>** `{row['action']}`")
         return mo.md("\n\n".join(lines))
 
-    mo.hstack([story("better"), story("worse")], widths="equal", gap=2) if spread.height else mo.md("No such pair.")
-    return
-
-
-@app.cell(hide_code=True)
-def kinds_of_tasks(mo, statistics, steps):
-    columns = steps.collect_schema().names()
-    by_type = statistics(steps, by=["task_type"], history_length=2).levels if "task_type" in columns else None
-    mo.vstack(
-        [
-            mo.md("## By task type"),
-            mo.ui.table(
-                by_type.filter(by_type["level"] != "0").select(
-                    "task_type", "level", "steps", "shared", "cross", "differing", "weight"
-                ),
-                selection=None,
-                format_mapping=dict.fromkeys(("shared", "cross", "differing", "weight"), "{:.2f}"),
-            ),
-        ]
-    ) if by_type is not None else None
+    pair()
     return
 
 

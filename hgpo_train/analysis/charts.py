@@ -39,7 +39,7 @@ _WIDTH, _HEIGHT = 420, 220
 
 def levels_chart(
     sure: pl.DataFrame, statistic: str, *, by: str | None = None, title: str | None = None
-) -> alt.LayerChart:
+) -> alt.LayerChart | alt.FacetChart:
     """Return a chart of one statistic by level.
 
     Args:
@@ -50,7 +50,7 @@ def levels_chart(
     """
     rows = sure.filter(pl.col("statistic") == statistic, pl.col("value").is_not_null())
     order = [level for level in rows["level"].unique(maintain_order=True) if level != ORACLE]
-    base = alt.Chart(alt.Data(values=rows.to_dicts())).encode(
+    base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
         x=alt.X("level:N", sort=[*order, ORACLE], title="k, past states in the context", axis=alt.Axis(labelAngle=0))
     )
     tooltip = ["level:N", *([f"{by}:N"] if by else []), *(alt.Tooltip(f"{name}:Q", format=".1%") for name in _NUMBERS)]
@@ -60,7 +60,7 @@ def levels_chart(
         values = rows[by].unique(maintain_order=True).to_list()
         scale = alt.Scale(domain=values, range=[COLOURS[place % len(COLOURS)] for place in range(len(values))])
         coloured = {"color": alt.Color(f"{by}:N", scale=scale), "xOffset": alt.XOffset(f"{by}:N")}
-    colour = {} if by else {"color": COLOURS[0]}
+    colour: dict[str, Any] = {} if by else {"color": COLOURS[0]}
     layers = [
         base.mark_tick(color="#9a9a9a", thickness=3, width=18).encode(y="chance:Q", **_only(coloured, "xOffset")),
         base.mark_rule(strokeWidth=2, **colour).encode(y="low:Q", y2="high:Q", **coloured),
@@ -87,8 +87,8 @@ def sizes_chart(sizes: pl.DataFrame) -> alt.Chart:
             pl.col("place").replace_strict(dict(enumerate(labels))).alias("group size"),
         )
     )
-    return (
-        alt.Chart(alt.Data(values=binned.to_dicts()))
+    bars: alt.Chart = (
+        alt.Chart(alt.InlineData(values=binned.to_dicts()))
         .mark_bar()
         .encode(
             alt.X("share:Q", axis=alt.Axis(format="%"), title="steps that have the level"),
@@ -99,6 +99,7 @@ def sizes_chart(sizes: pl.DataFrame) -> alt.Chart:
         )
         .properties(width=_WIDTH, height=180, title="Steps by the size of their group")
     )
+    return bars
 
 
 def statistics_chart(sure: pl.DataFrame, *, by: str | None = None) -> alt.VConcatChart:
@@ -126,11 +127,13 @@ def save_chart(chart: alt.TopLevelMixin, path: Path) -> None:
         chart: The chart.
         path: A file that ends in one of `FORMATS`; an existing file is replaced.
     """
-    options: dict[str, Any] = {"inline": True} if path.suffix == ".html" else {}
+    options: dict[str, Any] = {"format": path.suffix.removeprefix(".")}
+    if path.suffix == ".html":
+        options["inline"] = True
     if path.suffix == ".png":
-        options = {"scale_factor": 2}
+        options["scale_factor"] = 2
     with new_path(path) as scratch:
-        chart.save(str(scratch), format=path.suffix.removeprefix("."), **options)
+        chart.save(str(scratch), **options)
 
 
 def _only(options: dict[str, Any], name: str) -> dict[str, Any]:

@@ -72,10 +72,12 @@ def compare_estimators(
     from hgpo_train.advantages.advantage_tables import fingerprint, refuse_own_input
     from hgpo_train.analysis.estimator_comparison import compare_estimators as compare
     from hgpo_train.analysis.estimator_comparison import read_variants
+    from hgpo_train.analysis.estimator_comparison.comparison import check_numbers
     from hgpo_train.analysis.estimator_comparison.files import is_comparison, write_comparison
     from hgpo_train.analysis.estimator_comparison.inputs import truth_rewards
 
     sizes = _integers("--group-sizes", group_sizes)
+    check_numbers(redraws=redraws, resamples=resamples, depth=depth, permutations=permutations, seed=seed)
     if not truth.is_file():
         raise InputError(f"--truth {truth}: expected a truth table, received no file; write it with hgpo truth")
     steps, exact = scan_steps(run, plain=True), scan_steps(truth, plain=True)

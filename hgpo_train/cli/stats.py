@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -98,7 +98,12 @@ def stats(
     steps = scan_steps(run, plain=True)
     total = int(steps.select(pl.len()).collect().item())
     kinds = by or []
-    parameters = {"history_length": history_length, "context": context, "mode": mode, "reward_scale": reward_scale}
+    parameters: dict[str, Any] = {
+        "history_length": history_length,
+        "context": context,
+        "mode": mode,
+        "reward_scale": reward_scale,
+    }
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
         first = progress.add_task("statistics", total=total)

@@ -33,7 +33,12 @@ def truth(
         float | None,
         typer.Option(help="Add rollouts until the root mean square of each task's advantage errors is at most this."),
     ] = None,
-    most_rollouts: Annotated[int, typer.Option(help="The largest number of rollouts of a step, for --error.")] = 4096,
+    steps: Annotated[
+        int | None, typer.Option(help="Add rollouts as long as those of each task take about this number of steps.")
+    ] = None,
+    most_rollouts: Annotated[
+        int, typer.Option(help="The largest number of rollouts of a step, for --error and --steps.")
+    ] = 4096,
     exact_nodes: Annotated[
         int, typer.Option(help="Solve a task exactly if at most this many nodes can be reached.")
     ] = 300,
@@ -48,7 +53,6 @@ def truth(
     from rich.console import Console
     from rich.progress import Progress
 
-    from hgpo_envs.errors import InputError
     from hgpo_train.advantages.advantage_tables import refuse_own_input
     from hgpo_train.analysis.truth import Budget, Rewards, plan_truth, write_truth
     from hgpo_train.analysis.truth.table import default_out
@@ -62,14 +66,14 @@ def truth(
         gamma=gamma,
         invalid_action_penalty=invalid_action_penalty,
     )
-    budget = Budget(rollouts=rollouts, error=error, most_rollouts=most_rollouts, exact_nodes=exact_nodes, seed=seed)
+    budget = Budget(
+        rollouts=rollouts, error=error, steps=steps, most_rollouts=most_rollouts, exact_nodes=exact_nodes, seed=seed
+    )
     plan = plan_truth(run, rewards, budget, policy=policy)
     given = read_assignments("--policy-option", policy_option or (), option_annotations(plan.policy))
     plan = plan_truth(run, rewards, budget, policy=policy, policy_options=given)
     target = out or default_out(plan)
     refuse_own_input(run, target)
-    if target.exists() and not overwrite:
-        raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
     console, began = Console(stderr=True), perf_counter()
     with (
         stop_on_interrupt() as stop,
@@ -80,6 +84,7 @@ def truth(
             plan,
             target,
             processes=processes,
+            overwrite=overwrite,
             progress=lambda done, total: bars.update(bar, completed=done, total=total),
             should_stop=stop,
         )

@@ -112,17 +112,23 @@ class SoftmaxPolicy(MemorylessPolicy):
             if len(self._states) >= _STATES:
                 self._states.clear()
             known = self._states[state] = self._read(*state)
-        logits = known.logits
-        changes = self._features.changes(*state, history)
-        if changes:
+        changed = {
+            known.places[choice]: known.noise[known.places[choice]] + self._score(values)
+            for choice, values in self._features.changes(*state, history).items()
+        }
+        logits, powers = known.logits, known.powers
+        if changed:
             logits = logits.copy()
-            for choice, values in changes.items():
-                place = known.places[choice]
-                logits[place] = known.noise[place] + self._score(values)
-        most = max(logits)
-        powers = [exp(logit - most) for logit in logits]
-        total = sum(powers)
-        return Distribution(known.responses, np.array([power / total for power in powers]))
+            for place, logit in changed.items():
+                logits[place] = logit
+            most = max(logits)
+            if most == known.most:
+                powers = powers.copy()
+                for place, logit in changed.items():
+                    powers[place] = exp(logit - most)
+            else:
+                powers = [exp(logit - most) for logit in logits]
+        return Distribution(known.responses, np.array(powers) / sum(powers))
 
     def _read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> _State:
         choices = self._features.choices(instruction, observation, actions)
@@ -137,7 +143,8 @@ class SoftmaxPolicy(MemorylessPolicy):
             responses.append(inadmissible_action(actions))
             logits.append(log(self._options.invalid or 1.0))
         places = {choice: place for place, choice in enumerate(choices)}
-        return _State(tuple(responses), logits, noise, places)
+        most = max(logits)
+        return _State(tuple(responses), logits, most, [exp(logit - most) for logit in logits], noise, places)
 
     def _score(self, values: Mapping[str, float]) -> float:
         weights = self._weights
@@ -150,12 +157,16 @@ class _State(NamedTuple):
     Attributes:
         responses: The responses; the inadmissible one is the last.
         logits: The logit of each response, for an empty history.
+        most: The largest logit.
+        powers: exp(logit - most) of each response.
         noise: The noise in the logit of each admissible response.
         places: The place of each choice in these lists.
     """
 
     responses: tuple[str, ...]
     logits: list[float]
+    most: float
+    powers: list[float]
     noise: list[float]
     places: dict[str, int]
 

@@ -33,6 +33,10 @@ TABLE = pl.DataFrame(
 )
 
 
+def data_of(drawn):
+    return drawn["datasets"][drawn["data"]["name"]]
+
+
 @pytest.fixture(scope="module")
 def sure():
     return uncertainty(TABLE, by="task_type", history_length=2, permutations=2)
@@ -41,7 +45,7 @@ def sure():
 def test_a_chart_contains_the_table(sure) -> None:
     drawn = levels_chart(sure, "shared", by="task_type").to_dict()
     expected = sure.filter(pl.col("statistic") == "shared", pl.col("value").is_not_null())
-    assert drawn["data"]["values"] == expected.to_dicts()
+    assert data_of(drawn) == expected.to_dicts()
     encoded = [
         {name: axis.get("field") for name, axis in layer["encoding"].items() if isinstance(axis, dict)}
         for layer in drawn["layer"]
@@ -52,7 +56,7 @@ def test_a_chart_contains_the_table(sure) -> None:
 
 
 def test_sizes_add_up_to_all_steps_of_a_level() -> None:
-    rows = sizes_chart(statistics(TABLE, history_length=2).sizes).to_dict()["data"]["values"]
+    rows = data_of(sizes_chart(statistics(TABLE, history_length=2).sizes).to_dict())
     for level in {row["level"] for row in rows}:
         assert sum(row["share"] for row in rows if row["level"] == level) == pytest.approx(1)
 

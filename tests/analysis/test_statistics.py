@@ -208,6 +208,24 @@ def test_histories_without_influence_are_not_told_from_chance(seed: int) -> None
     assert found["chance"] == pytest.approx(0, abs=0.02)
 
 
+def test_a_walk_without_memory_is_not_told_from_chance() -> None:
+    """A walk visits its states repeatedly, so that the returns of a rollout's visits depend on each other."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for task in range(40):
+        for rollout in range(8):
+            place, step = 3, 0
+            while 0 < place < 6:
+                after = place + int(rng.choice((-1, 1)))
+                rows.append((str(task), f"{task}/{rollout}", step, f"place {place}", 10.0 * (after == 6), True))
+                place, step = after, step + 1
+    names = ["task", "trajectory", "step", "state", "reward", "action_valid"]
+    found = uncertainty(pl.DataFrame(rows, names, orient="row"), history_length=3)
+    explained = found.filter(pl.col("statistic") == "explained", pl.col("level") != "0")
+    assert (explained["low"] < explained["chance"]).all()
+    assert (explained["chance"] < explained["high"]).all()
+
+
 @settings(max_examples=20)
 @given(tables(), st.integers(0, 2))
 def test_uncertainty_is_about_the_statistics(rows, seed):

@@ -3,19 +3,24 @@
 import copy
 import hashlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import foreign  # noqa: F401 - registers Foreign/Guess-v0
 import numpy as np
 import polars as pl
 import pytest
+import ring
+from ring import RingEngine, RingPolicy, RingSource
 
-from hgpo_envs.episode import Episode
+from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
+from hgpo_envs.sources import SharedSource
 from hgpo_train.advantages.advantage_tables import join_advantages
 from hgpo_train.analysis.truth import Budget, Rewards, plan_truth, read_metadata, write_truth
-from hgpo_train.analysis.truth.graph import Graph
-from hgpo_train.analysis.truth.task import Step, task_truth
+from hgpo_train.analysis.truth.graph import Graph, check_memory
+from hgpo_train.analysis.truth.places import Step
+from hgpo_train.analysis.truth.task import task_truth
 from hgpo_train.policies.base import BatchPolicy, Distribution, Request
 from hgpo_train.rollout import PolicyContext, collect, make_policy, open_env
 
@@ -139,19 +144,137 @@ def test_short_episodes_equal_brute_force(env_id, steps, deepest, options, tmp_p
         assert float(exact[name].std()) > 0.01
 
 
-def test_standard_errors_are_those_of_repetitions():
-    """Squares of errors in units of their standard errors are 1 on average, or a little less: strata are ignored."""
-    handle = open_env(GUESS, limit=4, action_format="command")
-    policy = make_policy("random", PolicyContext(GUESS, "command"))
-    texts = ["Guess a number from 0 to 2.", "Wrong, 3 left.", "Wrong, 2 left.", "Wrong, 1 left."]
-    rollout = [Step(text, "x", None, valid=False, reward=0.0) for text in texts]
-    squares, rewards = [], Rewards(gamma=0.9)
-    for seed in range(60):
-        graph = Graph(handle.shared, handle.settings, policy, rewards, "3")
-        columns, _ = task_truth(graph, [rollout], rewards, Budget(rollouts=12, exact_nodes=0), [seed])
-        for step in range(3):  # at the last step, every guess has a return of its own stratum
-            squares.append((columns["value"][step] - by_hand(4 - step, 0.9)) ** 2 / columns["value_error"][step] ** 2)
-    assert 0.3 < np.mean(squares) < 1.2
+# A ring of places, in which rollouts meet again and again
+
+
+RING = SharedSource(RingSource())
+RING_SETTINGS = settings_for("Ring", max_steps=ring.LIMIT)
+
+
+def ring_graph(gamma):
+    return Graph(RING, RING_SETTINGS, RingPolicy(), Rewards(gamma=gamma), "ring")
+
+
+def ring_rollouts(number, seed):
+    rng = np.random.default_rng(seed)
+    rollouts = []
+    for _ in range(number):
+        engine, last, steps = RingEngine(), None, []
+        state = engine.start("ring")
+        while not state.terminated and len(steps) < ring.LIMIT:
+            action = str(rng.choice(ring.ACTIONS, p=ring.probabilities(state.text, last)))
+            before, state, last = state, engine.act(action), action
+            steps.append(Step(before.text, action, action, valid=True, reward=state.reward))
+        rollouts.append(steps)
+    return rollouts
+
+
+def ring_truth(rollouts, gamma):
+    """Return V, Q and A of all steps, by hand."""
+    found = []
+    for steps in rollouts:
+        engine, last = RingEngine(), None
+        for number, step in enumerate(steps):
+            values = ring.value(engine.place, last, number, gamma), ring.q(engine.place, step.action, number, gamma)
+            found.append((*values, values[1] - values[0]))
+            engine.act(step.action)
+            last = step.action
+    return dict(zip(("value", "q", "advantage"), np.array(found).T, strict=True))
+
+
+@pytest.fixture(scope="module")
+def repeated():
+    """Truths of six rollouts with M = 16, from 300 seeds, and what is true."""
+    rollouts, gamma = ring_rollouts(6, seed=5), 0.9
+    true, graph = ring_truth(rollouts, gamma), ring_graph(gamma)
+    tables = [
+        task_truth(graph, rollouts, Rewards(gamma=gamma), Budget(rollouts=16, exact_nodes=0), [seed])[0]
+        for seed in range(300)
+    ]
+    columns = {name: np.array([table[name] for table in tables]) for name in tables[0] if name != "probabilities"}
+    return columns, true
+
+
+def test_the_ring_is_solved_exactly():
+    rollouts = ring_rollouts(4, seed=1)
+    columns, steps = task_truth(ring_graph(0.9), rollouts, Rewards(gamma=0.9), Budget(), [0])
+    assert steps == 0
+    for name, true in ring_truth(rollouts, 0.9).items():
+        assert columns[name] == pytest.approx(true, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["value", "q", "advantage"])
+def test_estimates_have_no_bias_where_rollouts_end_at_places(repeated, name):
+    columns, true = repeated
+    away = columns[name] - true[name]
+    error = away.std(0) / np.sqrt(len(away))
+    assert (np.abs(away.mean(0)) <= 4.5 * error + 1e-12).all()
+    assert (error > 0).sum() > 8
+
+
+@pytest.mark.parametrize("name", ["value", "q", "advantage"])
+def test_standard_errors_are_those_of_repetitions(repeated, name):
+    """Errors and standard errors have the same mean square, and their ratio a standard deviation near 1."""
+    columns, true = repeated
+    away, errors = columns[name] - true[name], columns[f"{name}_error"]
+    assert 0.9 < (away**2).sum() / (errors**2).sum() < 1.1
+    units = away[errors > 0] / errors[errors > 0]
+    assert 0.9 < units.std() < 1.25
+    assert (np.abs(units) < 2).mean() > 0.9
+    assert np.abs(away[errors == 0]).max(initial=0.0) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["value", "advantage"])
+def test_halves_are_independent(repeated, name):
+    columns, true = repeated
+    products = (columns[f"{name}_first"] - true[name]) * (columns[f"{name}_second"] - true[name])
+    each = products.mean(1)  # of one seed: the steps of a seed are not independent
+    assert abs(each.mean()) < 4 * each.std() / np.sqrt(len(each))
+    assert columns[name] == pytest.approx((columns[f"{name}_first"] + columns[f"{name}_second"]) / 2, abs=1e-12)
+
+
+def test_common_random_numbers_make_advantages_better_than_values(repeated):
+    """Q and V of a step share most of what is random: their difference has less noise than independent ones."""
+    columns, true = repeated
+    squares = {name: ((columns[name] - true[name]) ** 2).sum() for name in true}
+    assert squares["advantage"] < 0.7 * (squares["value"] + squares["q"])
+
+
+# A budget in steps
+
+
+def test_a_budget_in_steps_is_spent():
+    rollouts = ring_rollouts(3, seed=5)
+    for budget in (2_000, 20_000):
+        columns, steps = task_truth(ring_graph(0.9), rollouts, Rewards(), Budget(steps=budget, exact_nodes=0), [1])
+        assert 0.8 * budget < steps < 1.2 * budget
+        assert max(columns["rollouts"]) > 16
+
+
+def test_a_budget_in_steps_is_a_limit_for_an_error():
+    rollouts = ring_rollouts(3, seed=5)
+
+    def truth(**budget):
+        return task_truth(ring_graph(0.9), rollouts, Rewards(), Budget(rollouts=8, exact_nodes=0, **budget), [1])
+
+    columns, steps = truth(error=0.02, steps=1_000_000)
+    assert steps < 100_000
+    assert np.sqrt(np.mean(np.square(columns["advantage_error"]))) <= 0.02
+    assert truth(error=1e-9, steps=2_000)[1] < 2_400
+    columns, _ = truth(steps=1)
+    assert max(columns["rollouts"]) == 4
+
+
+def test_a_budget_in_steps_does_not_depend_on_what_the_rollouts_return():
+    """The trial is no part of the estimates, so that choosing their number from it leaves them without bias."""
+    rollouts = ring_rollouts(2, seed=5)
+    true, graph = ring_truth(rollouts, 0.9), ring_graph(0.9)
+    found = np.array([
+        task_truth(graph, rollouts, Rewards(gamma=0.9), Budget(steps=120, exact_nodes=0), [seed])[0]["advantage"]
+        for seed in range(250)
+    ])  # fmt: skip
+    away = found - true["advantage"]
+    assert (np.abs(away.mean(0)) <= 4.5 * away.std(0) / np.sqrt(len(away)) + 1e-12).all()
 
 
 # What must hold on the benchmarks
@@ -310,11 +433,106 @@ def test_prompts_are_those_of_the_episodes():
         node = graph.follow(node, action)[0]
 
 
-def test_a_policy_with_a_memory_is_refused(tmp_path):
-    run = collect("HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=1, max_steps=3)
-    with pytest.raises(InputError, match="expected a policy without a memory of its own"):
-        truth_of(run.path, tmp_path / "truth.parquet", policy="explorer")
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+def replayed(handle, name, task, responses):
+    """Return an episode after some responses, and the distribution of a new policy that has seen its requests."""
+    policy = make_policy(name, PolicyContext(handle.shared.source.name, handle.settings.action_format))
+    episode = Episode(handle.shared, handle.settings)
+    episode.start(task)
+    for number in range(len(responses) + 1):
+        now = episode.task, episode.state, episode.engine, episode.prompt, episode.history
+        request = Request(number, episode.prompt(), 0, 7, number, *now)
+        if number == len(responses):
+            return episode, policy.distributions([request])[0]
+        policy.respond([request])
+        episode.act(responses[number])
+    raise AssertionError
+
+
+def value_by_replays(handle, name, task, responses, rewards):
+    """Return V after some responses by its definition; each node is reached by a replay from the start."""
+    _, found = replayed(handle, name, task, responses)
+    total = 0.0
+    for response, probability in zip(found.responses, found.probabilities.tolist(), strict=True):
+        taken = [*responses, response]
+        after, _ = replayed(handle, name, task, taken)
+        reward = after.state.reward - (0.0 if after.action_valid else rewards.invalid_action_penalty)
+        later = 0.0 if after.done else rewards.gamma * value_by_replays(handle, name, task, taken, rewards)
+        total += probability * (reward + later)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name", "limit"),
+    [
+        ("HGPO/ALFWorld-v0", "mixture:explorer=0.7,expert=0.3", 8),
+        ("HGPO/ALFWorld-v0", "mixture:explorer=0.7,outdated=0.3", 3),
+        ("HGPO/WebShop-v0", "mixture:explorer=0.8,expert=0.2", 4),
+    ],
+)
+def test_policies_with_a_memory_equal_replays(env_id, name, limit, tmp_path):
+    """The last two steps of episodes, in which such a policy wins or makes mistakes."""
+    rewards, options = Rewards(gamma=0.9, invalid_action_penalty=0.5), {"action_format": "command", "max_steps": limit}
+    run = collect(env_id, name, tmp_path / "run", tasks=5, group_size=1, seed=3, **options)
+    handle = open_env(env_id, **options)
+    exact = truth_of(run.path, tmp_path / "exact.parquet", rewards, exact_nodes=10_000)
+    sampled = truth_of(run.path, tmp_path / "sampled.parquet", rewards, exact_nodes=0, rollouts=64)
+    assert exact["exact"].all()
+    assert (sampled["value_error"] > 0).any()
+    assert (np.abs(sampled["value"] - exact["value"]) <= 4.5 * sampled["value_error"] + 1e-9).all()
+    checked = []
+    for (_,), rows in joined(run, exact).group_by("trajectory", maintain_order=True):
+        for step in range(max(0, limit - 2), rows.height):
+            expected = value_by_replays(handle, name, rows["task_id"][0], rows["action"].to_list()[:step], rewards)
+            assert rows["value"][step] == pytest.approx(expected, abs=1e-9)
+            checked.append(expected)
+    assert len(checked) >= 4
+    assert np.abs(checked).max() > 0.1
+
+
+def test_a_deterministic_policy_is_solved_exactly(tmp_path):
+    """The expert's values: it wins, so that V is the discount of the steps that are left, and A is 0."""
+    run = collect("HGPO/ALFWorld-v0", "expert", tmp_path / "run", tasks=2, seed=1)
+    table = joined(run, truth_of(run.path, tmp_path / "truth.parquet", Rewards(gamma=0.9)))
+    assert table["exact"].all()
+    for (_,), rows in table.group_by("trajectory", maintain_order=True):
+        assert rows["won"][-1]
+        assert rows["value"].to_list() == pytest.approx([0.9**left for left in reversed(range(rows.height))])
+        assert rows["advantage"].to_list() == pytest.approx([0.0] * rows.height)
+
+
+def test_trees_are_forgotten_between_chunks(monkeypatch):
+    """Memory is bounded, and the estimates have no bias: with one pair of replicates at a time, and many at once."""
+    handle = open_env("HGPO/ALFWorld-v0", max_steps=5, action_format="command")
+    name = "mixture:explorer=0.5,random=0.5"
+    episode, _ = replayed(handle, name, handle.tasks[0], [])
+    steps = []
+    for _ in range(5):
+        before = episode.state
+        episode.act(before.actions[0])
+        steps.append(Step(before.text, episode.action, episode.action, valid=episode.action_valid, reward=0.0))
+    sizes, found = [], []
+    for estimates in (1, 1 << 20):
+        monkeypatch.setattr("hgpo_train.analysis.truth.task._CHUNK_OF_TREES", estimates)
+        policy = make_policy(name, PolicyContext("ALFWorld", "command"))
+        graph = Graph(handle.shared, handle.settings, policy, Rewards(invalid_action_penalty=1.0), handle.tasks[0])
+        rewards = Rewards(invalid_action_penalty=1.0)
+        found.append(task_truth(graph, [steps], rewards, Budget(rollouts=40, exact_nodes=0), [1])[0])
+        sizes.append(graph.nodes)
+    assert sizes[0] < 0.3 * sizes[1]
+    for values in zip(*(zip(one["value"], one["value_error"], strict=True) for one in found), strict=True):
+        assert abs(values[0][0] - values[1][0]) <= 4.5 * np.hypot(values[0][1], values[1][1]) + 1e-9
+
+
+class Elsewhere(Prompted):
+    """A policy with a memory, not in this process."""
+
+    name, memoryless = "elsewhere", False
+
+
+def test_a_policy_whose_memory_cannot_be_followed_is_refused():
+    check_memory(Elsewhere())
+    with pytest.raises(InputError, match="expected a policy without a memory of its own, or one that replies in this"):
+        check_memory(SimpleNamespace(name="elsewhere", memoryless=False))
 
 
 def test_a_policy_that_never_gives_the_action(tmp_path):
@@ -349,9 +567,11 @@ def test_another_environment_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"rollouts": 0}, "rollouts: expected an integer of at least 1, received 0"),
-        ({"error": -1.0}, "error: expected a number above 0, received -1.0"),
-        ({"seed": -1}, "seed: expected an integer of at least 0, received -1"),
+        ({"rollouts": 0}, "parameter rollouts: expected int >= 1, received 0"),
+        ({"error": -1.0}, "parameter error: expected float > 0.0, received -1.0"),
+        ({"error": float("nan")}, "parameter error: expected float > 0.0, received nan"),
+        ({"steps": 0}, "parameter steps: expected int >= 1, received 0"),
+        ({"seed": -1}, "parameter seed: expected int >= 0, received -1"),
     ],
 )
 def test_bad_budgets(values, line):

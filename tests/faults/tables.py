@@ -189,6 +189,48 @@ def check_comparison(root: Path, noted: Sequence[str], whole: bool) -> None:
     check_run(root, ["0", "1", "2"], True)
 
 
+def warm_truth() -> None:
+    warm()
+    import foreign  # noqa: F401 - registers Foreign/Guess-v0
+
+    import hgpo_train.analysis.truth.table
+    import hgpo_train.rollout.run  # noqa: F401
+
+
+def a_rollout(root: Path) -> None:
+    """Write a run of six tasks, whose truth is computed in two parts."""
+    from hgpo_train.rollout import collect
+
+    options = {"action_format": "command", "limit": 3}
+    collect("foreign:Foreign/Guess-v0", "random", root / "run", tasks=6, group_size=2, seed=1, **options)
+
+
+def true_values(root: Path, note: Note) -> None:
+    """Compute true values by rollouts, and continue what an interrupted command has begun."""
+    out = root / "made" / "truth.parquet"
+    hgpo("truth", root / "run", "--rollouts", 4, "--exact-nodes", 0, "--out", out, "--overwrite")
+    note("written")
+
+
+def check_truth(root: Path, noted: Sequence[str], whole: bool) -> None:
+    import polars as pl
+
+    from hgpo_datasets import scan_steps
+    from hgpo_train.analysis.truth import read_metadata
+
+    table = root / "made" / "truth.parquet"
+    steps = scan_steps(root / "run").select("trajectory", "step").collect()
+    if not table.exists():
+        assert not noted
+        assert not whole
+        return
+    found = pl.read_parquet(table)
+    assert found.select("trajectory", "step").equals(steps)
+    assert found["value"].is_finite().all()
+    assert read_metadata(table)["budget"]["rollouts"] == 4
+    assert not whole or not table.with_name("truth.parquet.parts").exists()
+
+
 def check_beside(root: Path, noted: Sequence[str], whole: bool) -> None:
     check_table(root, root / "run.advantages" / "hgpo.parquet", noted, whole)
 
@@ -221,6 +263,7 @@ def check_replaced(root: Path, noted: Sequence[str], whole: bool) -> None:
 
 RUN_FOREIGN = ("run/notes.txt", "run.new/mine", "run/steps-000000.parquet.tmp", "run/mine.part")
 MADE_FOREIGN = ("made/a.parquet.part/mine", "made/a.parquet.new", "made/.a.parquet.tmp", "run.advantages/mine")
+TRUTH_FOREIGN = ("made/truth.parquet.new", "made/.truth.parquet.tmp", "made/mine", "run.truth/mine")
 
 SCENARIOS = (
     Scenario("step table", write, check_run, warm, foreign=RUN_FOREIGN, **ANY_LOCK),
@@ -229,5 +272,6 @@ SCENARIOS = (
     Scenario("advantages", estimate, check_advantages, warm, a_run, MADE_FOREIGN, **ANY_LOCK),
     Scenario("advantages beside the run", estimate_beside, check_beside, warm, a_run, **ANY_LOCK),
     Scenario("comparison of estimators", compare, check_comparison, warm, a_truth, **ANY_LOCK),
+    Scenario("truth", true_values, check_truth, warm_truth, a_rollout, TRUTH_FOREIGN, **ANY_LOCK),
     Scenario("advantages over an older table", estimate, check_replaced, warm, another_table, MADE_FOREIGN, **ANY_LOCK),
 )

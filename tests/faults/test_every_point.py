@@ -19,6 +19,7 @@ NAMES = (
     "advantages",
     "advantages beside the run",
     "comparison of estimators",
+    "truth",
     "advantages over an older table",
     "pack of games",
     "pack over an older one",

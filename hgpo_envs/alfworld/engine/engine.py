@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import compress
+from operator import ne
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -121,4 +123,4 @@ def _changes(now: Sequence[_T], start: Sequence[_T]) -> tuple[tuple[int, _T], ..
     """Return the indices and values that differ from the start."""
     if now == start:
         return ()
-    return tuple([(index, value) for index, value in enumerate(now) if value != start[index]])
+    return tuple([(index, now[index]) for index in compress(range(len(now)), map(ne, now, start))])

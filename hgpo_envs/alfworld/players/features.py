@@ -127,7 +127,7 @@ class CommandFeatures:
 
     def choices(self, instruction: str, observation: str, actions: tuple[str, ...]) -> dict[str, Features]:
         """See `ActionFeatures`."""
-        situation = _Situation(instruction, observation, actions, ())
+        situation = _Situation(_here(instruction, observation, actions), ())
         return {action: situation.features(_parse(action)) for action in actions}
 
     def changes(
@@ -136,7 +136,7 @@ class CommandFeatures:
         """See `ActionFeatures`."""
         if not history:
             return {}
-        situation = _Situation(instruction, observation, actions, history)
+        situation = _Situation(_here(instruction, observation, actions), history)
         changed = situation.actions_changed()
         times = repetitions(observation, history)
         if times:
@@ -153,28 +153,58 @@ _SEARCHED: Final = {"searched": 1.0}
 _NONE: Final[Features] = {}
 
 
-class _Situation:
-    """What the prompt shows: the goal, the held object, the contents of receptacles, and treatments."""
+class _Here(NamedTuple):
+    """What a state shows without a history.
 
-    def __init__(self, instruction: str, observation: str, actions: tuple[str, ...], history: Sequence[Pair]) -> None:
-        self.goal = goal = _goal(instruction) or _NO_GOAL
-        self.actions = actions
-        self.held = _held(actions)
-        self.has_goal = self.held.partition(" ")[0] == goal.thing
-        self.lighting = self.has_goal and goal.deed == "use"
-        self.inside: dict[str, frozenset[str]] = {}
-        treated = False
-        for _, text, _ in history:
-            seen = _read(text)
-            self.inside.update(seen.inside)
-            treated = treated or (goal.deed, self.held) in seen.treated
-        now = _read(observation)
-        self.inside.update(now.inside)
-        self.treated_before = treated
-        treated = treated or (goal.deed, self.held) in now.treated
-        self.ready = self.has_goal and (treated if goal.deed in STATIONS else goal.deed != "use")
-        self.wanted = goal.place if self.lighting else goal.thing
-        self.search = _search(self.wanted, actions)
+    Attributes:
+        goal: The parsed instruction.
+        actions: The admissible actions.
+        held: The held object; empty if there is none.
+        has_goal: Whether the task needs it.
+        lighting: Whether it is to be examined under a lamp.
+        wanted: The kind of thing to look for.
+        seen: What the observation says.
+        search: The feature `search` of each receptacle.
+    """
+
+    goal: ParsedInstruction
+    actions: tuple[str, ...]
+    held: str
+    has_goal: bool
+    lighting: bool
+    wanted: str
+    seen: _Seen
+    search: Mapping[str, Features]
+
+
+@lru_cache(maxsize=1 << 12)
+def _here(instruction: str, observation: str, actions: tuple[str, ...]) -> _Here:
+    goal, held = _goal(instruction) or _NO_GOAL, _held(actions)
+    has_goal = held.partition(" ")[0] == goal.thing
+    lighting = has_goal and goal.deed == "use"
+    wanted = goal.place if lighting else goal.thing
+    return _Here(goal, actions, held, has_goal, lighting, wanted, _read(observation), _search(wanted, actions))
+
+
+class _Situation:
+    """What the prompt shows: the state, the contents of receptacles, and treatments."""
+
+    def __init__(self, here: _Here, history: Sequence[Pair]) -> None:
+        self.goal, self.actions, held, self.has_goal, self.lighting, self.wanted, now, self.search = here
+        deed = self.goal.deed
+        if not history:
+            self.inside, treated = now.inside, False
+        else:
+            inside, treated = dict[str, frozenset[str]](), False
+            for _, text, _ in history:
+                seen = _read(text)
+                inside.update(seen.inside)
+                treated = treated or (deed, held) in seen.treated
+            inside.update(now.inside)
+            self.inside = inside
+        self.held, self.treated_before = held, treated
+        treated = treated or (deed, held) in now.treated
+        self.ready = self.has_goal and (treated if deed in STATIONS else deed != "use")
 
     def actions_changed(self) -> set[str]:
         """Return commands that include those whose features the history changes, apart from repetitions."""

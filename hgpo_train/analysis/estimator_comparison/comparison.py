@@ -65,6 +65,18 @@ class _Cell(NamedTuple):
     part: str
 
 
+def check_numbers(**numbers: int) -> None:
+    """Check numbers of `compare_estimators` by name, before anything is read.
+
+    Raises:
+        InputError: One is out of range.
+    """
+    least = {"redraws": 1, "resamples": 100, "depth": 0, "permutations": 0, "seed": 0}
+    for name, number in numbers.items():
+        if number < least[name]:
+            raise InputError(f"{name}: expected an integer of at least {least[name]}, received {number}")
+
+
 def compare_estimators(
     steps: StepTable,
     truth: StepTable,
@@ -101,10 +113,7 @@ def compare_estimators(
     Raises:
         InputError: A column is missing, no step has a truth, or a number is out of range.
     """
-    for name, number, least in (("redraws", redraws, 1), ("resamples", resamples, 100), ("depth", depth, 0),
-                                ("permutations", permutations, 0), ("seed", seed, 0)):  # fmt: skip
-        if number < least:
-            raise InputError(f"{name}: expected an integer of at least {least}, received {number}")
+    check_numbers(redraws=redraws, resamples=resamples, depth=depth, permutations=permutations, seed=seed)
     progress("reading the run and its truth")
     run = read_run(step_table(steps), step_table(truth), variants, depth, gradients)
     sizes = _sizes(run, group_sizes)

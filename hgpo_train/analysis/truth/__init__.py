@@ -5,15 +5,26 @@ from typing import TYPE_CHECKING
 from hgpo_train.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from hgpo_train.analysis.truth.contexts import context_advantages
     from hgpo_train.analysis.truth.rewards import Rewards
     from hgpo_train.analysis.truth.table import TruthPlan, TruthReport, plan_truth, read_metadata, write_truth
     from hgpo_train.analysis.truth.task import Budget
 
-__all__ = ["Budget", "Rewards", "TruthPlan", "TruthReport", "plan_truth", "read_metadata", "write_truth"]
+__all__ = [
+    "Budget",
+    "Rewards",
+    "TruthPlan",
+    "TruthReport",
+    "context_advantages",
+    "plan_truth",
+    "read_metadata",
+    "write_truth",
+]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "hgpo_train.analysis.truth.contexts": ("context_advantages",),
         "hgpo_train.analysis.truth.rewards": ("Rewards",),
         "hgpo_train.analysis.truth.table": ("TruthPlan", "TruthReport", "plan_truth", "read_metadata", "write_truth"),
         "hgpo_train.analysis.truth.task": ("Budget",),

@@ -66,8 +66,7 @@ def solve(graph: Graph, gamma: float) -> NDArray[np.float64]:
     prepared = np.flatnonzero(graph.first[: graph.nodes] != UNKNOWN)
     order = prepared[np.argsort(graph.first[prepared])]  # edges are stored in this order
     node = np.repeat(order, graph.size[order])
-    probability = np.diff(edges.upper[:count] - node, prepend=0.0)
-    probability[graph.first[order]] = edges.upper[graph.first[order]] - order
+    probability = edges.probability[:count]
     known = edges.target[:count] != UNKNOWN
     target = np.where(known, edges.target[:count], 0)
     gain, final = np.where(known, edges.gain[:count], 0.0), np.where(known, edges.final[:count], 0.0)

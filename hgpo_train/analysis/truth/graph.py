@@ -5,11 +5,14 @@ distribution can depend on: the state text and the past pairs that the policy re
 An *edge* is a response of the policy at a node. Transitions are deterministic and computed once for each hidden state
 and command, distributions once for each context, and both are arrays, so that many rollouts move in one NumPy
 operation (`walks.py`).
+
+A policy with a memory of its own depends on the path. Its graph is a tree: the node before is part of a node. The
+policy's memory at each node is in a slot of the policy, copied from the node before (`DistributionPolicy.fork`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,22 +21,25 @@ import numpy as np
 from hgpo_envs.engine import State
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
+from hgpo_envs.hashing import text_hash
 from hgpo_envs.memory import Memory, Pair
-from hgpo_train.policies.base import Request
+from hgpo_train.policies.base import BatchPolicy, Request
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from numpy.typing import NDArray
 
-    from hgpo_envs.engine import Task
+    from hgpo_envs.engine import BranchingEngine, Task
     from hgpo_envs.episode import Settings
     from hgpo_envs.sources import SharedSource
     from hgpo_train.analysis.truth.rewards import Rewards
     from hgpo_train.policies.base import Distribution, DistributionPolicy
 
-    Pairs = tuple[tuple[str, str], ...]
-    """Past pairs of state text and action, oldest first."""
+    _Node = tuple[int, int, int, tuple[int, ...], int]
+    """The hidden state, the state text, the step (0 for policies that read neither prompts nor a memory of their own),
+    the past pairs, oldest first, and the node before it (0 for policies without a memory of their own). Texts and pairs
+    are numbered: such tuples are hashed in a fraction of a microsecond."""
 
 UNKNOWN: Final = -1
 """The target of an edge that was not followed yet, and the first edge of a node without a distribution."""
@@ -41,50 +47,87 @@ UNKNOWN: Final = -1
 _NO_LIMIT: Final = 1 << 60
 
 
-@dataclass(slots=True)
-class _Hidden:
-    """A hidden state: an episode in it, and the moves that were tried."""
+class _Move(NamedTuple):
+    """What a command does in a hidden state.
 
-    episode: Episode
+    Attributes:
+        hidden: The hidden state after it.
+        text: The number of the state text after it.
+        valid: Whether the command is admissible.
+        terminated: Whether the task ends.
+        gains: The reward of the step if its action counts as invalid, and if it counts as valid.
+        final: The further reward if this is the episode's last step.
+    """
+
+    hidden: int
+    text: int
+    valid: bool
+    terminated: bool
+    gains: tuple[float, float]
+    final: float
+
+
+class _Hidden(NamedTuple):
+    """A hidden state: an engine in it, which is only forked, its first state, and the moves that were tried."""
+
+    engine: BranchingEngine
+    state: State
     actions: tuple[str, ...]
     moves: dict[str, _Move]
 
 
-class _Move(NamedTuple):
-    """What a command does in a hidden state."""
+class _Replayed:
+    """An engine without `fork` or `key`, as one with both (`hgpo_envs.engine.BranchingEngine`): its episode has them.
 
-    hidden: int
-    text: str
-    valid: bool
-    terminated: bool
-    reward: float
-    won: bool
-    score: float
+    Args:
+        episode: An episode that has begun.
+    """
+
+    def __init__(self, episode: Episode) -> None:
+        self._episode = episode
+
+    def start(self, task_id: str) -> State:
+        """Start a task."""
+        self._episode.start(task_id)
+        return self._episode.state
+
+    def act(self, command: str) -> State:
+        """Execute a command."""
+        self._episode.observe(command, None, self._episode.engine.act(command))
+        return self._episode.state
+
+    def fork(self) -> _Replayed:
+        """Return an independent engine in the same state."""
+        return _Replayed(self._episode.fork())
+
+    def key(self) -> Hashable:
+        """Return a value of the hidden state."""
+        return self._episode.engine_key()
 
 
-class _Node(NamedTuple):
-    """See the module. `step` is 0 for policies that do not read prompts."""
-
-    hidden: int
-    text: str
-    pairs: Pairs
-    step: int
+def _branching(episode: Episode) -> BranchingEngine:
+    """Return the engine of an episode that has begun, with `fork` and `key`."""
+    engine: Any = episode.engine
+    has_both = all(callable(getattr(engine, name, None)) for name in ("fork", "key"))
+    return engine if has_both else _Replayed(episode)
 
 
 class Edges:
     """Columns of edges, which grow.
 
     Attributes:
-        upper: float64, the edge's node plus the upper end of the edge's interval of uniform numbers.
+        probability: float64, the probability of the response.
+        response: uint64, the hash of the response.
         target: int64, the node that the edge leads to, or `UNKNOWN`.
         ended: bool, whether the task ends.
         gain: float64, the reward of the step.
         final: float64, the further reward if this is the episode's last step.
     """
 
-    _KINDS: Final = {"upper": "f8", "target": "i8", "ended": "?", "gain": "f8", "final": "f8"}
+    _KINDS: Final = {"probability": "f8", "response": "u8", "target": "i8", "ended": "?", "gain": "f8", "final": "f8"}
 
-    upper: NDArray[np.float64]
+    probability: NDArray[np.float64]
+    response: NDArray[np.uint64]
     target: NDArray[np.int64]
     ended: NDArray[np.bool_]
     gain: NDArray[np.float64]
@@ -95,21 +138,19 @@ class Edges:
         for name, kind in self._KINDS.items():
             setattr(self, name, np.empty(1024, kind))
 
-    def add(self, nodes: NDArray[np.int64], probabilities: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
+    def add(
+        self, probabilities: Sequence[NDArray[np.float64]], responses: Sequence[NDArray[np.uint64]]
+    ) -> NDArray[np.int64]:
         """Append the edges of some nodes and return the number of each node's first one."""
         sizes = np.array([len(each) for each in probabilities], np.int64)
         first: NDArray[np.int64] = self.count + np.cumsum(sizes) - sizes
         start, self.count = self.count, self.count + int(sizes.sum())
-        if self.count > len(self.upper):
+        if self.count > len(self.target):
             for name in self._KINDS:
                 old = getattr(self, name)
                 setattr(self, name, np.concatenate([old, np.empty(max(len(old), self.count - start), old.dtype)]))
-        sums = np.cumsum(np.concatenate(probabilities))
-        ends = sums[np.cumsum(sizes) - 1]
-        begin, end = (np.repeat(each, sizes) for each in (np.append(0.0, ends[:-1]), ends))
-        # 1 for the last response of positive probability, and for those after it
-        inside = np.where(sums == end, 1.0, (sums - begin) / (end - begin))
-        self.upper[start : self.count] = np.repeat(nodes, sizes) + inside
+        self.probability[start : self.count] = np.concatenate(probabilities)
+        self.response[start : self.count] = np.concatenate(responses)
         self.target[start : self.count] = UNKNOWN
         return first
 
@@ -120,7 +161,7 @@ class Graph:
     Args:
         shared: The task source.
         settings: The settings of episodes: prompts, parsing, step limit.
-        policy: The policy; its distributions must not depend on anything but the request.
+        policy: The policy. A memory of its own must be a function of the requests so far.
         rewards: The definition of rewards.
         task_id: The task.
 
@@ -128,12 +169,16 @@ class Graph:
         edges: The edges.
         first: For each node, its first edge, or `UNKNOWN` before `prepare`.
         size: For each node, its number of edges.
+        tree: Whether no two paths meet in a node, because the policy has a memory of its own.
     """
 
     def __init__(
         self, shared: SharedSource, settings: Settings, policy: DistributionPolicy, rewards: Rewards, task_id: str
     ) -> None:
         self._settings, self._policy, self._rewards = settings, policy, rewards
+        self.tree = not policy.memoryless
+        self._count_steps = policy.prompt_read or self.tree
+        self._remembered: set[int] = set()  # nodes whose requests the policy has seen
         self._pairs_kept = settings.history_length
         if policy.history_read is not None and not policy.prompt_read:
             self._pairs_kept = min(self._pairs_kept, policy.history_read)
@@ -141,15 +186,23 @@ class Graph:
         self.first, self.size = np.full(256, UNKNOWN, np.int64), np.zeros(256, np.int64)
         self._hidden: list[_Hidden] = []
         self._hidden_numbers: dict[Hashable, int] = {}
+        self._texts: list[str] = []
+        self._text_numbers: dict[str, int] = {}
+        self._pairs: list[tuple[str, str]] = []
+        self._pair_numbers: dict[tuple[int, str], int] = {}
         self._nodes: list[_Node] = []
         self._node_numbers: dict[_Node, int] = {}
         self._contexts: dict[tuple[Any, ...], Distribution] = {}
         self._responses: list[tuple[str, ...]] = []  # of each node
+        self._states: dict[tuple[int, int], State] = {}  # of hidden states with texts, for requests
+        self._hashes: dict[tuple[str, ...], NDArray[np.uint64]] = {}
         self._parsed: dict[str, tuple[str, bool | None]] = {}
-        plain = Episode(shared, replace(settings, history_length=0, max_steps=_NO_LIMIT))
-        plain.start(task_id)
-        self.task: Task = plain.task
-        self.start = self._node(self._hidden_state(plain), plain.state.text, (), 0)
+        self._reader = Episode(shared, replace(settings, history_length=0, max_steps=_NO_LIMIT))
+        self._reader.start(task_id)
+        self.task: Task = self._reader.task
+        state = self._reader.state
+        hidden = self._hidden_state(_branching(self._reader.fork()), state)
+        self.start = self._node((hidden, self._text(state.text), 0, (), 0))
 
     @property
     def nodes(self) -> int:
@@ -163,7 +216,7 @@ class Graph:
 
     def text(self, node: int) -> str:
         """Return a node's state text."""
-        return self._nodes[node].text
+        return self._texts[self._nodes[node][1]]
 
     def responses(self, node: int) -> tuple[str, ...]:
         """Return the responses of a node's edges."""
@@ -171,12 +224,11 @@ class Graph:
 
     def probabilities(self, node: int) -> NDArray[np.float64]:
         """Return the probabilities of a node's edges."""
-        upper = self.edges.upper[self.first[node] : self.first[node] + self.size[node]]
-        return np.diff(upper - node, prepend=0.0)
+        return self.edges.probability[self.first[node] : self.first[node] + self.size[node]]
 
     def command(self, node: int, response: str) -> str:
         """Return the command that a response means at a node."""
-        return self._read(self._hidden[self._nodes[node].hidden], response)[0]
+        return self._read(self._hidden[self._nodes[node][0]], response)[0]
 
     def prepare(self, nodes: Sequence[int]) -> None:
         """Ask the policy for the distributions of nodes, in one batch, and create their edges."""
@@ -188,7 +240,9 @@ class Graph:
         if missing:
             found = [self._contexts[context] for context in missing.values()]
             numbers = np.fromiter(missing, np.int64, len(missing))
-            self.first[numbers] = self.edges.add(numbers, [each.probabilities for each in found])
+            self.first[numbers] = self.edges.add(
+                [each.probabilities for each in found], [self._hashes_of(each.responses) for each in found]
+            )
             self.size[numbers] = [len(each.responses) for each in found]
             for node, each in zip(missing, found, strict=True):
                 self._responses[node] = each.responses
@@ -197,13 +251,11 @@ class Graph:
         """Compute where some edges of prepared nodes lead, and their rewards."""
         rows, firsts = [], self.first[nodes].tolist()
         for node, edge, first in zip(nodes, edges, firsts, strict=True):
-            here = self._nodes[node]
-            hidden = self._hidden[here.hidden]
+            hidden = self._hidden[self._nodes[node][0]]
             command, well_formed = self._read(hidden, self._responses[node][edge - first])
             move = hidden.moves.get(command) or self._move(hidden, command)
-            gain = self._rewards.gain(move.reward, valid=move.valid if well_formed is None else well_formed)
-            final = self._rewards.final(won=move.won, score=move.score)
-            rows.append((self._follow(here, command, move), move.terminated, gain, final))
+            valid = move.valid if well_formed is None else well_formed
+            rows.append((self._follow(node, command, move), move.terminated, move.gains[valid], move.final))
         if rows:
             at, columns = self.edges, zip(*rows, strict=True)
             for column, values in zip((at.target, at.ended, at.gain, at.final), columns, strict=True):
@@ -211,18 +263,57 @@ class Graph:
 
     def follow(self, node: int, command: str) -> tuple[int, _Move]:
         """Return the node after any command, and what the command did."""
-        here = self._nodes[node]
-        hidden = self._hidden[here.hidden]
+        hidden = self._hidden[self._nodes[node][0]]
         move = hidden.moves.get(command) or self._move(hidden, command)
-        return self._follow(here, command, move), move
+        return self._follow(node, command, move), move
 
-    def _follow(self, here: _Node, command: str, move: _Move) -> int:
+    def forget(self, nodes: int, edges: int) -> None:
+        """Forget the newest nodes and edges, so that a tree does not grow without a limit.
+
+        Args:
+            nodes: The number of nodes that are kept.
+            edges: The number of edges that are kept. They belong to these nodes.
+        """
+        for node in self._nodes[nodes:]:
+            del self._node_numbers[node]
+        del self._nodes[nodes:], self._responses[nodes:]
+        self.first[nodes:], self.edges.count = UNKNOWN, edges
+        self.first[self.first >= edges] = UNKNOWN
+        targets = self.edges.target[:edges]
+        targets[targets >= nodes] = UNKNOWN
+        self._contexts = {context: found for context, found in self._contexts.items() if context[0] < nodes}
+        self._remembered = {node for node in self._remembered if node < nodes}
+
+    def _hashes_of(self, responses: tuple[str, ...]) -> NDArray[np.uint64]:
+        found = self._hashes.get(responses)
+        if found is None:
+            found = self._hashes[responses] = np.array([text_hash(each) for each in responses]).view(np.uint64)
+        return found
+
+    def _follow(self, node: int, command: str, move: _Move) -> int:
+        _, text, step, pairs, _ = self._nodes[node]
         kept = self._pairs_kept
-        pairs = (*here.pairs, (here.text, command))[-kept:] if kept else ()
-        return self._node(move.hidden, move.text, pairs, here.step + self._policy.prompt_read)
+        if kept:
+            pairs = (*pairs, self._pair(text, command))[-kept:]
+        known = len(self._nodes)
+        after = self._node((move.hidden, move.text, step + self._count_steps, pairs, node + 1 if self.tree else 0))
+        if self.tree and after == known:
+            self._remember(node)
+            self._policy.fork(2 * node + 1, 2 * after, self._hidden[move.hidden].engine)
+        return after
 
-    def _node(self, hidden: int, text: str, pairs: Pairs, step: int) -> int:
-        node = _Node(hidden, text, pairs, step)
+    def _remember(self, node: int) -> None:
+        """Let the policy see a node's request. Its memory before is in the slot 2 n, and that after it in 2 n + 1."""
+        if node in self._remembered:
+            return
+        self._remembered.add(node)
+        request = self._request(0, node)
+        if request.step:
+            self._policy.fork(2 * node, 2 * node + 1, request.engine)
+        assert isinstance(self._policy, BatchPolicy)  # `check_memory`
+        self._policy.respond([replace(request, slot=2 * node + 1)])
+
+    def _node(self, node: _Node) -> int:
         number = self._node_numbers.get(node)
         if number is None:
             number = self._node_numbers[node] = len(self._nodes)
@@ -233,51 +324,79 @@ class Graph:
                 self.size = np.concatenate([self.size, np.zeros(number, np.int64)])
         return number
 
-    def _hidden_state(self, episode: Episode) -> int:
-        key = episode.engine_key()
+    def _text(self, text: str) -> int:
+        number = self._text_numbers.get(text)
+        if number is None:
+            number = self._text_numbers[text] = len(self._texts)
+            self._texts.append(text)
+        return number
+
+    def _pair(self, text: int, command: str) -> int:
+        pair = text, command
+        number = self._pair_numbers.get(pair)
+        if number is None:
+            number = self._pair_numbers[pair] = len(self._pairs)
+            self._pairs.append((self._texts[text], command))
+        return number
+
+    def _hidden_state(self, engine: BranchingEngine, state: State) -> int:
+        key = engine.key()
         number = self._hidden_numbers.get(key)
         if number is None:
             number = self._hidden_numbers[key] = len(self._hidden)
-            self._hidden.append(_Hidden(episode, tuple(episode.state.actions), {}))
+            self._hidden.append(_Hidden(engine, state, tuple(state.actions), {}))
         return number
 
     def _move(self, hidden: _Hidden, command: str) -> _Move:
-        episode = hidden.episode.fork()
-        episode.observe(command, None, episode.engine.act(command))
-        state = episode.state
+        engine = hidden.engine.fork()
+        state = engine.act(command)
+        gains = [self._rewards.gain(state.reward, valid=valid) for valid in (False, True)]
         move = hidden.moves[command] = _Move(
-            self._hidden_state(episode), state.text, state.valid, state.terminated, state.reward, state.won, state.score
+            self._hidden_state(engine, state),
+            self._text(state.text),
+            state.valid,
+            state.terminated,
+            (gains[0], gains[1]),
+            self._rewards.final(won=state.won, score=state.score),
         )
         return move
 
     def _read(self, hidden: _Hidden, response: str) -> tuple[str, bool | None]:
         if self._settings.action_format == "number":  # a number means another action in each state
-            return hidden.episode.read(response)
+            self._reader.begin(self.task, hidden.state)
+            return self._reader.read(response)
         found = self._parsed.get(response)
         if found is None:
-            found = self._parsed[response] = hidden.episode.read(response)
+            found = self._parsed[response] = self._reader.read(response)
         return found
 
     def _context(self, node: int) -> tuple[Any, ...]:
-        here = self._nodes[node]
-        return here.text, self._hidden[here.hidden].actions, here.pairs, here.step
+        if self.tree:
+            return (node,)
+        hidden, text, step, pairs, _ = self._nodes[node]
+        return self._hidden[hidden].actions, text, step, pairs
 
     def _request(self, number: int, node: int) -> Request:
-        here = self._nodes[node]
-        now = self._hidden[here.hidden].episode.state
-        first = here.step - len(here.pairs) + 1 if self._policy.prompt_read else 1
-        pairs = tuple([Pair(first + index, *pair) for index, pair in enumerate(here.pairs)])
-        state = State(here.text, now.actions, won=now.won, score=now.score, info=now.info)
-        prompt = partial(self._prompt, here, state, pairs)
-        text = prompt() if self._policy.prompt_read else ""
-        return Request(number, text, 0, 0, here.step, self.task, state, None, prompt, lambda: pairs)
+        hidden, text, step, kept, _ = self._nodes[node]
+        state = self._states.get((hidden, text))
+        if state is None:
+            now = self._hidden[hidden].state
+            state = State(self._texts[text], now.actions, won=now.won, score=now.score, info=now.info)
+            self._states[hidden, text] = state
+        first = step - len(kept) + 1 if self._count_steps else 1
+        pairs = tuple([Pair(first + index, *self._pairs[pair]) for index, pair in enumerate(kept)])
+        prompt = partial(self._prompt, state, step, pairs)
+        shown = prompt() if self._policy.prompt_read else ""
+        engine = self._hidden[hidden].engine if self.tree else None
+        slot = 2 * node if self.tree else 0
+        return Request(number, shown, 0, slot, step, self.task, state, engine, prompt, lambda: pairs)
 
-    def _prompt(self, here: _Node, state: State, pairs: Sequence[Pair], length: int | None = None) -> str:
+    def _prompt(self, state: State, step: int, pairs: Sequence[Pair], length: int | None = None) -> str:
         memory = Memory(self._settings.history_length)
-        memory.resume(pairs, here.step)
+        memory.resume(pairs, step)
         return self._settings.template.render(
             task=self.task.instruction,
-            observation=here.text,
+            observation=state.text,
             admissible_actions=list(state.actions),
             memory=memory,
             max_steps=self._settings.max_steps,
@@ -286,14 +405,14 @@ class Graph:
         )
 
 
-def check_memoryless(policy: DistributionPolicy) -> None:
-    """Check that a policy's distributions depend on requests only.
+def check_memory(policy: DistributionPolicy) -> None:
+    """Check that a policy's memory of its own, if it has one, can be followed.
 
     Raises:
-        InputError: The policy has a memory of its own.
+        InputError: The policy is none that replies in the caller's thread.
     """
-    if not policy.memoryless:
+    if not policy.memoryless and not isinstance(policy, BatchPolicy):
         raise InputError(
-            f"policy {policy.name}: expected a policy without a memory of its own, whose probabilities depend on the "
-            "prompt and the state only, such as softmax or random"
+            f"policy {policy.name}: expected a policy without a memory of its own, or one that replies in this process "
+            "(hgpo_train.policies.base.BatchPolicy)"
         )

@@ -21,13 +21,14 @@ import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.run_paths import run_at
-from hgpo_envs.atomic import making_folder, new_path, remove_folder, write_file
+from hgpo_envs.atomic import is_scratch, making_folder, new_folder, new_path, remove_folder
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash, text_hashes
 from hgpo_envs.secrets import redact_json
 from hgpo_train.advantages.advantage_tables import fingerprint
-from hgpo_train.analysis.truth.graph import Graph, check_memoryless
-from hgpo_train.analysis.truth.task import Budget, Step, task_truth
+from hgpo_train.analysis.truth.graph import Graph, check_memory
+from hgpo_train.analysis.truth.places import Step
+from hgpo_train.analysis.truth.task import Budget, task_truth, without_collector
 from hgpo_train.policies.base import check_distributions
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import open_env
@@ -139,6 +140,7 @@ def write_truth(
     out: Path,
     *,
     processes: int = 1,
+    overwrite: bool = True,
     progress: Callable[[int, int], object] = lambda _done, _total: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TruthReport:
@@ -146,14 +148,15 @@ def write_truth(
 
     Args:
         plan: What to compute.
-        out: The file. An existing one is replaced.
+        out: The file.
         processes: Number of processes. The table does not depend on it.
+        overwrite: Whether an existing file is replaced.
         progress: Called with the number of finished tasks and of all tasks.
         should_stop: Called between tasks' parts; True stops, and finished parts are kept.
 
     Raises:
-        InputError: The run has no rows, the policy's probabilities are not known or depend on a memory of its own, or
-            the run's states are not those of its environment.
+        InputError: The run has no rows, the policy's probabilities are not known, the run's states are not those of its
+            environment, or the file exists.
     """
     if processes < 1:
         raise InputError(f"processes: expected an integer of at least 1, received {processes}")
@@ -162,6 +165,7 @@ def write_truth(
     groups = [tasks[start : start + TASKS_PER_PART] for start in range(0, len(tasks), TASKS_PER_PART)]
     with (
         _open(plan) as (handle, policy),  # before anything is written, to find bad input
+        _replacing(out, overwrite=overwrite),
         making_folder(out.absolute().parent),
         _parts(out, metadata) as parts,
     ):
@@ -220,17 +224,26 @@ def _metadata(plan: TruthPlan) -> str:
 
 
 @contextmanager
+def _replacing(out: Path, *, overwrite: bool) -> Iterator[None]:
+    """Check that a file may be written."""
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
+    yield
+
+
+@contextmanager
 def _parts(out: Path, metadata: str) -> Iterator[Path]:
     """Yield the folder of parts. Those of another plan are removed first, and an empty folder after an error."""
     folder = out.with_name(f"{out.name}.parts")
     described = folder / "plan.json"
     if folder.is_dir() and (not described.is_file() or described.read_bytes() != metadata.encode()):
-        if any(path.name != "plan.json" and path.suffix != ".parquet" for path in folder.iterdir()):
+        names = [path.name for path in folder.iterdir()]
+        if any(name != described.name and not name.endswith(".parquet") and not is_scratch(name) for name in names):
             raise InputError(f"{folder}: expected parts of a truth table, received other files; move them elsewhere")
         remove_folder(folder)
     if not folder.is_dir():
-        folder.mkdir()
-        write_file(described, metadata.encode())
+        with new_folder(folder) as content:
+            (content / described.name).write_bytes(metadata.encode())
     try:
         yield folder
     except BaseException:
@@ -294,7 +307,7 @@ def _open(plan: TruthPlan) -> Iterator[tuple[EnvHandle, DistributionPolicy]]:
     context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
     with closing(make_policy(plan.policy, context)) as made:
         policy = check_distributions(made)
-        check_memoryless(policy)
+        check_memory(policy)
         yield handle, policy
 
 
@@ -320,14 +333,21 @@ def _write_part(
     tables, steps = [], 0
     for task in tasks:
         mine = rows.filter(pl.col("task_id") == task).sort("trajectory", "step")
-        trajectories = [_trajectory(part) for part in mine.partition_by("trajectory", maintain_order=True)]
-        graph = Graph(handle.shared, handle.settings, policy, plan.rewards, task)
-        entropy = plan.budget.seed, text_hash(f"truth/{task}") % (1 << 63)
-        columns, count = task_truth(graph, trajectories, plan.rewards, plan.budget, entropy)
+        with without_collector():
+            columns, count = _columns(plan, handle, policy, task, mine)
         steps += count
         tables.append(mine.drop(_READ, strict=False).with_columns(_prompts(mine), *_series(columns)))
     with new_path(path) as content:
         pl.concat(tables).write_parquet(content, metadata={"hgpo.rollout_steps": str(steps)})
+
+
+def _columns(
+    plan: TruthPlan, handle: EnvHandle, policy: DistributionPolicy, task: str, rows: pl.DataFrame
+) -> tuple[dict[str, list[Any]], int]:
+    trajectories = [_trajectory(part) for part in rows.partition_by("trajectory", maintain_order=True)]
+    graph = Graph(handle.shared, handle.settings, policy, plan.rewards, task)
+    entropy = plan.budget.seed, text_hash(f"truth/{task}") % (1 << 63)
+    return task_truth(graph, trajectories, plan.rewards, plan.budget, entropy)
 
 
 def _trajectory(rows: pl.DataFrame) -> list[Step]:

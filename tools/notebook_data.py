@@ -1,7 +1,7 @@
 """Create the data of the notebooks from runs; the columns that they need, in small files.
 
-    python notebooks/make_data.py training RUN     every step of a training run  → notebooks/data/training.parquet
-    python notebooks/make_data.py truth RUN TRUTH  a run with its true advantages → notebooks/data/truth.parquet
+    python -m tools.notebook_data training RUN     every step of a training run  → notebooks/data/training.parquet
+    python -m tools.notebook_data truth RUN TRUTH  a run with its true advantages → notebooks/data/truth.parquet
 
 The files in the repository were made of these runs:
 
@@ -20,12 +20,11 @@ import polars as pl
 from hgpo_datasets import scan_steps
 from hgpo_train.advantages.advantage_tables import join_advantages
 
-DATA: Final = Path(__file__).parent / "data"
+DATA: Final = Path(__file__).parent.parent / "notebooks" / "data"
 STEPS: Final = (
     "run", "iteration", "task_id", "group", "trajectory", "step", "task_type", "task", "state", "action",
     "action_valid", "won", "aborted", "reward", "score", "episode_return", *(f"history_hash_{k}" for k in range(5)),
 )  # fmt: skip
-TRUTH: Final = ("value", "advantage", "advantage_error", "advantage_first", "advantage_second")
 
 
 def main() -> None:
@@ -35,7 +34,8 @@ def main() -> None:
         table = scan_steps(run, plain=True).select(STEPS).collect()
     elif kind == "truth":
         truth = pl.scan_parquet(rest[0])
-        table = join_advantages(scan_steps(run, plain=True), truth).select(*STEPS, *TRUTH).collect()
+        steps = scan_steps(run, plain=True).select(STEPS)
+        table = join_advantages(steps, truth.drop("env_id")).collect()
     else:
         sys.exit(__doc__)
     DATA.mkdir(exist_ok=True)

@@ -1,0 +1,181 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hgpo[notebooks]"]
+# ///
+"""One table, seven estimators: advantages recomputed from saved rollouts, and where they disagree.
+
+marimo edit notebooks/seven_estimators.py                     an iteration of a training run on WebShop
+marimo edit notebooks/seven_estimators.py -- --run runs/first any run or Parquet file of steps
+"""
+
+import marimo
+
+__generated_with = "0.25.2"
+app = marimo.App(width="medium", app_title="One table, seven estimators")
+
+
+@app.cell
+def imports():
+    from pathlib import Path
+
+    import altair as alt
+    import marimo as mo
+    import numpy as np
+    import polars as pl
+
+    from hgpo_datasets import scan_steps
+    from hgpo_train.advantages import compute_many
+    from hgpo_train.analysis.estimator_comparison.variants import read_variants
+    from hgpo_train.analysis.resampling import intervals, task_weights
+
+    return Path, alt, compute_many, intervals, mo, np, pl, read_variants, scan_steps, task_weights
+
+
+@app.cell(hide_code=True)
+def title(mo):
+    mo.md("""
+    # One table, seven estimators
+
+    A step table has everything that group advantages need, so they can be computed again after the run: with another
+    estimator, another K, another reward. Estimators that disagree are not wrong for that; `true_advantages.py` says how
+    far each is from the truth. This notebook says *where* they disagree.
+    """)
+    return
+
+
+@app.cell
+def choose(Path, mo, scan_steps):
+    bundled = Path(__file__).parent / "data" / "training.parquet"
+    table = scan_steps(mo.cli_args().get("run", str(bundled)), plain=True).collect()
+    written = mo.ui.text_area(
+        value="grpo, gigpo, hgpo:history_length=2, hgpo:history_length=4, g2po, graphgpo, rloo, reinforce_pp, "
+        "shrinkage_gae",
+        label="Estimators (NAME:PARAMETER=VALUE)",
+        full_width=True,
+    )
+    iterations = sorted(table["iteration"].unique().to_list()) if "iteration" in table.columns else [None]
+    chosen = mo.ui.dropdown({str(each): each for each in iterations}, value=str(iterations[-1]), label="Iteration")
+    mo.vstack([written, chosen])
+    return chosen, table, written
+
+
+@app.cell
+def estimate(chosen, compute_many, pl, read_variants, table, written):
+    variants = read_variants([written.value], {"reward": "success", "reward_scale": 10.0})
+    names = {each.spec.column: each.name for each in variants}
+    rows = table if chosen.value is None else table.filter(pl.col("iteration") == chosen.value)
+    estimated = compute_many(rows, [each.spec for each in variants]).collect().rename(names)
+    estimators = list(names.values())
+    return estimated, estimators
+
+
+@app.cell(hide_code=True)
+def about_correlations(mo, estimated):
+    mo.md(f"""
+    ## How alike are they?
+
+    Rank correlation of the advantages of {estimated.height:,} steps. Ranks, because estimators have different scales,
+    of which an optimiser with normalised steps sees little.
+    """)
+    return
+
+
+@app.cell
+def correlations(alt, estimated, estimators, pl):
+    ranked = estimated.select(pl.col(name).rank() for name in estimators).drop_nulls()
+    matrix = ranked.corr().with_columns(first=pl.Series(estimators)).unpivot(
+        index="first", variable_name="second", value_name="correlation"
+    )  # fmt: skip
+    base = alt.Chart(alt.Data(values=matrix.to_dicts())).encode(
+        alt.X("first:N", sort=estimators, title=None, axis=alt.Axis(labelAngle=-40)),
+        alt.Y("second:N", sort=estimators, title=None),
+    )
+    scale = alt.Scale(scheme="blueorange", domain=[-1, 1])
+    (
+        base.mark_rect().encode(alt.Color("correlation:Q", scale=scale, legend=None))
+        + base.mark_text().encode(alt.Text("correlation:Q", format=".2f"))
+    ).properties(width=440, height=340)
+    return
+
+
+@app.cell(hide_code=True)
+def about_signs(mo):
+    mo.md("""
+    ## Where do signs differ?
+
+    A sign decides whether an action becomes more or less frequent. The bars are steps whose signs differ (among steps
+    where neither is 0), with 95% intervals by resampled tasks, for the two estimators chosen.
+    """)
+    return
+
+
+@app.cell
+def pair(estimators, mo):
+    first = mo.ui.dropdown(estimators, value=estimators[0], label="first")
+    second = mo.ui.dropdown(estimators, value=estimators[min(2, len(estimators) - 1)], label="second")
+    mo.hstack([first, second], justify="start")
+    return first, second
+
+
+@app.cell
+def signs(alt, estimated, first, intervals, np, pl, second, task_weights):
+    def by_position():
+        one, other = pl.col(first.value), pl.col(second.value)
+        task = "task_id" if "task_id" in estimated.columns else "task"
+        known = estimated.filter(one * other != 0).with_columns(
+            differs=(one.sign() != other.sign()).cast(pl.Int64), place=pl.min_horizontal("step", 9)
+        )
+        if not known.height:  # all returns are equal
+            return []
+        numbers = known[task].rank("dense").cast(pl.Int64) - 1
+        tasks = int(numbers.max()) + 1
+        weights = task_weights(tasks, 1000, 0)
+        found = []
+        for place in known["place"].unique().sort():
+            here = (known["place"] == place).to_numpy()
+            total = np.bincount(numbers.to_numpy()[here], minlength=tasks)
+            hits = np.bincount(numbers.to_numpy()[here], known["differs"].to_numpy()[here], tasks)
+            with np.errstate(invalid="ignore"):
+                bound = intervals(
+                    np.array([hits.sum() / total.sum()]), ((weights @ hits) / (weights @ total))[:, None], tasks
+                )
+            low, high = (None if np.isnan(end[0]) else float(end[0]) for end in (bound.low, bound.high))
+            found.append(
+                {"step": place, "share": hits.sum() / total.sum(), "low": low, "high": high, "steps": int(total.sum())}
+            )
+        return found
+
+    bars = alt.Chart(alt.Data(values=by_position())).encode(alt.X("step:O", title="step (9: and later)"))
+    share = alt.Y("share:Q", title="steps whose signs differ", axis=alt.Axis(format="%"))
+    (
+        bars.mark_bar(color="#56b4e9").encode(
+            share, tooltip=["step:O", "steps:Q", alt.Tooltip("share:Q", format=".1%")]
+        )
+        + bars.mark_rule().encode(alt.Y("low:Q"), alt.Y2("high:Q"))
+    ).properties(width=480, height=240, title=f"{first.value} and {second.value}")
+    return
+
+
+@app.cell(hide_code=True)
+def about_steps(mo):
+    mo.md("""
+    ## Steps to look at
+
+    Drawn at random from those whose signs differ. `hgpo view` shows a step's groups, their members and returns.
+    """)
+    return
+
+
+@app.cell
+def steps_to_look_at(estimated, estimators, first, mo, pl, second):
+    one, other = pl.col(first.value), pl.col(second.value)
+    apart = estimated.filter(one * other < 0)
+    drawn = apart.sample(min(12, apart.height), seed=0).select(
+        "trajectory", "step", pl.col("state").str.slice(-90), "action", *(pl.col(name).round(2) for name in estimators)
+    )
+    mo.ui.table(drawn, selection=None)
+    return
+
+
+if __name__ == "__main__":
+    app.run()
