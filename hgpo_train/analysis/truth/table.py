@@ -247,7 +247,7 @@ def _parts(out: Path, metadata: str) -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        if not any(folder.glob("*.parquet")):
+        if folder.is_dir() and not any(folder.glob("*.parquet")):
             remove_folder(folder)
         raise
 
