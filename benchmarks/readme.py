@@ -280,25 +280,13 @@ def rollout_correction() -> str:
 
 def study_correlations() -> str:
     """Return the table of each estimator's correlation with the true advantage, by policy, as Markdown."""
-    tables = []
-    for world, cells in _study().items():
-        lines = _head(f"{WORLDS[world]}, correlation", [f"{cell['policy']} {cell['variant']}" for cell in cells])
-        lines.append("| *success* | " + " | ".join(f"*{cell['success']:.0%}*" for cell in cells) + " |")
-        for name in cells[0]["estimators"]:
-            found = [cell["estimators"][name]["correlation"] for cell in cells]
-            values = (f"{each['value']:.2f} ({each['low']:.2f} – {each['high']:.2f})" for each in found)
-            lines.append(f"| {name} | " + " | ".join(values) + " |")
-        permuted = [cell["estimators"]["hgpo:history_length=2"]["correlation"] for cell in cells]
-        ranges = (f"{each['chance_low']:.2f} – {each['chance_high']:.2f}" for each in permuted)
-        lines.append("| *chance: HGPO (K = 2), permuted in its groups* | " + " | ".join(ranges) + " |")
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables)
+    return "\n\n".join(_measured(world, cells, "correlation") for world, cells in _study("study").items())
 
 
-def study_claims() -> str:
+def study_claims(name: str = "study") -> str:
     """Return the table of each hypothesis' differences and verdict, by policy, as Markdown."""
-    tables, verdicts = [], figures("study")["verdicts"]
-    for world, cells in _study().items():
+    tables, verdicts = [], figures(name)["verdicts"]
+    for world, cells in _study(name).items():
         lines = _head(
             f"{WORLDS[world]}, difference", [*(f"{cell['policy']} {cell['variant']}" for cell in cells), "verdict"]
         )
@@ -311,10 +299,73 @@ def study_claims() -> str:
     return "\n\n".join(tables)
 
 
-def _study() -> dict[str, list[dict[str, Any]]]:
-    """Return the cells of the study by environment."""
+def study_models() -> str:
+    """Return what is reported beside each iteration of the study's language models, and H8, as Markdown."""
+    tables = []
+    for world, cells in _study("study_models").items():
+        lines = _head(WORLDS[world], [f"iteration {cell['variant']}" for cell in cells])
+        rows = {
+            "success": [f"{cell['success']:.0%}" for cell in cells],
+            "steps": [f"{cell['steps']:,}" for cell in cells],
+            "entropy, nats": [f"{cell['entropy']:.2f}" for cell in cells],
+            "invalid actions": [f"{cell['invalid']:.0%}" for cell in cells],
+            **{
+                f"steps with a shared context, k = {k}": [f"{cell['shared'][k]:.0%}" for cell in cells]
+                for k in cells[0]["shared"]
+            },
+            "true advantages: standard deviation": [f"{cell['truth_spread']:.2f}" for cell in cells],
+            "their error, root mean square": [f"{cell['truth_error']:.2f}" for cell in cells],
+        }
+        for place, name in enumerate(cells[0]["last_steps"]):
+            title = "true advantages" if name == "true" else name
+            first = "share of the squares at the last steps of episodes: " if not place else "… "
+            rows[f"{first}{title}"] = [f"{cell['last_steps'][name]:.0%}" for cell in cells]
+        history = figures("study_models")["history"][world]
+        name = "HGPO (K = 4) − GiGPO's step part"
+        rows[name] = [f"{each['value']:+.3f} ({each['low']:+.3f} … {each['high']:+.3f})" for each in history]
+        changes = [each.get("change") for each in history]
+        rows["H8: its change since the first iteration"] = [
+            ""
+            if each is None
+            else f"{each['value']:+.3f} ({each['low']:+.3f} … {each['high']:+.3f}), {each['verdict']}"
+            for each in changes
+        ]
+        lines += [f"| {name} | " + " | ".join(values) + " |" for name, values in rows.items()]
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+def study_model_measures() -> str:
+    """Return the tables of correlations and gradient cosines of the study's language models as Markdown."""
+    return "\n\n".join(
+        _measured(world, cells, measure)
+        for world, cells in _study("study_models").items()
+        for measure in ("correlation", "model_gradient", "model_gradient_within")
+    )
+
+
+def _measured(world: str, cells: list[dict[str, Any]], measure: str) -> str:
+    lines = _head(f"{WORLDS[world]}, {measure.replace('_', ' ')}", [f"{c['policy']} {c['variant']}" for c in cells])
+    lines.append("| *success* | " + " | ".join(f"*{cell['success']:.0%}*" for cell in cells) + " |")
+    for name in cells[0]["estimators"]:
+        values = (_interval(cell["estimators"][name][measure]) for cell in cells)
+        lines.append(f"| {name} | " + " | ".join(values) + " |")
+    permuted = [cell["estimators"]["hgpo:history_length=2"][measure] for cell in cells]
+    ranges = (f"{each['chance_low']:.2f} – {each['chance_high']:.2f}" for each in permuted)
+    lines.append("| *chance: HGPO (K = 2), permuted in its groups* | " + " | ".join(ranges) + " |")
+    return "\n".join(lines)
+
+
+def _interval(found: dict[str, float | None]) -> str:
+    if found["value"] is None:
+        return "–"
+    return f"{found['value']:.2f}" + ("" if found["low"] is None else f" ({found['low']:.2f} – {found['high']:.2f})")
+
+
+def _study(name: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the cells of a study by environment."""
     worlds: dict[str, list[dict[str, Any]]] = {}
-    for cell in figures("study")["cells"]:
+    for cell in figures(name)["cells"]:
         worlds.setdefault(cell["world"], []).append(cell)
     return worlds
 
@@ -336,7 +387,13 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "webshop": partial(learning, "webshop"),
         "rollout correction": rollout_correction,
     },
-    "docs/study.md": {"correlations": study_correlations, "claims": study_claims},
+    "docs/study.md": {
+        "correlations": study_correlations,
+        "claims": study_claims,
+        "models": study_models,
+        "measures of models": study_model_measures,
+        "claims of models": partial(study_claims, "study_models"),
+    },
 }
 """The tables of each page, each between two comments with its name."""
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 HGPO: Final = (sys.executable, "-c", "from hgpo_train.cli import main; main()")
 CONSOLE: Final = Console()
@@ -193,7 +193,7 @@ def play(world: World, options: tuple[str, ...], variant: int, run: Path, proces
             sys.exit(code)
 
 
-def summary(run: Path) -> dict[str, Any]:
+def summary(run: Path, claims: Sequence[Claim] = CLAIMS, kept: Sequence[str] = KEPT) -> dict[str, Any]:
     """Return the figures of one policy: success, every estimator's measures, every claim's difference."""
     estimates = pl.read_parquet(comparison(run) / "estimates.parquet").filter(dimension="all", group_size=GROUP)
     steps = pl.read_parquet(run / "steps" / "*.parquet", columns=["trajectory", "won"])
@@ -205,18 +205,18 @@ def summary(run: Path) -> dict[str, Any]:
             name: {
                 row["measure"]: {key: row[key] for key in ("value", "low", "high", "chance_low", "chance_high")}
                 for row in estimates.filter(estimator=name).iter_rows(named=True)
-                if row["measure"] in KEPT
+                if row["measure"] in kept
             }
             for name in estimates["estimator"].unique(maintain_order=True)
         },
-        "claims": list(judged(pl.read_parquet(comparison(run) / "differences.parquet"))),
+        "claims": list(judged(pl.read_parquet(comparison(run) / "differences.parquet"), claims)),
     }
 
 
-def judged(differences: pl.DataFrame) -> Iterator[dict[str, Any]]:
+def judged(differences: pl.DataFrame, claims: Sequence[Claim]) -> Iterator[dict[str, Any]]:
     """Yield each claim with its difference, its simultaneous interval and the verdict."""
     chosen = differences.filter(dimension="all", group_size=GROUP)
-    for claim in CLAIMS:
+    for claim in claims:
         rows = chosen.filter(measure=claim.measure)
         direct = rows.filter(first=claim.first, second=claim.second)
         row = (direct if direct.height else rows.filter(first=claim.second, second=claim.first)).row(0, named=True)
@@ -235,7 +235,7 @@ def judged(differences: pl.DataFrame) -> Iterator[dict[str, Any]]:
         }
 
 
-def show(cells: list[dict[str, Any]], verdicts: dict[str, list[str]]) -> None:
+def show(cells: list[dict[str, Any]], verdicts: dict[str, list[str]], judgements: Sequence[Claim] = CLAIMS) -> None:
     """Print the correlations of each policy, and the verdict of each claim."""
     for world in dict.fromkeys(cell["world"] for cell in cells):
         chosen = [cell for cell in cells if cell["world"] == world]
@@ -245,7 +245,7 @@ def show(cells: list[dict[str, Any]], verdicts: dict[str, list[str]]) -> None:
             found = [cell["estimators"][name]["correlation"]["value"] for cell in chosen]
             correlations.add_row(name, *(f"{value:.3f}" for value in found))
         claims = Table("claim", *names, "verdict", box=None)
-        for place, claim in enumerate(CLAIMS):
+        for place, claim in enumerate(judgements):
             found = [cell["claims"][place] for cell in chosen]
             texts = [f"{each['value']:+.3f}\n{each['low']:+.3f} … {each['high']:+.3f}" for each in found]
             claims.add_row(f"{claim.hypothesis} {claim.first} - {claim.second}", *texts, verdicts[world][place])

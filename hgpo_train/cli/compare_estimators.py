@@ -10,12 +10,17 @@ import typer
 from hgpo_train.cli.output_paths import check_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import polars as pl
     from rich.console import Console
 
     from hgpo_train.analysis.estimator_comparison import Comparison
+    from hgpo_train.analysis.estimator_comparison.row_gradients import RowGradients
 
 SHOWN: Final = ("correlation", "sign", "gradient", "slope")
 """The measures that are printed, which fit into 80 columns with their intervals; the files contain all."""
+SHOWN_WITH_MODEL: Final = ("correlation", "sign", "gradient", "model_gradient")
 
 
 def compare_estimators(
@@ -30,6 +35,14 @@ def compare_estimators(
             "hgpo,hgpo:history_length=4,module:function:name=value. May be repeated.",
         ),
     ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The model that played the run: a checkpoint, a model's folder or a training run. Compares the "
+            "gradients of its parameters, too."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="The torch device of --model.")] = "auto",
     reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = 10.0,
     setting: Annotated[
         list[str] | None,
@@ -91,6 +104,7 @@ def compare_estimators(
                 permutations=permutations,
                 seed=seed,
                 rewards=rewards,
+                gradients=_gradients(steps, model, device, seed, status.update) if model else None,
                 progress=status.update,
             )
             sources = {"run": fingerprint(run), "truth": fingerprint(truth)}
@@ -101,6 +115,23 @@ def compare_estimators(
             raise typer.Exit(130) from None
     _print(console, found)
     console.print(f"\nAll figures and a report with pictures: [bold]{target}[/]", highlight=False, soft_wrap=True)
+
+
+def _gradients(steps: pl.LazyFrame, model: str, device: str, seed: int, say: Callable[[str], object]) -> RowGradients:
+    from hgpo_train.analysis.estimator_comparison.row_gradients import row_gradients
+    from hgpo_train.models.config import ModelConfig
+    from hgpo_train.models.loading import choose_device, load_model
+    from hgpo_train.models.preflight import check_model_source
+
+    choose_device(device)
+    check_model_source(model)
+    config = ModelConfig(path=model, device=device, compute_dtype="float32", gradient_checkpointing=False)
+    return row_gradients(
+        steps,
+        load_model(config),
+        seed=seed,
+        progress=lambda done, total: say(f"gradients of the model: {done:,} of {total:,}"),
+    )
 
 
 def _integers(option: str, text: str | None) -> list[int] | None:
@@ -121,14 +152,15 @@ def _print(console: Console, found: Comparison) -> None:
 
     for sentence in sentences(found):
         console.print(f"• {sentence}", highlight=False)
+    shown = SHOWN_WITH_MODEL if "model" in found.details else SHOWN
     for size in found.details["group_sizes"]:
         table = Table(title=f"\nGroups of {size}", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("estimator", overflow="fold")
-        for measure in SHOWN:
+        for measure in shown:
             table.add_column(LABELS[measure], justify="right", min_width=14)
         for row in rows_of(found, size):
             cells = []
-            for measure in SHOWN:
+            for measure in shown:
                 here = row[measure]
                 more = "" if here["low"] is None else f"\n[dim]{here['low']:.2f} to {here['high']:.2f}[/]"
                 cells.append(number(here["value"]) + (more if size == main_size(found) else ""))

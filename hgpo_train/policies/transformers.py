@@ -21,7 +21,7 @@ from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions,
 from hgpo_train.settings import build, merge, to_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -120,7 +120,8 @@ class TransformersPolicy(MemorylessPolicy):
             (tuple(one.tokens), tuple(request.state.actions)): None
             for one, request in zip(fitted, requests, strict=True)
         }
-        scored = [self._scored_responses(list(prompt), actions) for prompt, actions in asked]
+        queries = self._sampled_queries(asked)
+        scored = [self._scored_responses(key[1], queries.get(key, ())) for key in asked]
         with self._computing():
             found = score_responses(
                 self._model,
@@ -136,19 +137,31 @@ class TransformersPolicy(MemorylessPolicy):
             made[tuple(one.tokens), tuple(request.state.actions)] for one, request in zip(fitted, requests, strict=True)
         ]
 
-    def _scored_responses(self, prompt: list[int], actions: Sequence[str]) -> dict[tuple[int, ...], str]:
+    def _sampled_queries(
+        self, asked: Iterable[tuple[tuple[int, ...], tuple[str, ...]]]
+    ) -> dict[tuple[tuple[int, ...], tuple[str, ...]], list[SampledResponse]]:
+        """Return `QUERY_SAMPLES` responses for each prompt and its actions, if one of these is an open query."""
+        open_ = [key for key in asked if any(OPEN_QUERY in action for action in key[1])]
+        prompts = [list(prompt) for prompt, _ in open_ for _ in range(QUERY_SAMPLES)]
+        seeds = [
+            text_hash(f"{list(prompt)}/{number}") % (1 << 63) for prompt, _ in open_ for number in range(QUERY_SAMPLES)
+        ]
+        drawn = self._sampled(prompts, seeds) if open_ else []
+        return {key: drawn[QUERY_SAMPLES * place :][:QUERY_SAMPLES] for place, key in enumerate(open_)}
+
+    def _scored_responses(
+        self, actions: Sequence[str], queries: Sequence[SampledResponse]
+    ) -> dict[tuple[int, ...], str]:
         """Return the tokens of the responses to score, and the responses."""
         assert self._action_format is not None
         closed = [action for action in actions if OPEN_QUERY not in action]
         found: dict[tuple[int, ...], str] = {}
         for text in formatted_actions(closed, self._action_format, actions):
             found.setdefault(self._encoded(text), text)
-        if len(closed) < len(actions):
-            seeds = [text_hash(f"{prompt}/{number}") % (1 << 63) for number in range(QUERY_SAMPLES)]
-            for sampled in self._sampled([prompt] * len(seeds), seeds):
-                tokens = tuple(int(token) for token in sampled.tokens)
-                tokens = tokens[:-1] if tokens[-1] in self._ends else tokens
-                found.setdefault(tokens, self._tokenizer.decode(tokens, skip_special_tokens=True))
+        for sampled in queries:
+            tokens = tuple(int(token) for token in sampled.tokens)
+            tokens = tokens[:-1] if tokens[-1] in self._ends else tokens
+            found.setdefault(tokens, self._tokenizer.decode(tokens, skip_special_tokens=True))
         return found
 
     def _encoded(self, text: str) -> tuple[int, ...]:

@@ -49,6 +49,7 @@ def drawn(rng, *, tasks=30, groups=4, steps=6, prompts=3, actions=3, noise=0.0, 
         "choice": choice,
         "chosen": policy[prompt, choice],
         "square": (policy**2).sum(1)[prompt],
+        "sketch": np.arange(n),
         "estimates": {},
     }
     return Draw(**(columns | given)), true, policy

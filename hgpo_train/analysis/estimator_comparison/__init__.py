@@ -1,13 +1,15 @@
 """The comparison of estimators with true advantages: `compare_estimators(steps, truth, variants)`.
 
-    inputs       a run and its truth table → arrays of steps, for each redraw of the groups
-    measures     steps → sums per task; sums → bias, error, correlation … (defined in that module's docstring)
-    gradients    steps → inner products of tabular policy gradients per task
-    resampling   sums per task → intervals by resampled tasks, corrected for the number of comparisons
-    comparison   the tables of all estimators, group sizes and parts
-    report       the tables → a page of HTML; `pictures` draws its pictures
+    inputs           a run and its truth table → arrays of steps, for each redraw of the groups
+    measures         steps → sums per task; sums → bias, error, correlation … (defined in that module's docstring)
+    gradients        steps → inner products of tabular policy gradients per task
+    row_gradients    a language model and a run → sketches of the gradient of log π of each step
+    model_gradients  sketches → inner products of the model's policy gradients per task
+    comparison       the tables of all estimators, group sizes and parts
+    report           the tables → a page of HTML; `pictures` draws its pictures
 
-docs/estimator_comparison.md describes how to use it and how to read the result.
+Intervals are those of `hgpo_train.analysis.resampling`. docs/estimator_comparison.md describes how to use it and how to
+read the result.
 """
 
 from __future__ import annotations

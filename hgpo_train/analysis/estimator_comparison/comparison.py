@@ -13,7 +13,8 @@ from hgpo_train.advantages.tables import step_table
 from hgpo_train.analysis.estimator_comparison.chance import permuted_measures
 from hgpo_train.analysis.estimator_comparison.gradients import contexts_of
 from hgpo_train.analysis.estimator_comparison.inputs import REFERENCE, TRUTH_REWARDS, draw, read_run
-from hgpo_train.analysis.estimator_comparison.measures import MEASURES, all_sums, measured, row_sums, task_sums
+from hgpo_train.analysis.estimator_comparison.measures import all_sums, measured, row_sums, task_sums
+from hgpo_train.analysis.estimator_comparison.model_gradients import model_sums
 from hgpo_train.analysis.resampling import intervals, resampled, task_weights
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from hgpo_train.advantages.parameters import Context, Parameters
     from hgpo_train.advantages.tables import StepTable
     from hgpo_train.analysis.estimator_comparison.inputs import Draw, Run
+    from hgpo_train.analysis.estimator_comparison.row_gradients import RowGradients
     from hgpo_train.analysis.estimator_comparison.variants import Variant
 
     Floats = NDArray[np.float64]
@@ -85,6 +87,7 @@ def compare_estimators(
     depth: int = 4,
     context: Context = "states",
     rewards: Parameters = TRUTH_REWARDS,
+    gradients: RowGradients | None = None,
     resamples: int = 2000,
     permutations: int = 50,
     seed: int = 0,
@@ -101,6 +104,7 @@ def compare_estimators(
         depth: The deepest context by which steps are classified.
         context: The content of these contexts.
         rewards: The definition of the truth's rewards and their discount (`truth_rewards`).
+        gradients: The gradients of a language model's log-probabilities (`row_gradients`), for `MODEL_MEASURES`.
         resamples: Number of resamples of the tasks.
         permutations: Number of permutations that show what chance gives.
         seed: Seed of redraws, resamples and permutations.
@@ -111,7 +115,7 @@ def compare_estimators(
     """
     check_numbers(redraws=redraws, resamples=resamples, depth=depth, permutations=permutations, seed=seed)
     progress("reading the run and its truth")
-    run = read_run(step_table(steps), step_table(truth), variants, depth)
+    run = read_run(step_table(steps), step_table(truth), variants, depth, gradients)
     sizes = _sizes(run, group_sizes)
     names = [*(variant.name for variant in variants), REFERENCE]
     weights = task_weights(run.tasks, resamples, seed)
@@ -124,11 +128,14 @@ def compare_estimators(
         contexts = contexts_of(found)
         sums = {name: row_sums(found, contexts, found.estimates[name]) for name in names}
         whole = [all_sums(found, contexts, found.estimates[name], sums[name], run.tasks) for name in names]
+        if gradients is not None:
+            more = model_sums(found, gradients.sketches, [found.estimates[name] for name in names], run.tasks)
+            whole = [each | added for each, added in zip(whole, more, strict=True)]
         cells[_Cell(size, "all", "all")] = _measure(whole, weights)
         for dimension, part, chosen in _parts(found):
             parts = [task_sums(sums[name], found.task, run.tasks, chosen) for name in names]
             cells[_Cell(size, dimension, part)] = _measure(parts, weights)
-        chance[size] = permuted_measures(found, contexts, names, run.tasks, permutations, seed)
+        chance[size] = permuted_measures(found, contexts, names, run.tasks, permutations, seed, gradients)
         if size == sizes[-1]:
             facts = _facts(found)
     progress("intervals")
@@ -142,6 +149,7 @@ def compare_estimators(
         "permutations": permutations,
         "seed": seed,
         "rewards": asdict(rewards),
+        **_about_model(gradients),
         "depth": depth,
         "context": context,
         "estimators": {
@@ -191,11 +199,18 @@ def _measure(sums: list[dict[str, Floats]], weights: Floats) -> _Measured:
     values = [measured({name: array.sum() for name, array in each.items()}) for each in sums]
     draws = [measured(resampled(each, weights)) for each in sums]
     return _Measured(
-        {measure: np.array([each[measure] for each in values]) for measure in MEASURES},
-        {measure: np.stack([each[measure] for each in draws], axis=1) for measure in MEASURES},
+        {measure: np.array([each[measure] for each in values]) for measure in values[0]},
+        {measure: np.stack([each[measure] for each in draws], axis=1) for measure in values[0]},
         int(sums[0]["n"].sum()),
         int((sums[0]["n"] > 0).sum()),
     )
+
+
+def _about_model(gradients: RowGradients | None) -> dict[str, Any]:
+    if gradients is None:
+        return {}
+    about = {"parameters": gradients.parameters, "sketch": gradients.sketches.shape[1], "gap": gradients.gap}
+    return {"model": about}
 
 
 def _facts(found: Draw) -> dict[str, float]:
@@ -242,7 +257,7 @@ def _families(cells: dict[_Cell, _Measured]) -> Iterator[tuple[str, dict[_Cell, 
     """Yield each measure of each dimension: name, cells, values (cells, estimators), draws (resamples, cells, …)."""
     for dimension in DIMENSIONS:
         chosen = {cell: found for cell, found in cells.items() if cell.dimension == dimension}
-        for measure in MEASURES:
+        for measure in next(iter(chosen.values())).values:
             values = np.stack([found.values[measure] for found in chosen.values()])
             draws = np.stack([found.draws[measure] for found in chosen.values()], axis=1)
             yield measure, chosen, values, draws

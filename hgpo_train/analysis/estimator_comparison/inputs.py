@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hgpo_train.advantages.parameters import Context
+    from hgpo_train.analysis.estimator_comparison.row_gradients import RowGradients
     from hgpo_train.analysis.estimator_comparison.variants import Variant
 
     Floats = NDArray[np.float64]
@@ -51,7 +52,7 @@ TRUTH_REWARDS: Final = Parameters(invalid_action_penalty=0.0, penalty_at="reward
 """The rewards of a truth table that does not describe them: those of the environment, with a discount of 0.95."""
 
 _TASK: Final = ("env_id", "task_id")
-_TRAJECTORY, _PLACE = "(trajectory)", "(place)"
+_TRAJECTORY, _PLACE, _SKETCH = "(trajectory)", "(place)", "(sketch)"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Run:
         size: The largest number of rollouts in a group.
         variants: The estimators.
         counts: Numbers of `steps`, `rollouts`, `groups`, `aborted` rollouts, and of steps that are `without_truth`
-            or, for the gradient, `without_probabilities`.
+            or, for the gradient, `without_probabilities` and, with a model, `without_model_gradient`.
     """
 
     steps: pl.DataFrame
@@ -93,6 +94,7 @@ class Draw:
         choice: Index of the action taken; -1 if unknown.
         chosen: Probability of the action taken.
         square: Σ_a π(a)², the sum of squared action probabilities.
+        sketch: Number of the gradient of the step's log-probability (`row_gradients`); -1 if it is not known.
         estimates: For each estimator, two arrays, equal except for references that contain the truth's halves.
     """
 
@@ -109,10 +111,17 @@ class Draw:
     choice: Integers
     chosen: Floats
     square: Floats
+    sketch: Integers
     estimates: dict[str, tuple[Floats, Floats]]
 
 
-def read_run(steps: pl.LazyFrame, truth: pl.LazyFrame, variants: Sequence[Variant], depth: int) -> Run:
+def read_run(
+    steps: pl.LazyFrame,
+    truth: pl.LazyFrame,
+    variants: Sequence[Variant],
+    depth: int,
+    gradients: RowGradients | None = None,
+) -> Run:
     """Join a step table with its truth table.
 
     Args:
@@ -120,6 +129,7 @@ def read_run(steps: pl.LazyFrame, truth: pl.LazyFrame, variants: Sequence[Varian
         truth: A table with `TRUTH_COLUMNS`.
         variants: The estimators.
         depth: The deepest context that is used to classify steps.
+        gradients: The gradients of a language model's log-probabilities.
 
     Raises:
         InputError: A column is missing, a step is twice in the truth table, a trajectory is in two runs, or no step of
@@ -151,6 +161,13 @@ def read_run(steps: pl.LazyFrame, truth: pl.LazyFrame, variants: Sequence[Varian
         how="left",
         maintain_order="left",
     )
+    if gradients is None:
+        joined = joined.with_columns(pl.lit(-1, pl.Int64).alias(_SKETCH))
+    else:
+        numbers = gradients.rows.rename({"sketch": _SKETCH})
+        joined = joined.join(numbers, on=TRUTH_KEYS, how="left", maintain_order="left").with_columns(
+            pl.col(_SKETCH).fill_null(-1)
+        )
     known_rows = joined.select(_has_truth()).to_series()
     if not known_rows.any():
         raise InputError("no step of the run is in the truth table; expected the truth of this run")
@@ -164,6 +181,8 @@ def read_run(steps: pl.LazyFrame, truth: pl.LazyFrame, variants: Sequence[Varian
         "without_truth": int((~known_rows).sum()),
         "without_probabilities": joined.filter(_has_truth() & ~_has_probabilities()).height,
     }
+    if gradients is not None:
+        counts["without_model_gradient"] = joined.filter(_has_truth() & (pl.col(_SKETCH) < 0)).height
     return Run(joined, counts["tasks"], int(str(sizes.max())), variants, counts)
 
 
@@ -321,6 +340,7 @@ def _arrays(run: Run, table: pl.DataFrame, size: int, rewards: Parameters) -> Dr
         choice=_integers(table, "(choice)"),
         chosen=_floats(table, "(chosen)"),
         square=_floats(table, "(square)"),
+        sketch=_integers(table, _SKETCH),
         estimates=estimates,
     )
 

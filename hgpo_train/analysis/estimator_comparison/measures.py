@@ -25,7 +25,10 @@ from which it is subtracted. The groups as they were played have no partners, un
 *Gradients.* g(x) = Σ x_t (onehot(a_t) - π), per visible context, is the gradient of Σ x_t log π with respect to a
 table of logits. `gradient` compares the gradients of the same steps, so it is 1 for true advantages. `gradient_limit`
 uses products of disjoint subgroups, which are independent: it is 1 for every unbiased estimator, whatever its variance.
-See `gradients`.
+See `gradients`. With a language model, `model_gradient` is the cosine of the gradients of all of its parameters, of a
+batch with one group per task, `model_gradient_within` the same without products of different tasks, and
+`model_gradient_limit` that of the expected gradients, the limit of many tasks.
+See `model_gradients`.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from hgpo_train.analysis.estimator_comparison.gradients import gradient_sums, summed
+from hgpo_train.analysis.estimator_comparison.model_gradients import MODEL_MEASURES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -137,6 +141,9 @@ def measured(sums: Sums) -> dict[str, Floats]:
 
     Args:
         sums: Arrays of any shape, such as one entry per resample of the tasks. Sums of gradients may be missing.
+
+    Returns:
+        `MEASURES`, and `MODEL_MEASURES` if there are sums of a model's gradients.
     """
     with np.errstate(all="ignore"):
         n = sums["n"]
@@ -162,11 +169,18 @@ def measured(sums: Sums) -> dict[str, Floats]:
         }
         for name, scope in (("gradient", "same"), ("gradient_limit", "other")):
             if f"ea_{scope}" in sums:
-                length = np.sqrt(_positive(sums[f"ee_{scope}"]) * _positive(sums[f"aa_{scope}"]))
-                found[name] = sums[f"ea_{scope}"] / length
+                found[name] = _cosine(sums, scope)
             else:
                 found[name] = np.full(np.shape(n), np.nan)
-    return {name: np.where(np.isfinite(found[name]), found[name], np.nan) for name in MEASURES}
+        for name, scope in MODEL_MEASURES.items():
+            if f"ea_{scope}" in sums:
+                found[name] = _cosine(sums, scope)
+    return {name: np.where(np.isfinite(values), values, np.nan) for name, values in found.items()}
+
+
+def _cosine(sums: Sums, scope: str) -> Floats:
+    cosine: Floats = sums[f"ea_{scope}"] / np.sqrt(_positive(sums[f"ee_{scope}"]) * _positive(sums[f"aa_{scope}"]))
+    return cosine
 
 
 def _positive(values: Floats) -> Floats:

@@ -9,6 +9,7 @@ import polars as pl
 
 from hgpo_envs.wording import counted
 from hgpo_train.analysis.estimator_comparison.inputs import REFERENCE
+from hgpo_train.analysis.estimator_comparison.model_gradients import MODEL_MEASURES
 from hgpo_train.analysis.estimator_comparison.pictures import COLOURS, Dot, Series, dots, lines
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ LABELS: Final = {
     "error": "error (MSE)",
     "squared_bias": "squared bias",
     "variance": "variance",
+    "model_gradient": "model gradient",
+    "model_gradient_within": "model gradient within tasks",
+    "model_gradient_limit": "model gradient of many tasks",
 }
 """Names of the measures, as in the heads of tables."""
 
@@ -39,12 +43,18 @@ MEANINGS: Final = {
     "error": "mean squared error, 1 for an advantage of 0 everywhere; depends on the estimator's scale",
     "squared_bias": "the part of the error that many groups would not remove, at a fixed context and action",
     "variance": "the part of the error that differs between redrawn groups, at a fixed context and action",
+    "model_gradient": "cosine with the true gradient of the same steps, all parameters of the language model",
+    "model_gradient_within": "the same without products of the gradients of different tasks",
+    "model_gradient_limit": "cosine of the expected gradients of all parameters, the limit of many tasks",
 }
 """One line for each measure."""
 
-PERFECT: Final = {"correlation": 1.0, "sign": 1.0, "gradient": 1.0, "gradient_limit": 1.0, "slope": 1.0, "bias": 0.0}
-_PICTURED: Final = ("correlation", "gradient", "gradient_limit", "slope")
-_COMPARED: Final = ("correlation", "affine_error", "gradient", "gradient_limit")
+PERFECT: Final = {
+    "bias": 0.0,
+    **dict.fromkeys(("correlation", "sign", "gradient", "gradient_limit", "slope", *MODEL_MEASURES), 1.0),
+}
+_PICTURED: Final = ("correlation", "gradient", "gradient_limit", *MODEL_MEASURES, "slope")
+_COMPARED: Final = ("correlation", "affine_error", "gradient", "gradient_limit", *MODEL_MEASURES)
 
 _ABOUT_DIFFERENCES: Final = (
     "<p>Row minus column, with intervals that hold for all pairs and group sizes of the measure (max-t over resampled "
@@ -89,10 +99,17 @@ def sentences(found: Comparison) -> list[str]:
         "their groups."
     )
     texts = [found_in, signal, method]
+    if "model" in d:
+        texts.append(
+            f"The model has {d['model']['parameters']:,} parameters. Its gradients are sketches of "
+            f"{d['model']['sketch']:,} numbers, which alone give a cosine of 0 a standard error of "
+            f"{d['model']['sketch'] ** -0.5:.3f}."
+        )
     left = {
         "steps without truth": d["without_truth"],
         "aborted rollouts": d["aborted"],
         "steps without action probabilities (not in gradients)": d["without_probabilities"],
+        "steps without tokens (not in the model's gradients)": d.get("without_model_gradient", 0),
     }
     if any(left.values()):
         texts.append(f"Left out: {', '.join(f'{count:,} {what}' for what, count in left.items() if count)}.")
@@ -126,7 +143,7 @@ def report(found: Comparison, title: str) -> str:
         *(f"<p>{escape(line)}</p>" for line in sentences(found)),
         f"<h2>Groups of {size}</h2>",
         _table(rows),
-        *(_forest(measure, rows, colours) for measure in _PICTURED),
+        *(_forest(measure, rows, colours) for measure in _PICTURED if measure in rows[0]),
         "<h2>By group size</h2>" if len(found.details["group_sizes"]) > 1 else "",
         *(_by_size(found, measure, colours) for measure in ("correlation", "gradient")),
         f"<h2>By part of the steps, groups of {size}</h2>",
@@ -135,7 +152,11 @@ def report(found: Comparison, title: str) -> str:
         _ABOUT_DIFFERENCES,
         *(_difference_table(found, measure, [row["estimator"] for row in rows], size) for measure in _COMPARED),
         "<h2>Measures</h2><dl>",
-        *(f"<dt>{escape(LABELS[name])}</dt><dd>{escape(text)}</dd>" for name, text in MEANINGS.items()),
+        *(
+            f"<dt>{escape(LABELS[name])}</dt><dd>{escape(text)}</dd>"
+            for name, text in MEANINGS.items()
+            if name in rows[0]
+        ),
         f"<dt>{escape(REFERENCE)}</dt><dd>{_ABOUT_REFERENCE}</dd></dl>",
         "<h2>Parameters</h2>",
         *(f"<p><b>{escape(name)}</b>: {escape(_parameters(spec))}</p>" for name, spec in _specs(found)),
@@ -151,11 +172,12 @@ def number(value: float | None) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    heads = "".join(f"<th>{escape(label)}</th>" for label in LABELS.values())
+    measures = [measure for measure in LABELS if measure in rows[0]]
+    heads = "".join(f"<th>{escape(LABELS[measure])}</th>" for measure in measures)
     texts = [f"<table><tr><th></th>{heads}</tr>"]
     for row in rows:
         cells = []
-        for measure in LABELS:
+        for measure in measures:
             here = row[measure]
             interval = "" if here["low"] is None else f"<small>{number(here['low'])} … {number(here['high'])}</small>"
             cells.append(f"<td>{number(here['value'])}{interval}</td>")
