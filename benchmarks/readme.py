@@ -292,7 +292,10 @@ def study_claims(name: str = "study") -> str:
         )
         for place, verdict in enumerate(verdicts[world]):
             claims = [cell["claims"][place] for cell in cells]
-            values = (f"{each['value']:+.3f} ({each['low']:+.3f} … {each['high']:+.3f})" for each in claims)
+            values = (
+                "–" if each["low"] is None else f"{each['value']:+.3f} ({each['low']:+.3f} … {each['high']:+.3f})"
+                for each in claims
+            )
             title = f"{claims[0]['hypothesis']}: {claims[0]['first']} − {claims[0]['second']}"
             lines.append(f"| {title} | " + " | ".join(values) + f" | {verdict} |")
         tables.append("\n".join(lines))

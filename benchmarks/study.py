@@ -214,14 +214,19 @@ def summary(run: Path, claims: Sequence[Claim] = CLAIMS, kept: Sequence[str] = K
 
 
 def judged(differences: pl.DataFrame, claims: Sequence[Claim]) -> Iterator[dict[str, Any]]:
-    """Yield each claim with its difference, its simultaneous interval and the verdict."""
+    """Yield each claim with its difference, its simultaneous interval and the verdict.
+
+    There is no difference, and the verdict is ``open``, if an estimator has no correlation because its advantages are
+    all 0: those of GRPO where all rollouts succeed.
+    """
     chosen = differences.filter(dimension="all", group_size=GROUP)
     for claim in claims:
         rows = chosen.filter(measure=claim.measure)
         direct = rows.filter(first=claim.first, second=claim.second)
         row = (direct if direct.height else rows.filter(first=claim.second, second=claim.first)).row(0, named=True)
         value, low, high = row["value"], row["low_all"], row["high_all"]
-        if not direct.height:
+        known = low is not None and high is not None
+        if known and not direct.height:
             value, low, high = -value, -high, -low
         yield {
             "hypothesis": claim.hypothesis,
@@ -231,7 +236,7 @@ def judged(differences: pl.DataFrame, claims: Sequence[Claim]) -> Iterator[dict[
             "value": value,
             "low": low,
             "high": high,
-            "verdict": claim.verdict(low, high),
+            "verdict": claim.verdict(low, high) if known else "open",
         }
 
 
@@ -243,11 +248,14 @@ def show(cells: list[dict[str, Any]], verdicts: dict[str, list[str]], judgements
         correlations = Table("correlation", *names, title=f"\n{world}", title_justify="left", box=None)
         for name in chosen[0]["estimators"]:
             found = [cell["estimators"][name]["correlation"]["value"] for cell in chosen]
-            correlations.add_row(name, *(f"{value:.3f}" for value in found))
+            correlations.add_row(name, *("–" if value is None else f"{value:.3f}" for value in found))
         claims = Table("claim", *names, "verdict", box=None)
         for place, claim in enumerate(judgements):
             found = [cell["claims"][place] for cell in chosen]
-            texts = [f"{each['value']:+.3f}\n{each['low']:+.3f} … {each['high']:+.3f}" for each in found]
+            texts = [
+                "–" if each["low"] is None else f"{each['value']:+.3f}\n{each['low']:+.3f} … {each['high']:+.3f}"
+                for each in found
+            ]
             claims.add_row(f"{claim.hypothesis} {claim.first} - {claim.second}", *texts, verdicts[world][place])
         CONSOLE.print(correlations, claims)
 
