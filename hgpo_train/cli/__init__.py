@@ -17,6 +17,7 @@ from hgpo_train.cli.command_types import RedactedApp, WorkersCommand
 from hgpo_train.cli.compare_estimators import compare_estimators
 from hgpo_train.cli.envs import envs
 from hgpo_train.cli.eval import evaluate
+from hgpo_train.cli.play import play
 from hgpo_train.cli.quickstart import quickstart
 from hgpo_train.cli.redaction import RedactedStream
 from hgpo_train.cli.rollout import rollout
@@ -64,6 +65,7 @@ app.command()(compare_estimators)
 app.command()(truth)
 app.command()(verify)
 app.command()(view)
+app.command()(play)
 app.command()(sft)
 app.command()(train)
 

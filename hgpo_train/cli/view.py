@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def view(
     run: Annotated[
-        list[str], typer.Argument(help="One or more runs, folders that contain runs, Parquet files, or patterns.")
+        list[str], typer.Argument(help="One or more runs, folders that contain runs, or quoted patterns of these.")
     ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write one page that works without a server, and exit.")
@@ -60,7 +60,7 @@ def view(
 
 def _say(address: str) -> None:
     typer.echo(f"The viewer is at {address}")
-    typer.echo("Only who has this address can open it. Ctrl-C ends it.")
+    typer.echo("Only someone with this address can open it. Press Ctrl-C to stop.")
 
 
 def _write(

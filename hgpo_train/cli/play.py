@@ -1,0 +1,204 @@
+"""`hgpo play`: a person plays the tasks that policies play, and sees what they see."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from hgpo_train.cli import collection  # typer reads the annotations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console
+
+    from hgpo_train.policies.base import Request
+    from hgpo_train.rollout.collection import CollectedRun
+
+HELP: Final = """\
+NUMBER  take the action with this number
+TEXT    send any other text as the action, such as search[red shoes]
+/TEXT   list the actions that contain the text
+a       list all actions
+p       show the prompt that a model would see
+q       quit; a game that is not finished is not saved"""
+
+_SHOWN: Final = 40
+"""Number of actions that are listed without being asked for."""
+
+
+def play(
+    env: Annotated[str, typer.Argument(help="Gymnasium id of the environment, or module:EnvironmentSpec.")] = (
+        "HGPO/ALFWorld-v0"
+    ),
+    tasks: Annotated[int, typer.Option(help="Number of tasks to play.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the task order.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="A run's folder to save the games in; games of the same settings are added.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split of the tasks; 'all' includes every split.")] = "train",
+    data: collection.Data = None,
+    history_length: collection.HistoryLength = 2,
+    max_steps: collection.MaxSteps = None,
+    env_option: collection.EnvOption = None,
+) -> None:
+    """Play tasks in the terminal, as a policy does, and save the games as rollouts."""
+    from rich.console import Console
+
+    from hgpo_envs.errors import InputError
+    from hgpo_train.cli.output_paths import check_folder
+    from hgpo_train.rollout.collection import collect
+
+    if tasks < 1:
+        raise InputError(f"--tasks: expected at least 1, received {tasks}")
+    console = Console(highlight=False)
+    options = collection.environment_options(split, data, history_length, max_steps, "command", env_option)
+    with tempfile.TemporaryDirectory(prefix="hgpo-play-") as scratch:
+        folder = out or Path(scratch) / "run"
+        check_folder("--out", folder)
+        before = _games(folder)
+        try:
+            run = collect(
+                env, Person(console), folder, tasks=before + tasks, group_size=1, seed=seed, slots=1, progress=False,
+                **options,
+            )  # fmt: skip
+        except _Quit:
+            played = _games(folder) - before
+            console.print(f"\n{played} of {tasks} played." + _where(out, played), soft_wrap=True)
+            return
+        _report(console, run, before)
+        console.print(_where(out, tasks).strip(), soft_wrap=True)
+
+
+class Person:
+    """A policy that asks the person at the terminal for every action.
+
+    Args:
+        console: Where the state is printed.
+    """
+
+    name = "person"
+    batch_size = 1
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def respond(self, requests: Sequence[Request]) -> list[str]:
+        """Return the person's actions."""
+        return [self._action(request) for request in requests]
+
+    def _action(self, request: Request) -> str:
+        from rich.panel import Panel
+        from rich.text import Text
+
+        if not request.step:
+            self._console.rule()
+            self._console.print(Text(request.instruction, style="bold"))
+        self._console.print(Panel(Text(request.observation), title=f"step {request.step}", title_align="left"))
+        actions = request.admissible_actions
+        self._list(actions, range(len(actions)))
+        while True:
+            written = self._ask()
+            if written in ("q", "quit"):
+                raise _Quit
+            if written.isdecimal():
+                if action := self._numbered(actions, int(written)):
+                    return action
+            elif not self._shown(request, written):
+                return written
+
+    def _shown(self, request: Request, written: str) -> bool:
+        """Show what a command asks for. Return whether it is a command, not an action."""
+        from rich.panel import Panel
+        from rich.text import Text
+
+        actions = request.admissible_actions
+        if written in ("h", "?", "help", ""):
+            self._console.print(Text(HELP, style="dim"))
+        elif written == "p":
+            self._console.print(Panel(Text(request.prompt), title="prompt", title_align="left"))
+        elif written == "a":
+            self._list(actions, range(len(actions)), limit=len(actions))
+        elif written.startswith("/"):
+            found = [number for number, action in enumerate(actions) if written[1:].strip() in action]
+            self._list(actions, found, limit=len(found))
+            if not found:
+                self._console.print(Text(f"no action contains {written[1:].strip()!r}", style="dim"))
+        else:
+            return False
+        return True
+
+    def _numbered(self, actions: Sequence[str], number: int) -> str | None:
+        """Return the action with a number, or None and say why there is none."""
+        from rich.text import Text
+
+        if number >= len(actions):
+            self._console.print(Text(f"expected a number from 0 to {len(actions) - 1}", style="red"))
+            return None
+        if "<" in actions[number]:  # an open query, such as search[<your query>]
+            self._console.print(Text(f"{actions[number]}: write it with your own text", style="dim"))
+            return None
+        return actions[number]
+
+    def _ask(self) -> str:
+        with _interruptible():
+            try:
+                return self._console.input("[bold]action[/] (h: help) > ").strip()
+            except (EOFError, KeyboardInterrupt):
+                raise _Quit from None
+
+    def _list(self, actions: Sequence[str], numbers: Sequence[int], limit: int = _SHOWN) -> None:
+        from rich.columns import Columns
+        from rich.text import Text
+
+        shown = [Text.assemble((f"{number:>3} ", "cyan"), actions[number]) for number in numbers[:limit]]
+        self._console.print(Columns(shown, padding=(0, 3), column_first=True))
+        if len(numbers) > limit:
+            self._console.print(Text(f"… and {len(numbers) - limit} more (a: all, /TEXT: search)", style="dim"))
+
+
+class _Quit(Exception):  # noqa: N818 - no error
+    """The person ends the session."""
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end the question: the collector's own handler waits for the end of a step."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _games(folder: Path) -> int:
+    """Return the number of games in a run's folder."""
+    from hgpo_datasets import scan_steps
+    from hgpo_datasets.run_paths import is_run
+
+    if not is_run(folder):
+        return 0
+    return int(scan_steps(folder).select("trajectory").unique().collect().height)
+
+
+def _report(console: Console, run: CollectedRun, before: int) -> None:
+    """Print the results of the games that were played now, from the last rows of their trajectories."""
+    from rich.text import Text
+
+    ends = run.steps.group_by("trajectory", maintain_order=True).last().collect()
+    for end in ends.slice(before).iter_rows(named=True):
+        if end["next_state"]:
+            console.print(Text(end["next_state"], style="dim"))
+        result = "[bold green]Solved[/]" if end["won"] else "[bold red]Not solved[/]"
+        console.print(f"{result} in {end['step'] + 1} steps, return {end['episode_return']:g}")
+
+
+def _where(out: Path | None, played: int) -> str:
+    if out is None:
+        return " Save games with --out RUN."
+    return f" The games are in {out}. Next: hgpo view {out}" if played else ""

@@ -1,0 +1,94 @@
+"""`hgpo play`: whole games typed at the terminal, what is shown, what is saved, and how a game is left."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hgpo_datasets import scan_steps
+from hgpo_train import collect
+
+ROOT = Path(__file__).parent.parent.parent
+COMMAND = [sys.executable, "-c", "from hgpo_train.cli import main; main()", "play"]
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "datasets")]), "COLUMNS": "100"}
+WORLDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
+
+
+def play(typed: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *options], input=typed, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, check=False
+    )
+
+
+def expert(env: str, folder: Path, tasks: int) -> list[list[str]]:
+    """The expert's actions in the tasks that `hgpo play` plays."""
+    run = collect(env, "expert", folder, tasks=tasks, group_size=1, action_format="command", progress=False)
+    games = run.steps.collect().partition_by("trajectory", maintain_order=True)
+    return [game["action"].to_list() for game in games]
+
+
+@pytest.mark.parametrize("env", WORLDS)
+def test_whole_games_are_saved_like_a_policys(env: str, tmp_path: Path) -> None:
+    games = expert(env, tmp_path / "expert", tasks=2)
+    out = tmp_path / "mine"
+    for game in games:  # one after the other: the second command adds a game
+        done = play("\n".join(game), env, "--out", str(out))
+        assert done.returncode == 0, done.stderr
+        assert "Solved in" in done.stdout
+        assert f"Next: hgpo view {out}" in done.stdout
+    columns = ["task_id", "step", "state", "action", "reward", "won", "next_state", "history_hash_2"]
+    mine, theirs = (scan_steps(run).select(columns).collect() for run in (out, tmp_path / "expert"))
+    assert mine.equals(theirs)
+
+
+def test_actions_by_number_lists_and_the_prompt(tmp_path: Path) -> None:
+    first = collect("HGPO/ALFWorld-v0", lambda request: request.admissible_actions[1], tmp_path / "run", tasks=1,
+                    group_size=1, max_steps=1, progress=False)  # fmt: skip
+    row = first.steps.collect().row(0, named=True)
+    done = play("/zzz\n/go to\n99\nh\np\n1\n", "--max-steps", "1", "--out", str(tmp_path / "mine"))
+    assert scan_steps(tmp_path / "mine").collect()["action"].to_list() == [row["action"]]
+    for part in ("no action contains 'zzz'", "expected a number from 0 to", "show the prompt that a model would see"):
+        assert part in done.stdout
+    assert "Answer with exactly one action" in done.stdout
+    assert "Not solved in 1 steps" in done.stdout
+
+
+def test_an_open_query_is_written_not_chosen() -> None:
+    done = play("0\nsearch[red shoes]\nq\n", "HGPO/WebShop-v0")
+    assert "search[<your query>]: write it with your own text" in done.stdout
+    assert "step 1" in done.stdout
+
+
+@pytest.mark.parametrize("typed", ["look\nq\n", "look\n"], ids=["quit", "end of input"])
+def test_an_unfinished_game_is_not_saved(typed: str, tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    done = play(typed, "--out", str(out))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0 of 1 played." in done.stdout
+    assert not list(out.glob("steps/*.parquet"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child")
+def test_ctrl_c_ends_the_question_at_once() -> None:
+    with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT, text=True) as child:
+        assert child.stdout is not None
+        shown = ""
+        while "action (h: help)" not in shown:  # the handler is in place before the question is printed
+            shown += child.stdout.read(1)
+        child.send_signal(signal.SIGINT)
+        assert "0 of 1 played." in child.stdout.read()
+        assert child.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [(["--tasks", "0"], "--tasks: expected at least 1, received 0"), (["HGPO/Nothing-v0"], "HGPO/Nothing-v0")],
+)
+def test_wrong_options(options: list[str], expected: str) -> None:
+    done = play("", *options)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
