@@ -39,9 +39,9 @@ def context_advantages(steps: Any, *, depth: int = 0, context: Context = "states
 
         - `context_advantage`: float64, the mean of `advantage`.
         - `context_advantage_first`, `context_advantage_second`: float64, the means of the halves, which are
-          independent.
+            independent.
         - `context_advantage_error`: float64, at most this large is the standard error by the truth's own noise: the
-          mean of `advantage_error`. It does not contain that the rows are a sample of the hidden states.
+            mean of `advantage_error`. It does not contain that the rows are a sample of the hidden states.
         - `context_rows`: the number of rows. With 1, it is the row's own truth.
 
     Raises:

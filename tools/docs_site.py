@@ -1,0 +1,220 @@
+"""Write the sources of the documentation site: the pages of docs/, and a reference generated from the code.
+
+python -m tools.docs_site build/docs     what `poe docs` builds the site from (mkdocs.yml)
+
+The pages of docs/ are written for GitHub, where links may lead anywhere in the repository. Here the files they link to are
+copied beside them. README.md is the front page.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from html import escape
+from importlib import import_module
+from inspect import isclass, isroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from typer.main import get_command
+
+from hgpo_train.cli import app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT: Final = Path(__file__).parent.parent
+
+COPIED: Final = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "viewer/README.md": "viewer-page.md",
+}
+"""Pages of the repository outside docs/, and their names in the site."""
+
+PACKAGES: Final[dict[str, tuple[str, ...]]] = {
+    "hgpo_envs": (
+        "env.TextEnv",
+        "vector.TextVectorEnv",
+        "registration.make_env",
+        "registration.make_vector_env",
+        "environment_spec.EnvironmentSpec",
+        "engine.Task",
+        "engine.State",
+        "engine.Engine",
+        "engine.BranchingEngine",
+        "engine.TaskSource",
+        "players.Player",
+        "players.make_player",
+        "action_features.ActionFeatures",
+        "prompts.PromptTemplate",
+        "errors.InputError",
+        "errors.UnknownTask",
+    ),
+    "hgpo_datasets": (),
+    "hgpo_train": (),
+    "hgpo_train.rollout": (),
+    "hgpo_train.advantages": (),
+    "hgpo_train.evaluation": (),
+    "hgpo_train.analysis.truth": (),
+    "hgpo_train.analysis.estimator_comparison": (),
+}
+"""The documented packages, each with its public names where it has no `__all__`."""
+
+LATER: Final = ("hgpo_train",)
+"""Packages that gather names of the others: what those pages describe is linked to."""
+
+_LINK: Final = re.compile(r"(?<=\]\()(?!https?:)([^)#]+)")
+
+
+def sources() -> dict[str, str | Path]:
+    """Return the content of every file of the site by its name: a text, or a file to copy."""
+    pages = (path for path in sorted((ROOT / "docs").iterdir()) if path.suffix != ".py" and path.is_file())
+    files: dict[str, str | Path] = {path.name: path for path in pages}
+    files |= {name: ROOT / source for source, name in COPIED.items()}
+    for name, path in list(files.items()):
+        if isinstance(path, Path) and path.suffix == ".md":
+            files[name], linked = _relinked(path)
+            files |= linked
+    files["site.css"] = ROOT / "tools/docs_site.css"
+    files["reference/commands.md"] = commands_page()
+    return files | {f"reference/{package}.md": page for package, page in api_pages().items()}
+
+
+def write(folder: Path) -> None:
+    """Replace a folder by the site's sources."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, content in sources().items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, Path):
+            shutil.copyfile(content, target)
+        else:
+            target.write_text(content, "utf-8")
+
+
+def _relinked(page: Path) -> tuple[str, dict[str, Path]]:
+    """Return a page with the links that it has in the site, and the files outside docs/ that it links to."""
+    linked: dict[str, Path] = {}
+
+    def new_link(found: re.Match[str]) -> str:
+        path = (page.parent / found[0]).resolve()
+        name = path.relative_to(ROOT.resolve()).as_posix()
+        if path.parent == ROOT / "docs" or name in COPIED:
+            return COPIED.get(name, path.name)
+        linked[name] = path
+        return name
+
+    return _LINK.sub(new_link, page.read_text("utf-8")), linked
+
+
+# Commands
+
+
+def commands_page() -> str:
+    """Return the page of all commands with their arguments and options."""
+    parts = [
+        "# Commands",
+        "Every command of `hgpo` with its arguments and options, as `hgpo COMMAND --help` prints them.",
+    ]
+    for words, command in every_command(get_command(app), ("hgpo",)):
+        parts += _command(words, command)
+    return "\n\n".join(parts) + "\n"
+
+
+def every_command(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:  # noqa: ANN401 (Typer's click)
+    """Return a command and those below it, with the words that call them."""
+    yield words, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from every_command(inner, (*words, name))
+
+
+def _command(words: tuple[str, ...], command: Any) -> Iterator[str]:  # noqa: ANN401 (Typer's click)
+    """Return a command's heading, description, usage and tables."""
+    name = " ".join(words)
+    context = command.make_context(name, [], resilient_parsing=True)
+    yield f"{'##' if len(words) <= 2 else '###'} {name}"
+    yield _plain(command.help or "")
+    yield f"    {name} {' '.join(command.collect_usage_pieces(context))}"
+    for kind in ("argument", "option"):
+        records = [
+            parameter.get_help_record(context) for parameter in command.params if parameter.param_type_name == kind
+        ]
+        if rows := [_row(*record) for record in records if record]:
+            yield "\n".join([f"| {kind} | meaning | default |", "|---|---|---|", *rows])
+
+
+def _row(syntax: str, description: str) -> str:
+    text, bracket, details = description.rpartition("  [")
+    if not bracket:
+        text, details = description, ""
+    return f"| {_code(syntax)} | {_plain(text)} | {_code(details.removesuffix(']').removeprefix('default: '))} |"
+
+
+def _code(text: str) -> str:
+    return f"<code>{_entities(text)}</code>" if text else ""
+
+
+def _plain(text: str) -> str:
+    """Return a help text in which nothing is markup but code in backticks."""
+    return re.sub(r"`([^`]*)`|[^`]+", lambda found: _code(found[1]) if found[1] else _entities(found[0]), text)
+
+
+def _entities(text: str) -> str:
+    """Return a text with the characters as entities that Markdown or HTML would read."""
+    return re.sub(r"[|*_\[\]\\]", lambda found: f"&#{ord(found[0])};", escape(text, quote=False))
+
+
+# Python
+
+
+def api_pages() -> dict[str, str]:
+    """Return the reference of every package, in which mkdocstrings finds the docstrings."""
+    described: set[str] = set()
+    pages = {package: _api_page(package, described) for package in sorted(PACKAGES, key=LATER.__contains__)}
+    return {package: pages[package] for package in PACKAGES}
+
+
+def _api_page(package: str, described: set[str]) -> str:
+    """Return a package's page. Names that another page describes are linked to."""
+    module = import_module(package)
+    parts, elsewhere = [f"# {package}", (module.__doc__ or "").partition("\n\n")[0]], []
+    for name, place in public_names(package).items():
+        if place in described:
+            elsewhere.append(f"| `{name}` | [`{place}`][{place}] |")
+        else:
+            described.add(place)
+            parts.append(f"::: {place}")
+    if elsewhere:
+        table = "\n".join(["| name | described at |", "|---|---|", *elsewhere])
+        parts[2:2] = [f"`{package}` also exports these names:", table]
+    return "\n\n".join(parts) + "\n"
+
+
+def public_names(package: str) -> dict[str, str]:
+    """Return a package's public names, modules excepted, with the places where they are defined."""
+    module = import_module(package)
+    if PACKAGES[package]:
+        return {place: f"{package}.{place}" for place in PACKAGES[package]}
+    found = {name: getattr(module, name) for name in module.__all__}
+    places = {}
+    for name, value in found.items():
+        if isclass(value) or isroutine(value):
+            places[name] = f"{value.__module__}.{value.__qualname__}"
+        elif not hasattr(value, "__path__"):
+            places[name] = _place_of_value(value, name)
+    return places
+
+
+def _place_of_value(value: object, name: str) -> str:
+    """Return where a constant or an alias of a type is defined: in the module that it was imported from."""
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("hgpo_") and vars(module).get(name) is value and "__path__" not in vars(module):
+            return f"{module.__name__}.{name}"
+    raise LookupError(f"{name}: expected its definition in a module of HGPO, found none")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
