@@ -2,8 +2,8 @@
 
 python -m tools.docs_site build/docs     what `poe docs` builds the site from (mkdocs.yml)
 
-The pages of docs/ are written for GitHub, where links may lead anywhere in the repository. Here the files they link to are
-copied beside them. README.md is the front page.
+The pages of docs/ are written for GitHub, where links may lead anywhere in the repository. Here, files outside docs/
+are copied to where the links expect them. README.md is the front page.
 """
 
 from __future__ import annotations
@@ -183,13 +183,13 @@ def _api_page(package: str, described: set[str]) -> str:
     parts, elsewhere = [f"# {package}", (module.__doc__ or "").partition("\n\n")[0]], []
     for name, place in public_names(package).items():
         if place in described:
-            elsewhere.append(f"| `{name}` | [`{place}`][{place}] |")
+            elsewhere.append(f"| [`{name}`][{place}] | `{place.rpartition('.')[0]}` |")
         else:
             described.add(place)
             parts.append(f"::: {place}")
     if elsewhere:
-        table = "\n".join(["| name | described at |", "|---|---|", *elsewhere])
-        parts[2:2] = [f"`{package}` also exports these names:", table]
+        table = "\n".join(["| name | defined in |", "|---|---|", *elsewhere])
+        parts[2:2] = [f"`{package}` also exports these names, which other pages describe:", table]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,0 +1,91 @@
+"""The documentation site: pages are in the navigation, the reference is complete, and it builds without a warning."""
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+from command import every_command
+
+from tools import docs_site
+
+ROOT = Path(__file__).parent.parent
+CONFIGURATION = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+
+
+def pages(navigation: object) -> list[str]:
+    """The pages of a navigation, in its order."""
+    if isinstance(navigation, str):
+        return [navigation]
+    inner = navigation.values() if isinstance(navigation, dict) else navigation
+    return [page for part in inner for page in pages(part)]
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    written = [name for name in docs_site.sources() if name.endswith(".md")]
+    assert sorted(pages(CONFIGURATION["nav"])) == sorted(written)
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= set(written)
+
+
+def test_every_command_is_described_with_its_options() -> None:
+    sections = re.split(r"^##+ ", docs_site.commands_page(), flags=re.MULTILINE)[1:]
+    described = {section.partition("\n")[0]: section for section in sections}
+    for words, command in every_command().items():
+        section = described.pop(" ".join(("hgpo", *words)))
+        for parameter in command.params:
+            assert parameter.name in section or any(option in section for option in parameter.opts)
+    assert not described
+
+
+def test_help_texts_contain_no_markup_but_code() -> None:
+    written = docs_site._plain("*.pack | [x](y) <b> `a|b*`")
+    assert written.startswith("&#42;.pack &#124; &#91;x&#93;(y) &lt;b&gt; <code>a&#124;b&#42;</code>")
+
+
+@pytest.mark.parametrize("package", docs_site.PACKAGES)
+def test_every_public_name_is_described_where_it_is_defined(package: str) -> None:
+    page = docs_site.api_pages()[package]
+    public = docs_site.public_names(package)
+    for place in public.values():
+        assert f"::: {place}\n" in page or f"[{place}]" in page
+        module, _, name = place.rpartition(".")
+        assert hasattr(import_module(module), name)
+    exported = getattr(import_module(package), "__all__", public)
+    assert {name for name in exported if name != "estimators"} == public.keys()
+
+
+def test_links_that_leave_the_folder_are_copied() -> None:
+    sources = docs_site.sources()
+    training = sources["training.md"]
+    assert isinstance(training, str)
+    assert "(benchmarks/results/learning_alfworld.png)" in training
+    assert sources["benchmarks/results/learning_alfworld.png"] == ROOT / "benchmarks/results/learning_alfworld.png"
+    assert "](docs/" not in str(sources["index.md"])
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path) -> None:
+    pytest.importorskip("zensical")
+    pytest.importorskip("mkdocstrings")
+    shutil.copyfile(ROOT / "mkdocs.yml", tmp_path / "mkdocs.yml")
+    for folder in ("hgpo_envs", "hgpo_train", "datasets", "tools"):  # what mkdocstrings reads
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    docs_site.write(tmp_path / "build/docs")
+    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
+    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    for page in pages(CONFIGURATION["nav"]):
+        address = "index.html" if page == "index.md" else f"{page.removesuffix('.md')}/index.html"
+        html = (tmp_path / "site" / address).read_text("utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=\"?([^\s\">]+)", html)
+        loaded += re.findall(r"<link[^>]*rel=\"?(?:stylesheet|preload|preconnect)[^>]*href=\"?([^\s\">]+)", html)
+        assert loaded
+        assert [source for source in loaded if source.startswith(("http", "//"))] == []
+        assert "[hgpo" not in re.sub(r"<pre.*?</pre>", "", html, flags=re.DOTALL), "a reference that leads nowhere"
+    reference = (tmp_path / "site/reference/hgpo_datasets/index.html").read_text("utf-8")
+    assert 'id="hgpo_datasets.reader.scan_steps"' in reference
+    assert "<blockquote>" not in reference, "examples are code"
