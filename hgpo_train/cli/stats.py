@@ -66,12 +66,11 @@ def stats(
     permutations: Annotated[
         int | None,
         typer.Option(
-            min=0,
             help="Number of permutations of the returns that show what chance alone gives. Default: 20, for more than "
             "50,000 steps fewer.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of intervals and permutations.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of intervals and permutations.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="A folder for levels.csv, sizes.csv, summary.csv and uncertainty.csv.")
     ] = None,
