@@ -19,6 +19,7 @@ NAMES = (
     "advantages",
     "advantages beside the run",
     "comparison of estimators",
+    "page of the viewer",
     "truth",
     "advantages over an older table",
     "pack of games",
