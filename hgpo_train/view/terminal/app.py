@@ -98,13 +98,15 @@ class TerminalViewer(App[None]):
     CSS = """
     #head, #columns { padding: 0 1; }
     #head { background: $panel; }
-    #columns { text-align: right; color: $text-muted; }
-    RunTree { background: $background; padding: 0 1; scrollbar-size-vertical: 1; }
+    #columns { text-align: right; color: $text-muted; padding: 0 1; }
+    RunTree { background: $background; padding: 0 0 0 1; scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
+    RunTree > .tree--guides { color: $panel; }
     StepScreen Horizontal { height: 1fr; }
     #texts { width: 1fr; padding: 0 1; scrollbar-size-vertical: 1; }
     #groups { width: 1fr; border-left: solid $panel; }
     #advantages { padding: 0 1; height: auto; max-height: 5; }
-    #members { height: 3fr; border: none; padding: 0; scrollbar-size-vertical: 1; background: $background; }
+    #members { height: 3fr; border: none; padding: 0 1; scrollbar-size-vertical: 1; background: $background; }
+    #members { text-wrap: nowrap; text-overflow: ellipsis; }
     #members > .option-list--option-disabled { color: $text; background: $surface; }
     #differs { height: 2fr; padding: 0 1; border-top: solid $panel; scrollbar-size-vertical: 1; }
     #differs:focus, #members:focus { border-top: solid $accent; }

@@ -55,7 +55,7 @@ def members(contexts: Sequence[Sequence[int | None]], row: int) -> list[Member]:
 
 
 def levels(contexts: Sequence[Sequence[int | None]], row: int) -> list[list[Member]]:
-    """Return the members of every level k of a step's hierarchy; none where the step has fewer than k previous states."""
+    """Return the members of every level k of a step's hierarchy; none if it has fewer than k previous states."""
     found = members(contexts, row)
     return [[member for member in found if member.deepest >= k] for k in range(len(contexts))]
 
@@ -68,8 +68,8 @@ def before(group: dict[str, Any], row: int, back: int) -> int | None:
 def word_difference(ours: str, theirs: str) -> list[tuple[Kind, str]]:
     """Return the parts of two texts that are the same, only in ours, and only in theirs.
 
-    The parts that are not ``theirs`` give ours, and those that are not ``ours`` give theirs, unless the texts have little
-    in common: then they follow each other, with a line break between them.
+    The parts that are not ``theirs`` give ours, and those that are not ``ours`` give theirs, unless the texts have
+    little in common: then they follow each other, with a line break between them.
 
     >>> word_difference("the red cup", "the blue cup")
     [('same', 'the '), ('ours', 'red'), ('theirs', 'blue'), ('same', ' cup')]

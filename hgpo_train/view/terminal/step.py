@@ -45,6 +45,7 @@ _DEPTH: Final = 2
 """The largest k that is shown if no estimator has levels."""
 _COMPARED: Final = 4_000
 """Characters of a state that are compared."""
+_BELOW: Final = dict(zip("0123456789", "₀₁₂₃₄₅₆₇₈₉", strict=True))
 _THOUGHT: Final = re.compile(r"(<think>.*?</think>|<action>.*?</action>)", re.IGNORECASE | re.DOTALL)
 
 
@@ -59,7 +60,7 @@ class StepScreen(Screen[None]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("n", "move(1)", "Next step"),
+        Binding("n", "move(1)", "Next"),
         Binding("p", "move(-1)", "Previous"),
         Binding("tab", "panel(1)", "Panel", key_display="Tab", priority=True),
         Binding("shift+tab", "panel(-1)", show=False, priority=True),
@@ -74,6 +75,7 @@ class StepScreen(Screen[None]):
         self.group = group
         self.row = row
         self.panel = panel
+        self.names = short_names([one["trajectory"] for one in group["trajectories"]])
         self.context = "states"
         self.others: dict[str, tuple[int, int]] = {}
 
@@ -160,16 +162,15 @@ class StepScreen(Screen[None]):
         ]
         mean = sum(returns) / len(returns) if returns else None
         value, weight = (columns.get(name, {self.row: None})[self.row] for name in (f"k{k}", f"weight_k{k}"))
-        facts = f"{text} · mean return {number(mean)} · A{k} "
+        facts = f"{text} · mean return {number(mean)} · A{''.join(_BELOW[digit] for digit in str(k))} "
         return Content.assemble(facts, signed(value), f" · weight {number(weight)}")
 
     def _member(self, row: int, estimates: Sequence[dict[str, Any]]) -> Content:
         """Return the line of a member: its trajectory and step, its return, its advantages and its action."""
         steps, trajectories = self.group["steps"], self.group["trajectories"]
         owner = steps["trajectory"][row]
-        mark = outcome(trajectories[owner])
-        name = line(f"{short_names([one['trajectory'] for one in trajectories])[owner]} · {steps['step'][row]}", 24)
-        parts: list[Content | str | tuple[str, str]] = [" ", mark, " ", name.stylize("bold") if row == self.row else name]
+        name = line(f"{self.names[owner]} · {steps['step'][row]}", 24, "bold" if row == self.row else "")
+        parts: list[Content | str] = [_mark(trajectories[owner]), " ", name]
         parts.append(" " * max(1, 16 - name.cell_length))
         returned = next((one["columns"]["return"][row] for one in estimates if one["columns"]), None)
         parts.append(f"R {number(returned):>6}")
@@ -218,10 +219,15 @@ def _head(group: dict[str, Any], row: int) -> Content:
     one = group["trajectories"][group["steps"]["trajectory"][row]]
     where = f" · step {group['steps']['step'][row]} of {one['length']} · return {number(one['episode_return'])}"
     task = line(group.get("task", group["task_id"]), 150, "bold")
-    lines = [task, Content.assemble(outcome(one), " ", line(one["trajectory"], 40), where)]
+    lines = [task, Content.assemble(_mark(one), " ", line(one["trajectory"], 40), where)]
     if one["error"] is not None:
         lines.append(Content.assemble(("Aborted: ", "$text-error"), line(one["error"])))
     return Content("\n").join(lines)
+
+
+def _mark(trajectory: dict[str, Any]) -> Content:
+    mark, meaning = outcome(trajectory)
+    return Content.styled(mark, f"$text-{meaning}")
 
 
 def _texts(step: dict[str, Any], group: dict[str, Any], row: int) -> Content:
@@ -235,8 +241,10 @@ def _texts(step: dict[str, Any], group: dict[str, Any], row: int) -> Content:
         about += "" if step[name] is None else f" · {step[name]:,} {name.replace('_', ' ')}"
     if step["logprobs"]:
         about += f" · log-probability {sum(step['logprobs']):.2f}"
-    valid = Content.styled("valid", "$text-success") if step["action_valid"] else Content.styled("invalid", "$text-error")
-    action = Content.assemble(("Action ", "bold underline"), " ", valid)
+    valid = (
+        Content.styled("valid", "$text-success") if step["action_valid"] else Content.styled("invalid", "$text-error")
+    )
+    action = Content.assemble(("Action", "bold underline"), "  ", valid)
     if step["why_invalid"]:
         action += visible(f": {step['why_invalid']}")
     parts = [
@@ -248,8 +256,11 @@ def _texts(step: dict[str, Any], group: dict[str, Any], row: int) -> Content:
     if last and steps["next"][row] is not None:
         parts.insert(2, _titled("State after the last step", block(group["states"][steps["next"][row]])))
     if step["admissible_actions"] is not None:
-        listed = [line(text, 120, "bold" if text == step["action"] else "") for text in step["admissible_actions"]]
-        listed = [Content.assemble("→ " if text == step["action"] else "  ", shown) for text, shown in zip(step["admissible_actions"], listed, strict=True)]
+        listed = [
+            Content.assemble("→ " if taken else "  ", line(text, 120, "bold" if taken else ""))
+            for text in step["admissible_actions"]
+            for taken in [text == step["action"]]
+        ]
         parts.append(_titled(f"{step['admissible_count']:,} admissible actions", Content("\n").join(listed)))
     parts.append(_titled("Prompt", block(step["prompt"])))
     return Content("\n\n").join(parts)
@@ -288,7 +299,8 @@ def _difference(group: dict[str, Any], row: int, other: int, back: int, *, actio
         parts += [f"{ago}, they were in the same state and did different things: "]
     else:
         marks = [("[-this rollout-]", "$text-error"), " and ", ("[+that rollout+]", "$text-success")]
-        parts += [f"{ago}, ", Content.assemble(*marks), " were in different states:\n", difference(word_difference(*texts))]
+        parts += [f"{ago}, ", Content.assemble(*marks), " were in different states:\n"]
+        parts.append(difference(word_difference(*texts)))
     if same or actions or did[0] != did[1]:
         parts += ["" if same else "\nand did: ", difference([("ours", did[0]), ("same", " "), ("theirs", did[1])])]
     return joined(parts)

@@ -106,12 +106,12 @@ def signed(value: float | None, digits: int = 2) -> Content:
 
 
 def outcome(trajectory: dict[str, Any]) -> tuple[str, str]:
-    """Return the mark of a trajectory's outcome, and its colour."""
+    """Return the mark of a trajectory's outcome, and its meaning: success, warning or error."""
     if trajectory["aborted"]:
-        return "!", "yellow"
+        return "!", "warning"
     if trajectory["won"]:
-        return "✓", "green"
-    return ("…", "yellow") if trajectory["truncated"] else ("✗", "red")
+        return "✓", "success"
+    return ("…", "warning") if trajectory["truncated"] else ("✗", "error")
 
 
 def short_names(names: Sequence[str]) -> list[str]:

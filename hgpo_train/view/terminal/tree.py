@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 COLUMNS: Final = {"won": 6, "return": 9, "length": 8, "invalid": 8}
 """The columns at the right side, with their widths."""
 
+COLOURS: Final = {"success": "green", "warning": "yellow", "error": "red"}
+"""The colours of outcomes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -39,7 +42,7 @@ class Entry:
     Attributes:
         name: Its name, one line.
         figures: The values of `COLUMNS`.
-        mark: A mark before the name, and its colour.
+        mark: A mark before the name, and its meaning (`COLOURS`).
         load: Adds the children; None for a node without children.
         enter: Called when the node is chosen; None if it opens and closes instead.
     """
@@ -82,10 +85,11 @@ class RunTree(Tree[Entry]):
         if entry.load is not None:
             shown.append("▼ " if node.is_expanded else "▶ ", base_style)
         if entry.mark is not None:
-            shown.append(f"{entry.mark[0]} ", entry.mark[1])
-        shown.append(entry.name, style)
-        room = max(8, self.scrollable_content_region.width - level * self.guide_depth - sum(COLUMNS.values()))
-        shown.truncate(room, overflow="ellipsis", pad=True)
+            shown.append(f"{entry.mark[0]} ", COLOURS[entry.mark[1]])
+        taken = shown.cell_len + level * self.guide_depth + sum(COLUMNS.values())
+        name = Text(entry.name, style)
+        name.truncate(max(8, self.scrollable_content_region.width - taken), overflow="ellipsis", pad=True)
+        shown.append_text(name)
         for value, width in zip(entry.figures, COLUMNS.values(), strict=False):
             shown.append(value.rjust(width), style)
         return shown
@@ -152,7 +156,7 @@ class TreeScreen(Screen[None]):
                     if source is self.sources[0] or self.text:
                         node.expand()
         head = Content.assemble(("hgpo view ", "bold"), line(self.sources[0].name if len(self.sources) == 1 else ""))
-        about = f' · {counted(found, "task")}' + (" contain " if self.text else "")
+        about = f" · {counted(found, 'task')}" + (" contain " if self.text else "")
         asked = line(self.text, 40, "bold") + " · Esc shows all" if self.text else ""
         self.query_one("#head", Static).update(head + about + asked)
         tree.focus()
