@@ -106,6 +106,7 @@ class TerminalViewer(App[None]):
     #groups { width: 1fr; border-left: solid $panel; }
     #advantages { padding: 0 1; height: auto; max-height: 5; }
     #members { height: 3fr; border: none; padding: 0 1; scrollbar-size-vertical: 1; background: $background; }
+    #members > .option-list--option-highlighted { background: $primary 30%; color: $text; text-style: bold; }
     #members { text-wrap: nowrap; text-overflow: ellipsis; }
     #members > .option-list--option-disabled { color: $text; background: $surface; }
     #differs { height: 2fr; padding: 0 1; border-top: solid $panel; scrollbar-size-vertical: 1; }

@@ -121,7 +121,7 @@ class StepScreen(Screen[None]):
         self.others = {}
         options: list[Option] = []
         for k, level in enumerate(levels(contexts, self.row)):
-            title = Content.assemble((f"k = {k}", "bold"), f" {_title(k)}\n", self._facts(k, level, levelled))
+            title = Content("\n").join(self._level(k, level, levelled))
             options.append(Option(title, disabled=True))
             for member in level:
                 if member.deepest == k:
@@ -141,29 +141,26 @@ class StepScreen(Screen[None]):
         value, returned = (found["columns"][name][self.row] for name in ("advantage", "return"))
         return found, Content.assemble(signed(value, 3).stylize("bold"), f"  return {number(returned, 3)}")
 
-    def _facts(self, k: int, level: Sequence[Member], levelled: dict[str, Any] | None) -> Content:
-        """Return the size, the mean return, the advantage and the weight of a level."""
+    def _level(self, k: int, level: Sequence[Member], levelled: dict[str, Any] | None) -> list[Content]:
+        """Return the lines of a level: its advantage and weight; its size and mean return."""
         steps, trajectories = self.group["steps"], self.group["trajectories"]
+        title = Content.assemble((f"k = {k}", "bold"), f" {_title(k)}")
         if not level:
-            return Content.styled(f"The step has only {counted(k - 1, 'state')} before it.", "dim")
-        owners = [steps["trajectory"][member.row] for member in level]
-        whole = [owner for owner in owners if not trajectories[owner]["aborted"]]
-        rollouts = counted(len(set(whole)), "rollout")
-        text = f"{'singleton' if len(whole) == 1 else counted(len(whole), 'step')} of {rollouts}"
+            return [title, Content.styled(f"The step has only {counted(k - 1, 'state')} before it.", "dim")]
+        whole = [one.row for one in level if not trajectories[steps["trajectory"][one.row]]["aborted"]]
+        rollouts = counted(len({steps["trajectory"][row] for row in whole}), "rollout")
+        facts = f"{'singleton' if len(whole) == 1 else counted(len(whole), 'step')} of {rollouts}"
         if len(whole) < len(level):
-            text += f" (+{len(level) - len(whole)} aborted)"
+            facts += f" (+{len(level) - len(whole)} aborted)"
         if levelled is None:
-            return Content(text)
+            return [title, Content(facts)]
         columns = levelled["columns"]
-        returns = [
-            columns["return"][member.row]
-            for member, owner in zip(level, owners, strict=True)
-            if not trajectories[owner]["aborted"]
-        ]
+        returns = [columns["return"][row] for row in whole]
         mean = sum(returns) / len(returns) if returns else None
-        value, weight = (columns.get(name, {self.row: None})[self.row] for name in (f"k{k}", f"weight_k{k}"))
-        facts = f"{text} · mean return {number(mean)} · A{''.join(_BELOW[digit] for digit in str(k))} "
-        return Content.assemble(facts, signed(value), f" · weight {number(weight)}")
+        value, weight = (columns[name][self.row] if name in columns else None for name in (f"k{k}", f"weight_k{k}"))
+        name = "A" + "".join(_BELOW[digit] for digit in str(k))
+        estimated = Content.assemble(f" · {name} ", signed(value), f" · weight {number(weight)}")
+        return [title + estimated, Content(f"{facts} · mean return {number(mean)}")]
 
     def _member(self, row: int, estimates: Sequence[dict[str, Any]]) -> Content:
         """Return the line of a member: its trajectory and step, its return, its advantages and its action."""
