@@ -89,7 +89,7 @@ class TerminalViewer(App[None]):
     """
 
     ENABLE_COMMAND_PALETTE = False
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (110, "-wide")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 (as Textual declares it)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark", "help", "Help", key_display="?"),
         Binding("d", "colours", show=False),
@@ -144,10 +144,6 @@ class TerminalViewer(App[None]):
     def action_colours(self) -> None:
         """Change between dark and light colours."""
         self.theme = "textual-light" if self.theme == "textual-dark" else "textual-dark"
-
-    def action_back(self) -> None:
-        """Go to the screen that was shown before."""
-        self.pop_screen()
 
     def action_tree(self) -> None:
         """Go to the tree."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from hgpo_train.view.index import Index
+    from hgpo_train.view.terminal.app import TerminalViewer
     from hgpo_train.view.terminal.estimators import Chosen
     from hgpo_train.view.terminal.hierarchy import Member
 
@@ -59,6 +60,7 @@ class StepScreen(Screen[None]):
         panel: The part of the screen that has the focus.
     """
 
+    app: TerminalViewer
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "move(1)", "Next"),
         Binding("p", "move(-1)", "Previous"),
@@ -295,8 +297,8 @@ def _difference(group: dict[str, Any], row: int, other: int, back: int, *, actio
     if same:
         parts += [f"{ago}, they were in the same state and did different things: "]
     else:
-        marks = [("[-this rollout-]", "$text-error"), " and ", ("[+that rollout+]", "$text-success")]
-        parts += [f"{ago}, ", Content.assemble(*marks), " were in different states:\n"]
+        ways = difference([("ours", "this rollout"), ("same", " and "), ("theirs", "that rollout")])
+        parts += [f"{ago}, ", ways, " were in different states:\n"]
         parts.append(difference(word_difference(*texts)))
     if same or actions or did[0] != did[1]:
         parts += ["" if same else "\nand did: ", difference([("ours", did[0]), ("same", " "), ("theirs", did[1])])]

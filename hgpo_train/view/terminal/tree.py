@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
+    from hgpo_train.view.terminal.app import TerminalViewer
 
 COLUMNS: Final = {"won": 6, "return": 9, "length": 8, "invalid": 8}
 """The columns at the right side, with their widths."""
@@ -50,7 +51,7 @@ class Entry:
     name: str
     figures: tuple[str, ...] = ()
     mark: tuple[str, str] | None = None
-    load: Callable[[TreeNode[Entry]], None] | None = None
+    load: Callable[[TreeNode[Entry]], object] | None = None
     enter: Callable[[TreeNode[Entry]], None] | None = None
 
 
@@ -114,6 +115,7 @@ class RunTree(Tree[Entry]):
 class TreeScreen(Screen[None]):
     """Tasks → groups → trajectories of every run."""
 
+    app: TerminalViewer
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "find", "Find a task", key_display="/"),
         Binding("escape", "show_all", "All tasks", show=False),
