@@ -46,6 +46,17 @@ _UNITS: Final = 4096
 """Number of parts of a run that are resampled. A run with more tasks has several of them in each part."""
 
 
+def default_permutations(rows: int) -> int:
+    """Return a number of permutations for a table: 20 up to 50,000 rows, fewer for larger ones, and at least 2.
+
+    Each permutation costs as much as the statistics. The more groups there are, the less their means vary.
+
+    >>> [default_permutations(rows) for rows in (1_000, 100_000, 10_000_000)]
+    [20, 10, 2]
+    """
+    return max(2, min(20, 1_000_000 // max(rows, 1)))
+
+
 def uncertainty(
     steps: StepTable,
     *,

@@ -64,9 +64,13 @@ def stats(
         typer.Option(help="Report statistics per value of a column such as task_type or iteration; may be repeated."),
     ] = None,
     permutations: Annotated[
-        int, typer.Option(min=0, help="Number of permutations of the returns that show what chance alone gives.")
-    ] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of intervals and permutations.")] = 0,
+        int | None,
+        typer.Option(
+            help="Number of permutations of the returns that show what chance alone gives. Default: 20, for more than "
+            "50,000 steps fewer.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The seed of intervals and permutations.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="A folder for levels.csv, sizes.csv, summary.csv and uncertainty.csv.")
     ] = None,
@@ -83,7 +87,7 @@ def stats(
     from hgpo_datasets import scan_steps
     from hgpo_train.analysis.describe import describe
     from hgpo_train.analysis.statistics import statistics
-    from hgpo_train.analysis.uncertainty import uncertainty
+    from hgpo_train.analysis.uncertainty import default_permutations, uncertainty
 
     if out is not None:
         check_folder("--out", out)
@@ -112,7 +116,7 @@ def stats(
         sure = uncertainty(
             steps,
             by=kinds,
-            permutations=permutations,
+            permutations=default_permutations(total) if permutations is None else permutations,
             seed=seed,
             progress=lambda done: progress.advance(second, done),
             **parameters,

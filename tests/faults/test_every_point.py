@@ -1,4 +1,4 @@
-"""All fault scenarios: some points of each by default, every point with HGPO_FAULTS=every."""
+"""All fault scenarios: some points of each by default, every point with HGPO_FAULTS=every (nightly)."""
 
 import json
 import os
@@ -11,7 +11,8 @@ import pytest
 from tests.faults import shim
 
 ROOT = Path(__file__).parents[2]
-MOST = {"every": 0}.get(os.environ.get("HGPO_FAULTS", ""), 40)
+MOST = {"every": 0}.get(os.environ.get("HGPO_FAULTS", ""), 20)
+SLOWEST = ("training", "page of the viewer")
 NAMES = (
     "step table",
     "step table, commit tried again",
@@ -19,6 +20,7 @@ NAMES = (
     "advantages",
     "advantages beside the run",
     "comparison of estimators",
+    "page of the viewer",
     "truth",
     "advantages over an older table",
     "pack of games",
@@ -45,7 +47,7 @@ def test_a_fault_at_any_point_loses_nothing(tmp_path: Path, name: str) -> None:
     """It runs in a separate process, because a process that has computed with Polars cannot fork safely."""
     if reason := shim.unusable():
         pytest.skip(reason)
-    most = MOST // 4 if name == "training" else MOST
+    most = MOST // 2 if name in SLOWEST else MOST
     command = [sys.executable, "-m", "tests.faults", "--exactly", name, "--most", most, "--json", tmp_path / "report"]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

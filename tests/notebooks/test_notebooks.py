@@ -1,4 +1,4 @@
-"""The notebooks run, from beginning to end, as a script and as a page, on a run that is played for them."""
+"""The notebooks run, from beginning to end, as a script and as a page, with their own data and with other runs."""
 
 import os
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from hgpo_train import collect
 
 pytest.importorskip("marimo")
 pytest.importorskip("altair")
@@ -24,18 +26,6 @@ def ran(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def test_runs_as_a_script(tmp_path: Path, notebook: Path) -> None:
     done = ran(tmp_path, str(notebook))
     assert done.returncode == 0, done.stderr
-
-
-def test_plays_a_run_with_something_to_see(tmp_path: Path) -> None:
-    import polars as pl
-
-    from hgpo_datasets import scan_steps
-
-    assert ran(tmp_path, str(ROOT / "notebooks" / "context_inconsistency.py")).returncode == 0
-    steps = scan_steps(tmp_path / "hgpo-notebook-run")
-    won = steps.group_by("trajectory").agg(pl.col("won").any()).collect()["won"]
-    assert len(won) == 128
-    assert 0.3 < won.mean() < 1
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
@@ -74,3 +64,11 @@ def test_opens_any_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "80 steps of 16 rollouts" in page.read_text("utf-8")
+
+
+def test_estimators_of_another_run(tmp_path: Path) -> None:
+    """No rollout of this run wins, so all advantages are 0 and no signs differ."""
+    collect("HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=3, group_size=3, max_steps=8, progress=False)
+    notebook = str(ROOT / "notebooks" / "seven_estimators.py")
+    done = ran(tmp_path, notebook, "--", "--run", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
