@@ -23,7 +23,7 @@ EXTRAS: Final = {
     "vllm": "vllm",
     "openai": "api",
     "minigrid": "examples",
-    **dict.fromkeys(("starlette", "uvicorn"), "view"),
+    **dict.fromkeys(("starlette", "textual", "uvicorn"), "view"),
 }
 """Optional packages, by the name that is imported, with the extra that installs them."""
 

@@ -1,17 +1,21 @@
-"""`hgpo view`: look at runs in a browser, or write a page that shows a selection of them."""
+"""`hgpo view`: look at runs in a browser or a terminal, or write a page that shows a selection of them."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hgpo_train.view.sources import Source
 
 
 def view(
+    ctx: typer.Context,
     run: Annotated[
         list[str], typer.Argument(help="One or more runs, folders that contain runs, or quoted patterns of these.")
     ],
@@ -30,17 +34,25 @@ def view(
             "--estimator",
             "-e",
             help="A custom estimator to offer, as module:function. For --out: the estimators to compute; default: "
-            "hgpo, gigpo, grpo. May be repeated.",
+            "hgpo, gigpo, grpo. For --terminal: the two to compare first, also as hgpo:history_length=4. May be "
+            "repeated.",
         ),
     ] = None,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="Show the runs in this terminal, without a browser.")
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on. Default: only this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
 ) -> None:
-    """Look at tasks, groups, steps and advantages in a browser, also while a run is being written."""
+    """Look at tasks, groups, steps and advantages in a browser or a terminal, also while a run is being written."""
     from hgpo_envs.errors import InputError
     from hgpo_train.view.sources import open_sources
 
+    if terminal:
+        _refuse_with_terminal(ctx)
+        _show(open_sources(run), estimator or ())
+        return
     if out is None and (task or overwrite):
         raise InputError(f"{'--task' if task else '--overwrite'} is an option of --out: the server shows all tasks")
     if not 0 <= port <= 65_535:
@@ -56,6 +68,30 @@ def view(
         registry.get(name)
     others = [name for name in named if name not in registry.names()]
     serve(open_sources(run), host=host, port=port, open_browser=browser, estimators=others, ready=_say)
+
+
+def _refuse_with_terminal(ctx: typer.Context) -> None:
+    """Refuse options that mean something only to the server or to a page."""
+    from hgpo_envs.errors import InputError
+
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in ("run", "terminal", "estimator"):
+            option = parameter.secondary_opts[0] if name == "browser" else parameter.opts[0]
+            raise InputError(f"{option} has no meaning with --terminal; leave one of them out")
+
+
+def _show(sources: list[Source], estimators: Sequence[str]) -> None:
+    from hgpo_envs.errors import InputError
+    from hgpo_train.view.terminal.app import TerminalViewer
+
+    app = TerminalViewer(sources, estimators)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise InputError("--terminal: expected a terminal, received a pipe or a file; use -o to write a page")
+    app.run()
+    if app.return_code:
+        raise typer.Exit(app.return_code)
 
 
 def _say(address: str) -> None:

@@ -175,7 +175,7 @@ def test_a_taken_name_a_missing_extra_and_a_fault_leave_nothing(run, small_run, 
 
 def test_every_optional_package_names_an_extra_that_installs_it() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    distributions = {"PIL": "pillow"}
+    distributions = {"PIL": "pillow", "vl_convert": "vl-convert-python"}
     for package, extra in EXTRAS.items():
         names = {re.split(r"[<>=\[ ;]", requirement)[0] for requirement in extras[extra]}
         assert distributions.get(package, package) in names, package

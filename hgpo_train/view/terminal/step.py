@@ -1,0 +1,305 @@
+"""One step: its texts, its advantages, and its hierarchy of groups."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Footer, OptionList, Static
+from textual.widgets.option_list import Option
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.wording import counted
+from hgpo_train.view.documents import step_document
+from hgpo_train.view.terminal.estimators import advantages
+from hgpo_train.view.terminal.hierarchy import before, levels, word_difference
+from hgpo_train.view.terminal.texts import (
+    block,
+    difference,
+    joined,
+    line,
+    number,
+    outcome,
+    plain,
+    short_names,
+    signed,
+    visible,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from textual.app import ComposeResult
+
+    from hgpo_train.view.index import Index
+    from hgpo_train.view.terminal.app import TerminalViewer
+    from hgpo_train.view.terminal.estimators import Chosen
+    from hgpo_train.view.terminal.hierarchy import Member
+
+PANELS: Final = ("#texts", "#members", "#differs")
+"""The parts of the screen that Tab visits, in this order."""
+_DEPTH: Final = 2
+"""The largest k that is shown if no estimator has levels."""
+_COMPARED: Final = 4_000
+"""Characters of a state that are compared."""
+_BELOW: Final = dict(zip("0123456789", "₀₁₂₃₄₅₆₇₈₉", strict=True))
+_THOUGHT: Final = re.compile(r"(<think>.*?</think>|<action>.*?</action>)", re.IGNORECASE | re.DOTALL)
+
+
+class StepScreen(Screen[None]):
+    """A step of a trajectory.
+
+    Args:
+        index: The index of the run.
+        group: The document of the group.
+        row: The position of the step in the group.
+        panel: The part of the screen that has the focus.
+    """
+
+    app: TerminalViewer
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("n", "move(1)", "Next"),
+        Binding("p", "move(-1)", "Previous"),
+        Binding("tab", "panel(1)", "Panel", key_display="Tab", priority=True),
+        Binding("shift+tab", "panel(-1)", show=False, priority=True),
+        Binding("e", "app.choose", "Estimators"),
+        Binding("escape", "app.back", "Back", key_display="Esc"),
+        Binding("t", "app.tree", "Tree"),
+    ]
+
+    def __init__(self, index: Index, group: dict[str, Any], row: int, panel: str = "#texts") -> None:
+        super().__init__()
+        self.index = index
+        self.group = group
+        self.row = row
+        self.panel = panel
+        self.names = short_names([one["trajectory"] for one in group["trajectories"]])
+        self.context = "states"
+        self.others: dict[str, tuple[int, int]] = {}
+
+    def compose(self) -> ComposeResult:
+        """Create the widgets."""
+        yield Static(id="head", markup=False)
+        with Horizontal():
+            with VerticalScroll(id="texts"):
+                yield Static(id="step", markup=False)
+            with Vertical(id="groups"):
+                yield Static(id="advantages", markup=False)
+                yield OptionList(id="members", markup=False)
+                with VerticalScroll(id="differs"):
+                    yield Static(id="difference", markup=False)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Show the step."""
+        self.show()
+        self._focus_panel()
+
+    def show(self) -> None:
+        """Show the step, with the estimators that are chosen now."""
+        with self.app.reporting():
+            document = step_document(self.index, self.group["row"] + self.row)
+            self.query_one("#step", Static).update(_texts(document, self.group, self.row))
+        self.query_one("#head", Static).update(_head(self.group, self.row))
+        self.show_groups()
+
+    def show_groups(self) -> None:
+        """Show the advantages and the hierarchy of groups."""
+        estimates, lines = [], []
+        for letter, chosen in zip("AB", self.app.chosen, strict=False):
+            estimate, about = self._estimate(chosen)
+            estimates.append(estimate)
+            lines.append(Content.assemble((f"{letter} ", "bold"), visible(chosen.text), " ", about))
+        self.query_one("#advantages", Static).update(Content("\n").join(lines))
+        levelled = next((one for one in estimates if "k0" in one["columns"]), None)
+        self.context = levelled["parameters"].get("context", "states") if levelled else "states"
+        depths = (one["parameters"].get("history_length") for one in estimates)
+        depth = next((int(value) for value in depths if value is not None), _DEPTH)
+        contexts = self.group["contexts"][self.context][: depth + 1]
+        self.others = {}
+        options: list[Option] = []
+        for k, level in enumerate(levels(contexts, self.row)):
+            title = Content("\n").join(self._level(k, level, levelled))
+            options.append(Option(title, disabled=True))
+            for member in level:
+                if member.deepest == k:
+                    name = f"{k} {member.row}"
+                    self.others[name] = k, member.row
+                    options.append(Option(self._member(member.row, estimates), id=name))
+        listed = self.query_one("#members", OptionList)
+        listed.set_options(options)
+        listed.highlighted = next((at for at, option in enumerate(options) if not option.disabled), None)
+
+    def _estimate(self, chosen: Chosen) -> tuple[dict[str, Any], Content]:
+        """Return the columns and parameters of an estimate, and a line about the step; empty if it is refused."""
+        try:
+            found = advantages(self.index, self.group["number"], chosen)
+        except InputError as error:
+            return {"columns": {}, "parameters": {}}, visible(str(error), "$text-error")
+        value, returned = (found["columns"][name][self.row] for name in ("advantage", "return"))
+        return found, Content.assemble(signed(value, 3).stylize("bold"), f"  return {number(returned, 3)}")
+
+    def _level(self, k: int, level: Sequence[Member], levelled: dict[str, Any] | None) -> list[Content]:
+        """Return the lines of a level: its advantage and weight; its size and mean return."""
+        steps, trajectories = self.group["steps"], self.group["trajectories"]
+        title = Content.assemble((f"k = {k}", "bold"), f" {_title(k)}")
+        if not level:
+            return [title, Content.styled(f"The step has only {counted(k - 1, 'state')} before it.", "dim")]
+        whole = [one.row for one in level if not trajectories[steps["trajectory"][one.row]]["aborted"]]
+        rollouts = counted(len({steps["trajectory"][row] for row in whole}), "rollout")
+        facts = f"{'singleton' if len(whole) == 1 else counted(len(whole), 'step')} of {rollouts}"
+        if len(whole) < len(level):
+            facts += f" (+{len(level) - len(whole)} aborted)"
+        if levelled is None:
+            return [title, Content(facts)]
+        columns = levelled["columns"]
+        returns = [columns["return"][row] for row in whole]
+        mean = sum(returns) / len(returns) if returns else None
+        value, weight = (columns[name][self.row] if name in columns else None for name in (f"k{k}", f"weight_k{k}"))
+        name = "A" + "".join(_BELOW[digit] for digit in str(k))
+        estimated = Content.assemble(f" · {name} ", signed(value), f" · weight {number(weight)}")
+        return [title + estimated, Content(f"{facts} · mean return {number(mean)}")]
+
+    def _member(self, row: int, estimates: Sequence[dict[str, Any]]) -> Content:
+        """Return the line of a member: its trajectory and step, its return, its advantages and its action."""
+        steps, trajectories = self.group["steps"], self.group["trajectories"]
+        owner = steps["trajectory"][row]
+        name = line(f"{self.names[owner]} · {steps['step'][row]}", 24, "bold" if row == self.row else "")
+        parts: list[Content | str] = [_mark(trajectories[owner]), " ", name]
+        parts.append(" " * max(1, 16 - name.cell_length))
+        returned = next((one["columns"]["return"][row] for one in estimates if one["columns"]), None)
+        parts.append(f"R {number(returned):>6}")
+        for letter, one in zip("AB", estimates, strict=False):
+            value = signed(one["columns"]["advantage"][row] if one["columns"] else None)
+            parts += [f"  {letter} ", " " * (5 - value.cell_length), value]
+        action = steps["action"][row]
+        parts += ["  ", line(None if action is None else self.group["actions"][action], 60, "dim")]
+        return Content.assemble(*parts)
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        """Show what differs between the histories of the step and of the member."""
+        level, other = self.others[event.option.id or ""]
+        shown = Content("You are here.")
+        if other != self.row:
+            shown = _difference(self.group, self.row, other, level + 1, actions=self.context == "states_actions")
+        self.query_one("#difference", Static).update(shown)
+        self.query_one("#differs").scroll_home(animate=False)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Go to the member."""
+        _, other = self.others[event.option.id or ""]
+        self.app.push_screen(StepScreen(self.index, self.group, other, self.panel))
+
+    def action_move(self, by: int) -> None:
+        """Go to the next or the previous step of the trajectory."""
+        steps = self.group["steps"]
+        other = self.row + by
+        if 0 <= other < len(steps["step"]) and steps["trajectory"][other] == steps["trajectory"][self.row]:
+            self.row = other
+            self.show()
+            self.query_one("#texts").scroll_home(animate=False)
+
+    def action_panel(self, by: int) -> None:
+        """Go to the next or the previous part of the screen."""
+        self.panel = PANELS[(PANELS.index(self.panel) + by) % len(PANELS)]
+        self._focus_panel()
+
+    def _focus_panel(self) -> None:
+        self.set_class(self.panel != PANELS[0], "-groups")  # narrow windows show one half
+        self.query_one(self.panel).focus()
+
+
+def _head(group: dict[str, Any], row: int) -> Content:
+    """Return the task, the trajectory, and where the step is in it."""
+    one = group["trajectories"][group["steps"]["trajectory"][row]]
+    where = f" · step {group['steps']['step'][row]} of {one['length']} · return {number(one['episode_return'])}"
+    task = line(group.get("task", group["task_id"]), 150, "bold")
+    lines = [task, Content.assemble(_mark(one), " ", line(one["trajectory"], 40), where)]
+    if one["error"] is not None:
+        lines.append(Content.assemble(("Aborted: ", "$text-error"), line(one["error"])))
+    return Content("\n").join(lines)
+
+
+def _mark(trajectory: dict[str, Any]) -> Content:
+    mark, meaning = outcome(trajectory)
+    return Content.styled(mark, f"$text-{meaning}")
+
+
+def _texts(step: dict[str, Any], group: dict[str, Any], row: int) -> Content:
+    """Return the texts of a step, each below its name."""
+    steps = group["steps"]
+    about = f"reward {number(steps['reward'][row], 3)}"
+    if steps["score"][row] is not None:
+        about += f" · score {number(steps['score'][row], 3)}"
+    about += f" · policy after {counted(step['policy_version'], 'update')}"
+    for name in ("prompt_tokens", "response_tokens"):
+        about += "" if step[name] is None else f" · {step[name]:,} {name.replace('_', ' ')}"
+    if step["logprobs"]:
+        about += f" · log-probability {sum(step['logprobs']):.2f}"
+    valid = (
+        Content.styled("valid", "$text-success") if step["action_valid"] else Content.styled("invalid", "$text-error")
+    )
+    action = Content.assemble(("Action", "bold underline"), "  ", valid)
+    if step["why_invalid"]:
+        action += visible(f": {step['why_invalid']}")
+    parts = [
+        _titled("State", block(step["state"])),
+        joined([action, "\n", block(step["action"]), "\n", Content.styled(about, "dim")]),
+        _titled("Response", _response(step["response"])),
+    ]
+    last = steps["step"][row] + 1 == group["trajectories"][steps["trajectory"][row]]["length"]
+    if last and steps["next"][row] is not None:
+        parts.insert(2, _titled("State after the last step", block(group["states"][steps["next"][row]])))
+    if step["admissible_actions"] is not None:
+        listed = [
+            Content.assemble("→ " if taken else "  ", line(text, 120, "bold" if taken else ""))
+            for text in step["admissible_actions"]
+            for taken in [text == step["action"]]
+        ]
+        parts.append(_titled(f"{step['admissible_count']:,} admissible actions", Content("\n").join(listed)))
+    parts.append(_titled("Prompt", block(step["prompt"])))
+    return Content("\n\n").join(parts)
+
+
+def _titled(title: str, text: Content) -> Content:
+    return Content.assemble((title, "bold underline"), "\n", text)
+
+
+def _response(text: Any) -> Content:  # noqa: ANN401 (a JSON value)
+    """Return a response with the thought in italics and the action in bold."""
+    if not isinstance(text, str):
+        return block(text)
+    styles = {"<think>": "italic", "<action": "bold"}
+    parts = [block(part).stylize(styles.get(part[:7].lower(), "")) for part in _THOUGHT.split(text) if part]
+    return joined(parts) if parts else block(text)
+
+
+def _title(k: int) -> str:
+    return ("same state", "and the same state before")[k] if k < 2 else f"and the same {k} states before"
+
+
+def _difference(group: dict[str, Any], row: int, other: int, back: int, *, actions: bool) -> Content:
+    """Return what is different some steps before, where the histories of two steps part."""
+    steps = group["steps"]
+    ours, theirs = before(group, row, back), before(group, other, back)
+    ago = "One step before" if back == 1 else f"{back} steps before"
+    if ours is None or theirs is None:
+        short = "that rollout" if theirs is None else "this rollout"
+        return Content(f"{ago}, {short} had not begun.")
+    did = ["" if steps["action"][at] is None else plain(group["actions"][steps["action"][at]]) for at in (ours, theirs)]
+    same = steps["state"][ours] == steps["state"][theirs]
+    texts = [plain(group["states"][steps["state"][at]])[:_COMPARED] for at in (ours, theirs)]
+    parts: list[Content | str] = []
+    if same:
+        parts += [f"{ago}, they were in the same state and did different things: "]
+    else:
+        ways = difference([("ours", "this rollout"), ("same", " and "), ("theirs", "that rollout")])
+        parts += [f"{ago}, ", ways, " were in different states:\n"]
+        parts.append(difference(word_difference(*texts)))
+    if same or actions or did[0] != did[1]:
+        parts += ["" if same else "\nand did: ", difference([("ours", did[0]), ("same", " "), ("theirs", did[1])])]
+    return joined(parts)

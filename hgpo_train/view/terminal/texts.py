@@ -1,0 +1,128 @@
+"""Texts of a run for the terminal. They are data: no markup in them is read, and no control character is sent."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from textual.content import Content, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hgpo_train.view.documents import Text
+
+MOST: Final = 20_000
+"""Characters of a text that a screen contains."""
+CODE: Final = "reverse dim"
+"""The style of a character's code."""
+
+_HIDDEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+    "\ufeff\ufffe\uffff\U000e0000-\U000e007f]"
+)
+"""Characters that cannot be seen, that control a terminal, or that turn the direction of a line."""
+
+
+def visible(text: str, style: str = "") -> Content:
+    """Return a text in which hidden characters are replaced by their codes, such as U+001B.
+
+    >>> visible("a" + chr(27) + "[31m").plain
+    'aU+001B[31m'
+    """
+    parts: list[str] = []
+    spans: list[Span] = []
+    end = at = 0
+    for found in _HIDDEN.finditer(text):
+        code = f"U+{ord(found[0]):04X}"
+        parts += [text[end : found.start()], code]
+        at += found.start() - end
+        spans.append(Span(at, at + len(code), CODE))
+        at += len(code)
+        end = found.end()
+    shown = "".join([*parts, text[end:]])
+    return Content(shown, [Span(0, len(shown), style), *spans] if style and shown else spans).expand_tabs(4)
+
+
+def plain(text: Text) -> str:
+    """Return the text of a document, or the beginning that it contains; empty if it is not stored."""
+    return text["cut"] + "…" if isinstance(text, dict) else text or ""
+
+
+def line(text: Text, most: int = 200, style: str = "") -> Content:
+    """Return the beginning of a text as one line."""
+    joined = " ".join(plain(text)[: 4 * most].split())
+    return visible(joined if len(joined) <= most else f"{joined[: most - 1]}…", style)
+
+
+def block(text: Text) -> Content:
+    """Return a text with its line breaks, and how much of it is left out."""
+    if text is None:
+        return Content.styled("not stored", "dim italic")
+    length = text["length"] if isinstance(text, dict) else len(text)
+    beginning = (text["cut"] if isinstance(text, dict) else text)[:MOST]
+    if not beginning:
+        return Content.styled("empty", "dim italic")
+    left = length - len(beginning)
+    return visible(beginning) + (Content.styled(f"\n{left:,} more characters", "dim italic") if left else "")
+
+
+def difference(parts: Sequence[tuple[str, str]]) -> Content:
+    """Return the parts of two texts: ours in red, theirs in green, both in brackets, so that colours are not needed."""
+    shown = []
+    for kind, text in parts:
+        if kind == "same":
+            shown.append(visible(text))
+        else:
+            mark, style = ("-", "$text-error") if kind == "ours" else ("+", "$text-success")
+            shown.append(Content.assemble((f"[{mark}", style), visible(text, style), (f"{mark}]", style)))
+    return joined(shown)
+
+
+def joined(parts: Iterable[Content | str]) -> Content:
+    """Return the parts as one content."""
+    return Content("").join(list(parts))
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Return a number, or a dash for null.
+
+    >>> number(None), number(3.0), number(0.5)
+    ('–', '3', '0.50')
+    """
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.{digits}f}"
+
+
+def signed(value: float | None, digits: int = 2) -> Content:
+    """Return a number with its sign, such as an advantage, in a colour."""
+    if value is None:
+        return Content("–")
+    text = f"{value:+.{digits}f}"
+    if float(text) == 0:
+        return Content(text[1:])
+    return Content.styled(text, "$text-success" if value > 0 else "$text-error")
+
+
+def outcome(trajectory: dict[str, Any]) -> tuple[str, str]:
+    """Return the mark of a trajectory's outcome, and its meaning: success, warning or error."""
+    if trajectory["aborted"]:
+        return "!", "warning"
+    if trajectory["won"]:
+        return "✓", "success"
+    return ("…", "warning") if trajectory["truncated"] else ("✗", "error")
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return names without the beginning that all of them share, up to a separator.
+
+    >>> short_names(["task 1/0/a", "task 1/0/b"]), short_names(["one"])
+    (['…a', '…b'], ['one'])
+    """
+    if len(names) < 2:
+        return list(names)
+    low, high = min(names), max(names)
+    same = next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+    cut = len(re.sub(r"[^-/_:. ]*$", "", low[:same]))
+    return [f"…{name[cut:]}" if cut and len(name) > cut else name for name in names]
