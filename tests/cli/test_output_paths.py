@@ -173,13 +173,17 @@ def test_a_taken_name_a_missing_extra_and_a_fault_leave_nothing(run, small_run, 
     assert tree(Path()) == before
 
 
+UNUSED = ("dev", "docs")
+"""Extras whose packages no command imports."""
+
+
 def test_every_optional_package_names_an_extra_that_installs_it() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     distributions = {"PIL": "pillow", "vl_convert": "vl-convert-python"}
     for package, extra in EXTRAS.items():
         names = {re.split(r"[<>=\[ ;]", requirement)[0] for requirement in extras[extra]}
         assert distributions.get(package, package) in names, package
-    needed = {re.split(r"[<>=\[ ;]", one)[0] for name, extra in extras.items() if name != "dev" for one in extra}
+    needed = {re.split(r"[<>=\[ ;]", one)[0] for name, extra in extras.items() if name not in UNUSED for one in extra}
     assert needed - {"hgpo", "cmake"} == {distributions.get(package, package) for package in EXTRAS}
 
 
