@@ -292,6 +292,6 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("Interrupted: the same command goes on from here.")
+        sys.exit("Interrupted: the same command resumes.")
     except InputError as error:
         sys.exit(f"error: {error}")

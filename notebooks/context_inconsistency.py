@@ -27,7 +27,7 @@ def imports():
     from hgpo_train.advantages import compute
     from hgpo_train.analysis.charts import levels_chart, sizes_chart
     from hgpo_train.analysis.describe import describe
-    from hgpo_train.analysis.resampling import intervals, task_weights
+    from hgpo_train.analysis.resampling import ratio_interval
     from hgpo_train.analysis.statistics import statistics
     from hgpo_train.analysis.uncertainty import uncertainty
 
@@ -36,15 +36,14 @@ def imports():
         alt,
         compute,
         describe,
-        intervals,
         levels_chart,
         mo,
         np,
         pl,
+        ratio_interval,
         scan_steps,
         sizes_chart,
         statistics,
-        task_weights,
         uncertainty,
     )
 
@@ -59,8 +58,8 @@ def title(mo):
     also compares steps with the same last *k* states, for k = 0 … K, and gives deeper levels larger weights.
 
     This notebook asks of one run: how often do histories differ, where, and does the difference *matter*? Every figure
-    has a 95% interval by resampled tasks. Figures about returns also have a grey tick: what chance alone would give if
-    histories said nothing, because the rollouts that visit a state exchange their returns from there at random.
+    has a 95% bootstrap interval (tasks resampled). Figures about returns have a grey tick, the permutation baseline:
+    returns are permuted among the rollouts that visit the same state, so that they do not depend on the history.
     """)
     return
 
@@ -101,13 +100,13 @@ def read(pl, scan_steps, source):
 def count(context, depth, reward, statistics, steps, uncertainty):
     options = {"context": context.value, "reward": reward.value, "reward_scale": 10}
     found = statistics(steps, history_length=depth.value, **options)
-    sure = uncertainty(steps, history_length=depth.value, **options)
-    return found, options, sure
+    intervals = uncertainty(steps, history_length=depth.value, **options)
+    return found, options, intervals
 
 
 @app.cell(hide_code=True)
-def in_words(describe, found, mo, sure):
-    mo.md("## Summary\n\n" + "\n".join(f"- {sentence}" for sentence in describe(found, sure)))
+def in_words(describe, found, mo, intervals):
+    mo.md("## Summary\n\n" + "\n".join(f"- {sentence}" for sentence in describe(found, intervals)))
     return
 
 
@@ -197,7 +196,7 @@ def about_positions(mo):
 
 
 @app.cell
-def positions(alt, compute, context, depth, intervals, np, options, pl, steps, task_weights):
+def positions(alt, compute, context, depth, np, options, pl, ratio_interval, steps):
     def by_position():
         levels = sorted({0, 1, depth.value})
         sized = compute(steps, "hgpo", history_length=depth.value, details=True, column="a", **options).collect()
@@ -205,7 +204,6 @@ def positions(alt, compute, context, depth, intervals, np, options, pl, steps, t
         task = "task_id" if "task_id" in sized.columns else "task"
         numbers = sized[task].rank("dense").cast(pl.Int64).to_numpy() - 1
         tasks = int(numbers.max()) + 1
-        weights = task_weights(tasks, 500, 0)
         rows = []
         for position in range(last + 1):
             here = (sized["step"] == position).to_numpy()
@@ -213,9 +211,7 @@ def positions(alt, compute, context, depth, intervals, np, options, pl, steps, t
             for k in levels:
                 shared = (sized[f"a_size_k{k}"].fill_null(0) > 1).to_numpy() & here
                 hits = np.bincount(numbers[shared], minlength=tasks)
-                value = hits.sum() / total.sum()
-                bound = intervals(np.array([value]), ((weights @ hits) / (weights @ total))[:, None], tasks)
-                rows.append((position, f"k = {k}", value, bound.low[0], bound.high[0]))
+                rows.append((position, f"k = {k}", *ratio_interval(hits, total)))
         return pl.DataFrame(rows, ["step", "level", "value", "low", "high"], orient="row", infer_schema_length=None)
 
     base = alt.Chart(alt.Data(values=by_position().to_dicts())).encode(
@@ -244,7 +240,7 @@ def about_aliasing(mo):
 
 
 @app.cell
-def aliasing(intervals, mo, np, pl, steps, task_weights):
+def aliasing(mo, pl, ratio_interval, steps):
     def differing_next_states():
         groups = [name for name in ("run", "iteration", "task_id", "group", "task") if name in steps.columns]
         following = steps.with_columns(pl.col("state").shift(-1).over("trajectory", order_by="step").alias("(next)"))
@@ -257,18 +253,16 @@ def aliasing(intervals, mo, np, pl, steps, task_weights):
             for frame in (same, also)
         )
         both = pairs.join(equal, on=pairs.columns[0], suffix="_equal").sort(pairs.columns[0])
-        total, agree = (both[name].to_numpy().astype(float) for name in ("n", "n_equal"))
-        value = 1 - agree.sum() / total.sum()
-        weights = task_weights(both.height, 1000, 0)
-        draws = 1 - (weights @ agree) / (weights @ total)
-        bound = intervals(np.array([value]), draws[:, None], both.height)
-        return value, float(bound.low[0]), float(bound.high[0]), int(total.sum() / 2)
+        total, agree = (both[name].to_numpy() for name in ("n", "n_equal"))
+        if not total.sum():
+            return "No two steps have the same state and action."
+        value, low, high = ratio_interval(total - agree, total)
+        interval = "" if low is None else f" ({low:.1%} to {high:.1%})"
+        pairs = int(total.sum() / 2)
+        of = f"Of {pairs:,} pairs of steps with the same state and action"
+        return f"{of}, **{value:.1%}**{interval} lead to different states."
 
-    _value, _low, _high, _pairs = differing_next_states()
-    mo.md(
-        f"Of {_pairs:,} pairs of steps with the same state and action, **{_value:.1%}** ({_low:.1%} to {_high:.1%}) "
-        "lead to different states."
-    )
+    mo.md(differing_next_states())
     return
 
 

@@ -93,7 +93,7 @@ def from_json_lines(folder, levels_chart, pl, uncertainty):
 def explained(levels_chart, mine, mo, uncertainty):
     mo.vstack(
         [
-            mo.md("Where an agent was says nothing about where it will get. Does the picture say so?"),
+            mo.md("Returns do not depend on the history here, so the intervals should contain chance, the grey ticks."),
             levels_chart(uncertainty(mine, history_length=3, reward_scale=10), "explained"),
         ]
     )

@@ -26,9 +26,9 @@ def imports():
     from hgpo_datasets import scan_steps
     from hgpo_train.advantages import compute_many
     from hgpo_train.analysis.estimator_comparison.variants import read_variants
-    from hgpo_train.analysis.resampling import intervals, task_weights
+    from hgpo_train.analysis.resampling import ratio_interval
 
-    return Path, alt, compute_many, intervals, mo, np, pl, read_variants, scan_steps, task_weights
+    return Path, alt, compute_many, mo, np, pl, ratio_interval, read_variants, scan_steps
 
 
 @app.cell(hide_code=True)
@@ -118,7 +118,7 @@ def pair(estimators, mo):
 
 
 @app.cell
-def signs(alt, estimated, first, intervals, np, pl, second, task_weights):
+def signs(alt, estimated, first, np, pl, ratio_interval, second):
     def by_position():
         one, other = pl.col(first.value), pl.col(second.value)
         task = "task_id" if "task_id" in estimated.columns else "task"
@@ -129,20 +129,13 @@ def signs(alt, estimated, first, intervals, np, pl, second, task_weights):
             return []
         numbers = known[task].rank("dense").cast(pl.Int64) - 1
         tasks = int(numbers.max()) + 1
-        weights = task_weights(tasks, 1000, 0)
         found = []
         for place in known["place"].unique().sort():
             here = (known["place"] == place).to_numpy()
             total = np.bincount(numbers.to_numpy()[here], minlength=tasks)
             hits = np.bincount(numbers.to_numpy()[here], known["differs"].to_numpy()[here], tasks)
-            with np.errstate(invalid="ignore"):
-                bound = intervals(
-                    np.array([hits.sum() / total.sum()]), ((weights @ hits) / (weights @ total))[:, None], tasks
-                )
-            low, high = (None if np.isnan(end[0]) else float(end[0]) for end in (bound.low, bound.high))
-            found.append(
-                {"step": place, "share": hits.sum() / total.sum(), "low": low, "high": high, "steps": int(total.sum())}
-            )
+            share, low, high = ratio_interval(hits, total)
+            found.append({"step": place, "share": share, "low": low, "high": high, "steps": int(total.sum())})
         return found
 
     bars = alt.Chart(alt.Data(values=by_position())).encode(alt.X("step:O", title="step (9: and later)"))

@@ -126,7 +126,7 @@ def correlation(alt, found, pl):
 @app.cell(hide_code=True)
 def about_difference(mo):
     mo.md("""
-    ## Which differences are sure?
+    ## Which differences are significant?
 
     Two intervals that overlap do not say that two estimators are equal, and two that do not overlap say too much: the
     estimators see the same steps, so their *difference* has an interval of its own. These hold for all pairs at once.
@@ -149,9 +149,9 @@ def differences(found, mo, pl):
             low.round(3).alias("from"),
             high.round(3).alias("to"),
         ).sort("difference", descending=True)
-        sure = shown.filter(pl.col("from") > 0)
-        text = mo.md(f"{sure.height} of {rows.height} pairs differ beyond chance; of the others, this run cannot tell.")
-        return mo.vstack([text, mo.ui.table(sure, selection=None)])
+        significant = shown.filter(pl.col("from") > 0)
+        text = mo.md(f"{significant.height} of {rows.height} pairs differ significantly; the others are open.")
+        return mo.vstack([text, mo.ui.table(significant, selection=None)])
 
     table()
     return

@@ -1,7 +1,7 @@
 """Charts of the statistics of a run, for `hgpo stats --plot` and the notebooks. Requires the extra `notebooks`.
 
-Every function takes a table of `uncertainty` (one row per level and statistic) and returns an Altair chart: dots are
-values, lines are 95% intervals by resampled tasks, and grey ticks are what chance alone gives.
+Charts of levels are of a table of `uncertainty` (one row per level and statistic): dots are values, hollow ones have
+too few tasks for an interval, lines are 95% intervals, and grey ticks are what chance alone gives.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _WIDTH, _HEIGHT = 420, 220
 
 
 def levels_chart(
-    sure: pl.DataFrame, statistic: str, *, by: str | None = None, title: str | None = None
+    intervals: pl.DataFrame, statistic: str, *, by: str | None = None, title: str | None = None
 ) -> alt.LayerChart | alt.FacetChart:
     """Return a chart of one statistic by level.
 
     Args:
-        sure: A table of `uncertainty`.
+        intervals: A table of `uncertainty`.
         statistic: The statistic, such as ``shared``.
         by: The column that it was split by, which colours show.
         title: The title; by default, that of `LABELS`.
     """
-    rows = sure.filter(pl.col("statistic") == statistic, pl.col("value").is_not_null())
+    rows = intervals.filter(pl.col("statistic") == statistic, pl.col("value").is_not_null())
     order = [level for level in rows["level"].unique(maintain_order=True) if level != ORACLE]
     base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
         x=alt.X("level:N", sort=[*order, ORACLE], title="k, past states in the context", axis=alt.Axis(labelAngle=0))
@@ -56,17 +56,25 @@ def levels_chart(
     tooltip = ["level:N", *([f"{by}:N"] if by else []), *(alt.Tooltip(f"{name}:Q", format=".1%") for name in _NUMBERS)]
     value = alt.Y("value:Q", title=None, axis=alt.Axis(format="%"))
     coloured: dict[str, Any] = {}
+    outlined: dict[str, Any] = {}
     if by is not None:
         values = rows[by].unique(maintain_order=True).to_list()
         scale = alt.Scale(domain=values, range=[COLOURS[place % len(COLOURS)] for place in range(len(values))])
         coloured = {"color": alt.Color(f"{by}:N", scale=scale), "xOffset": alt.XOffset(f"{by}:N")}
+        outlined = {"stroke": alt.Stroke(f"{by}:N", scale=scale, legend=None)}
     colour: dict[str, Any] = {} if by else {"color": COLOURS[0]}
+    outline: dict[str, Any] = {} if by else {"stroke": COLOURS[0]}
+    hollow = alt.condition("datum.low === null", alt.value(0), alt.value(1))
     layers = [
         base.mark_tick(color="#9a9a9a", thickness=3, width=18).encode(y="chance:Q", **_only(coloured, "xOffset")),
         base.mark_rule(strokeWidth=2, **colour).encode(y="low:Q", y2="high:Q", **coloured),
-        base.mark_circle(size=60, opacity=1, **colour).encode(y=value, tooltip=tooltip, **coloured),
+        base.mark_circle(size=60, opacity=1, strokeWidth=1.5, **colour, **outline).encode(
+            y=value, tooltip=tooltip, fillOpacity=hollow, **coloured, **outlined
+        ),
     ]
-    lines = "95% intervals" + ("; grey: chance alone" if rows["chance"].count() else "")
+    parts = {"95% intervals": True, "hollow: too few tasks for one": rows["low"].null_count() > 0}
+    parts |= {"grey: chance alone": rows["chance"].count() > 0}
+    lines = "; ".join(part for part, shown in parts.items() if shown)
     head = alt.TitleParams(title or LABELS.get(statistic, statistic).capitalize(), subtitle=lines, subtitleColor="#555")
     return alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, title=head)
 
@@ -102,22 +110,28 @@ def sizes_chart(sizes: pl.DataFrame) -> alt.Chart:
     return bars
 
 
-def statistics_chart(sure: pl.DataFrame, *, by: str | None = None) -> alt.VConcatChart:
+def statistics_chart(intervals: pl.DataFrame, *, by: str | None = None) -> alt.VConcatChart:
     """Return the page of `hgpo stats --plot`: shared contexts, differing histories, and what these explain."""
-    charts = [levels_chart(sure, name, by=by) for name in ("shared", "differing", "explained", "sign_disagreement")]
+    charts = [
+        levels_chart(intervals, name, by=by) for name in ("shared", "differing", "explained", "sign_disagreement")
+    ]
     return alt.vconcat(charts[0] | charts[1], charts[2] | charts[3])
 
 
-def check_chart_file(path: Path) -> None:
+def check_chart_file(option: str, path: Path) -> None:
     """Check the name of a file that a chart shall be written to.
+
+    Args:
+        option: The option that received it, for the error message.
+        path: The file.
 
     Raises:
         InputError: It has no ending that is known, or its folder does not exist.
     """
     if path.suffix not in FORMATS:
-        raise InputError(f"expected a file that ends in {', '.join(FORMATS)}, received {path}")
+        raise InputError(f"{option} {path}: expected a file that ends in {', '.join(FORMATS)}")
     if not path.parent.is_dir():
-        raise InputError(f"{path.parent}: expected an existing folder for {path.name}")
+        raise InputError(f"{option} {path}: expected an existing folder, {path.parent} does not exist")
 
 
 def save_chart(chart: alt.TopLevelMixin, path: Path) -> None:

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
     from hgpo_train.analysis.statistics import Statistics
 
-    Sure = dict[tuple[str, str], dict[str, Any]]
+    Bounds = dict[tuple[str, str], dict[str, Any]]
     """Intervals and chance by level and statistic."""
 
 
-def describe(found: Statistics, sure: pl.DataFrame | None = None) -> list[str]:
+def describe(found: Statistics, intervals: pl.DataFrame | None = None) -> list[str]:
     """Return sentences about statistics that were not split by any column.
 
     Args:
         found: The statistics.
-        sure: The same run's `uncertainty`. With it, sentences contain 95% intervals and what chance gives.
+        intervals: The same run's `uncertainty`. With it, sentences contain 95% intervals and what chance gives.
 
     >>> import polars as pl
     >>> from hgpo_train.analysis.statistics import statistics
@@ -36,7 +36,11 @@ def describe(found: Statistics, sure: pl.DataFrame | None = None) -> list[str]:
     by_level = {row["level"]: row for row in found.levels.iter_rows(named=True)}
     oracle = by_level.pop(ORACLE, None)
     rows = list(by_level.values())
-    bounds = {(row["level"], row["statistic"]): row for row in sure.iter_rows(named=True)} if sure is not None else {}
+    bounds = (
+        {(row["level"], row["statistic"]): row for row in intervals.iter_rows(named=True)}
+        if intervals is not None
+        else {}
+    )
     sentences = [_run(whole), *_equal_returns(whole)]
     if not rows[0]["shared"]:
         line = "No two steps of a group are at the same state. Every step is a singleton group at every level"
@@ -74,34 +78,34 @@ def _equal_returns(whole: dict[str, Any]) -> list[str]:
     return [line]
 
 
-def _shared_contexts(rows: list[dict[str, Any]], bounds: Sure) -> str:
+def _shared_contexts(rows: list[dict[str, Any]], bounds: Bounds) -> str:
     line = (
-        f"{_sure(rows[0], 'shared', bounds).capitalize()} of the steps share their state with another step of their "
-        f"group, {_sure(rows[0], 'cross', bounds)} with a step of another rollout."
+        f"{_with_interval(rows[0], 'shared', bounds).capitalize()} of the steps share their state with another step of "
+        f"their group, {_with_interval(rows[0], 'cross', bounds)} with a step of another rollout."
     )
-    deeper = [f"{_sure(row, 'shared', bounds)} for k = {row['level']}" for row in rows[1:] if row["shared"]]
+    deeper = [f"{_with_interval(row, 'shared', bounds)} for k = {row['level']}" for row in rows[1:] if row["shared"]]
     alone = [row["level"] for row in rows if not row["shared"]]
     if alone:
         deeper.append(f"none for k {'≥' if len(alone) > 1 else '='} {alone[0]}")
     return f"{line} Together with the k states before it: {listed(deeper)}." if deeper else line
 
 
-def _inconsistency(rows: list[dict[str, Any]], oracle: dict[str, Any] | None, bounds: Sure) -> list[str]:
+def _inconsistency(rows: list[dict[str, Any]], oracle: dict[str, Any] | None, bounds: Bounds) -> list[str]:
     if len(rows) < 2:
         return []
-    parts = [f"{_sure(rows[1], 'differing', bounds)} differ in the state before"]
+    parts = [f"{_with_interval(rows[1], 'differing', bounds)} differ in the state before"]
     if len(rows) > 2:
-        parts.append(f"{_sure(rows[-1], 'differing', bounds)} within the last {rows[-1]['level']} states")
+        parts.append(f"{_with_interval(rows[-1], 'differing', bounds)} within the last {rows[-1]['level']} states")
     if oracle is not None:
-        parts.append(f"{_sure(oracle, 'differing', bounds)} somewhere in their whole histories")
+        parts.append(f"{_with_interval(oracle, 'differing', bounds)} somewhere in their whole histories")
     line = f"Context inconsistency: of the pairs of steps at the same state, {listed(parts)}."
     if oracle is not None:
         line += f" {_share(oracle['shared']).capitalize()} of the steps share their whole history with another step."
     return [line]
 
 
-def _explained(rows: list[dict[str, Any]], bounds: Sure) -> list[str]:
-    """Say whether histories tell apart what the state does not, compared with chance."""
+def _explained(rows: list[dict[str, Any]], bounds: Bounds) -> list[str]:
+    """Say whether histories explain more of the variance of returns than chance does."""
     known = [
         (row["level"], bounds[row["level"], "explained"])
         for row in rows[1:]
@@ -123,7 +127,7 @@ def _explained(rows: list[dict[str, Any]], bounds: Sure) -> list[str]:
     return [f"{line} That is more than chance for k = {listed(beyond)} only."]
 
 
-def _bias(rows: list[dict[str, Any]], bounds: Sure) -> list[str]:
+def _bias(rows: list[dict[str, Any]], bounds: Bounds) -> list[str]:
     first, last = rows[0], rows[-1]
     if len(rows) < 2 or not last["compared"]:
         return []
@@ -132,7 +136,7 @@ def _bias(rows: list[dict[str, Any]], bounds: Sure) -> list[str]:
     line = (
         f"{counted(last['compared'], 'step')} {share} both the state and the {history} before it with another step. "
         f"There, grouping by state alone changes the advantage by {first['bias']:.2f} on average, and its sign for "
-        f"{_sure(first, 'sign_disagreement', bounds)} of these steps."
+        f"{_with_interval(first, 'sign_disagreement', bounds)} of these steps."
     )
     chance = bounds.get((first["level"], "sign_disagreement"), {}).get("chance")
     if chance is not None:
@@ -181,7 +185,7 @@ def _share(value: float) -> str:
     return "more than 99%" if value < 1 else "all"
 
 
-def _sure(row: dict[str, Any], name: str, bounds: Sure) -> str:
+def _with_interval(row: dict[str, Any], name: str, bounds: Bounds) -> str:
     """Return a share with its interval, if it has one."""
     share, found = _share(row[name]), bounds.get((row["level"], name), {})
     if found.get("low") is None or row[name] in (0, 1):

@@ -105,6 +105,31 @@ def intervals(values: Floats, draws: Floats, tasks: int) -> Intervals:
     )
 
 
+def ratio_interval(
+    above: NDArray[np.float64 | np.int64], below: NDArray[np.float64 | np.int64], resamples: int = 1000, seed: int = 0
+) -> tuple[float, float | None, float | None]:
+    """Return a ratio of sums over tasks, and its 95% interval.
+
+    Args:
+        above: Each task's part of the numerator, shape (tasks,).
+        below: Each task's part of the denominator, shape (tasks,).
+        resamples: Number of resamples of the tasks.
+        seed: Their seed.
+
+    Returns:
+        The ratio and the bounds, which are None where there is no interval. The sum of `below` must not be 0.
+
+    >>> ratio_interval(np.array([1, 1, 1, 1]), np.array([2, 2, 2, 2]))
+    (0.5, 0.5, 0.5)
+    """
+    weights, value = task_weights(len(above), resamples, seed), float(above.sum() / below.sum())
+    with np.errstate(invalid="ignore"):
+        draws = (weights @ above) / (weights @ below)
+    found = intervals(np.array([value]), draws[:, None], len(above))
+    low, high = (None if np.isnan(bound[0]) else float(bound[0]) for bound in (found.low, found.high))
+    return value, low, high
+
+
 def student_quantile(level: float, freedom: int) -> float:
     """Return a quantile of Student's t distribution.
 

@@ -131,7 +131,7 @@ def read_chunks(steps: pl.LazyFrame, by: Sequence[str], p: hgpo.HGPO, chunk_rows
 
 
 def chunk_sums(
-    chunk: pl.DataFrame, by: list[str], p: hgpo.HGPO, exchange: np.random.Generator | None = None
+    chunk: pl.DataFrame, by: list[str], p: hgpo.HGPO, permutation: np.random.Generator | None = None
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Return the sums of one chunk, by level, by group size and in total; chunks are combined by adding them.
 
@@ -139,15 +139,15 @@ def chunk_sums(
         chunk: Whole groups, from `read_chunks`.
         by: The columns to split by.
         p: HGPO's parameters.
-        exchange: A generator with which the rollouts that visit a state exchange their returns from there.
+        permutation: A generator with which returns are permuted among the rollouts that visit the same state.
     """
     if "action_valid" not in chunk.columns:
         chunk = chunk.with_columns(action_valid=pl.lit(value=True))
     named = chunk.lazy().with_columns(pl.col(name).alias(f"(by) {name}") for name in by)
     prepared = prepare(named, p).with_columns(whole_history(p.context, named.collect_schema()).alias("(whole)"))
     contexts = [f"{CHAINS[p.context]}{k}" for k in range(p.history_length + 1)]
-    if exchange is not None:
-        prepared = _exchanged(prepared.collect(), contexts[0], exchange).lazy()
+    if permutation is not None:
+        prepared = _permuted(prepared.collect(), contexts[0], permutation).lazy()
     numbers = ("return", "episode_return", "(whole)", "(aborted)", "action_valid", *contexts, *hgpo.details(p))
     keys = [pl.col(f"(by) {name}").alias(name) for name in by]
     rows = hgpo.hgpo_advantages(prepared, p).select(*keys, "task_key", "trajectory_key", *numbers).collect()
@@ -161,8 +161,8 @@ def chunk_sums(
     return pl.concat(sums, how="diagonal"), pl.concat(sizes), _groups(rows, by)
 
 
-def _exchanged(steps: pl.DataFrame, state: str, rng: np.random.Generator) -> pl.DataFrame:
-    """Exchange returns at random between the rollouts of a task that visit the same state.
+def _permuted(steps: pl.DataFrame, state: str, rng: np.random.Generator) -> pl.DataFrame:
+    """Permute returns at random among the rollouts of a task that visit the same state.
 
     A rollout's visits of a state receive those of another, in their order, so that what they have in common remains. If
     it has more visits than the other rollout, that one's returns are used again from the first.

@@ -1,12 +1,14 @@
-"""How sure the statistics of a run are: intervals by resampled tasks, and what chance alone gives.
+"""Uncertainty of the statistics of a run: bootstrap intervals over tasks, and a permutation baseline.
 
 **Intervals.** Tasks are independent, and steps, rollouts and groups of one task are not. Each resample draws as many
 tasks as the run has, with replacement; the intervals are percentiles that are corrected for few tasks (`resampling`).
+With fewer than six tasks there is no interval: with five, all of them are on the same side of the true mean with a
+probability of 1/16, so that no interval of resampled tasks can reach 95%.
 
-**Chance.** If the states before a state say nothing about the return from it, the rollouts that visit a state can
-exchange their returns without any difference. A permutation does that at random, with groups, histories and the returns
-at each state as they are, and the statistics are computed again. `chance` is their mean over the permutations: what the
-statistic is without any influence of histories. An interval that contains it shows no influence.
+**Chance.** Under the null hypothesis, the return from a state does not depend on the history, so that returns can be
+permuted among the rollouts that visit the same state. Each permutation keeps the groups, the histories and the returns
+at each state, and computes the statistics again. `chance` is their mean over the permutations: the expected value of
+the statistic under the null hypothesis. An interval that contains it does not reject this hypothesis.
 """
 
 from __future__ import annotations
@@ -41,6 +43,9 @@ STATISTICS: Final = (
 """The statistics of levels that have intervals."""
 OF_RETURNS: Final = ("explained", "bias", "sign_disagreement")
 """Those that depend on returns, for which chance has a meaning."""
+
+FEWEST_TASKS: Final = 6
+"""The smallest number of tasks with an interval."""
 
 _UNITS: Final = 4096
 """Number of parts of a run that are resampled. A run with more tasks has several of them in each part."""
@@ -83,7 +88,7 @@ def uncertainty(
     Returns:
         One row per value of `by`, level and statistic (`STATISTICS`, defined in `statistics`): `level`, `statistic`,
         `value`, its 95% interval `low` and `high`, `chance` (null for statistics without returns, `OF_RETURNS`), and
-        `tasks`. Null where a statistic has no value, and intervals where there are fewer than two tasks.
+        `tasks`. Null where a statistic has no value, and intervals where there are fewer than `FEWEST_TASKS`.
 
     Raises:
         InputError: As `statistics`, or a number is out of range.
@@ -156,7 +161,7 @@ def _with_intervals(
     keys = whole.select("level", "statistic").with_row_index("place")
     wide = samples.join(keys, on=["level", "statistic"]).sort("resample", "place")["value"]
     draws = wide.fill_null(float("nan")).to_numpy().reshape(resamples, whole.height)
-    bounds = intervals(whole["value"].fill_null(float("nan")).to_numpy(), draws, tasks)
+    bounds = intervals(whole["value"].fill_null(float("nan")).to_numpy(), draws, tasks if tasks >= FEWEST_TASKS else 0)
     named = [pl.lit(value).alias(name) for name, value in zip(by, values, strict=True)]
     return whole.select(
         *named,

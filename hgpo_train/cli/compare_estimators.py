@@ -42,7 +42,7 @@ def compare_estimators(
             "gradients of its parameters, too."
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="The torch device of --model.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="The torch device of --model. Default: auto.")] = None,
     reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = 10.0,
     setting: Annotated[
         list[str] | None,
@@ -76,6 +76,8 @@ def compare_estimators(
     from hgpo_train.analysis.estimator_comparison.files import is_comparison, write_comparison
     from hgpo_train.analysis.estimator_comparison.inputs import truth_rewards
 
+    if device is not None and model is None:
+        raise InputError("--device is an option of --model; name a checkpoint with --model")
     sizes = _integers("--group-sizes", group_sizes)
     check_numbers(redraws=redraws, resamples=resamples, depth=depth, permutations=permutations, seed=seed)
     if not truth.is_file():
@@ -104,7 +106,7 @@ def compare_estimators(
                 permutations=permutations,
                 seed=seed,
                 rewards=rewards,
-                gradients=_gradients(steps, model, device, seed, status.update) if model else None,
+                gradients=_gradients(steps, model, device or "auto", seed, status.update) if model else None,
                 progress=status.update,
             )
             sources = {"run": fingerprint(run), "truth": fingerprint(truth)}

@@ -95,7 +95,7 @@ def stats(
         from hgpo_envs.errors import InputError
         from hgpo_train.analysis.charts import check_chart_file
 
-        check_chart_file(plot)
+        check_chart_file("--plot", plot)
         if by and len(by) > 1:
             raise InputError(f"--plot: expected at most one --by, received {len(by)}")
     console = Console()
@@ -113,7 +113,7 @@ def stats(
         first = progress.add_task("statistics", total=total)
         found = statistics(steps, by=kinds, progress=lambda done: progress.advance(first, done), **parameters)
         second = progress.add_task("intervals and chance", total=total)
-        sure = uncertainty(
+        intervals = uncertainty(
             steps,
             by=kinds,
             permutations=default_permutations(total) if permutations is None else permutations,
@@ -125,15 +125,15 @@ def stats(
         _print_summary(console, found.summary, kinds)
     _print_levels(console, found.levels, kinds)
     if not kinds:
-        for sentence in describe(found, sure):
+        for sentence in describe(found, intervals):
             console.print(f"• {sentence}", highlight=False)
     if plot is not None:
         from hgpo_train.analysis.charts import save_chart, statistics_chart
 
-        save_chart(statistics_chart(sure, by=kinds[0] if kinds else None), plot)
+        save_chart(statistics_chart(intervals, by=kinds[0] if kinds else None), plot)
         console.print(f"The picture is [bold]{plot}[/].", highlight=False, soft_wrap=True)
     if out is not None:
-        _write(found._asdict() | {"uncertainty": sure}, out)
+        _write(found._asdict() | {"uncertainty": intervals}, out)
     files = f"The tables are in [bold]{out}[/]. " if out is not None else ""
     split = not kinds and "task_type" in steps.collect_schema()
     more = f"[bold]hgpo stats {run} --by task_type[/], " if split else ""

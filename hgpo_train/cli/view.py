@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -49,12 +49,11 @@ def view(
     from hgpo_envs.errors import InputError
     from hgpo_train.view.sources import open_sources
 
+    mode = "terminal" if terminal else "page" if out is not None else "server"
+    _refuse_unused(ctx, mode)
     if terminal:
-        _refuse_with_terminal(ctx)
         _show(open_sources(run), estimator or ())
         return
-    if out is None and (task or overwrite):
-        raise InputError(f"{'--task' if task else '--overwrite'} is an option of --out: the server shows all tasks")
     if not 0 <= port <= 65_535:
         raise InputError(f"--port: expected a number from 0 to 65535, received {port}")
     named = list(estimator or ())
@@ -70,16 +69,26 @@ def view(
     serve(open_sources(run), host=host, port=port, open_browser=browser, estimators=others, ready=_say)
 
 
-def _refuse_with_terminal(ctx: typer.Context) -> None:
-    """Refuse options that mean something only to the server or to a page."""
+_PAGE: Final = ("tasks", "task", "max_mb", "overwrite")
+_SERVER: Final = ("host", "port", "browser")
+_UNUSED: Final = {
+    "terminal": (("out", *_PAGE, *_SERVER), "{} has no meaning with --terminal; leave one of them out"),
+    "page": (_SERVER, "{} is an option of the server; leave it or --out out"),
+    "server": (_PAGE, "{} is an option of --out: the server shows all tasks"),
+}
+"""The options that each mode does not use, and the error if they are given."""
+
+
+def _refuse_unused(ctx: typer.Context, mode: str) -> None:
+    """Refuse options that a mode does not use."""
     from hgpo_envs.errors import InputError
 
+    unused, message = _UNUSED[mode]
     for parameter in ctx.command.params:
-        name = parameter.name or ""
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and name not in ("run", "terminal", "estimator"):
-            option = parameter.secondary_opts[0] if name == "browser" else parameter.opts[0]
-            raise InputError(f"{option} has no meaning with --terminal; leave one of them out")
+        source = ctx.get_parameter_source(parameter.name or "")
+        if parameter.name in unused and source is not None and source.name == "COMMANDLINE":
+            option = parameter.secondary_opts[0] if parameter.name == "browser" else parameter.opts[0]
+            raise InputError(message.format(option))
 
 
 def _show(sources: list[Source], estimators: Sequence[str]) -> None:

@@ -81,4 +81,4 @@ def test_files_need_no_network(sure, ending, tmp_path) -> None:
 @pytest.mark.parametrize("name", ["chart.pdf", "chart", "missing/chart.svg"])
 def test_wrong_files_are_refused(name, tmp_path) -> None:
     with pytest.raises(InputError, match="expected"):
-        check_chart_file(tmp_path / name)
+        check_chart_file("--plot", tmp_path / name)

@@ -119,6 +119,8 @@ COMMANDS = {
     "stats run --history-length -2": "history_length: expected int >= 0, received -2",
     "stats run --context x": "unknown parameter context 'x'",
     "stats run --reward-scale inf": "reward_scale: expected a finite number, received inf",
+    "stats run --plot x.gif": "--plot x.gif: expected a file that ends in .html, .svg, .png, .json",
+    "compare-estimators run --truth plain.parquet -e hgpo --device cpu": "--device is an option of --model",
     "stats run --permutations -1": "permutations: expected an integer of at least 0, received -1",
     "stats run --seed -1": "seed: expected an integer of at least 0, received -1",
     "stats run --out file": "--out file: expected a folder, received a file",

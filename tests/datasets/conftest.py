@@ -5,21 +5,15 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from groups import rich_group
+from groups import write_rich_run
 
-from hgpo_datasets import StepWriter, manifest, schema, shards
+from hgpo_datasets import manifest, schema, shards
 
 
 @pytest.fixture
 def rich_run(tmp_path: Path) -> Path:
     """Write a run of three shards."""
-    folder = tmp_path / "rich"
-    with StepWriter(folder, config={"seed": 7}) as writer:
-        for number in range(6):
-            writer.add_group(rich_group(f"task {number}", number))
-            if number % 2:
-                writer.commit()
-    return folder
+    return write_rich_run(tmp_path / "rich", config={"seed": 7})
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from groups import rich_group
+from groups import write_rich_run
 from viewed import hostile_rows, small_rows, write_training
 
 from hgpo_datasets import StepWriter
@@ -23,13 +23,7 @@ def small_run(tmp_path: Path) -> Path:
 @pytest.fixture
 def rich_run(tmp_path: Path) -> Path:
     """Write a run of six tasks in three shards, with a value in every column."""
-    folder = tmp_path / "rich"
-    with StepWriter(folder) as writer:
-        for number in range(6):
-            writer.add_group(rich_group(f"task {number}", number))
-            if number % 2:
-                writer.commit()
-    return folder
+    return write_rich_run(tmp_path / "rich")
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ def test_the_graph_and_its_trajectories(viewer, page, small_run) -> None:
     expect(page.locator(".node")).to_have_count(4)  # rooms a, b, c, and the end
     expect(page.locator(".edges path")).to_have_count(4)  # a b, b c, c end, b b
     expect(page.locator(".edges path.loop")).to_have_count(1)
-    page.get_by_label("Lay a trajectory over it").select_option(index=1)
+    page.get_by_label("Highlight a trajectory").select_option(index=1)
     page.get_by_text("States as a table").click()
     page.get_by_role("button", name="room b").click()
     expect(page.get_by_role("region", name="Selected state")).to_contain_text("5 visits")

@@ -1,7 +1,10 @@
 """Rows for tests: groups of rollouts as a collector returns them."""
 
 import random
+from pathlib import Path
 from typing import Any
+
+from hgpo_datasets import StepWriter
 
 Rows = list[dict[str, Any]]
 
@@ -20,6 +23,16 @@ def step(task_id: str, trajectory: str, t: int, /, **more: Any) -> dict[str, Any
 
 def group(task: str, members: int = 2, length: int = 3, **more: Any) -> Rows:
     return [step(task, f"{task}/{m}", t, **more) for m in range(members) for t in range(length)]
+
+
+def write_rich_run(folder: Path, **header: Any) -> Path:
+    """Write a run of six tasks in three shards, with a value in every column."""
+    with StepWriter(folder, **header) as writer:
+        for number in range(6):
+            writer.add_group(rich_group(f"task {number}", number))
+            if number % 2:
+                writer.commit()
+    return folder
 
 
 def rich_group(task: str, seed: int, members: int = 3, length: int = 5, **more: Any) -> Rows:

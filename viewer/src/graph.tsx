@@ -79,8 +79,8 @@ function placed(nodes: Map<number, Node>, edges: Edge[]): number[][] {
     for (const [one, other] of [[edge.from, edge.to], [edge.to, edge.from]] as const) neighbours.set(one, [...(neighbours.get(one) ?? []), other]);
   }
   for (let turn = 0; turn < 12; turn++) {
-    const way = turn % 2 ? [...layers].reverse() : layers;
-    for (const layer of way) {
+    const order = turn % 2 ? [...layers].reverse() : layers;
+    for (const layer of order) {
       const wish = new Map(layer.map((state) => {
         const at = (nodes.get(state) as Node).layer;
         const sided = (neighbours.get(state) ?? []).filter((other) => (turn % 2 ? (nodes.get(other) as Node).layer > at : (nodes.get(other) as Node).layer < at));
@@ -115,12 +115,12 @@ export function Graph({ run, group, estimate }: { run: string; group: Group; est
   return (
     <div class="graph">
       <p class="note">
-        {counted(states.nodes.size, "state")}, {counted(states.edges.length, "way")} between them, {counted(loops, "way")} back or in place (dashed),{" "}
+        {counted(states.nodes.size, "state")}, {counted(states.edges.length, "transition")}, {counted(loops, "transition")} to an earlier or the same state (dashed),{" "}
         {counted(deadEnds, "state")} where a rollout ended without success (square). A state is larger the more often it was visited, and fuller the higher
-        its mean return. A way has the colour of the mean advantage of its steps.
+        its mean return. A transition has the colour of the mean advantage of its steps.
       </p>
       <label>
-        Lay a trajectory over it{" "}
+        Highlight a trajectory{" "}
         <select value={overlay === null ? "" : String(overlay)} onChange={(event) => setOverlay(event.currentTarget.value === "" ? null : Number(event.currentTarget.value))}>
           <option value="">all</option>
           {group.trajectories.map((one, place) => <option value={String(place)}>{one.won ? "✓" : one.aborted ? "!" : "✗"} {one.trajectory.slice(0, 60)}</option>)}
@@ -135,7 +135,7 @@ export function Graph({ run, group, estimate }: { run: string; group: Group; est
               const strength = most ? 0.35 + 0.65 * Math.min(1, Math.abs(edge.advantage ?? 0) / most) : 0.5;
               return (
                 <path
-                  d={way(at(edge.from), at(edge.to), edge)} class={edge.loop ? "loop" : ""}
+                  d={curve(at(edge.from), at(edge.to), edge)} class={edge.loop ? "loop" : ""}
                   style={{ stroke: colour, strokeWidth: 1 + 1.2 * Math.sqrt(edge.rows.length), opacity: faded ? 0.08 : strength }}
                 >
                   <title>{`${counted(edge.rows.length, "step")}, mean advantage ${signed(edge.advantage)}`}</title>
@@ -180,7 +180,7 @@ export function Graph({ run, group, estimate }: { run: string; group: Group; est
   );
 }
 
-function way([x1, y1]: [number, number], [x2, y2]: [number, number], edge: Edge): string {
+function curve([x1, y1]: [number, number], [x2, y2]: [number, number], edge: Edge): string {
   if (edge.from === edge.to) return `M ${x1 - 6} ${y1 - 8} C ${x1 - 28} ${y1 - 46}, ${x1 + 28} ${y1 - 46}, ${x1 + 6} ${y1 - 8}`;
   if (x2 <= x1) {
     const bow = 26 + Math.abs(x1 - x2) / 6 + Math.abs(y1 - y2) / 8;

@@ -169,7 +169,7 @@ class Graph:
         edges: The edges.
         first: For each node, its first edge, or `UNKNOWN` before `prepare`.
         size: For each node, its number of edges.
-        tree: Whether no two paths meet in a node, because the policy has a memory of its own.
+        tree: Whether no two paths merge in a node, because the policy has a memory of its own.
     """
 
     def __init__(

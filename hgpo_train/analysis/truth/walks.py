@@ -3,8 +3,8 @@
 The step t of *replicate* j has a random key. A response's *delay* is an exponential variable that is a function of this
 key and of the response's text alone, divided by the response's probability; the response with the smallest delay is
 taken. This draws from the policy's distribution, and rollouts of one replicate that are at one step in different nodes
-take the same response where they can. So they often meet, and go on as one: they cost less, and their difference has
-less noise.
+take the same response where they can. So they often merge (coalescing random walks): they cost less, and their
+difference has less noise.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _UNUSED: Final = np.uint64(11)
 
 @dataclass(frozen=True, slots=True)
 class _Moves:
-    """The moves of all rollouts at one step, those that go on first, then those that begin.
+    """The moves of all rollouts at one step, those of rollouts that began earlier first, then those that begin.
 
     Attributes:
         gain: The reward.
         replicate: The number of the replicate.
-        going: The moves after which the episode goes on.
+        going: The moves that do not end their episode.
         place: For these, the place that they lead to; -1 if it is none.
-        following: For these, the rollout that goes on from there, if it is none.
+        following: For these, the rollout that continues from there, if it is none.
         begun: The places where rollouts begin, one for each replicate.
     """
 
@@ -109,7 +109,11 @@ def _move(
     *,
     last: bool,
 ) -> tuple[_Moves, Integers, Integers]:
-    """Begin rollouts at the places of a step and move all. Return the moves, and what goes on: nodes and replicates."""
+    """Begin rollouts at the places of a step and move all.
+
+    Returns:
+        The moves, and the nodes and replicates of the rollouts that continue.
+    """
     edges, replicates = graph.edges, len(keys)
     begun = here[web.size[here] > 0]
     flat, sizes = _ranges(graph.first[node], graph.size[node])
@@ -130,9 +134,9 @@ def _move(
     places[web.node[after]] = after
     place = places[target]
     stray = place < 0
-    met, following = np.unique(target[stray] * replicates + replicate[going][stray], return_inverse=True)
+    merged, following = np.unique(target[stray] * replicates + replicate[going][stray], return_inverse=True)
     moves = _Moves(gain, replicate, going, place, following, begun)
-    node, replicate = met // replicates, met % replicates
+    node, replicate = merged // replicates, merged % replicates
     if len(node):
         graph.prepare(np.unique(node[graph.first[node] == UNKNOWN]).tolist())
     return moves, node, replicate

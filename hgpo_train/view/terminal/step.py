@@ -297,8 +297,8 @@ def _difference(group: dict[str, Any], row: int, other: int, back: int, *, actio
     if same:
         parts += [f"{ago}, they were in the same state and did different things: "]
     else:
-        ways = difference([("ours", "this rollout"), ("same", " and "), ("theirs", "that rollout")])
-        parts += [f"{ago}, ", ways, " were in different states:\n"]
+        legend = difference([("ours", "this rollout"), ("same", " and "), ("theirs", "that rollout")])
+        parts += [f"{ago}, ", legend, " were in different states:\n"]
         parts.append(difference(word_difference(*texts)))
     if same or actions or did[0] != did[1]:
         parts += ["" if same else "\nand did: ", difference([("ours", did[0]), ("same", " "), ("theirs", did[1])])]
