@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from hgpo_train.evaluation.power import pooled_deviation, seeds_needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -266,6 +269,28 @@ def learning(world: str) -> str:
     return "\n".join([*head, *lines])
 
 
+def power(world: str) -> str:
+    """Return the table of the seeds that would tell the estimators apart, as Markdown."""
+    kept = figures(f"learning_{world}")
+    found = {name: kept["fresh"][name] for name in ESTIMATORS if name in kept["fresh"]}
+    seeds = len({row["seed"] for row in kept["curves"]})
+    deviation, *bounds = pooled_deviation([each["std"] for each in found.values()], len(found) * (seeds - 1))
+    sentence = (
+        f"Between the seeds of one estimator, success on fresh tasks has a standard deviation of {100 * deviation:.1f} "
+        f"points (95% interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}; {len(found)} estimators, {seeds} seeds "
+        f"each). At most {50 / kept['fresh']['tasks'] ** 0.5:.1f} points are the chance of playing "
+        f"{kept['fresh']['tasks']} tasks once."
+    )
+    titles = ("estimators", "difference seen", "seeds each, if it is the true one", "at the bounds of the deviation")
+    lines = [sentence, "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for first, second in combinations(found, 2):
+        difference = found[first]["mean"] - found[second]["mean"]
+        needed = [f"{seeds_needed(difference, value):,}" for value in (deviation, *bounds)]
+        pair = f"{ESTIMATORS[first]} − {ESTIMATORS[second]}"
+        lines.append(f"| {pair} | {100 * difference:+.1f} points | {needed[0]} | {needed[1]} to {needed[2]} |")
+    return "\n".join(lines)
+
+
 def rollout_correction() -> str:
     """Return the table of the gradient's bias with and without rollout correction as Markdown."""
     lines = [
@@ -388,6 +413,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "docs/training.md": {
         "alfworld": partial(learning, "alfworld"),
         "webshop": partial(learning, "webshop"),
+        "power": partial(power, "alfworld"),
         "rollout correction": rollout_correction,
     },
     "docs/study.md": {
