@@ -110,17 +110,17 @@ def stats(
     }
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        first = progress.add_task("statistics", total=total)
-        found = statistics(steps, by=kinds, progress=lambda done: progress.advance(first, done), **parameters)
-        second = progress.add_task("intervals and chance", total=total)
+        first = progress.add_task("intervals and chance", total=total)  # first: it checks permutations and seed
         intervals = uncertainty(
             steps,
             by=kinds,
             permutations=default_permutations(total) if permutations is None else permutations,
             seed=seed,
-            progress=lambda done: progress.advance(second, done),
+            progress=lambda done: progress.advance(first, done),
             **parameters,
         )
+        second = progress.add_task("statistics", total=total)
+        found = statistics(steps, by=kinds, progress=lambda done: progress.advance(second, done), **parameters)
     if kinds:
         _print_summary(console, found.summary, kinds)
     _print_levels(console, found.levels, kinds)
