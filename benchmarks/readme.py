@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from hgpo_train.evaluation.power import pooled_deviation, seeds_needed
+from hgpo_train.analysis.power import pooled_deviation, seeds_needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

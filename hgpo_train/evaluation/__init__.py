@@ -2,16 +2,6 @@
 
 from hgpo_train.evaluation.comparison import Comparison, compare
 from hgpo_train.evaluation.play import evaluate
-from hgpo_train.evaluation.power import pooled_deviation, seeds_needed
 from hgpo_train.evaluation.report import EvaluationReport, episode_table, evaluation_reports
 
-__all__ = [
-    "Comparison",
-    "EvaluationReport",
-    "compare",
-    "episode_table",
-    "evaluate",
-    "evaluation_reports",
-    "pooled_deviation",
-    "seeds_needed",
-]
+__all__ = ["Comparison", "EvaluationReport", "compare", "episode_table", "evaluate", "evaluation_reports"]
