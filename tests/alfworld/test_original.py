@@ -1,4 +1,4 @@
-"""Comparison with the original program: walks, listings, names. HGPO_FUZZ_GAMES sets the number of games."""
+"""Comparison with the original program: walks, listings, names."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nightly import sample_or_all
 
 from hgpo_envs.alfworld.data.game_folder import FolderStore, write_folder
 from hgpo_envs.alfworld.data.source import ALFWorldSource
@@ -18,7 +19,7 @@ from hgpo_envs.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = ALFWorldSource()
-GAMES = int(os.environ.get("HGPO_FUZZ_GAMES", "5"))
+GAMES = sample_or_all(5, 100)
 slow = [pytest.mark.slow, pytest.mark.original]
 
 

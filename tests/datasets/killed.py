@@ -1,7 +1,7 @@
 """Kill writing processes and check the runs they leave; test_faults.py runs this script as a separate process.
 
     python killed.py FOLDER random KILLS SEED       at random moments
-    python killed.py FOLDER steps                   before and after each call that changes the disk
+    python killed.py FOLDER steps EVERY             before and after every n-th call that changes the disk
 
 The process imports Polars but never computes with it, so that it can fork safely. Each writer and each check is a fork.
 """
@@ -126,10 +126,10 @@ def kill_at_random(folder: Path, kills: int, seed: int) -> dict[str, int]:
     return {"killed": killed, "bad": bad, "runs_finished": runs}
 
 
-def kill_at_steps(folder: Path) -> dict[str, int]:
+def kill_at_steps(folder: Path, every: int) -> dict[str, int]:
     killed = bad = 0
     for how in ("kill before", "kill after"):
-        for at in range(1, STEPS + 1):
+        for at in range(1, STEPS + 1, every):
             run = folder / f"{how.split()[1]}{at}"
             killed += waited(forked(write_and_die, run, at, how)) == -signal.SIGKILL
             bad += waited(forked(check, run, False)) != 0
@@ -142,5 +142,6 @@ if __name__ == "__main__":
     import hgpo_datasets  # noqa: F401 (imported once, before the forks)
 
     folder, mode, *numbers = sys.argv[1:]
-    result = kill_at_random(Path(folder), *map(int, numbers)) if mode == "random" else kill_at_steps(Path(folder))
+    kill = kill_at_random if mode == "random" else kill_at_steps
+    result = kill(Path(folder), *map(int, numbers))
     print(json.dumps(result))

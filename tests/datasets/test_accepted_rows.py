@@ -3,7 +3,6 @@
 import datetime as dt
 import decimal
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ import pytest
 from groups import group, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import sample_or_all
 
 from hgpo_datasets import StepWriter, scan_steps, schema, verify
 from hgpo_datasets.row_errors import RowError
 from hgpo_envs.errors import InputError
 
-EXAMPLES = int(os.environ.get("HGPO_ODD_ROWS", "60"))
-"""Draws of the property; HGPO_ODD_ROWS=5000 is the thorough run."""
+EXAMPLES = sample_or_all(60, 5_000)
 
 
 class Odd:

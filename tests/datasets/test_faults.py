@@ -12,12 +12,14 @@ import polars as pl
 import pytest
 from faults import Fault, Interrupt
 from groups import group
+from nightly import sample_or_all
 
 from hgpo_datasets import StepWriter, scan_steps, verify
 from hgpo_envs.errors import InputError
 
-KILLS = int(os.environ.get("HGPO_KILLS", "100"))
-"""Writers killed by the slow test; HGPO_KILLS=1000 is the thorough one."""
+KILLS = sample_or_all(30, 1_000)
+EVERY = sample_or_all(4, 1)
+"""Writers are killed at every n-th call."""
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,11 +45,11 @@ def test_writers_killed_at_random_moments(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_writers_killed_before_and_after_each_call(tmp_path: Path) -> None:
-    done = python(Path(__file__).with_name("killed.py"), tmp_path, "steps", env={"GROUPS_A_RUN": "2"})
+    done = python(Path(__file__).with_name("killed.py"), tmp_path, "steps", EVERY, env={"GROUPS_A_RUN": "2"})
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["bad"] == 0, done.stderr
-    assert result["killed"] >= 100
+    assert result["killed"] >= 100 / EVERY
 
 
 def commit_with_a_failure(folder: Path, patch: pytest.MonkeyPatch, at: int) -> Fault:
@@ -141,6 +143,7 @@ def test_an_interrupt_at_any_line_of_a_commit(tmp_path: Path) -> None:
 FILLS = """
 import resource, signal, sys
 from groups import group
+from nightly import sample_or_all
 from hgpo_datasets import StepWriter
 if len(sys.argv) > 2:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -170,6 +173,7 @@ def test_a_manifest_that_may_not_grow(tmp_path: Path) -> None:
     code = f"""
 import resource, signal
 from groups import group
+from nightly import sample_or_all
 from hgpo_datasets import StepWriter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with StepWriter({str(tmp_path)!r}) as writer:

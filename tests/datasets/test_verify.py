@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -13,11 +12,12 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 from groups import group, rich_group
+from nightly import sample_or_all
 
 from hgpo_datasets import StepWriter, manifest, scan_steps, schema, shards, verify
 from hgpo_envs.errors import InputError
 
-POSITIONS = int(os.environ.get("HGPO_DAMAGES", "1000"))
+POSITIONS = sample_or_all(300, 10_000)
 """Damages tried by the slow test; HGPO_DAMAGES=20000 is the thorough one."""
 
 
@@ -225,8 +225,8 @@ def test_the_digest_is_that_of_the_file_with_zeros_in_its_place(rich_run: Path) 
     assert hashlib.sha256(data.replace(stored, b"0" * 64)).hexdigest().encode() == stored
 
 
-SOUND_BYTES = int(os.environ.get("HGPO_FORGERIES", "120"))
-"""Changed bytes tried with digests made to fit; HGPO_FORGERIES=20000 is the thorough run."""
+SOUND_BYTES = sample_or_all(120, 20_000)
+"""Number of changed bytes that are tried with matching digests."""
 
 
 def forged(data: bytes) -> bytes:

@@ -15,6 +15,7 @@ from groups import group
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from nightly import sample_or_all
 
 from hgpo_datasets import StepWriter, scan_steps, verify
 from hgpo_datasets.row_errors import RowError
@@ -214,9 +215,7 @@ class Writing(RuleBasedStateMachine):
 
 
 TestWriting = Writing.TestCase
-TestWriting.settings = settings(
-    max_examples=int(os.environ.get("HGPO_SEQUENCES", "25")), stateful_step_count=15, deadline=None
-)
+TestWriting.settings = settings(max_examples=sample_or_all(25, 1_000), stateful_step_count=15, deadline=None)
 
 
 @pytest.mark.parametrize("raised", RAISED, ids=lambda error: type(error).__name__)

@@ -1,17 +1,17 @@
-"""All fault scenarios: some points of each by default, every point with HGPO_FAULTS=every (nightly)."""
+"""All fault scenarios: some points of each by default, every point with HGPO_TESTS=all (nightly)."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from nightly import sample_or_all
 
 from tests.faults import shim
 
 ROOT = Path(__file__).parents[2]
-MOST = {"every": 0}.get(os.environ.get("HGPO_FAULTS", ""), 20)
+MOST = sample_or_all(6, 0)  # 0: every point
 SLOWEST = ("training", "page of the viewer")
 NAMES = (
     "step table",

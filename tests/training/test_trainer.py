@@ -15,6 +15,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from doors import DoorsSource
+from nightly import sample_or_all
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -184,7 +185,6 @@ def hgpo(folder, kill_at, *arguments):
 
 @pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
-    """HGPO_KILLS sets the number of kills, HGPO_SEED the moments."""
     config = replace(config, iterations=4, checkpoint={"every": 2}, evaluation={"every": 3})
     path, killed, whole = (runs.folder / name for name in ("config.toml", "killed", "whole"))
     path.write_text(to_toml(config))
@@ -192,9 +192,9 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
     assert code == 0, errors
     calls = int(output.rpartition(" ")[2])
     assert calls > 100
-    moments = random.Random(int(os.environ.get("HGPO_SEED", "1")))
+    moments = random.Random(1)
     kills = 0
-    for _ in range(int(os.environ.get("HGPO_KILLS", "3"))):
+    for _ in range(sample_or_all(3, 20)):
         code, _, errors = hgpo(killed, moments.randrange(1, calls // 2), "train", path, "--out", killed, "--resume")
         assert code in (0, -signal.SIGKILL), errors
         kills += code != 0
