@@ -1,6 +1,6 @@
 """A short soak test: several processes play the same episodes as one, and no files stay open.
 
-; `benchmarks/webshop_soak.py` is the full soak test.
+`benchmarks/webshop_soak.py` is the full soak test.
 """
 
 import os
