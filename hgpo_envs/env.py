@@ -148,7 +148,9 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         action_format: ``command``, ``response`` or ``number`` (the number of an admissible action, from 1).
         max_steps: The step limit.
         sampling: ``random``, ``sweep``, ``shuffled`` or ``verl-agent``.
-        prompt_template: The path of a Jinja file that replaces the package's prompt template.
+        prompt_template: What replaces the benchmark's prompt template: the path of a Jinja file, the name of a bundled
+            template (``compact``, ``compact-webshop``), or ``verl-agent:PATH`` for the prompts of a checkout of
+            verl-agent.
         render_mode: ``human`` prints every step (`hgpo_envs.rendering`) to standard output; with ``ansi``, `render`
             returns the last command and state text; None renders nothing.
 
