@@ -117,8 +117,7 @@ def prompt_of(template: str | None) -> str:
 
 
 def test_commands_accept_the_name_of_a_bundled_template(tmp_path: Path) -> None:
-    options = ["--env-option", "prompt_template=compact", "--tasks", "1", "--max-steps", "2"]
-    rollout = ["rollout", *options, "--group-size", "1", "--out", str(tmp_path / "run")]
-    assert CliRunner().invoke(app, rollout).exit_code == 0
-    evaluated = ["eval", "--policy", "random", *options, "--seeds", "1", "--out", str(tmp_path / "eval")]
-    assert CliRunner().invoke(app, evaluated).exit_code == 0
+    options = ["--policy", "random", "--env-option", "prompt_template=compact", "--max-steps", "2"]
+    for command in (["rollout", "--tasks", "1"], ["eval", "--seeds", "1"]):
+        done = CliRunner().invoke(app, [*command, *options, "--out", str(tmp_path / command[0])])
+        assert done.exit_code == 0, done.output
