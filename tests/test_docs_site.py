@@ -11,7 +11,7 @@ import pytest
 import yaml
 from command import every_command
 
-from tools import docs_site
+from tools import docs_notebooks, docs_site
 
 ROOT = Path(__file__).parent.parent
 CONFIGURATION = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
@@ -68,12 +68,41 @@ def test_links_that_leave_the_folder_are_copied() -> None:
 
 
 @pytest.mark.slow
-def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path) -> None:
+def test_the_page_of_a_notebook_is_executed_and_loads_only_files_that_are_beside_it() -> None:
+    marimo = pytest.importorskip("marimo")
+    page = docs_notebooks.exported(ROOT / "notebooks/own_rollouts.py")
+    assert "Variance of returns at a state that histories explain" in page, "the title of a chart"
+    loaded = re.findall(r'<(?:script|link)[^>]*\s(?:src|href)="([^"]+)"', page)
+    assert len(loaded) > 100
+    for name in loaded:
+        assert (Path(marimo.__file__).parent / "_static" / name.removeprefix("marimo/")).is_file()
+
+
+@pytest.mark.slow
+def test_a_notebook_that_fails_is_an_error(tmp_path) -> None:
+    pytest.importorskip("marimo")
+    source = (ROOT / "notebooks/own_rollouts.py").read_text("utf-8")
+    (tmp_path / "failing.py").write_text(source.replace("def dump():", "raise ZeroDivisionError\n\n    def dump():"))
+    with pytest.raises(RuntimeError, match=r"failing\.py: expected it to run"):
+        docs_notebooks.exported(tmp_path / "failing.py")
+
+
+def test_links_to_notebooks_lead_to_their_pages() -> None:
+    page = docs_site.sources()["notebooks.md"]
+    for notebook, exported in docs_notebooks.pages().items():
+        assert f"]({exported})" in page
+        assert f"../{notebook}" in (ROOT / "docs/notebooks.md").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path, monkeypatch) -> None:
     pytest.importorskip("zensical")
     pytest.importorskip("mkdocstrings")
     shutil.copyfile(ROOT / "mkdocs.yml", tmp_path / "mkdocs.yml")
     for folder in ("hgpo_envs", "hgpo_train", "datasets", "tools"):  # what mkdocstrings reads
         (tmp_path / folder).symlink_to(ROOT / folder)
+    pytest.importorskip("marimo")
+    monkeypatch.setattr(docs_notebooks, "exported", lambda notebook: f"<p>{notebook.stem}</p>")  # tested above
     docs_site.write(tmp_path / "build/docs")
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -86,6 +115,8 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path) -> None:
         assert loaded
         assert [source for source in loaded if source.startswith(("http", "//"))] == []
         assert "[hgpo" not in re.sub(r"<pre.*?</pre>", "", html, flags=re.DOTALL), "a reference that leads nowhere"
+    assert (tmp_path / "site/notebooks/own_rollouts.html").read_text("utf-8") == "<p>own_rollouts</p>"
+    assert (tmp_path / "site/notebooks/marimo/index.html").is_file()
     reference = (tmp_path / "site/reference/hgpo_datasets/index.html").read_text("utf-8")
     assert 'id="hgpo_datasets.reader.scan_steps"' in reference
     assert "<blockquote>" not in reference, "examples are code"

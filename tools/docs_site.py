@@ -3,7 +3,8 @@
 python -m tools.docs_site build/docs     what `poe docs` builds the site from (mkdocs.yml)
 
 The pages of docs/ are written for GitHub, where links may lead anywhere in the repository. Here, files outside docs/
-are copied to where the links expect them. README.md is the front page.
+are copied to where the links expect them, and links to notebooks lead to their exported pages
+(`tools/docs_notebooks.py`). README.md is the front page.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typer.main import get_command
 
 from hgpo_train.cli import app
+from tools import docs_notebooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,6 +95,7 @@ def write(folder: Path) -> None:
             shutil.copyfile(content, target)
         else:
             target.write_text(content, "utf-8")
+    docs_notebooks.write(folder)
 
 
 def _relinked(page: Path) -> tuple[str, dict[str, Path]]:
@@ -104,6 +107,8 @@ def _relinked(page: Path) -> tuple[str, dict[str, Path]]:
         name = path.relative_to(ROOT.resolve()).as_posix()
         if path.parent == ROOT / "docs" or name in COPIED:
             return COPIED.get(name, path.name)
+        if name in docs_notebooks.pages():
+            return docs_notebooks.pages()[name]
         linked[name] = path
         return name
 
