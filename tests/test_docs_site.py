@@ -1,9 +1,13 @@
 """The documentation site: pages are in the navigation, the reference is complete, and it builds without a warning."""
 
+import dataclasses
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from html import unescape
 from importlib import import_module
 from pathlib import Path
 
@@ -11,7 +15,13 @@ import pytest
 import yaml
 from command import every_command
 
-from tools import docs_notebooks, docs_site
+from hgpo_envs.environment_spec import environment_spec
+from hgpo_envs.registration import default_arguments
+from hgpo_train.advantages import get
+from hgpo_train.policies.registry import policy_spec
+from hgpo_train.training.config import Config, SftConfig
+from tools import docs_notebooks, docs_reference, docs_site
+from tools.docs_markup import plain
 
 ROOT = Path(__file__).parent.parent
 CONFIGURATION = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
@@ -41,8 +51,76 @@ def test_every_command_is_described_with_its_options() -> None:
     assert not described
 
 
+def rows(page: str) -> dict[str, list[str]]:
+    """The rows of a page's tables by their first cell, with the markup removed."""
+    lines = [line for line in page.splitlines() if line.startswith("| <code>")]
+    cells = [[unescape(re.sub("</?code>", "", cell)).strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return {cell[0]: cell[1:] for cell in cells}
+
+
+def test_every_argument_of_an_environment_is_described_with_its_default() -> None:
+    for section in docs_reference.environments_page().split("\n## ")[1:-1]:
+        spec = environment_spec(section.partition("\n")[0])
+        described = rows(section)
+        assert described.keys() == default_arguments(spec).keys()
+        for name, default in default_arguments(spec).items():
+            assert described[name][1] == repr(default)
+            assert described[name][2].endswith(".")
+        assert all(f"`{split}`" in section for split in spec.splits)
+    assert "## HGPO/WebShop-v0" in docs_reference.environments_page()
+
+
+def test_every_setting_is_described_with_its_default() -> None:
+    train, sft = docs_reference.settings_page().split("\n## ")[1:]
+    for section, config in ((train, Config()), (sft, SftConfig())):
+        values = dict(leaves(config, ""))
+        described = rows(section)
+        assert described.keys() == values.keys()
+        for name, (_, default, meaning) in described.items():
+            assert meaning
+            written = build_toml(default) if default != "none" else None
+            assert written == (list(values[name]) if isinstance(values[name], tuple) else values[name])
+
+
+def leaves(settings: object, prefix: str) -> Iterator[tuple[str, object]]:
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value
+
+
+def build_toml(text: str) -> object:
+    return tomllib.loads(f"value = {text}")["value"]
+
+
+def test_every_parameter_of_estimators_and_policies_is_described() -> None:
+    page = docs_reference.estimators_page()
+    common, *sections = page.split("\n## ")[1:]
+    for section in sections:
+        parameters = get(section.partition("\n")[0]).parameters
+        assert rows(common).keys() | rows(section).keys() == {field.name for field in dataclasses.fields(parameters)}
+    assert {section.partition("\n")[0] for section in sections} >= {"hgpo", "gigpo", "grpo"}
+    for section in docs_reference.policies_page().split("\n## ")[1:]:
+        options = policy_spec(section.partition("\n")[0]).options
+        assert list(rows(section)) == [field.name for field in dataclasses.fields(options)]
+        assert all(meaning for *_, meaning in rows(section).values())
+
+
+def test_an_undocumented_argument_is_an_error() -> None:
+    @dataclasses.dataclass
+    class Options:
+        """Options."""
+
+        silent: int = 0
+
+    with pytest.raises(KeyError, match="silent"):
+        list(docs_reference.dataclass_values(Options))
+
+
 def test_help_texts_contain_no_markup_but_code() -> None:
-    written = docs_site._plain("*.pack | [x](y) <b> `a|b*`")
+    written = plain("*.pack | [x](y) <b> `a|b*`")
     assert written.startswith("&#42;.pack &#124; &#91;x&#93;(y) &lt;b&gt; <code>a&#124;b&#42;</code>")
 
 
