@@ -26,7 +26,7 @@ from hgpo_train.settings import build, types_of
 from hgpo_train.view.bundle import static_file
 from hgpo_train.view.documents import group_document, step_document, whole_text
 from hgpo_train.view.estimates import estimate, estimator_documents
-from hgpo_train.view.overview import curves_document, levels_document, overview_document
+from hgpo_train.view.overview import curves_document, intervals_document, levels_document, overview_document
 from hgpo_train.view.search import search_document
 from hgpo_train.view.tasks import TaskFilter, tasks_document
 
@@ -101,6 +101,7 @@ def _routes(sources: Sequence[Source], estimators: Sequence[str]) -> Starlette:
         Route(f"{run}/overview", of_run(lambda source, index, _: overview_document(source, index))),
         Route(f"{run}/curves", of_run(lambda source, index, _: curves_document(source, index))),
         Route(f"{run}/levels", of_run(lambda _source, index, _: _levels(index))),
+        Route(f"{run}/intervals", of_run(lambda _source, index, _: _intervals(index))),
         Route(f"{run}/tasks", of_run(lambda _, index, request: _tasks(index, request))),
         Route(f"{run}/search", of_run(lambda _, index, request: _search(index, request.query_params.get("text", "")))),
         Route(f"{run}/find", of_run(lambda _, index, request: _find(index, request))),
@@ -122,6 +123,7 @@ def _run(source: Source) -> dict[str, object]:
 
 
 _levels = lru_cache(4)(levels_document)
+_intervals = lru_cache(4)(intervals_document)
 _search = lru_cache(16)(search_document)
 
 

@@ -19,7 +19,7 @@ from hgpo_envs.secrets import redact
 from hgpo_train.view.bundle import static_file
 from hgpo_train.view.documents import group_document, step_document
 from hgpo_train.view.estimates import estimate, estimator_documents
-from hgpo_train.view.overview import curves_document, levels_document, overview_document
+from hgpo_train.view.overview import curves_document, intervals_document, levels_document, overview_document
 from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def write_page(
         answers[f"runs/{number}/overview"] = overview_document(source, index)
         answers[f"runs/{number}/curves"] = curves_document(source, index)
         answers[f"runs/{number}/levels"] = levels_document(index)
+        answers[f"runs/{number}/intervals"] = intervals_document(index)
         answers[f"runs/{number}/tasks"] = {"total": 0, "groups": 0, "offset": 0, "tasks": []}
     head = {
         "runs": [

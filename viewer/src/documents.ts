@@ -69,6 +69,16 @@ export type Levels = {
   by_iteration: { iterations?: number[]; shared?: Record<string, Series> };
 };
 
+export type Bounds = { low: number | null; high: number | null; chance: number | null };
+
+export type Intervals = {
+  problem?: string;
+  intervals: Record<string, Record<string, Bounds>>;
+  sentences: string[];
+  tasks: number;
+  permutations: number;
+};
+
 export type GroupRow = {
   number: number;
   iteration: number;
