@@ -110,7 +110,7 @@ def _routes(sources: Sequence[Source], estimators: Sequence[str]) -> Starlette:
             f"{run}/groups/{{group:int}}/estimates",
             of_run(lambda _, index, request: _estimate(index, request, estimators)),
         ),
-        Route(f"{run}/steps/{{row:int}}", of_run(lambda _, index, request: _step(index, request))),
+        Route(f"{run}/steps/{{row:int}}", of_run(_step)),
         Route(f"{run}/steps/{{row:int}}/text", of_run(lambda _, index, request: _text(index, request))),
     ]
     handlers: dict[Any, Any] = {InputError: _bad_input, HTTPException: _not_found}
@@ -147,8 +147,8 @@ def _group(index: Index, request: Request) -> dict[str, Any]:
     return group_document(index, request.path_params["group"])
 
 
-def _step(index: Index, request: Request) -> dict[str, Any]:
-    return step_document(index, request.path_params["row"])
+def _step(source: Source, index: Index, request: Request) -> dict[str, Any]:
+    return step_document(index, request.path_params["row"], source.token_texts())
 
 
 def _text(index: Index, request: Request) -> dict[str, str]:

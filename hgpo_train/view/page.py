@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
+    from hgpo_train.view.tokens import TokenTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def write_page(
     size = len(_page(head, answers))
     kept = 0
     for done, (number, task) in enumerate(chosen):
-        added = dict(_answers(number, indices[number], task, selection))
+        added = dict(_answers(number, indices[number], sources[number].token_texts(), task, selection))
         size += len(_data(task)) + 1 + sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
         if size > selection.most_bytes:
             break
@@ -132,7 +133,9 @@ def _tasks(index: Index, selection: Selection) -> list[dict[str, Any]]:
     return listed
 
 
-def _answers(number: int, index: Index, task: dict[str, Any], selection: Selection) -> list[tuple[str, Any]]:
+def _answers(
+    number: int, index: Index, texts: TokenTexts | None, task: dict[str, Any], selection: Selection
+) -> list[tuple[str, Any]]:
     """Return the documents of a task's groups and steps by their addresses."""
     made: list[tuple[str, Any]] = []
     for group in task["groups"]:
@@ -143,7 +146,7 @@ def _answers(number: int, index: Index, task: dict[str, Any], selection: Selecti
             found = estimate(index, place, name, ["reward_scale=10"], selection.estimators)
             made.append((f"runs/{number}/groups/{place}/estimates/{name}", found))
         rows = range(document["row"], document["row"] + document["rows"])
-        made += [(f"runs/{number}/steps/{row}", step_document(index, row)) for row in rows]
+        made += [(f"runs/{number}/steps/{row}", step_document(index, row, texts)) for row in rows]
     return made
 
 

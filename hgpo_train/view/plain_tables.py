@@ -81,7 +81,9 @@ def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
         raise InputError(f"expected the types of a step table (docs/step_table.md): {_first_line(error)}") from error
     within = [*group_keys(table.columns), "trajectory"]
     last = pl.col("step") == pl.col("step").max().over(within)
-    at_end: dict[str, pl.Expr] = {name: last & pl.col(name).any().over(within) for name in _FLAGS if name in table.columns}
+    at_end: dict[str, pl.Expr] = {
+        name: last & pl.col(name).any().over(within) for name in _FLAGS if name in table.columns
+    }
     at_end |= {name: pl.when(last).then(pl.col(name)) for name in _TEXTS if name in table.columns}
     won = {} if "won" in table.columns else {"won": last & (pl.col("reward").sum().over(within) > 0)}
     first = pl.col("step").min().over(within)

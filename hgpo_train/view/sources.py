@@ -19,6 +19,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.view.index import Index, read_index
 from hgpo_train.view.plain_tables import import_table
+from hgpo_train.view.tokens import TokenTexts, token_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,6 +44,7 @@ class Source:
         self.name = clean_text(named.resolve().name or str(path))
         self._lock = threading.Lock()
         self._read: tuple[object, Index] | None = None
+        self._texts: tuple[TokenTexts | None] | None = None
 
     @property
     def version(self) -> str:
@@ -63,6 +65,7 @@ class Source:
                 if not files:
                     raise InputError(f"no committed rows in {self.path}")
                 self._read = version, read_index(files)
+                self._texts = None
                 _config.cache_clear()
             return self._read[1]
 
@@ -73,6 +76,12 @@ class Source:
     def config(self) -> dict[str, Any]:
         """Return the configuration in the manifest; empty for a file."""
         return _config(self.folder) if self.folder else {}
+
+    def token_texts(self) -> TokenTexts | None:
+        """Return the texts of the run's tokens, if its tokenizer is on this machine."""
+        if self._texts is None:
+            self._texts = (token_texts(self.config(), self.training()),)
+        return self._texts[0]
 
     def training(self) -> Path | None:
         """Return the folder of the training run that wrote this run, or None."""

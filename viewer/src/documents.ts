@@ -185,5 +185,6 @@ export type Step = {
   prompt_tokens: number | null;
   response_tokens: number | null;
   tokens: number[] | null;
+  token_texts: (string | null)[] | null; // null if the tokenizer is unknown
   logprobs: number[] | null;
 };

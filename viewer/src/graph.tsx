@@ -1,5 +1,5 @@
 // A group's rollouts as a graph of states: columns by the fewest steps from the start, edges are actions.
-import { useMemo, useState } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Estimate, Group } from "./documents";
 import { counted, number, shade, signed } from "./format";
 import { links } from "./route";
@@ -14,6 +14,7 @@ const COLUMN = 120;
 const LINE = 38;
 const MARGIN = 40;
 const MOST = 600;
+const LARGEST = 17; // so that neighbours in a column do not overlap
 
 const mean = (values: (number | null | undefined)[]): number | null => {
   const known = values.filter((value): value is number => value !== null && value !== undefined);
@@ -103,6 +104,11 @@ type Props = {
 export function Graph({ run, group, estimate, iterations }: Props) {
   const states = useMemo(() => statesOf(group, estimate), [group, estimate]);
   const [selected, setSelected] = useState<number | null>(null);
+  const scroller = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => {
+    const element = scroller.current; // rollouts start in the middle of the first column
+    if (element) element.scrollTop = (element.scrollHeight - element.clientHeight) / 2;
+  }, [states]);
   const [overlay, setOverlay] = useState("");
   if (states.nodes.size > MOST) return <p class="note">{iterations ? "These groups have" : "This group has"} {counted(states.nodes.size, "state")}, more than the {MOST} that are drawn.</p>;
   const chosenOnes = (iterations ?? group.trajectories.map((_, place) => place)).map((one) => overlay !== "" && one === Number(overlay));
@@ -135,7 +141,7 @@ export function Graph({ run, group, estimate, iterations }: Props) {
           {iterations ? iterationOptions(group, iterations) : group.trajectories.map((one, place) => <option value={String(place)}>{one.won ? "✓" : one.aborted ? "!" : "✗"} {one.trajectory.slice(0, 60)}</option>)}
         </select>
       </label>
-      <div class="graph-scroll" role="region" aria-label="Graph of states; its states are listed below" tabIndex={0}>
+      <div class="graph-scroll" ref={scroller} role="region" aria-label="Graph of states; its states are listed below" tabIndex={0}>
         <svg width={width} height={height} viewBox={`0 0 ${width} ${height}`} aria-hidden="true">
           <g class="edges">
             {states.edges.map((edge) => {
@@ -154,7 +160,7 @@ export function Graph({ run, group, estimate, iterations }: Props) {
           </g>
           {[...states.nodes.values()].map((node) => {
             const [x, y] = at(node.state);
-            const size = 5 + 2.2 * Math.sqrt(node.visits);
+            const size = Math.min(LARGEST, 5 + 2.2 * Math.sqrt(node.visits));
             const full = node.value === null || high === low ? 0 : (node.value - low) / (high - low);
             const style = { fill: `color-mix(in srgb, var(--plus) ${Math.round(100 * full)}%, var(--panel))`, opacity: through(node) ? 1 : 0.15 };
             return (

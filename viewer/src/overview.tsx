@@ -174,7 +174,7 @@ function LevelsPart({ path, version, pick }: { path: string; version: number; pi
       {value && value.levels.length > 0 && (
         <>
           <div class="table-scroll" role="region" aria-label="Levels" tabIndex={0}>
-            <table>
+            <table class="levels">
               <thead><tr><th scope="col">k</th>{value.levels.map((level) => <th scope="col" class="figure">{String(level.level)}</th>)}</tr></thead>
               <tbody>
                 {LEVEL_ROWS.map(([name, title, format]) => (
