@@ -100,8 +100,8 @@ def _routes(sources: Sequence[Source], estimators: Sequence[str]) -> Starlette:
         Route("/api/versions", lambda _: _json([source.version for source in sources])),
         Route(f"{run}/overview", of_run(lambda source, index, _: overview_document(source, index))),
         Route(f"{run}/curves", of_run(lambda source, index, _: curves_document(source, index))),
-        Route(f"{run}/levels", of_run(lambda _source, index, _: _levels(index))),
-        Route(f"{run}/intervals", of_run(lambda _source, index, _: _intervals(index))),
+        Route(f"{run}/levels", of_run(lambda _source, index, _: levels_document(index))),
+        Route(f"{run}/intervals", of_run(lambda _source, index, _: intervals_document(index))),
         Route(f"{run}/tasks", of_run(lambda _, index, request: _tasks(index, request))),
         Route(f"{run}/search", of_run(lambda _, index, request: _search(index, request.query_params.get("text", "")))),
         Route(f"{run}/find", of_run(lambda _, index, request: _find(index, request))),
@@ -122,8 +122,6 @@ def _run(source: Source) -> dict[str, object]:
     return {"name": source.name, "path": str(source.path), "version": source.version, "training": training is not None}
 
 
-_levels = lru_cache(4)(levels_document)
-_intervals = lru_cache(4)(intervals_document)
 _search = lru_cache(16)(search_document)
 
 

@@ -145,6 +145,7 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
     return [found[iteration] for iteration in sorted(found)]
 
 
+@lru_cache(4)
 def levels_document(index: Index) -> dict[str, Any]:
     """Return how often steps share a context, by level: of the whole run, and of each iteration if there are several.
 
@@ -163,6 +164,7 @@ def levels_document(index: Index) -> dict[str, Any]:
     }
 
 
+@lru_cache(4)
 def intervals_document(index: Index) -> dict[str, Any]:
     """Return the intervals of the statistics of levels, and what chance alone gives (`analysis.uncertainty`).
 

@@ -86,6 +86,7 @@ def test_tasks_are_filtered_and_sorted(small_run, get) -> None:
     assert (group["mean_return"], group["mean_length"]) == (2 / 3, 3.0)
 
 
+@pytest.mark.slow
 def test_intervals_are_those_of_the_library(six_tasks, get) -> None:
     seen = get(six_tasks)("runs/0/intervals")
     expected = uncertainty(scan_steps(six_tasks), history_length=4, reward_scale=10.0, permutations=20)

@@ -1,7 +1,7 @@
 // What a run contains, and how it went.
 import { useState } from "preact/hooks";
 import { Chart } from "./chart";
-import { useDocument } from "./data";
+import { isFile, useDocument } from "./data";
 import type { Bounds, Curves, Intervals, Level, Levels, Overview, Results } from "./documents";
 import { counted, number, percent } from "./format";
 import { links } from "./route";
@@ -35,7 +35,7 @@ export function OverviewPage({ path, run, version, pick }: Props) {
       <Outcomes of={seen} />
       {several && curves.value && <CurvesPart curves={curves.value} pick={pick} />}
       <TaskTypes of={seen} />
-      <LevelsPart path={path} version={version} pick={pick} />
+      <LevelsPart path={path} version={version} pick={pick} steps={seen.steps} />
       <Configuration of={seen} />
     </article>
   );
@@ -161,9 +161,16 @@ const LEVEL_ROWS: [string, string, (value: number | null) => string][] = [
   ["sign_disagreement", "steps whose sign differs from that at the deepest level", (value) => percent(value, 1)],
 ];
 
-function LevelsPart({ path, version, pick }: { path: string; version: number; pick: (iteration: string) => void }) {
+/** Steps of a run whose intervals are computed without being asked for: more take longer than seconds. */
+const MOST_STEPS = 200_000;
+
+type LevelsProps = { path: string; version: number; pick: (iteration: string) => void; steps: number };
+
+function LevelsPart({ path, version, pick, steps }: LevelsProps) {
+  const [asked, setAsked] = useState(false);
+  const wanted = asked || isFile || steps <= MOST_STEPS;
   const { value, error, loading } = useDocument<Levels>(`${path}/levels`, {}, version, path);
-  const bounds = useDocument<Intervals>(value && !value.problem ? `${path}/intervals` : null, {}, version, `${path} intervals`);
+  const bounds = useDocument<Intervals>(wanted && value && !value.problem ? `${path}/intervals` : null, {}, version, `${path} intervals`);
   const problem = error ?? value?.problem ?? bounds.error ?? bounds.value?.problem;
   const sentences = bounds.value?.sentences.length ? bounds.value.sentences : (value?.sentences ?? []);
   return (
@@ -190,6 +197,7 @@ function LevelsPart({ path, version, pick }: { path: string; version: number; pi
           </div>
           <p class="note" aria-live="polite">
             “oracle” is the whole history.{" "}
+            {!wanted && <button type="button" onClick={() => setAsked(true)}>Compute intervals, and what chance alone would give</button>}
             {bounds.loading && "Computing intervals, and what chance alone would give …"}
             {bounds.value && !bounds.value.problem && (
               <>
