@@ -108,6 +108,11 @@ def test_every_parameter_of_estimators_and_policies_is_described() -> None:
         assert all(meaning for *_, meaning in rows(section).values())
 
 
+def test_estimators_of_the_user_are_not_in_the_reference() -> None:
+    get("examples.own_estimator:hgpo_median")
+    assert "own_estimator" not in docs_reference.estimators_page()
+
+
 def test_an_undocumented_argument_is_an_error() -> None:
     @dataclasses.dataclass
     class Options:

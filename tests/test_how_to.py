@@ -33,6 +33,15 @@ def test_every_command_accepts_its_arguments(words: list[str]) -> None:
     known[tuple(words[:length])].make_context(words[0], words[length:])
 
 
+@pytest.mark.slow
+def test_the_planned_runs_fit_their_cards() -> None:
+    pytest.importorskip("torch")
+    plans = [words for words in commands(PAGE) if "--plan" in words]
+    assert len(plans) == 2
+    for words in plans:
+        assert "fits on H100-80" in invoke(*words)
+
+
 def run(section: str) -> None:
     for words in commands(section):
         if words[0] in RUNS_HERE:

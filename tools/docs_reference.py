@@ -17,11 +17,12 @@ from msgspec import Meta
 
 from hgpo_envs.env import TextEnv
 from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, environment_spec, imported, provider
+from hgpo_envs.plugins import installed
 from hgpo_envs.registration import default_arguments
 from hgpo_envs.vector import TextVectorEnv
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import get, names
-from hgpo_train.policies.registry import policy_names, policy_spec
+from hgpo_train.policies.registry import ENTRY_POINTS, policy_names, policy_spec
 from hgpo_train.settings import field_docs, types_of
 from hgpo_train.training.config import Config, SftConfig
 from tools.docs_markup import code, plain
@@ -131,7 +132,7 @@ def _sections(settings: Any, prefix: str) -> Iterator[str]:  # noqa: ANN401 (a d
 
 
 def estimators_page() -> str:
-    """Return the page of the parameters of all estimators."""
+    """Return the page of the parameters of this package's estimators."""
     parts = [
         "# Parameters of estimators",
         (
@@ -142,8 +143,9 @@ def estimators_page() -> str:
         table("parameter", dataclass_values(Parameters)),
     ]
     common = {one.name: one for one in dataclass_values(Parameters)}
-    for name in names():
-        found = get(name)
+    for name, found in ((name, get(name)) for name in names()):
+        if found.function is not None or not found.parameters.__module__.startswith("hgpo_train."):
+            continue  # of another package, or of the user
         own = [one for one in dataclass_values(found.parameters) if common.get(one.name) != one]
         whole = "" if found.scope == "group" else " Needs all rows of an iteration."
         parts += [f"## {name}", f"{plain(found.summary)}.{whole}"]
@@ -152,7 +154,7 @@ def estimators_page() -> str:
 
 
 def policies_page() -> str:
-    """Return the page of all policies with their options."""
+    """Return the page of this package's policies with their options."""
     parts = [
         "# Options of policies",
         (
@@ -160,7 +162,7 @@ def policies_page() -> str:
             "[Rollouts](../rollouts.md#policies) describes the policies."
         ),
     ]
-    specs = {name: policy_spec(name) for name in policy_names()}
+    specs = {name: policy_spec(name) for name in policy_names() if name not in installed(ENTRY_POINTS)}
     without = ", ".join(f"`{name}`" for name, spec in specs.items() if not spec.options)
     parts.append(f"Without options: {without}.")
     for name, spec in specs.items():
