@@ -145,10 +145,15 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         split: The split to draw tasks from. ``all`` contains every task.
         history_length: K, the number of past pairs in the prompt.
         history_depth: The maximum depth of the history hashes.
-        action_format: ``command``, ``response`` or ``number`` (the number of an admissible action, from 1).
+        action_format: What an action is: a ``command``, a ``response`` (of a model, with the command in tags), or a
+            ``number`` (of an admissible action, from 1).
         max_steps: The step limit.
-        sampling: ``random``, ``sweep``, ``shuffled`` or ``verl-agent``.
-        prompt_template: The path of a Jinja file that replaces the package's prompt template.
+        sampling: The order of tasks: ``random`` draws with replacement, ``sweep`` takes each once in the split's order,
+            ``shuffled`` is a new permutation for each pass, ``verl-agent`` the order of its ALFWorld workers
+            (`hgpo_envs.task_sampling`).
+        prompt_template: What replaces the benchmark's prompt template: the path of a Jinja file, the name of a bundled
+            template (``compact``, ``compact-webshop``), or ``verl-agent:PATH`` for the prompts of a checkout of
+            verl-agent.
         render_mode: ``human`` prints every step (`hgpo_envs.rendering`) to standard output; with ``ansi``, `render`
             returns the last command and state text; None renders nothing.
 

@@ -80,7 +80,9 @@ def settings_for(benchmark: str, *, prompt_template: str | None = None, **values
 
     Args:
         benchmark: The task source's name.
-        prompt_template: The path of a Jinja file that replaces the package's prompt template.
+        prompt_template: What replaces the benchmark's prompt template: the path of a Jinja file, the name of a bundled
+            template (``compact``, ``compact-webshop``), or ``verl-agent:PATH`` for the prompts of a checkout of
+            verl-agent.
         values: Other attributes of `Settings`.
 
     Raises:

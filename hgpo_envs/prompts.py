@@ -22,6 +22,7 @@ ones; ``numbered`` writes each action's number before it, as ``action_format="nu
 
 from __future__ import annotations
 
+import os
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -221,6 +222,20 @@ def bundled_templates() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.j2"))}
 
 
+def template_file(name: str | Path) -> Path:
+    """Return the file of a template: the file of this name if there is one, otherwise the bundled template.
+
+    Raises:
+        InputError: There is neither.
+    """
+    known = bundled_templates()
+    if str(name) in known and not Path(name).is_file():
+        return known[str(name)]
+    if not os.path.lexists(name):
+        raise InputError(f"prompt_template: {unknown('template or missing file', str(name), known)}")
+    return Path(name)
+
+
 def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
     """Load a template.
 
@@ -228,11 +243,12 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
     package (`bundled_templates`) are rendered without the sandbox.
 
     Args:
-        path: A file; None loads the benchmark's template, or the general one if it has none.
+        path: A file, or the name of a bundled template if there is no such file; None loads the benchmark's template,
+            or the general one if it has none.
         benchmark: The benchmark's name.
 
     Raises:
-        InputError: The file cannot be read, or is not a valid template.
+        InputError: There is no such file or name, the file cannot be read, or it is not a valid template.
     """
     if path is None:
         spec = spec_named(benchmark)
@@ -244,6 +260,7 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
         return VerlAgentTemplate(read_constants(checkout, benchmark), benchmark, path)
     if not isinstance(path, str | Path):
         raise InputError(f"prompt_template: expected the path of a file, received {path!r}")
+    path = template_file(path)
     try:
         text = read_bytes(Path(path), 4 * LONGEST_TEMPLATE, "prompt template").decode("utf-8")
     except (InputError, UnicodeDecodeError) as error:

@@ -16,6 +16,7 @@ app = marimo.App(width="medium", app_title="Context inconsistency")
 
 @app.cell
 def imports():
+    import os
     from pathlib import Path
 
     import altair as alt
@@ -39,6 +40,7 @@ def imports():
         levels_chart,
         mo,
         np,
+        os,
         pl,
         ratio_interval,
         scan_steps,
@@ -65,11 +67,13 @@ def title(mo):
 
 
 @app.cell
-def choose(Path, mo):
+def choose(Path, mo, os):
     bundled = Path(__file__).parent / "data" / "training.parquet"
     given = mo.cli_args().get("run")
     source = mo.ui.text(
-        value=str(given or bundled), label="Run (a folder, or a Parquet file of steps)", full_width=True
+        value=str(given or os.path.relpath(bundled)),
+        label="Run (a folder, or a Parquet file of steps)",
+        full_width=True,
     )
     depth = mo.ui.slider(1, 8, value=4, label="K, the deepest level", show_value=True)
     context = mo.ui.dropdown(

@@ -1,9 +1,13 @@
 """The documentation site: pages are in the navigation, the reference is complete, and it builds without a warning."""
 
+import dataclasses
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from html import unescape
 from importlib import import_module
 from pathlib import Path
 
@@ -11,7 +15,13 @@ import pytest
 import yaml
 from command import every_command
 
-from tools import docs_site
+from hgpo_envs.environment_spec import environment_spec
+from hgpo_envs.registration import default_arguments
+from hgpo_train.advantages import get
+from hgpo_train.policies.registry import policy_spec
+from hgpo_train.training.config import Config, SftConfig
+from tools import docs_notebooks, docs_reference, docs_site
+from tools.docs_markup import plain
 
 ROOT = Path(__file__).parent.parent
 CONFIGURATION = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
@@ -41,8 +51,81 @@ def test_every_command_is_described_with_its_options() -> None:
     assert not described
 
 
+def rows(page: str) -> dict[str, list[str]]:
+    """The rows of a page's tables by their first cell, with the markup removed."""
+    lines = [line for line in page.splitlines() if line.startswith("| <code>")]
+    cells = [[unescape(re.sub("</?code>", "", cell)).strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return {cell[0]: cell[1:] for cell in cells}
+
+
+def test_every_argument_of_an_environment_is_described_with_its_default() -> None:
+    for section in docs_reference.environments_page().split("\n## ")[1:-1]:
+        spec = environment_spec(section.partition("\n")[0])
+        described = rows(section)
+        assert described.keys() == default_arguments(spec).keys()
+        for name, default in default_arguments(spec).items():
+            assert described[name][1] == repr(default)
+            assert described[name][2].endswith(".")
+        assert all(f"`{split}`" in section for split in spec.splits)
+    assert "## HGPO/WebShop-v0" in docs_reference.environments_page()
+
+
+def test_every_setting_is_described_with_its_default() -> None:
+    train, sft = docs_reference.settings_page().split("\n## ")[1:]
+    for section, config in ((train, Config()), (sft, SftConfig())):
+        values = dict(leaves(config, ""))
+        described = rows(section)
+        assert described.keys() == values.keys()
+        for name, (_, default, meaning) in described.items():
+            assert meaning
+            written = build_toml(default) if default != "none" else None
+            assert written == (list(values[name]) if isinstance(values[name], tuple) else values[name])
+
+
+def leaves(settings: object, prefix: str) -> Iterator[tuple[str, object]]:
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value
+
+
+def build_toml(text: str) -> object:
+    return tomllib.loads(f"value = {text}")["value"]
+
+
+def test_every_parameter_of_estimators_and_policies_is_described() -> None:
+    page = docs_reference.estimators_page()
+    common, *sections = page.split("\n## ")[1:]
+    for section in sections:
+        parameters = get(section.partition("\n")[0]).parameters
+        assert rows(common).keys() | rows(section).keys() == {field.name for field in dataclasses.fields(parameters)}
+    assert {section.partition("\n")[0] for section in sections} >= {"hgpo", "gigpo", "grpo"}
+    for section in docs_reference.policies_page().split("\n## ")[1:]:
+        options = policy_spec(section.partition("\n")[0]).options
+        assert list(rows(section)) == [field.name for field in dataclasses.fields(options)]
+        assert all(meaning for *_, meaning in rows(section).values())
+
+
+def test_estimators_of_the_user_are_not_in_the_reference() -> None:
+    get("examples.own_estimator:hgpo_median")
+    assert "own_estimator" not in docs_reference.estimators_page()
+
+
+def test_an_undocumented_argument_is_an_error() -> None:
+    @dataclasses.dataclass
+    class Options:
+        """Options."""
+
+        silent: int = 0
+
+    with pytest.raises(KeyError, match="silent"):
+        list(docs_reference.dataclass_values(Options))
+
+
 def test_help_texts_contain_no_markup_but_code() -> None:
-    written = docs_site._plain("*.pack | [x](y) <b> `a|b*`")
+    written = plain("*.pack | [x](y) <b> `a|b*`")
     assert written.startswith("&#42;.pack &#124; &#91;x&#93;(y) &lt;b&gt; <code>a&#124;b&#42;</code>")
 
 
@@ -68,12 +151,41 @@ def test_links_that_leave_the_folder_are_copied() -> None:
 
 
 @pytest.mark.slow
-def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path) -> None:
+def test_the_page_of_a_notebook_is_executed_and_loads_only_files_that_are_beside_it() -> None:
+    marimo = pytest.importorskip("marimo")
+    page = docs_notebooks.exported(ROOT / "notebooks/own_rollouts.py")
+    assert "Variance of returns at a state that histories explain" in page, "the title of a chart"
+    loaded = re.findall(r'<(?:script|link)[^>]*\s(?:src|href)="([^"]+)"', page)
+    assert len(loaded) > 100
+    for name in loaded:
+        assert (Path(marimo.__file__).parent / "_static" / name.removeprefix("marimo/")).is_file()
+
+
+@pytest.mark.slow
+def test_a_notebook_that_fails_is_an_error(tmp_path) -> None:
+    pytest.importorskip("marimo")
+    source = (ROOT / "notebooks/own_rollouts.py").read_text("utf-8")
+    (tmp_path / "failing.py").write_text(source.replace("def dump():", "raise ZeroDivisionError\n\n    def dump():"))
+    with pytest.raises(RuntimeError, match=r"failing\.py: expected it to run"):
+        docs_notebooks.exported(tmp_path / "failing.py")
+
+
+def test_links_to_notebooks_lead_to_their_pages() -> None:
+    page = docs_site.sources()["notebooks.md"]
+    for notebook, exported in docs_notebooks.pages().items():
+        assert f"]({exported})" in page
+        assert f"../{notebook}" in (ROOT / "docs/notebooks.md").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path, monkeypatch) -> None:
     pytest.importorskip("zensical")
     pytest.importorskip("mkdocstrings")
     shutil.copyfile(ROOT / "mkdocs.yml", tmp_path / "mkdocs.yml")
     for folder in ("hgpo_envs", "hgpo_train", "datasets", "tools"):  # what mkdocstrings reads
         (tmp_path / folder).symlink_to(ROOT / folder)
+    pytest.importorskip("marimo")
+    monkeypatch.setattr(docs_notebooks, "exported", lambda notebook: f"<p>{notebook.stem}</p>")  # tested above
     docs_site.write(tmp_path / "build/docs")
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -86,6 +198,8 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path) -> None:
         assert loaded
         assert [source for source in loaded if source.startswith(("http", "//"))] == []
         assert "[hgpo" not in re.sub(r"<pre.*?</pre>", "", html, flags=re.DOTALL), "a reference that leads nowhere"
+    assert (tmp_path / "site/notebooks/own_rollouts.html").read_text("utf-8") == "<p>own_rollouts</p>"
+    assert (tmp_path / "site/notebooks/marimo/index.html").is_file()
     reference = (tmp_path / "site/reference/hgpo_datasets/index.html").read_text("utf-8")
     assert 'id="hgpo_datasets.reader.scan_steps"' in reference
     assert "<blockquote>" not in reference, "examples are code"

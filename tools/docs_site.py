@@ -3,7 +3,8 @@
 python -m tools.docs_site build/docs     what `poe docs` builds the site from (mkdocs.yml)
 
 The pages of docs/ are written for GitHub, where links may lead anywhere in the repository. Here, files outside docs/
-are copied to where the links expect them. README.md is the front page.
+are copied to where the links expect them, and links to notebooks lead to their exported pages
+(`tools/docs_notebooks.py`). README.md is the front page.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from html import escape
 from importlib import import_module
 from inspect import isclass, isroutine
 from pathlib import Path
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from typer.main import get_command
 
 from hgpo_train.cli import app
+from tools import docs_notebooks, docs_reference
+from tools.docs_markup import code, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +82,10 @@ def sources() -> dict[str, str | Path]:
             files |= linked
     files["site.css"] = ROOT / "tools/docs_site.css"
     files["reference/commands.md"] = commands_page()
+    files["reference/environments.md"] = docs_reference.environments_page()
+    files["reference/settings.md"] = docs_reference.settings_page()
+    files["reference/estimators.md"] = docs_reference.estimators_page()
+    files["reference/policies.md"] = docs_reference.policies_page()
     return files | {f"reference/{package}.md": page for package, page in api_pages().items()}
 
 
@@ -93,6 +99,7 @@ def write(folder: Path) -> None:
             shutil.copyfile(content, target)
         else:
             target.write_text(content, "utf-8")
+    docs_notebooks.write(folder)
 
 
 def _relinked(page: Path) -> tuple[str, dict[str, Path]]:
@@ -104,6 +111,8 @@ def _relinked(page: Path) -> tuple[str, dict[str, Path]]:
         name = path.relative_to(ROOT.resolve()).as_posix()
         if path.parent == ROOT / "docs" or name in COPIED:
             return COPIED.get(name, path.name)
+        if name in docs_notebooks.pages():
+            return docs_notebooks.pages()[name]
         linked[name] = path
         return name
 
@@ -136,7 +145,7 @@ def _command(words: tuple[str, ...], command: Any) -> Iterator[str]:  # noqa: AN
     name = " ".join(words)
     context = command.make_context(name, [], resilient_parsing=True)
     yield f"{'##' if len(words) <= 2 else '###'} {name}"
-    yield _plain(command.help or "")
+    yield plain(command.help or "")
     yield f"    {name} {' '.join(command.collect_usage_pieces(context))}"
     for kind in ("argument", "option"):
         records = [
@@ -150,21 +159,7 @@ def _row(syntax: str, description: str) -> str:
     text, bracket, details = description.rpartition("  [")
     if not bracket:
         text, details = description, ""
-    return f"| {_code(syntax)} | {_plain(text)} | {_code(details.removesuffix(']').removeprefix('default: '))} |"
-
-
-def _code(text: str) -> str:
-    return f"<code>{_entities(text)}</code>" if text else ""
-
-
-def _plain(text: str) -> str:
-    """Return a help text in which nothing is markup but code in backticks."""
-    return re.sub(r"`([^`]*)`|[^`]+", lambda found: _code(found[1]) if found[1] else _entities(found[0]), text)
-
-
-def _entities(text: str) -> str:
-    """Return a text with the characters as entities that Markdown or HTML would read."""
-    return re.sub(r"[|*_\[\]\\]", lambda found: f"&#{ord(found[0])};", escape(text, quote=False))
+    return f"| {code(syntax)} | {plain(text)} | {code(details.removesuffix(']').removeprefix('default: '))} |"
 
 
 # Python

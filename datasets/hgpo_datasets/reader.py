@@ -202,7 +202,7 @@ def _first_readable(urls: Sequence[str], read: Callable[[str], T]) -> tuple[str,
 
 def _scan(sources: list[list[str]], options: dict[str, Any], *, plain: bool) -> pl.LazyFrame:
     """Return one frame over the files. The files of one source have the same columns."""
-    plain_files = {source[0] for source in sources if plain and _is_plain(source[0])}
+    plain_files = {source[0] for source in sources if plain and is_plain(source[0])}
     seen = [_columns(source[0], options, versioned=source[0] not in plain_files) for source in sources]
     schemas: dict[str, Any] = {}
     other = next((number for number, columns in enumerate(seen) if columns != seen[0]), None)
@@ -218,8 +218,12 @@ def _scan(sources: list[list[str]], options: dict[str, Any], *, plain: bool) -> 
     return pl.scan_parquet(every, storage_options=options or None, glob=False, **schemas)
 
 
-def _is_plain(file: str) -> bool:
-    """Return whether a file is local, in no run folder, and without the metadata of a step table."""
+def is_plain(file: str) -> bool:
+    """Return whether a Parquet file is local, in no run folder, and without the metadata of a step table.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
     if "://" in file or run_of_file(Path(file)) is not None:
         return False
     with reading.errors(file):

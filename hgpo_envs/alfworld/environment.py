@@ -23,7 +23,8 @@ def open_source(*, data: str | None = None, grammar: str | None = None, backend:
     Args:
         data: An official folder, a pack, or None for the bundled games.
         grammar: ``move`` or ``put`` converts every game to that wording; None plays each as its file has it.
-        backend: ``native`` or ``original``.
+        backend: ``native`` for this package's engine, ``original`` for the packages alfworld and textworld (extra
+            ``alfworld``).
 
     Raises:
         InputError: If the backend is unknown, or the data cannot be used.

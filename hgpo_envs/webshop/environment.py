@@ -41,22 +41,24 @@ def open_source(
 
     Args:
         data: A built catalogue, or None for the bundled one; with ``backend="original"`` a WebShop checkout.
-        goals: ``synthetic`` or ``human``.
-        observation_mode: ``text`` or ``text_rich``.
+        goals: The instructions: ``synthetic``, made from a product's attributes, or ``human``, written by people.
+        observation_mode: ``text``, or ``text_rich`` with marks of buttons and clicked buttons, as in the original.
         show_attributes: Whether item pages have the attributes tab.
         price_seed: Seed of ranged prices and price bounds, which the original draws without a seed.
         shuffle_seed: Seed of the goals' order.
-        option_colours: ``original`` or ``both``. This argument and the next three can switch off irregularities of
-            the original that may harm training (native backend only): `hgpo_envs.webshop.engine.engine.Quirks`.
+        option_colours: With ``original``, some correct choices of a colour never count; with ``both``, they do. This
+            argument and the next three can switch off irregularities of the original that may harm training (native
+            backend only): `hgpo_envs.webshop.engine.engine.Quirks`.
         magic_queries: Whether queries such as ``<r>`` are commands.
-        after_done: ``continue`` or ``freeze``.
+        after_done: Whether a search on the last page opens a new page (``continue``) or nothing has an effect
+            (``freeze``).
         reward_scale: ``score``, or ``success`` for verl-agent's 10 or 0.
         checkout: The original's checkout; this and the next three are for the original backend:
             `hgpo_envs.webshop.reference.original.OriginalSource`.
         python: The interpreter that the original is installed for.
         num_products: Which of the original's indexes to search.
         nouns: A file that stands in for spaCy.
-        backend: ``native`` or ``original``.
+        backend: ``native`` for this package's engine, ``original`` for a checkout of WebShop.
 
     Raises:
         InputError: If an argument is unknown or for the other backend, or the data cannot be used.

@@ -97,6 +97,7 @@ def show(console: Console, found: QuickstartResult, out: Path) -> None:
     print_line(f"Advantages  [bold]{out / found.advantages.relative_to(found.run.parent)}[/]\n")
     print_line("Next:")
     for command, what in (
+        (f"hgpo view {run}", "look at tasks, groups and steps in the browser (needs the extra view)"),
         (f"hgpo stats {run}", "show group sizes and context inconsistency per level, with an interpretation"),
         (f"hgpo advantages {run} -e hgpo -e gigpo -e grpo", "compute the advantages of several estimators"),
         (f"hgpo data show {run}", "show a summary of the run"),

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 def view(
     ctx: typer.Context,
     run: Annotated[
-        list[str], typer.Argument(help="One or more runs, folders that contain runs, or quoted patterns of these.")
+        list[str],
+        typer.Argument(
+            help="One or more runs, folders that contain runs, Parquet files of steps, also your own, or quoted "
+            "patterns of these."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write one page that works without a server, and exit.")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.prompts import bundled_templates
+from hgpo_envs.prompts import template_file
 from hgpo_envs.verl_agent_prompts import VERL_AGENT
 from hgpo_train.assignments import read_value, split
 from hgpo_train.models.config import ModelConfig
@@ -338,12 +338,7 @@ def template_path(config: EnvironmentConfig) -> str | None:
         InputError: There is neither a file nor a bundled template of that name.
     """
     name = config.prompt_template
-    if name is None or name.startswith(VERL_AGENT) or Path(name).is_file():
-        return name
-    known = bundled_templates()
-    if name not in known:
-        raise InputError(unknown("prompt template or missing file", name, known))
-    return str(known[name])
+    return name if name is None or name.startswith(VERL_AGENT) else str(template_file(name))
 
 
 def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: type[C] = Config) -> C:  # type: ignore[assignment]

@@ -26,7 +26,7 @@ from hgpo_train.settings import build, types_of
 from hgpo_train.view.bundle import static_file
 from hgpo_train.view.documents import group_document, step_document, whole_text
 from hgpo_train.view.estimates import estimate, estimator_documents
-from hgpo_train.view.overview import curves_document, levels_document, overview_document
+from hgpo_train.view.overview import curves_document, intervals_document, levels_document, overview_document
 from hgpo_train.view.search import search_document
 from hgpo_train.view.tasks import TaskFilter, tasks_document
 
@@ -100,7 +100,8 @@ def _routes(sources: Sequence[Source], estimators: Sequence[str]) -> Starlette:
         Route("/api/versions", lambda _: _json([source.version for source in sources])),
         Route(f"{run}/overview", of_run(lambda source, index, _: overview_document(source, index))),
         Route(f"{run}/curves", of_run(lambda source, index, _: curves_document(source, index))),
-        Route(f"{run}/levels", of_run(lambda _source, index, _: _levels(index))),
+        Route(f"{run}/levels", of_run(lambda _source, index, _: levels_document(index))),
+        Route(f"{run}/intervals", of_run(lambda _source, index, _: intervals_document(index))),
         Route(f"{run}/tasks", of_run(lambda _, index, request: _tasks(index, request))),
         Route(f"{run}/search", of_run(lambda _, index, request: _search(index, request.query_params.get("text", "")))),
         Route(f"{run}/find", of_run(lambda _, index, request: _find(index, request))),
@@ -109,7 +110,7 @@ def _routes(sources: Sequence[Source], estimators: Sequence[str]) -> Starlette:
             f"{run}/groups/{{group:int}}/estimates",
             of_run(lambda _, index, request: _estimate(index, request, estimators)),
         ),
-        Route(f"{run}/steps/{{row:int}}", of_run(lambda _, index, request: _step(index, request))),
+        Route(f"{run}/steps/{{row:int}}", of_run(_step)),
         Route(f"{run}/steps/{{row:int}}/text", of_run(lambda _, index, request: _text(index, request))),
     ]
     handlers: dict[Any, Any] = {InputError: _bad_input, HTTPException: _not_found}
@@ -121,7 +122,6 @@ def _run(source: Source) -> dict[str, object]:
     return {"name": source.name, "path": str(source.path), "version": source.version, "training": training is not None}
 
 
-_levels = lru_cache(4)(levels_document)
 _search = lru_cache(16)(search_document)
 
 
@@ -145,8 +145,8 @@ def _group(index: Index, request: Request) -> dict[str, Any]:
     return group_document(index, request.path_params["group"])
 
 
-def _step(index: Index, request: Request) -> dict[str, Any]:
-    return step_document(index, request.path_params["row"])
+def _step(source: Source, index: Index, request: Request) -> dict[str, Any]:
+    return step_document(index, request.path_params["row"], source.token_texts())
 
 
 def _text(index: Index, request: Request) -> dict[str, str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hgpo_train.view.index import Index
+    from hgpo_train.view.tokens import TokenTexts
 
 STATE_CHARACTERS: Final = 20_000
 """Characters of a state or an action that a group's document contains."""
@@ -124,12 +125,13 @@ def _trajectory(row: dict[str, Any]) -> dict[str, Any]:
     return {**{name: row[name] for name in names}, "error": shown(row["error"]), "policy": row["policy_version"]}
 
 
-def step_document(index: Index, row: int) -> dict[str, Any]:
+def step_document(index: Index, row: int, texts: TokenTexts | None = None) -> dict[str, Any]:
     """Return the document of a step: the texts and tokens that a group's document does not contain.
 
     Args:
         index: The index of the run.
         row: The number of the row.
+        texts: The texts of the run's tokens, if its tokenizer is known.
 
     Raises:
         InputError: There is no such row, or it cannot be read.
@@ -151,8 +153,14 @@ def step_document(index: Index, row: int) -> dict[str, Any]:
         "prompt_tokens": None if prompt_tokens is None else len(prompt_tokens),
         "response_tokens": None if tokens is None else len(tokens),
         "tokens": None if tokens is None else tokens[:TOKENS],
+        "token_texts": None if tokens is None or texts is None else _token_texts(tokens, found["response"], texts),
         "logprobs": None if chances is None else chances[:TOKENS],
     }
+
+
+def _token_texts(tokens: list[int], response: str | None, texts: TokenTexts) -> list[str | None] | None:
+    """Return the texts of the tokens that a document contains."""
+    return texts.of(tokens[:TOKENS], response if len(tokens) <= TOKENS else None)
 
 
 def _step(index: Index, row: int) -> dict[str, Any]:

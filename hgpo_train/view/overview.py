@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -12,7 +13,8 @@ from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.untrusted_files import read_bytes
 from hgpo_train.analysis.describe import describe
-from hgpo_train.analysis.statistics import statistics
+from hgpo_train.analysis.statistics import Statistics, statistics
+from hgpo_train.analysis.uncertainty import default_permutations, uncertainty
 from hgpo_train.evaluation.intervals import wilson_interval
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ _LEVEL_COLUMNS: Final = (
     "differing",
     "flat",
     "weight",
+    "explained",
+    "sign_disagreement",
 )
 
 
@@ -141,24 +145,61 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
     return [found[iteration] for iteration in sorted(found)]
 
 
+@lru_cache(4)
 def levels_document(index: Index) -> dict[str, Any]:
     """Return how often steps share a context, by level: of the whole run, and of each iteration if there are several.
 
     Takes seconds for a million steps.
     """
-    depth = min(LEVELS, index.depth)
-    steps = scan_steps(index.files)
     try:
-        whole = statistics(steps, history_length=depth, reward_scale=10.0)
+        whole = _statistics(index)
     except InputError as error:
         return {"problem": str(error), "levels": [], "sentences": [], "by_iteration": {}}
     several = index.episodes["iteration"].n_unique() > 1
-    by = statistics(steps, by="iteration", history_length=depth, reward_scale=10.0).levels if several else None
+    by = statistics(scan_steps(index.files), by="iteration", **_parameters(index)).levels if several else None
     return {
         "levels": whole.levels.select(_LEVEL_COLUMNS).to_dicts(),
         "sentences": describe(whole),
         "by_iteration": {} if by is None else _by_iteration(by),
     }
+
+
+@lru_cache(4)
+def intervals_document(index: Index) -> dict[str, Any]:
+    """Return the intervals of the statistics of levels, and what chance alone gives (`analysis.uncertainty`).
+
+    Takes several times as long as `levels_document`.
+
+    Returns:
+        ``intervals``: for each statistic and level ``low`` and ``high`` (null with few tasks), and ``chance`` (null for
+        statistics that do not depend on returns); ``sentences``, which contain them; ``tasks``, ``permutations``.
+    """
+    permutations = default_permutations(index.rows)
+    try:
+        whole = _statistics(index)
+        found = uncertainty(scan_steps(index.files), permutations=permutations, **_parameters(index))
+    except InputError as error:
+        return {"problem": str(error), "intervals": {}, "sentences": [], "tasks": 0, "permutations": 0}
+    intervals: dict[str, dict[str, Any]] = {}
+    for row in found.iter_rows(named=True):
+        bounds = {name: row[name] for name in ("low", "high", "chance")}
+        intervals.setdefault(row["statistic"], {})[row["level"]] = bounds
+    tasks = int(found["tasks"][0])
+    return {
+        "intervals": intervals,
+        "sentences": describe(whole, found),
+        "tasks": tasks,
+        "permutations": permutations,
+    }
+
+
+@lru_cache(4)
+def _statistics(index: Index) -> Statistics:
+    return statistics(scan_steps(index.files), **_parameters(index))
+
+
+def _parameters(index: Index) -> dict[str, Any]:
+    return {"history_length": min(LEVELS, index.depth), "reward_scale": 10.0}
 
 
 def _by_iteration(levels: pl.DataFrame) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from hgpo_envs.secrets import redact
 from hgpo_train.view.bundle import static_file
 from hgpo_train.view.documents import group_document, step_document
 from hgpo_train.view.estimates import estimate, estimator_documents
-from hgpo_train.view.overview import curves_document, levels_document, overview_document
+from hgpo_train.view.overview import curves_document, intervals_document, levels_document, overview_document
 from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
+    from hgpo_train.view.tokens import TokenTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ def write_page(
         answers[f"runs/{number}/overview"] = overview_document(source, index)
         answers[f"runs/{number}/curves"] = curves_document(source, index)
         answers[f"runs/{number}/levels"] = levels_document(index)
+        answers[f"runs/{number}/intervals"] = intervals_document(index)
         answers[f"runs/{number}/tasks"] = {"total": 0, "groups": 0, "offset": 0, "tasks": []}
     head = {
         "runs": [
@@ -101,7 +103,7 @@ def write_page(
     size = len(_page(head, answers))
     kept = 0
     for done, (number, task) in enumerate(chosen):
-        added = dict(_answers(number, indices[number], task, selection))
+        added = dict(_answers(number, indices[number], sources[number].token_texts(), task, selection))
         size += len(_data(task)) + 1 + sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
         if size > selection.most_bytes:
             break
@@ -131,7 +133,9 @@ def _tasks(index: Index, selection: Selection) -> list[dict[str, Any]]:
     return listed
 
 
-def _answers(number: int, index: Index, task: dict[str, Any], selection: Selection) -> list[tuple[str, Any]]:
+def _answers(
+    number: int, index: Index, texts: TokenTexts | None, task: dict[str, Any], selection: Selection
+) -> list[tuple[str, Any]]:
     """Return the documents of a task's groups and steps by their addresses."""
     made: list[tuple[str, Any]] = []
     for group in task["groups"]:
@@ -142,7 +146,7 @@ def _answers(number: int, index: Index, task: dict[str, Any], selection: Selecti
             found = estimate(index, place, name, ["reward_scale=10"], selection.estimators)
             made.append((f"runs/{number}/groups/{place}/estimates/{name}", found))
         rows = range(document["row"], document["row"] + document["rows"])
-        made += [(f"runs/{number}/steps/{row}", step_document(index, row)) for row in rows]
+        made += [(f"runs/{number}/steps/{row}", step_document(index, row, texts)) for row in rows]
     return made
 
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import glob
+import os
+import tempfile
 import threading
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hgpo_datasets import manifest
-from hgpo_datasets.reader import step_files
+from hgpo_datasets.reader import is_plain, step_files
 from hgpo_datasets.reading import errors
-from hgpo_datasets.run_paths import is_run, run_at
-from hgpo_datasets.sources import parts_of
+from hgpo_datasets.run_paths import is_run, run_at, runs_below
+from hgpo_datasets.sources import PARQUET, parts_of
 from hgpo_envs.errors import InputError
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.view.index import Index, read_index
+from hgpo_train.view.plain_tables import import_table
+from hgpo_train.view.tokens import TokenTexts, token_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 class Source:
-    """One run or file.
+    """One run, or one file of a step table.
 
     Args:
         path: The folder of a run, or a file.
@@ -39,6 +44,7 @@ class Source:
         self.name = clean_text(named.resolve().name or str(path))
         self._lock = threading.Lock()
         self._read: tuple[object, Index] | None = None
+        self._texts: tuple[TokenTexts | None] | None = None
 
     @property
     def version(self) -> str:
@@ -55,16 +61,27 @@ class Source:
         with self._lock, errors(self.path):
             version = self.version
             if self._read is None or self._read[0] != version:
-                files = step_files(self.path)
+                files = self.step_files()
                 if not files:
                     raise InputError(f"no committed rows in {self.path}")
                 self._read = version, read_index(files)
+                self._texts = None
                 _config.cache_clear()
             return self._read[1]
+
+    def step_files(self) -> list[str]:
+        """Return the files that are committed now."""
+        return step_files(self.path)
 
     def config(self) -> dict[str, Any]:
         """Return the configuration in the manifest; empty for a file."""
         return _config(self.folder) if self.folder else {}
+
+    def token_texts(self) -> TokenTexts | None:
+        """Return the texts of the run's tokens, if its tokenizer is on this machine."""
+        if self._texts is None:
+            self._texts = (token_texts(self.config(), self.training()),)
+        return self._texts[0]
 
     def training(self) -> Path | None:
         """Return the folder of the training run that wrote this run, or None."""
@@ -72,6 +89,35 @@ class Source:
             return None
         places = (self.folder, self.folder.parent)  # older training runs have their steps as a run in a run
         return next((place for place in places if run_at(place) == self.folder and _is_training(place)), None)
+
+
+class TableSource(Source):
+    """Parquet files of another program, which are read as one table (`plain_tables`).
+
+    Args:
+        path: The file, the folder or the pattern, as given.
+        files: The files.
+    """
+
+    def __init__(self, path: Path, files: Sequence[str]) -> None:
+        super().__init__(path)
+        self.folder = None
+        self._files = tuple(files)
+        self._made: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def version(self) -> str:
+        """See `Source`."""
+        statuses = [os.stat(file) for file in self._files]  # noqa: PTH116 (the paths are texts)
+        return "-".join(f"{status.st_size:x}-{status.st_mtime_ns:x}" for status in statuses)
+
+    def step_files(self) -> list[str]:
+        """See `Source`. The table is written as a run again if it has changed."""
+        made = tempfile.TemporaryDirectory(prefix="hgpo-view-", ignore_cleanup_errors=True)
+        run = Path(made.name) / "run"
+        import_table(self._files, run)
+        self._made = made  # the folder of the previous version is removed
+        return step_files(run)
 
 
 def _is_training(folder: Path) -> bool:
@@ -88,17 +134,23 @@ def open_sources(paths: Iterable[str]) -> list[Source]:
     """Return the runs and files that paths mean, as for `hgpo_datasets.scan_steps`.
 
     A folder of runs means each of them. A run without committed rows is kept if there are others, because it may be
-    written now.
+    written now. Parquet files of other programs that one path means, a pattern or a folder without runs, are one table.
 
     Raises:
         InputError: A path does not exist, is a URL, or contains no run; or no run has rows.
     """
     given = list(paths)
-    found = []
-    for part in parts_of(given):
+    found: list[Source] = []
+    tables: dict[str, list[str]] = {}
+    patterns = {_pattern_of_folder(path): path for path in given}
+    for part in parts_of(patterns):
         if part.kind == "url":
             raise InputError(f"expected a local run, received the URL {part.path}; copy it to this machine")
-        found.append(Source(Path(part.path)))
+        if part.kind == "file" and is_plain(part.path):
+            tables.setdefault(part.source, []).append(part.path)
+        else:
+            found.append(Source(Path(part.path)))
+    found += [TableSource(Path(files[0] if len(files) == 1 else patterns[one]), files) for one, files in tables.items()]
     refused: InputError | None = None
     for source in found:
         try:
@@ -110,6 +162,14 @@ def open_sources(paths: Iterable[str]) -> list[Source]:
         raise refused or InputError(f"no runs in {', '.join(given) or 'an empty list'}; name a run")
     _name_apart(found)
     return found
+
+
+def _pattern_of_folder(path: str) -> str:
+    """Return the pattern of the Parquet files in a folder that contains them and no runs; any other path unchanged."""
+    folder = Path(path)
+    if "://" in path or not folder.is_dir() or runs_below(folder) or not any(folder.glob(f"*{PARQUET}")):
+        return path
+    return f"{glob.escape(path)}/*{PARQUET}"
 
 
 def _name_apart(found: list[Source]) -> None:

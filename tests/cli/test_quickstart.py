@@ -62,6 +62,7 @@ def test_a_second_quickstart_reuses_the_run_and_prints_the_next_steps(tmp_path: 
     assert "steps/s" in first.output
     assert "already collected" in second.output
     assert "hgpo stats" in first.output
+    assert f"hgpo view {tmp_path / 'q/run'}" in "".join(first.output.splitlines())
     table = pl.read_parquet(tmp_path / "q/run.advantages/hgpo_by_depth.parquet")
     assert {f"advantage_k{k}" for k in DEPTHS} <= set(table.columns)
 

@@ -231,7 +231,7 @@ def test_render():
         ({"sampling": "shufled"}, "unknown sampling 'shufled'; did you mean 'shuffled'?"),
         ({"split": "valid"}, "unknown split 'valid'"),
         ({"render_mode": "rgb_array"}, "unknown render_mode 'rgb_array'. Known: "),
-        ({"prompt_template": "/no/such/file"}, "prompt_template: expected a readable UTF-8 file"),
+        ({"prompt_template": "/no/such/file"}, "prompt_template: unknown template or missing file '/no/such/file'"),
     ],
 )
 @pytest.mark.parametrize("vector", [False, True])

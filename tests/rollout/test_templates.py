@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 import hgpo_envs
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
+from hgpo_envs.prompts import bundled_templates
 from hgpo_train.cli import app
 from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.training.config import EnvironmentConfig, template_path
 
 gymnasium.register_envs(hgpo_envs)
 ENVIRONMENTS = [
@@ -92,3 +94,30 @@ def test_a_failing_environment_is_not_reported_as_a_template_error(
     template = written(tmp_path / "mine.j2", text)
     handle = open_env("outage_env:HGPO-Test/Outage-v0", prompt_template=str(template))
     assert not handle.settings.template.trusted
+
+
+def test_every_way_of_naming_a_template_accepts_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = bundled_templates()["compact"]
+    expected = prompt_of(str(file))
+    assert expected != prompt_of(None)
+    assert prompt_of("compact") == expected
+    assert template_path(EnvironmentConfig(prompt_template="compact")) == str(file)
+    (tmp_path / "compact").mkdir()
+    assert prompt_of("compact") == expected, "a folder is no template"
+    (tmp_path / "compact").rmdir()
+    written(tmp_path / "compact", "mine: {{ task }}")
+    assert prompt_of("compact").startswith("mine: ")
+    assert template_path(EnvironmentConfig(prompt_template="compact")) == "compact"
+
+
+def prompt_of(template: str | None) -> str:
+    env = gymnasium.make("HGPO/ALFWorld-v0", prompt_template=template)
+    return env.reset(seed=0)[0]["prompt"]
+
+
+def test_commands_accept_the_name_of_a_bundled_template(tmp_path: Path) -> None:
+    options = ["--policy", "random", "--env-option", "prompt_template=compact", "--max-steps", "2"]
+    for command in (["rollout", "--tasks", "1"], ["eval", "--seeds", "1"]):
+        done = CliRunner().invoke(app, [*command, *options, "--out", str(tmp_path / command[0])])
+        assert done.exit_code == 0, done.output

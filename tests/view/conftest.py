@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from groups import write_rich_run
-from viewed import hostile_rows, small_rows, write_training
+from viewed import hostile_rows, small_rows, write_token_run, write_training
 
 from hgpo_datasets import StepWriter
 
@@ -33,6 +33,26 @@ def hostile_run(tmp_path: Path) -> Path:
     with StepWriter(folder) as writer:
         writer.add_group(hostile_rows())
     return folder
+
+
+@pytest.fixture
+def six_tasks(tmp_path: Path) -> Path:
+    """Write a run of six tasks; in some of them, x wins as well."""
+    with StepWriter(tmp_path / "six") as writer:
+        for number in range(6):
+            rows = small_rows(f"task {number}")
+            for row in rows:
+                if number % 2 and row["trajectory"].endswith("x") and row["terminated"]:
+                    row |= {"reward": 1.0, "won": True}
+            writer.add_group(rows)
+    return tmp_path / "six"
+
+
+@pytest.fixture
+def token_run(tmp_path: Path) -> Path:
+    """Write a run that names a model whose tokenizer is on this machine."""
+    pytest.importorskip("tokenizers")
+    return write_token_run(tmp_path)
 
 
 @pytest.fixture

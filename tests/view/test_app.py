@@ -19,6 +19,7 @@ with warnings.catch_warnings():
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_train.advantages import compute, names
+from hgpo_train.analysis.uncertainty import uncertainty
 from hgpo_train.view.app import HEADERS, is_known_host, make_app
 from hgpo_train.view.sources import open_sources
 
@@ -83,6 +84,23 @@ def test_tasks_are_filtered_and_sorted(small_run, get) -> None:
     (group,) = task["groups"]
     assert (task["size"], task["won"], task["aborted"], task["invalid"]) == (4, 2, 1, 1)
     assert (group["mean_return"], group["mean_length"]) == (2 / 3, 3.0)
+
+
+@pytest.mark.slow
+def test_intervals_are_those_of_the_library(six_tasks, get) -> None:
+    seen = get(six_tasks)("runs/0/intervals")
+    expected = uncertainty(scan_steps(six_tasks), history_length=4, reward_scale=10.0, permutations=20)
+    assert (seen["tasks"], seen["permutations"]) == (6, 20)
+    for row in expected.iter_rows(named=True):
+        assert seen["intervals"][row["statistic"]][row["level"]] == {
+            name: row[name] for name in ("low", "high", "chance")
+        }
+    assert any("chance" in sentence for sentence in seen["sentences"])
+
+
+def test_intervals_of_a_run_that_cannot_have_them(hostile_run, small_run, get) -> None:
+    assert get(small_run)("runs/0/intervals")["intervals"]["shared"]["0"]["low"] is None, "two tasks are too few"
+    assert "levels" in get(hostile_run)("runs/0/levels")
 
 
 @pytest.mark.parametrize("iteration", [0, 2])

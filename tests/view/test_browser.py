@@ -6,14 +6,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
+from statistics import mean, pstdev
 from typing import Any
 
+import polars as pl
 import pytest
 from viewed import HOSTILE, small_rows
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_train.advantages import compute
+from hgpo_train.analysis.uncertainty import uncertainty
 from hgpo_train.view.page import Selection, write_page
 from hgpo_train.view.sources import open_sources
 
@@ -182,6 +186,80 @@ def test_the_graph_and_its_trajectories(viewer, page, small_run) -> None:
     expect(page.get_by_role("region", name="Selected state")).to_contain_text("5 visits")
 
 
+def test_the_graph_of_all_groups_of_a_task(viewer, page, training_run, tmp_path) -> None:
+    """Three iterations of four rollouts; also in a file, from the groups that it contains."""
+    expect = playwright.expect
+    file = tmp_path / "page.html"
+    write_page(open_sources([str(training_run)]), file, Selection())
+    for address in (viewer(training_run), file.as_uri()):
+        page.goto(f"{address}#/training/group/1")
+        page.get_by_role("link", name="Graph of all 3 groups").click()
+        expect(page).to_have_url(re.compile("group/1/task-graph$"))
+        expect(page.get_by_text("All 3 groups of this task in the run, 12 rollouts")).to_be_visible()
+        expect(page.locator(".node")).to_have_count(4)  # as in one group: the states are the same
+        expect(page.locator(".edges path").first).to_have_attribute("style", re.compile("opacity: (?!0.08)"))
+        page.get_by_label("Highlight an iteration").select_option("iteration 2: 2 of 4 won")
+        page.get_by_text("States as a table").click()
+        page.get_by_role("button", name="room b").click()
+        facts = page.get_by_role("region", name="Selected state")
+        expect(facts).to_contain_text("15 visits")
+        facts.get_by_role("link").last.click()
+        expect(page).to_have_url(re.compile("step/alpha%2F2%2F"))
+
+
+def test_the_tokens_of_a_response_as_text(viewer, page, token_run) -> None:
+    expect = playwright.expect
+    address = viewer(token_run)
+    page.goto(f"{address}#/run/step/t%2F0/0")
+    tokens = page.locator(".tokens > span")
+    expect(page.get_by_text("The tokens of the response")).to_be_visible()
+    expect(tokens.last).to_have_text("<|end|>")
+    expect(tokens.last).to_have_attribute("title", re.compile(r"token \d+, id \d+: probability"))
+    expect(page.locator(".tokens")).to_contain_text("go 0</action>")
+    page.goto(f"{address}#/run/step/t%2F1/0")
+    expect(page.locator(".tokens")).to_contain_text("<img src=x onerror")
+    assert_nothing_ran(page)
+
+
+def test_a_table_of_another_program(viewer, page, tmp_path) -> None:
+    steps = [row for task in ("alpha", "omega") for row in small_rows(task)]
+    names = ("task_id", "trajectory", "step", "state", "action", "reward", "action_valid")
+    pl.DataFrame([{name: row[name] for name in names} for row in steps]).write_parquet(tmp_path / "mine.parquet")
+    page.goto(viewer(tmp_path / "mine.parquet"))
+    expect = playwright.expect
+    expect(page.get_by_role("heading", name="mine.parquet")).to_be_visible()
+    page.get_by_role("link", name="Look at the tasks").click()
+    expect(page.get_by_role("treegrid").get_by_role("row")).to_have_count(3)
+
+
+def test_levels_with_intervals_and_chance(viewer, page, six_tasks) -> None:
+    """Six tasks are the fewest with intervals. The figures are those of the library."""
+    page.goto(viewer(six_tasks))
+    expect = playwright.expect
+    levels = page.get_by_role("region", name="Levels")
+    expect(page.get_by_text("20 permutations")).to_be_visible(timeout=60_000)
+    found = uncertainty(scan_steps(six_tasks), history_length=4, reward_scale=10.0)
+    row = found.filter(level="1", statistic="explained").row(0, named=True)
+    cell = levels.get_by_role("row", name="variance of returns").get_by_role("cell").nth(1)
+    expect(cell).to_contain_text(f"{row['value']:.1%}")
+    expect(cell).to_contain_text(f"chance {row['chance']:.1%}")
+    assert row["low"] < row["value"] < row["high"], "the tasks differ"
+    expect(cell).to_contain_text(f"({row['low']:.1%} to {row['high']:.1%})")
+
+
+def test_what_chance_gives_at_a_step(viewer, page, small_run) -> None:
+    """Step 1 of w: w, x and y are in room b, where x does something invalid; w and x came from room a."""
+    page.goto(f"{viewer(small_run)}#/small/step/alpha%2F0%2Fw/1")
+    expect = playwright.expect
+    page.get_by_label("A: gamma, number").fill("1")
+    page.get_by_label("A: gamma, number").press("Enter")
+    level = page.get_by_role("region", name="Level 1")
+    values = [10.0, -0.1, 10.0, 10.0]  # y is in room b twice
+    drawn = [mean(pair) for pair in combinations(values, 2)]
+    expect(level).to_contain_text(f"(by chance {mean(drawn):.3f} ± {pstdev(drawn):.3f})")
+    expect(level).to_contain_text("In a group of two, A1 is +1 and −1")
+
+
 def test_search_in_texts(viewer, page, small_run) -> None:
     page.goto(f"{viewer(small_run)}#/small/tasks")
     box = page.get_by_label("Search in states, actions, responses and errors")
@@ -332,6 +410,7 @@ def test_no_serious_findings_of_axe(viewer, browser, small_run, training_run, sc
         "#/small/tasks": "find the key of alpha",
         "#/small/group/0": "Graph of states",
         "#/small/group/0/graph": "States as a table",
+        "#/training/group/0/task-graph": "States as a table",
         "#/small/step/alpha%2F0%2Fx/1": "Hierarchy of groups",
     }
     for place, text in views.items():

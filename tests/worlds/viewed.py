@@ -99,3 +99,38 @@ def write_training(folder: Path, iterations: int = 3) -> None:
         for number in range(iterations):
             writer.add_group(small_rows("alpha", number))
             writer.commit()
+
+
+RESPONSES = (
+    "<think>I go — now\n</think><action>go 0</action>",
+    '<img src=x onerror="window.hacked = true"> \u202e naïve',
+)
+"""Responses whose tokens are shown as texts; the second tries to run code."""
+
+
+def write_token_run(folder: Path) -> Path:
+    """Write a tokenizer of bytes and pairs, and a run of a model with it, one trajectory per response."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=270, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False
+    )
+    tokenizer.train_from_iterator(["<action>go 0</action>"] * 9, trainer)
+    model = folder / "model"
+    model.mkdir()
+    tokenizer.save(str(model / "tokenizer.json"))
+    end = tokenizer.token_to_id("<|end|>")
+    rows = []
+    for number, text in enumerate(RESPONSES):
+        ids = [*tokenizer.encode(text).ids, end]
+        row = {"task_id": "t", "trajectory": f"t/{number}", "step": 0, "state": "room", "action": "go 0", "reward": 0.0}
+        chances = [-0.1 * (place % 5) for place in range(len(ids))]
+        tokens = {"response_token_ids": ids, "response_logprobs": chances}
+        rows.append({**row, "terminated": True, "response": text, "prompt": "You are in a room.", **tokens})
+    with StepWriter(folder / "run", config={"policy": {"name": f"transformers:{model}"}}) as writer:
+        writer.add_group(rows)
+    return folder / "run"

@@ -69,6 +69,16 @@ export type Levels = {
   by_iteration: { iterations?: number[]; shared?: Record<string, Series> };
 };
 
+export type Bounds = { low: number | null; high: number | null; chance: number | null };
+
+export type Intervals = {
+  problem?: string;
+  intervals: Record<string, Record<string, Bounds>>;
+  sentences: string[];
+  tasks: number;
+  permutations: number;
+};
+
 export type GroupRow = {
   number: number;
   iteration: number;
@@ -175,5 +185,6 @@ export type Step = {
   prompt_tokens: number | null;
   response_tokens: number | null;
   tokens: number[] | null;
+  token_texts: (string | null)[] | null; // null if the tokenizer is unknown
   logprobs: number[] | null;
 };

@@ -1,6 +1,6 @@
 // The two estimators whose advantages are compared, and their parameters.
 import { useState } from "preact/hooks";
-import { isFile, type Loaded, useDocument } from "./data";
+import { isFile, type Loaded, type Query, useDocument } from "./data";
 import type { Estimate, Estimator, Parameter } from "./documents";
 
 type Value = number | string | boolean | null;
@@ -15,10 +15,14 @@ export function startWith(known: Estimator[]): Chosen[] {
   return [named[0], named[1] ?? named[0]].map((name) => ({ name: name as string, set: { reward_scale: 10 } }));
 }
 
+/** The query of an estimate. */
+export const asQuery = (chosen: Chosen): Query => ({
+  estimator: chosen.name, set: Object.entries(chosen.set).map(([name, value]) => `${name}=${JSON.stringify(value)}`),
+});
+
 export function useEstimate(path: string, group: number | null, chosen: Chosen, version: number): Loaded<Estimate> {
-  const set = Object.entries(chosen.set).map(([name, value]) => `${name}=${JSON.stringify(value)}`);
   const address = group === null ? null : `${path}/groups/${group}/estimates`;
-  return useDocument<Estimate>(address, { estimator: chosen.name, set }, version, `${address}`);
+  return useDocument<Estimate>(address, asQuery(chosen), version, `${address}`);
 }
 
 type PickerProps = {

@@ -1,5 +1,5 @@
 // A group's rollouts as a graph of states: columns by the fewest steps from the start, edges are actions.
-import { useMemo, useState } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Estimate, Group } from "./documents";
 import { counted, number, shade, signed } from "./format";
 import { links } from "./route";
@@ -14,6 +14,7 @@ const COLUMN = 120;
 const LINE = 38;
 const MARGIN = 40;
 const MOST = 600;
+const LARGEST = 17; // so that neighbours in a column do not overlap
 
 const mean = (values: (number | null | undefined)[]): number | null => {
   const known = values.filter((value): value is number => value !== null && value !== undefined);
@@ -93,11 +94,25 @@ function placed(nodes: Map<number, Node>, edges: Edge[]): number[][] {
   return layers;
 }
 
-export function Graph({ run, group, estimate }: { run: string; group: Group; estimate: Estimate | null }) {
+type Props = {
+  run: string;
+  group: Group;
+  estimate: Estimate | null;
+  iterations?: number[]; // of each trajectory, if the group is several groups of one task
+};
+
+export function Graph({ run, group, estimate, iterations }: Props) {
   const states = useMemo(() => statesOf(group, estimate), [group, estimate]);
   const [selected, setSelected] = useState<number | null>(null);
-  const [overlay, setOverlay] = useState<number | null>(null);
-  if (states.nodes.size > MOST) return <p class="note">This group has {counted(states.nodes.size, "state")}, more than the {MOST} that are drawn.</p>;
+  const scroller = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => {
+    const element = scroller.current; // rollouts start in the middle of the first column
+    if (element) element.scrollTop = (element.scrollHeight - element.clientHeight) / 2;
+  }, [states]);
+  const [overlay, setOverlay] = useState("");
+  if (states.nodes.size > MOST) return <p class="note">{iterations ? "These groups have" : "This group has"} {counted(states.nodes.size, "state")}, more than the {MOST} that are drawn.</p>;
+  const chosenOnes = (iterations ?? group.trajectories.map((_, place) => place)).map((one) => overlay !== "" && one === Number(overlay));
+  const lit = (row: number) => chosenOnes[group.steps.trajectory[row] as number] ?? false;
   const height = Math.max(...states.layers.map((layer) => layer.length)) * LINE + 2 * MARGIN;
   const width = (states.layers.length - 1) * COLUMN + 2 * MARGIN + 40;
   const at = (state: number): [number, number] => {
@@ -107,8 +122,8 @@ export function Graph({ run, group, estimate }: { run: string; group: Group; est
   const most = Math.max(0, ...states.edges.map((edge) => Math.abs(edge.advantage ?? 0)));
   const values = [...states.nodes.values()].map((node) => node.value).filter((value): value is number => value !== null);
   const [low, high] = [Math.min(0, ...values), Math.max(0, ...values)];
-  const on = (edge: Edge) => overlay !== null && edge.rows.some((row) => group.steps.trajectory[row] === overlay);
-  const through = (node: Node) => overlay === null || node.rows.some((row) => group.steps.trajectory[row] === overlay);
+  const on = (edge: Edge) => edge.rows.some(lit);
+  const through = (node: Node) => overlay === "" || node.rows.some(lit);
   const deadEnds = [...states.nodes.values()].filter((node) => node.end === "dead").length;
   const loops = states.edges.filter((edge) => edge.loop).length;
   const chosen = selected === null ? undefined : states.nodes.get(selected);
@@ -120,17 +135,17 @@ export function Graph({ run, group, estimate }: { run: string; group: Group; est
         its mean return. A transition has the colour of the mean advantage of its steps.
       </p>
       <label>
-        Highlight a trajectory{" "}
-        <select value={overlay === null ? "" : String(overlay)} onChange={(event) => setOverlay(event.currentTarget.value === "" ? null : Number(event.currentTarget.value))}>
+        Highlight {iterations ? "an iteration" : "a trajectory"}{" "}
+        <select value={overlay} onChange={(event) => setOverlay(event.currentTarget.value)}>
           <option value="">all</option>
-          {group.trajectories.map((one, place) => <option value={String(place)}>{one.won ? "✓" : one.aborted ? "!" : "✗"} {one.trajectory.slice(0, 60)}</option>)}
+          {iterations ? iterationOptions(group, iterations) : group.trajectories.map((one, place) => <option value={String(place)}>{one.won ? "✓" : one.aborted ? "!" : "✗"} {one.trajectory.slice(0, 60)}</option>)}
         </select>
       </label>
-      <div class="graph-scroll" role="region" aria-label="Graph of states; its states are listed below" tabIndex={0}>
+      <div class="graph-scroll" ref={scroller} role="region" aria-label="Graph of states; its states are listed below" tabIndex={0}>
         <svg width={width} height={height} viewBox={`0 0 ${width} ${height}`} aria-hidden="true">
           <g class="edges">
             {states.edges.map((edge) => {
-              const faded = overlay !== null && !on(edge);
+              const faded = overlay !== "" && !on(edge);
               const colour = edge.advantage === null || !most ? "var(--soft)" : edge.advantage >= 0 ? "var(--plus)" : "var(--minus)";
               const strength = most ? 0.35 + 0.65 * Math.min(1, Math.abs(edge.advantage ?? 0) / most) : 0.5;
               return (
@@ -145,7 +160,7 @@ export function Graph({ run, group, estimate }: { run: string; group: Group; est
           </g>
           {[...states.nodes.values()].map((node) => {
             const [x, y] = at(node.state);
-            const size = 5 + 2.2 * Math.sqrt(node.visits);
+            const size = Math.min(LARGEST, 5 + 2.2 * Math.sqrt(node.visits));
             const full = node.value === null || high === low ? 0 : (node.value - low) / (high - low);
             const style = { fill: `color-mix(in srgb, var(--plus) ${Math.round(100 * full)}%, var(--panel))`, opacity: through(node) ? 1 : 0.15 };
             return (
@@ -178,6 +193,13 @@ export function Graph({ run, group, estimate }: { run: string; group: Group; est
       </details>
     </div>
   );
+}
+
+function iterationOptions(group: Group, iterations: number[]) {
+  return [...new Set(iterations)].map((iteration) => {
+    const own = group.trajectories.filter((_, place) => iterations[place] === iteration);
+    return <option value={String(iteration)}>iteration {iteration}: {own.filter((one) => one.won).length} of {own.length} won</option>;
+  });
 }
 
 function curve([x1, y1]: [number, number], [x2, y2]: [number, number], edge: Edge): string {

@@ -6,16 +6,19 @@ import { type Chosen, useEstimate } from "./estimators";
 import { counted, number, percent, shade, signed } from "./format";
 import { Graph } from "./graph";
 import { onKey } from "./keys";
-import { go, links } from "./route";
+import { go, links, type Tab } from "./route";
 import { Line, Marked, plain } from "./texts";
 import { Outcome, shortNames } from "./tree";
+import { useGroupsOfTask, useWholeTask } from "./whole_task";
 
-type Props = { path: string; run: string; version: number; number: number; tab: "trajectories" | "graph"; chosen: Chosen[] };
+type Props = { path: string; run: string; version: number; number: number; tab: Tab; chosen: Chosen[] };
 
 export function GroupPage({ path, run, version, number: at, tab, chosen }: Props) {
   const [which, setWhich] = useState(0);
   const group = useDocument<Group>(`${path}/groups/${at}`, {}, version);
   const estimate = useEstimate(path, at, chosen[which] as Chosen, version);
+  const groups = useGroupsOfTask(path, group.value, version);
+  const whole = useWholeTask(path, tab === "task-graph" ? groups : null, chosen[which] as Chosen, version);
   useLayoutEffect(() => {
     const first = group.value?.trajectories[0];
     return onKey({
@@ -27,6 +30,7 @@ export function GroupPage({ path, run, version, number: at, tab, chosen }: Props
   if (group.error) return <p class="error page" role="alert">{group.error}</p>;
   if (!group.value) return <p class="page" role="status">Loading …</p>;
   const found = group.value;
+  const problem = estimate.error ?? whole.error;
   return (
     <article class="page">
       <GroupHead run={run} group={found} />
@@ -34,6 +38,9 @@ export function GroupPage({ path, run, version, number: at, tab, chosen }: Props
         <nav class="tabs" aria-label="Of this group">
           <a href={links.group(run, at)} aria-current={tab === "trajectories" ? "page" : undefined}>Trajectories</a>
           <a href={links.graph(run, at)} aria-current={tab === "graph" ? "page" : undefined}>Graph of states</a>
+          {groups.length > 1 && (
+            <a href={links.taskGraph(run, at)} aria-current={tab === "task-graph" ? "page" : undefined}>Graph of all {groups.length} groups</a>
+          )}
         </nav>
         <label>
           colours: advantages of{" "}
@@ -41,10 +48,21 @@ export function GroupPage({ path, run, version, number: at, tab, chosen }: Props
             {chosen.map((one, place) => <option value={String(place)}>{"AB"[place]}: {one.name}</option>)}
           </select>
         </label>
-        <Legend most={largest(estimate.value)} />
+        <Legend most={largest(tab === "task-graph" ? (whole.value?.estimate ?? null) : estimate.value)} />
       </div>
-      {estimate.error && <p class="error" role="alert">{estimate.error}</p>}
-      {tab === "graph" ? <Graph run={run} group={found} estimate={estimate.value} /> : <Strips run={run} group={found} estimate={estimate.value} />}
+      {problem && <p class="error" role="alert">{problem}</p>}
+      {tab === "trajectories" && <Strips run={run} group={found} estimate={estimate.value} />}
+      {tab === "graph" && <Graph run={run} group={found} estimate={estimate.value} />}
+      {tab === "task-graph" && !whole.value && !problem && <p role="status">Loading {counted(groups.length, "group")} …</p>}
+      {tab === "task-graph" && whole.value && (
+        <>
+          <p class="note">
+            {whole.value.combined < whole.value.total ? `${whole.value.combined} of the ${whole.value.total}` : `All ${whole.value.total}`} groups of this
+            task in the run, {counted(whole.value.group.trajectories.length, "rollout")}. Advantages are those in each group.
+          </p>
+          <Graph run={run} group={whole.value.group} estimate={whole.value.estimate} iterations={whole.value.iterations} />
+        </>
+      )}
     </article>
   );
 }

@@ -31,6 +31,7 @@ export function Hierarchy({ run, group, row, a, b }: Props) {
           key={k}
           {...{ run, group, row, k, a, b, levelled, context }}
           members={levels[k] ?? []}
+          all={levels[0] ?? []}
           leaving={(levels[k] ?? []).filter((one) => one.deepest === k && one.row !== row)}
           exists={k <= steps}
           last={k === contexts.length - 1}
@@ -59,20 +60,21 @@ function membersOf(contexts: (number | null)[][], row: number): Member[] {
 }
 
 type LevelProps = Props & {
-  k: number; levelled: Estimate | null; context: string; members: Member[]; leaving: Member[]; exists: boolean; last: boolean;
+  k: number; levelled: Estimate | null; context: string; members: Member[]; all: Member[]; leaving: Member[]; exists: boolean; last: boolean;
 };
 
-function LevelPart({ run, group, row, k, a, b, levelled, context, members, leaving, exists, last }: LevelProps) {
-  const [all, setAll] = useState(false);
+function LevelPart({ run, group, row, k, a, b, levelled, context, members, all, leaving, exists, last }: LevelProps) {
+  const [whole, setWhole] = useState(false);
   const value = levelled?.columns[`k${k}`]?.[row];
   const weight = levelled?.columns[`weight_k${k}`]?.[row];
   const counting = members.filter((one) => !trajectoryOf(group, one.row)?.aborted);
-  const returns = counting.map((one) => a?.columns.return?.[one.row] ?? null).filter((one): one is number => one !== null);
-  const mean = returns.length ? returns.reduce((sum, one) => sum + one, 0) / returns.length : null;
+  const returns = returnsOf(group, members, a);
+  const mean = meanOf(returns);
+  const chance = drawn(returnsOf(group, all, a), returns.length);
   const aborted = members.length - counting.length;
   const rollouts = new Set(counting.map((one) => group.steps.trajectory[one.row])).size;
   const title = k === 0 ? "same state" : k === 1 ? "and the same state before" : `and the same ${k} states before`;
-  const shown = all ? leaving : leaving.slice(0, SHOWN);
+  const shown = whole ? leaving : leaving.slice(0, SHOWN);
   return (
     <section class="level" aria-label={`Level ${k}`} style={{ "--level": k }}>
       <h3>
@@ -84,6 +86,11 @@ function LevelPart({ run, group, row, k, a, b, levelled, context, members, leavi
         <p class="level-facts">
           {counting.length === 1 ? <strong>singleton</strong> : <strong>{counted(counting.length, "step")}</strong>} of {counted(rollouts, "rollout")}
           {aborted > 0 && ` (${aborted} of aborted ones, which do not count)`} · mean return {number(mean, 3)}
+          {chance && (
+            <span title={`${counted(returns.length, "step")} drawn at random from those in this state have this mean return, ± its standard deviation`}>
+              {" "}(by chance {number(chance.mean, 3)} ± {number(chance.deviation, 3)})
+            </span>
+          )}
           {levelled && (
             <>
               {" "}· <span class="whole">A<sub>{k}</sub> <strong class="value" style={{ background: shade(value, largest(levelled, `k${k}`)) ?? "" }}>{signed(value, 3)}</strong></span>
@@ -91,6 +98,9 @@ function LevelPart({ run, group, row, k, a, b, levelled, context, members, leavi
             </>
           )}
         </p>
+      )}
+      {exists && counting.length === 2 && levelled?.parameters.mode === "mean_std_norm" && (
+        <p class="note">In a group of two, A<sub>{k}</sub> is +1 and −1 (or 0), whatever the returns are.</p>
       )}
       {leaving.length > 0 && (
         <div class="table-scroll">
@@ -106,10 +116,29 @@ function LevelPart({ run, group, row, k, a, b, levelled, context, members, leavi
         </div>
       )}
       {leaving.length > SHOWN && (
-        <button type="button" onClick={() => setAll(!all)}>{all ? "Show fewer" : `Show all ${leaving.length}`}</button>
+        <button type="button" onClick={() => setWhole(!whole)}>{whole ? "Show fewer" : `Show all ${leaving.length}`}</button>
       )}
     </section>
   );
+}
+
+const meanOf = (values: number[]): number | null =>
+  values.length ? values.reduce((sum, one) => sum + one, 0) / values.length : null;
+
+/** The returns of the steps that are compared: those of rollouts that were not aborted. */
+function returnsOf(group: Group, members: Member[], estimate: Estimate | null): number[] {
+  return members
+    .filter((one) => !trajectoryOf(group, one.row)?.aborted)
+    .map((one) => estimate?.columns.return?.[one.row] ?? null)
+    .filter((one): one is number => one !== null);
+}
+
+/** Mean and standard deviation of the mean of `count` values that are drawn at random, without replacement. */
+function drawn(all: number[], count: number): { mean: number; deviation: number } | null {
+  const mean = meanOf(all);
+  if (mean === null || count < 1 || count >= all.length) return null;
+  const variance = all.reduce((sum, one) => sum + (one - mean) ** 2, 0) / (all.length - 1);
+  return { mean, deviation: Math.sqrt((variance / count) * (1 - count / all.length)) };
 }
 
 const trajectoryOf = (group: Group, row: number) => group.trajectories[group.steps.trajectory[row] as number];

@@ -1,8 +1,8 @@
 // What a run contains, and how it went.
 import { useState } from "preact/hooks";
 import { Chart } from "./chart";
-import { useDocument } from "./data";
-import type { Curves, Level, Levels, Overview, Results } from "./documents";
+import { isFile, useDocument } from "./data";
+import type { Bounds, Curves, Intervals, Level, Levels, Overview, Results } from "./documents";
 import { counted, number, percent } from "./format";
 import { links } from "./route";
 import { Line, Marked } from "./texts";
@@ -35,7 +35,7 @@ export function OverviewPage({ path, run, version, pick }: Props) {
       <Outcomes of={seen} />
       {several && curves.value && <CurvesPart curves={curves.value} pick={pick} />}
       <TaskTypes of={seen} />
-      <LevelsPart path={path} version={version} pick={pick} />
+      <LevelsPart path={path} version={version} pick={pick} steps={seen.steps} />
       <Configuration of={seen} />
     </article>
   );
@@ -157,11 +157,22 @@ const LEVEL_ROWS: [string, string, (value: number | null) => string][] = [
   ["differing", "same state, different history", (value) => percent(value, 1)],
   ["flat", "groups of equal returns", (value) => percent(value, 1)],
   ["weight", "weight in HGPO's sum", (value) => number(value, 3)],
+  ["explained", "variance of returns at a state that histories explain", (value) => percent(value, 1)],
+  ["sign_disagreement", "steps whose sign differs from that at the deepest level", (value) => percent(value, 1)],
 ];
 
-function LevelsPart({ path, version, pick }: { path: string; version: number; pick: (iteration: string) => void }) {
+/** Steps of a run whose intervals are computed without being asked for: more take longer than seconds. */
+const MOST_STEPS = 200_000;
+
+type LevelsProps = { path: string; version: number; pick: (iteration: string) => void; steps: number };
+
+function LevelsPart({ path, version, pick, steps }: LevelsProps) {
+  const [asked, setAsked] = useState(false);
+  const wanted = asked || isFile || steps <= MOST_STEPS;
   const { value, error, loading } = useDocument<Levels>(`${path}/levels`, {}, version, path);
-  const problem = error ?? value?.problem;
+  const bounds = useDocument<Intervals>(wanted && value && !value.problem ? `${path}/intervals` : null, {}, version, `${path} intervals`);
+  const problem = error ?? value?.problem ?? bounds.error ?? bounds.value?.problem;
+  const sentences = bounds.value?.sentences.length ? bounds.value.sentences : (value?.sentences ?? []);
   return (
     <section aria-label="Shared contexts" aria-busy={loading}>
       <h2>Shared contexts by level</h2>
@@ -170,17 +181,33 @@ function LevelsPart({ path, version, pick }: { path: string; version: number; pi
       {value && value.levels.length > 0 && (
         <>
           <div class="table-scroll" role="region" aria-label="Levels" tabIndex={0}>
-            <table>
+            <table class="levels">
               <thead><tr><th scope="col">k</th>{value.levels.map((level) => <th scope="col" class="figure">{String(level.level)}</th>)}</tr></thead>
               <tbody>
                 {LEVEL_ROWS.map(([name, title, format]) => (
-                  <tr><th scope="row">{title}</th>{value.levels.map((level: Level) => <td class="figure">{format(level[name] as number | null)}</td>)}</tr>
+                  <tr>
+                    <th scope="row">{title}</th>
+                    {value.levels.map((level: Level) => (
+                      <LevelCell value={level[name] as number | null} format={format} bounds={bounds.value?.intervals[name]?.[String(level.level)]} />
+                    ))}
+                  </tr>
                 ))}
               </tbody>
             </table>
           </div>
-          <p class="note">“oracle” is the whole history. <code>hgpo stats</code> adds intervals, and what chance alone would give.</p>
-          <ul class="sentences">{value.sentences.map((sentence) => <li>{sentence}</li>)}</ul>
+          <p class="note" aria-live="polite">
+            “oracle” is the whole history.{" "}
+            {!wanted && <button type="button" onClick={() => setAsked(true)}>Compute intervals, and what chance alone would give</button>}
+            {bounds.loading && "Computing intervals, and what chance alone would give …"}
+            {bounds.value && !bounds.value.problem && (
+              <>
+                In parentheses 95% intervals by resampled tasks{bounds.value.tasks < 6 && ", which need six tasks"}. “chance”: the same figure if returns are
+                permuted among the rollouts that visit a state, so that histories have no influence ({counted(bounds.value.permutations, "permutation")}).
+                Only a figure whose interval does not contain chance is a finding; it is marked with ◆.
+              </>
+            )}
+          </p>
+          <ul class="sentences">{sentences.map((sentence) => <li>{sentence}</li>)}</ul>
         </>
       )}
       {value?.by_iteration.shared && value.by_iteration.iterations && (
@@ -190,6 +217,20 @@ function LevelsPart({ path, version, pick }: { path: string; version: number; pi
         />
       )}
     </section>
+  );
+}
+
+/** A figure with its interval and with what chance gives. */
+function LevelCell({ value, format, bounds }: { value: number | null; format: (value: number | null) => string; bounds?: Bounds | undefined }) {
+  const { low, high, chance } = bounds ?? { low: null, high: null, chance: null };
+  const known = value !== null && low !== null && high !== null && low < high;
+  const beyond = known && chance !== null && (chance < low || chance > high);
+  return (
+    <td class="figure">
+      {format(value)}{beyond && <span role="img" aria-label="beyond chance" title="the interval does not contain chance"> ◆</span>}
+      {known && <small>({format(low)} to {format(high)})</small>}
+      {value !== null && chance !== null && <small>chance {format(chance)}</small>}
+    </td>
   );
 }
 

@@ -1,11 +1,13 @@
 // The place in the viewer, as the address's fragment: a deep link to a run, a group or one step.
 import { useEffect, useState } from "preact/hooks";
 
+export type Tab = "trajectories" | "graph" | "task-graph";
+
 export type Route = {
   run: string | null;
   view: "overview" | "tasks" | "group" | "step";
   group: number | null;
-  tab: "trajectories" | "graph";
+  tab: Tab;
   trajectory: string | null;
   step: number;
 };
@@ -25,7 +27,7 @@ export function parse(fragment: string): Route {
   if (!run) return NOWHERE;
   if (view === "tasks") return { ...NOWHERE, run, view };
   if (view === "group") {
-    const tab = rest[1] === "graph" ? "graph" : "trajectories";
+    const tab = rest[1] === "graph" || rest[1] === "task-graph" ? rest[1] : "trajectories";
     return { ...NOWHERE, run, view, group: Number(rest[0]) || 0, tab };
   }
   if (view === "step") return { ...NOWHERE, run, view, trajectory: rest[0] ?? "", step: Number(rest[1]) || 0 };
@@ -39,6 +41,7 @@ export const links = {
   tasks: (run: string) => joined(run, "tasks"),
   group: (run: string, group: number) => joined(run, "group", group),
   graph: (run: string, group: number) => joined(run, "group", group, "graph"),
+  taskGraph: (run: string, group: number) => joined(run, "group", group, "task-graph"),
   step: (run: string, trajectory: string, step: number) => joined(run, "step", trajectory, step),
 };
 

@@ -8,7 +8,7 @@ import { GroupHead, largest, Strip } from "./group";
 import { Hierarchy } from "./hierarchy";
 import { onKey } from "./keys";
 import { go, links } from "./route";
-import { Block, Line, Response } from "./texts";
+import { Block, Line, Marked, Response } from "./texts";
 import { Outcome } from "./tree";
 
 type Props = {
@@ -136,7 +136,7 @@ function Texts({ path, step, group, row }: { path: string; step: Step; group: Gr
       )}
       <h2>Response</h2>
       <Response text={step.response} place={{ path: where, column: "response" }} />
-      {step.tokens && step.logprobs && <Tokens ids={step.tokens} logprobs={step.logprobs} total={step.response_tokens ?? 0} />}
+      {step.tokens && step.logprobs && <Tokens ids={step.tokens} texts={step.token_texts} logprobs={step.logprobs} total={step.response_tokens ?? 0} />}
       <details open={step.response === null}>
         <summary>Prompt</summary>
         <Block text={step.prompt} label="Prompt" place={{ path: where, column: "prompt" }} />
@@ -155,23 +155,29 @@ function Texts({ path, step, group, row }: { path: string; step: Step; group: Gr
   );
 }
 
-/** The response's tokens, darker where they were less likely. The table stores ids, and no tokenizer. */
-function Tokens({ ids, logprobs, total }: { ids: number[]; logprobs: number[]; total: number }) {
+/** A token's text in which a line break can be seen. */
+const visible = (text: string): string => text.replace(/\n/g, "⏎\n");
+
+/** The response's tokens, darker where they were less likely; as ids if the run's tokenizer is not on this machine. */
+function Tokens({ ids, texts, logprobs, total }: { ids: number[]; texts: (string | null)[] | null; logprobs: number[]; total: number }) {
   const sum = logprobs.reduce((before, value) => before + value, 0);
   const mean = logprobs.length ? sum / logprobs.length : 0;
   return (
-    <details>
+    <details open={texts !== null}>
       <summary>Log-probabilities: {signed(sum)} in all, {signed(mean)} per token</summary>
-      <p class="note">The ids of the tokens, darker where the policy thought them less likely.</p>
-      <p class="tokens">
+      <p class="note">
+        {texts ? "The tokens of the response" : "The ids of the tokens (the run's tokenizer is not on this machine)"}, darker where the policy thought them
+        less likely.
+      </p>
+      <p class={texts ? "tokens read" : "tokens"} dir="auto">
         {ids.map((id, place) => {
           const value = logprobs[place] ?? 0;
           return (
             <span
-              title={`token ${place}: probability ${(100 * Math.exp(value)).toFixed(1)}%`}
+              title={`token ${place}, id ${id}: probability ${(100 * Math.exp(value)).toFixed(1)}%`}
               style={{ background: `color-mix(in srgb, var(--minus) ${Math.round(45 * (1 - Math.exp(value / 2)))}%, var(--panel))` }}
             >
-              {id}
+              {typeof texts?.[place] === "string" ? <Marked text={visible(texts[place])} /> : id}
             </span>
           );
         })}

@@ -1,0 +1,98 @@
+"""Tables of other programs: Parquet files with the columns that estimators need, made into a run that can be viewed.
+
+The viewer reads slices of sorted files with hashes and lengths. A table that lacks these is written once as a run in a
+temporary folder, which is removed when the viewer ends. The table itself is only read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets.schema import columns
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages import registry
+from hgpo_train.advantages.input_columns import group_keys, row_keys
+from hgpo_train.advantages.registry import EstimatorSpec
+from hgpo_train.advantages.required_columns import check_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_KEPT: Final = {column.name: column.type for column in columns() if not column.derived and column.name != "run"}
+"""Columns that are taken from the table, with their types. The writer computes the others."""
+
+_ROWS: Final = 50_000
+"""About how many rows are written at a time."""
+
+_FLAGS: Final = ("terminated", "truncated", "aborted")
+"""Columns that a step table sets only in the last row of a trajectory, if any row of it has them."""
+_TEXTS: Final = ("next_state", "error")
+"""Columns that a step table has only in the last row of a trajectory: its own value."""
+
+
+def import_table(files: Sequence[str], folder: Path) -> None:
+    """Write the rows of plain Parquet files as a run.
+
+    A column of the step table is taken over if the table has it. ``task`` stands for ``task_id`` where that is missing.
+    Steps are counted from 0 in each trajectory. Without a column ``won``, a rollout with a positive return is won.
+
+    Args:
+        files: Files with the same columns.
+        folder: The folder of the new run.
+
+    Raises:
+        InputError: A column is missing or cannot be converted, or rows are invalid.
+    """
+    steps = scan_steps(files, plain=True)
+    schema = steps.collect_schema()
+    hgpo = registry.get("hgpo")
+    check_columns(schema, [EstimatorSpec(hgpo, hgpo.parameters.of({}))])
+    if "state" not in schema:
+        raise InputError(f"{files[0]}: expected a column `state` with texts, which the viewer shows; add one")
+    table = _step_table(steps.collect(), schema)
+    if table.is_empty():
+        raise InputError(f"{files[0]}: expected steps, received a table without rows")
+    keys = [name for name in ("iteration", "task_id", "group") if name in table.columns]
+    table = table.sort([*keys, "trajectory", "step"])
+    first = pl.int_range(pl.len()).min().over(keys)
+    parts = table.select((first // _ROWS).rle_id()).to_series()
+    with StepWriter(folder, run="table") as writer:
+        for part in range(int(parts[-1]) + 1):
+            writer.add_group(table.filter(parts == part))  # whole groups
+
+
+def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
+    """Return the columns of a step table that a plain table has, in their types."""
+    if "task_id" not in schema:
+        table = table.with_columns(task_id="task")
+    if (
+        "run" in schema and table["run"].n_unique() > 1
+    ):  # a run has one name: the trajectories of several are kept apart
+        names = {name: pl.format("{}/{}", "run", name) for name in ("task_id", "trajectory")}
+        table = table.with_columns(**names)
+    kept = [pl.col(name).cast(kind) for name, kind in _KEPT.items() if name in table.columns]
+    try:
+        table = table.select(kept)
+    except pl.exceptions.PolarsError as error:
+        raise InputError(f"expected the types of a step table (docs/step_table.md): {_first_line(error)}") from error
+    within = [*group_keys(table.columns), "trajectory"]
+    last = pl.col("step") == pl.col("step").max().over(within)
+    at_end: dict[str, pl.Expr] = {
+        name: last & pl.col(name).any().over(within) for name in _FLAGS if name in table.columns
+    }
+    at_end |= {name: pl.when(last).then(pl.col(name)) for name in _TEXTS if name in table.columns}
+    won = {} if "won" in table.columns else {"won": last & (pl.col("reward").sum().over(within) > 0)}
+    first = pl.col("step").min().over(within)
+    table = table.with_columns(pl.col("step") - first, **at_end, **won)
+    if table.select(row_keys(table.columns)).is_duplicated().any():
+        raise InputError("expected each step of a trajectory once; the table has several rows of one step")
+    return table
+
+
+def _first_line(error: Exception) -> str:
+    lines: list[Any] = str(error).splitlines()
+    return str(lines[0]) if lines else type(error).__name__

@@ -1,0 +1,127 @@
+"""The texts of tokens, where a run names its model and the model's tokenizer is on this machine.
+
+Step tables store token ids, and no tokenizer. Nothing is downloaded, and no code of a model is run: only a file
+``tokenizer.json`` is read, from a checkpoint of the run, the folder of the model, or the cache of the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hgpo_envs.untrusted_files import read_bytes
+from hgpo_train.models.checkpoint_files import list_checkpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tokenizers import Tokenizer
+
+FILE: Final = "tokenizer.json"
+_BYTES: Final = 64 << 20
+_POLICIES: Final = ("transformers", "vllm", "openai")
+_SPACE: Final = "▁"
+"""The mark of a space in the tokens of SentencePiece."""
+
+
+class TokenTexts:
+    """A tokenizer's texts of single tokens.
+
+    Args:
+        tokenizer: A tokenizer of the library `tokenizers`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def of(self, ids: Sequence[int], text: str | None) -> list[str | None] | None:
+        """Return the text of each token, or None if this is not the tokenizer that wrote them.
+
+        Args:
+            ids: The ids of the tokens.
+            text: What all of them say, which is compared; None if it is unknown.
+
+        Returns:
+            The texts; None for an id without a token, which an untrained model can sample.
+        """
+        try:
+            whole = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        except (OverflowError, TypeError):  # an id that no tokenizer has
+            return None
+        if text is not None and whole.strip() != text.strip():
+            return None
+        return [self._text(number) for number in ids]
+
+    def _text(self, number: int) -> str | None:
+        piece: str | None = self._tokenizer.id_to_token(number)
+        if piece is None:
+            return None
+        if _SPACE in piece:
+            return piece.replace(_SPACE, " ")
+        decoded: str = self._tokenizer.decode([number], skip_special_tokens=False)
+        return decoded
+
+
+def token_texts(config: Mapping[str, Any], training: Path | None) -> TokenTexts | None:
+    """Return the texts of a run's tokens, or None if its tokenizer is unknown or not on this machine.
+
+    Args:
+        config: The configuration in the run's manifest.
+        training: The folder of the training run that wrote it, if one did.
+    """
+    for file in _files(config, training):
+        found = _read(file)
+        if found is not None:
+            return found
+    return None
+
+
+def _files(config: Mapping[str, Any], training: Path | None) -> Iterator[Path]:
+    """Yield the places where the tokenizer may be."""
+    if training is not None:
+        yield from (folder / FILE for folder in reversed(list_checkpoints(training / "checkpoints")))
+    for name in _models(config):
+        if name.startswith(("//", "\\\\")):  # another machine, which would be told who looks
+            continue
+        folder = Path(name)
+        if folder.is_dir():
+            yield folder / FILE
+            yield from (one / FILE for one in reversed(list_checkpoints(folder / "checkpoints")))
+        elif (cached := _in_cache(name)) is not None:
+            yield cached
+
+
+def _models(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of models in a configuration: of rollouts, and of training."""
+    policy, model = config.get("policy"), config.get("model")
+    given = policy.get("name") if isinstance(policy, dict) else policy
+    if isinstance(given, str):
+        kind, _, name = given.partition(":")
+        if kind in _POLICIES and name:
+            yield name
+    if isinstance(model, dict) and isinstance(model.get("path"), str):
+        yield model["path"]
+
+
+def _in_cache(name: str) -> Path | None:
+    """Return a model's file in the cache of the Hugging Face hub, without a request."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    try:
+        found = try_to_load_from_cache(name, FILE)
+    except ValueError:  # no name of a model
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+@lru_cache(8)
+def _read(file: Path) -> TokenTexts | None:
+    try:
+        from tokenizers import Tokenizer
+
+        return TokenTexts(Tokenizer.from_buffer(read_bytes(file, _BYTES, "tokenizer")))
+    except (ImportError, ValueError, OSError):  # a file that is not there, or no tokenizer
+        return None

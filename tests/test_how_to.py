@@ -1,0 +1,100 @@
+"""docs/how_to.md: its commands exist, and those that need neither a GPU nor a network run in the order of the page."""
+
+import re
+import shlex
+from pathlib import Path
+
+import polars as pl
+import pytest
+from chat_server import Api
+from command import every_command, invoke
+
+PAGE = (Path(__file__).parent.parent / "docs/how_to.md").read_text("utf-8")
+SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")[1:]}
+RUNS_HERE = ("rollout", "eval", "stats", "advantages", "data")
+"""The commands that run; `train` and `view` have tests of their own."""
+
+
+def commands(section: str) -> list[list[str]]:
+    """The words of a section's `hgpo` commands."""
+    blocks = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    return [shlex.split(line)[1:] for block in blocks for line in block.splitlines() if line.startswith("hgpo ")]
+
+
+def test_the_page_answers_what_people_ask() -> None:
+    words = ("one GPU", "several GPUs", "Weights", "LoRA", "served", "prompts", "environment", "Import", "large")
+    assert all(any(word in title for title in SECTIONS) for word in words)
+
+
+@pytest.mark.parametrize("words", commands(PAGE), ids=" ".join)
+def test_every_command_accepts_its_arguments(words: list[str]) -> None:
+    known = every_command()
+    length = max(n for n in range(1, len(words) + 1) if tuple(words[:n]) in known)
+    known[tuple(words[:length])].make_context(words[0], words[length:])
+
+
+@pytest.mark.slow
+def test_the_planned_runs_fit_their_cards() -> None:
+    pytest.importorskip("torch")
+    plans = [words for words in commands(PAGE) if "--plan" in words]
+    assert len(plans) == 2
+    for words in plans:
+        assert "fits on H100-80" in invoke(*words)
+
+
+def run(section: str) -> None:
+    for words in commands(section):
+        if words[0] in RUNS_HERE:
+            invoke(*words)
+
+
+@pytest.mark.slow
+def test_a_served_model(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("openai")
+    monkeypatch.chdir(tmp_path)
+    with Api() as server:
+        run(SECTIONS["Use a served model"].replace("http://localhost:8000/v1", server.url))
+    steps = pl.scan_parquet("runs/served/steps/*.parquet").collect()
+    assert steps["action"].unique().to_list() == ["look"]
+
+
+@pytest.mark.slow
+def test_own_prompts(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = SECTIONS["Use your own prompts"]
+    (template,) = re.findall(r"```jinja\n(.*?)```", section, re.DOTALL)
+    Path("my.j2").write_text(template, "utf-8")
+    run(section)
+    (prompt,) = pl.scan_parquet("runs/prompts/steps/*.parquet").filter(step=2).select("prompt").head(1).collect()
+    assert prompt[0].count("You saw: ") == 2
+    assert "You can: '" in prompt[0]
+
+
+@pytest.mark.slow
+def test_own_policies_and_estimators_and_large_runs(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(SECTIONS["Use your own environment, policy or estimator"])
+    section = SECTIONS["Work with large saved runs"]
+    run(section)
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    found: dict = {}
+    exec(code, found)
+    assert found["lengths"].columns == ["task_id", "length"]
+
+
+@pytest.mark.slow
+def test_json_lines_are_imported(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"episode": f"{level}/{number}", "level": level, "t": t, "seen": f"room {t}", "did": "go", "points": t * number}
+        for level in ("a", "b")
+        for number in range(3)
+        for t in range(2)
+    ]
+    pl.DataFrame(rows).write_ndjson("mine.jsonl")
+    section = SECTIONS["Import rollouts"]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    exec(code, {})
+    run(section)
+    (table,) = Path().glob("mine.advantages/*.parquet")
+    assert pl.read_parquet(table).height == len(rows)

@@ -1,0 +1,123 @@
+"""Tables of other programs in the viewer: the same steps and advantages as in the table, and what is refused."""
+
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+from polars.testing import assert_series_equal
+
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages import compute
+from hgpo_train.view.documents import group_document, step_document
+from hgpo_train.view.estimates import estimate
+from hgpo_train.view.overview import overview_document
+from hgpo_train.view.sources import open_sources
+
+ROWS = {
+    "task": ["a"] * 4 + ["b"] * 4,
+    "trajectory": ["x", "x", "y", "y", "u", "u", "v", "v"],
+    "step": [1, 2] * 4,
+    "reward": [0.0, 1, 0, 0, 0, 0, 0, 1],
+    "state": ["s", "t", "s", "u", "s", "t", "s", "t"],
+    "action_valid": [True] * 7 + [False],
+}
+TABLE = pl.DataFrame(ROWS)
+
+
+def opened(path: Path):
+    (source,) = open_sources([str(path)])
+    return source
+
+
+def test_the_six_columns_suffice(tmp_path: Path) -> None:
+    path = tmp_path / "mine.parquet"
+    TABLE.sample(fraction=1.0, shuffle=True, seed=1).write_parquet(path)
+    before = path.read_bytes()
+    source = opened(path)
+    seen = overview_document(source, source.index())
+    assert (seen["name"], seen["tasks"], seen["trajectories"], seen["steps"]) == ("mine.parquet", 2, 4, 8)
+    assert seen["total"]["success"] == 0.5, "a rollout with a positive return is won"
+    group = group_document(source.index(), 1)
+    assert group["task_id"] == "b"
+    assert [group["states"][place] for place in group["steps"]["state"]] == ["s", "t", "s", "t"]
+    assert group["steps"]["step"] == [0, 1, 0, 1], "counted from 0"
+    step = step_document(source.index(), 7)
+    assert (step["action"], step["action_valid"], step["prompt"]) == (None, False, None)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("estimator", ["hgpo", "gigpo", "rloo"])
+def test_advantages_are_those_of_the_table(tmp_path: Path, estimator: str) -> None:
+    path = tmp_path / "mine.parquet"
+    TABLE.write_parquet(path)
+    source = opened(path)
+    index = source.index()
+    expected = compute(TABLE, estimator).collect()["advantage"]
+    found = [estimate(index, number, estimator, [], [estimator])["columns"]["advantage"] for number in (0, 1)]
+    assert_series_equal(pl.Series("advantage", [*found[0], *found[1]]), expected)
+
+
+def test_a_folder_and_a_pattern_are_one_table(tmp_path: Path) -> None:
+    """A group may be in several files."""
+    folder = tmp_path / "of mine [1]"
+    folder.mkdir()
+    TABLE[:1].write_parquet(folder / "a.parquet")
+    TABLE[1:].write_parquet(folder / "b.parquet")
+    source = opened(folder)
+    assert source.name == "of mine [1]"
+    assert source.index().groups["size"].to_list() == [2, 2]
+    shutil.copytree(folder, tmp_path / "plain")
+    assert opened(tmp_path / "plain" / "*.parquet").index().rows == 8
+
+
+def test_the_flags_and_columns_of_a_table(tmp_path: Path) -> None:
+    """Programs mark every row of an aborted rollout, and know the next state of every step."""
+    table = TABLE.with_columns(
+        aborted=pl.col("trajectory") == "v",
+        next_state=pl.col("state").shift(-1).over("trajectory").fill_null("end"),
+        won=pl.col("trajectory") == "y",
+        iteration=pl.lit(3),
+        run=pl.when(task="a").then(pl.lit("r1")).otherwise(pl.lit("r2")),
+        prompt=pl.lit("p"),
+        advantage=pl.lit(0.5),
+    )
+    table.cast({"task": pl.Categorical}).write_parquet(tmp_path / "mine.parquet")
+    source = opened(tmp_path / "mine.parquet")
+    seen = overview_document(source, source.index())
+    assert (seen["total"]["aborted"], seen["iterations"]) == (1, [3])
+    assert source.index().episodes["task_id"].to_list() == ["r1/a"] * 2 + ["r2/b"] * 2
+    assert source.index().episodes.filter("won")["trajectory"].to_list() == ["r1/y"]
+    group = group_document(source.index(), 0)
+    assert [group["states"][place] for place in group["steps"]["next"]] == ["t", "end", "u", "end"]
+
+
+def test_a_table_that_changes_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "mine.parquet"
+    TABLE[:4].write_parquet(path)
+    source = opened(path)
+    first, version = source.index(), source.version
+    places = [Path(file).parent for file in first.files]
+    TABLE.write_parquet(path)
+    assert source.version != version
+    assert source.index().rows == 8
+    assert not any(place.exists() for place in places), "the previous copy is removed"
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        (TABLE.drop("reward"), "has no `reward`"),
+        (TABLE.drop("state").with_columns(state_hash=pl.lit(1)), "expected a column `state`"),
+        (TABLE.with_columns(reward=pl.lit("much")), "expected the types of a step table"),
+        (pl.concat([TABLE, TABLE]), "several rows of one step"),
+        (TABLE.with_columns(pl.col("step").replace({2: 7})), "step"),
+        (TABLE[:0], "without rows"),
+    ],
+    ids=["no reward", "hashes alone", "reward is text", "twice", "a gap", "empty"],
+)
+def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path: Path, table: pl.DataFrame, line: str) -> None:
+    table.write_parquet(tmp_path / "mine.parquet")
+    with pytest.raises(InputError) as caught:
+        opened(tmp_path / "mine.parquet")
+    assert line in str(caught.value)

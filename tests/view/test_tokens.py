@@ -1,0 +1,89 @@
+"""The texts of tokens: those of the run's own tokenizer, from files of this machine alone."""
+
+from pathlib import Path
+
+import pytest
+from viewed import RESPONSES, write_token_run
+
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_train.view.documents import step_document
+from hgpo_train.view.sources import open_sources
+from hgpo_train.view.tokens import TokenTexts, token_texts
+
+tokenizers = pytest.importorskip("tokenizers")
+
+
+def texts_of(run: Path, row: int) -> list[str | None] | None:
+    (source,) = open_sources([str(run)])
+    return step_document(source.index(), row, source.token_texts())["token_texts"]
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_each_token_has_its_text(token_run: Path, row: int) -> None:
+    texts = texts_of(token_run, row)
+    assert texts is not None
+    assert texts[-1] == "<|end|>", "a special token is shown"
+    assert all(texts)
+    joined = "".join(map(str, texts[:-1]))
+    assert joined.replace("\ufffd", "") == RESPONSES[row].translate({0x2014: "", 0x202E: "", 0xEF: ""})
+    assert len(texts) == scan_steps(token_run).collect()["response_token_ids"].list.len()[row]
+
+
+def test_a_tokenizer_that_wrote_other_texts_is_not_used(tmp_path: Path) -> None:
+    run = write_token_run(tmp_path)
+    vocabulary = {f"word{number}": number for number in range(300)}
+    other = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="word0"))
+    other.save(str(tmp_path / "model/tokenizer.json"))
+    assert texts_of(run, 0) is None
+
+
+def test_ids_without_a_token(token_run: Path) -> None:
+    (source,) = open_sources([str(token_run)])
+    texts = source.token_texts()
+    assert texts is not None
+    assert texts.of([1_000_000], "") == [None]
+    assert texts.of([-1], "") is None
+
+
+def test_spaces_of_sentencepiece() -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁go": 0, "▁north": 1}, unk_token="▁go"))
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    assert TokenTexts(tokenizer).of([0, 1], "go north") == [" go", " north"]
+
+
+def test_the_checkpoint_of_a_training_run(token_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "training"
+    checkpoint = folder / "checkpoints" / "000001"
+    (checkpoint / "trainer").mkdir(parents=True)
+    (tmp_path / "model/tokenizer.json").rename(checkpoint / "tokenizer.json")
+    assert token_texts({}, folder) is not None
+    assert token_texts({"policy": {"name": f"vllm:{folder}"}}, None) is not None
+    assert texts_of(token_run, 0) is None, "the folder of the model has none now"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"policy": "random"},
+        {"policy": {"name": "openai:some/model-that-nobody-has"}},
+        {"policy": {"name": "transformers:"}, "model": {"path": 3}},
+        {"model": {"path": "//somewhere/else"}},
+        {"policy": {"name": "transformers:no such/model/name/at all"}},
+    ],
+)
+def test_a_run_without_a_tokenizer_here(config: dict) -> None:
+    assert token_texts(config, None) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b"\xff\xfe", b'{"model": {"type": "BPE"}}'])
+def test_a_damaged_tokenizer_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    assert token_texts({"model": {"path": str(tmp_path)}}, None) is None
+
+
+def test_a_run_without_tokens(tmp_path: Path, token_run: Path) -> None:
+    row = {"task_id": "t", "trajectory": "t", "step": 0, "state": "room", "action": "go", "reward": 0.0}
+    with StepWriter(tmp_path / "bare", config={"policy": {"name": f"transformers:{tmp_path / 'model'}"}}) as writer:
+        writer.add_group([row])
+    assert texts_of(tmp_path / "bare", 0) is None
