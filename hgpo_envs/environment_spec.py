@@ -1,7 +1,7 @@
 """Descriptions of benchmarks, found by Gymnasium id or by name.
 
-ALFWorld, WebShop and AppWorld have the same kind of description as the benchmarks of other packages. A package adds a benchmark
-by an entry point whose name is the Gymnasium id::
+ALFWorld, WebShop and AppWorld have the same kind of description as the benchmarks of other packages. A package adds a
+benchmark by an entry point whose name is the Gymnasium id::
 
     [project.entry-points."hgpo.environments"]
     "BabyAI/Text-v0" = "own_environment:BABYAI"

@@ -107,7 +107,7 @@ class Server:
             "task": task,
             "seconds": Limits().seconds,
         }
-        command = [launch.python, "-s", str(_WORKER), str(theirs.fileno()), json.dumps(settings)]
+        command = [launch.python, "-s", str(_WORKER / "start.py"), str(theirs.fileno()), json.dumps(settings)]
         if launch.isolation == "bwrap":
             command = [*_bubblewrap(launch, scratch), *command]
         try:
@@ -259,7 +259,7 @@ class World:
         try:
             answer = framing.receive(connection, OPENING_S)
         except (OSError, framing.FramingError) as error:  # TimeoutError is an OSError
-            raise WorldFailed(f"the evaluation of {self._task} failed: {error or 'it takes too long'}") from None
+            raise WorldFailed(f"the evaluation of {self._task} failed: {one_line(error) or 'too slow'}") from None
         finally:
             connection.close()
             self._server.end(number, self._rollout)
@@ -346,11 +346,14 @@ def _bubblewrap(launch: Launch, scratch: str) -> list[str]:
     program = shutil.which("bwrap")
     if program is None:
         raise InputError('isolation="bwrap" needs bubblewrap: install the package bubblewrap, or use isolation="auto"')
-    hidden = [one for folder in ("/home", "/root", "/tmp", "/run") for one in ("--tmpfs", folder)]
-    shown = [one for path in (*_prefixes(launch.python), launch.data, str(_WORKER)) for one in ("--ro-bind", path, path)]
+    hidden = ("/home", "/root", "/run", tempfile.gettempdir())
+    shown = (*_prefixes(launch.python), launch.data, str(_WORKER))
     return [
         *(program, "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--ro-bind", "/", "/"),
-        *("--dev", "/dev", "--proc", "/proc", *hidden, *shown, "--bind", scratch, scratch),
+        *("--dev", "/dev", "--proc", "/proc"),
+        *(part for folder in hidden if Path(folder).is_dir() for part in ("--tmpfs", folder)),
+        *(part for path in shown for part in ("--ro-bind", path, path)),
+        *("--bind", scratch, scratch),
     ]
 
 

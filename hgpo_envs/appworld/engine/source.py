@@ -96,7 +96,7 @@ class AppWorldSource:
             for task_id in ids:
                 self._split_of.setdefault(task_id, name)
         self._facts = lru_cache(4096)(self._read)
-        if max_difficulty < 3:  # noqa: PLR2004 - the greatest there is
+        if max_difficulty < 3:
             easy = {one for one in self._split_of if self._facts(one)[1] <= max_difficulty}
             self._splits = {name: tuple(one for one in ids if one in easy) for name, ids in self._splits.items()}
         self._versions = {

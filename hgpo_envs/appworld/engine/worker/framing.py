@@ -6,9 +6,11 @@ All characters outside ASCII are escaped, so that lone surrogates pass. Used in 
 from __future__ import annotations
 
 import json
-import socket
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import socket
 
 LARGEST: Final = 1 << 24
 """The maximum size of a message in bytes. A worker that announces more has failed."""

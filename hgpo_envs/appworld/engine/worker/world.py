@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from framing import receive, send
+from .framing import receive, send  # noqa: TID252 - the package has another name in AppWorld's interpreter
 
 if TYPE_CHECKING:
     import socket
@@ -67,10 +67,10 @@ def _execute(world: AppWorld, code: str, longest: int) -> dict[str, Any]:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return a text of at most `longest` characters and a line that says what was left out.
+    r"""Return a text of at most `longest` characters and a line that says what was left out.
 
     >>> shortened("0123456789", 4)
-    '01\\n[… 6 characters left out …]\\n89'
+    '01\n[… 6 characters left out …]\n89'
     """
     if len(text) <= longest:
         return text
