@@ -16,6 +16,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import warnings
 import weakref
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 OPENING_S: Final = 300.0
 """Maximum seconds to start the interpreter and import AppWorld, and to start a world."""
+
+CONFINED: Final = ("landlock", "seccomp")
+"""What confines worlds where the kernel offers it (`hgpo_envs.appworld.engine.worker.confinement`)."""
 
 GRACE_S: Final = 20.0
 """Seconds beyond the time limit of programs after which a world that has not answered is killed."""
@@ -143,6 +147,13 @@ class Server:
             self.close()
             raise InputError(_with_fix(str(answer["error"]), launch))
         self.version, self.confined = str(answer["version"]), tuple(answer["confined"])
+        missing = [name for name in CONFINED if name not in self.confined]
+        if missing and launch.isolation == "auto":
+            warnings.warn(
+                f"this machine offers no {' and no '.join(missing)}: programs of agents are less confined "
+                "(docs/appworld.md)",
+                stacklevel=2,
+            )
 
     @property
     def running(self) -> bool:

@@ -92,17 +92,18 @@ class Parent:
 
     def _run(self, request: dict[str, Any], connection: socket.socket, parent: int) -> None:
         """Run the new process. It never returns: an ordinary exit would take seconds."""
+        status = 1
         try:
             confinement.end_with_parent(parent)
-            self._control.close()
-            world.silence()
+            world.keep_only(connection)
             self._confine(request)
             _RUN[request["run"]](connection, request)
+            status = 0
         except BaseException as error:  # noqa: BLE001 - whatever it is, this process ends and says why
             with contextlib.suppress(BaseException):
                 send(connection, {"error": world.said(error)})
         finally:
-            os._exit(0)
+            os._exit(status)
 
     def _confine(self, request: dict[str, Any]) -> None:
         folder = self._folder(request["rollout"])
