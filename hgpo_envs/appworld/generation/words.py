@@ -7,14 +7,12 @@ from typing import Final
 FIRST_NAMES: Final = (
     ("Alba", "female"), ("Bruno", "male"), ("Celine", "female"), ("Dmitri", "male"), ("Esther", "female"),
     ("Farid", "male"), ("Greta", "female"), ("Hugo", "male"), ("Ines", "female"), ("Jonas", "male"),
-    ("Katya", "female"), ("Lorenzo", "male"), ("Mirela", "female"), ("Nils", "male"), ("Odette", "female"),
-    ("Pavel", "male"),
+    ("Katya", "female"), ("Lorenzo", "male"),
 )  # fmt: skip
 """First names with the sex on record. AppWorld wants every first name once."""
 
 LAST_NAMES: Final = (
     "Abel", "Brandt", "Castro", "Dahl", "Engel", "Fabre", "Grimm", "Holm", "Ivanov", "Jansen", "Keller", "Lindt",
-    "Moreau", "Novak", "Orsini", "Peeters",
 )  # fmt: skip
 ADJECTIVES: Final = (
     "Amber", "Broken", "Crimson", "Distant", "Electric", "Frozen", "Golden", "Hollow", "Idle", "Jagged", "Lonely",
