@@ -1,6 +1,6 @@
 """Descriptions of benchmarks, found by Gymnasium id or by name.
 
-ALFWorld and WebShop have the same kind of description as the benchmarks of other packages. A package adds a benchmark
+ALFWorld, WebShop and AppWorld have the same kind of description as the benchmarks of other packages. A package adds a benchmark
 by an entry point whose name is the Gymnasium id::
 
     [project.entry-points."hgpo.environments"]
@@ -51,7 +51,7 @@ class EnvironmentSpec:
             all benchmarks.
         source: Opens the task source: a class or function at the top level of a module, or ``module:callable``, which
             is imported on first use. Its parameters become keyword arguments of ``gymnasium.make``; their values must
-            be JSON values.
+            be JSON values. If it has a parameter ``max_steps``, it also receives the step limit.
         max_steps: The default step limit.
         template: The text of the Jinja template for prompts (`hgpo_envs.prompts` lists its fields). None uses a
             template that shows task, history, state and admissible actions.
@@ -62,6 +62,8 @@ class EnvironmentSpec:
             ``module:class``. Both are optional.
         action_features: The features of actions for the policy ``softmax``, as a class
             (`hgpo_envs.action_features.ActionFeatures`) or as ``module:class``. The default uses words.
+        admissible_actions: Whether states list their admissible actions. Without them, ``action_format="number"`` is
+            refused.
         evaluation_split: The default split of ``hgpo eval``; None requires ``--split``.
         splits: The names of the splits, without ``all``, for `hgpo envs`.
         data_places: Returns the paths where the benchmark's data usually is, for `hgpo envs`, which opens those that
@@ -79,6 +81,7 @@ class EnvironmentSpec:
     parse_response: Callable[[str], Response] = parse
     players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
     action_features: Callable[[], ActionFeatures] | str = "hgpo_envs.action_features:WordFeatures"
+    admissible_actions: bool = True
     evaluation_split: str | None = None
     splits: tuple[str, ...] = ()
     data_places: Callable[[], Sequence[str | os.PathLike[str]]] | str = tuple
@@ -160,6 +163,7 @@ def imported(place: str) -> Any:  # noqa: ANN401 (whatever is there)
 _OWN: Final = {
     "HGPO/ALFWorld-v0": "hgpo_envs.alfworld.environment:ALFWORLD",
     "HGPO/WebShop-v0": "hgpo_envs.webshop.environment:WEBSHOP",
+    "HGPO/AppWorld-v0": "hgpo_envs.appworld.environment:APPWORLD",
 }
 """Id → ``module:EnvironmentSpec``, imported when asked for, as entry points are."""
 

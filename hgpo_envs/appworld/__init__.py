@@ -1,1 +1,1 @@
-"""AppWorld: tasks over everyday apps, solved by writing Python. The original engine, in its own interpreter."""
+"""AppWorld: tasks in everyday apps, which an agent solves by writing Python programs."""

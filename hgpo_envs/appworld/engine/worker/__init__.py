@@ -1,0 +1,1 @@
+"""The program that runs in AppWorld's interpreter. It imports nothing of this package (`python …/worker`)."""
