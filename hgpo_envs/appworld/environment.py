@@ -114,6 +114,7 @@ APPWORLD: Final = EnvironmentSpec(
     max_steps=50,
     template=(files("hgpo_envs.appworld") / "prompt.j2").read_text(encoding="utf-8"),
     parse_response=parse_code,
+    action_tag="code",
     players={
         "expert": "hgpo_envs.appworld.players.expert:ExpertPlayer",
         "explorer": "hgpo_envs.appworld.players.explorer:ExplorerPlayer",

@@ -29,6 +29,9 @@ class AppWorldEngine:
 
     Args:
         source: The tasks, rules and limits.
+
+    Attributes:
+        programs: The programs of the current task that were executed, for the expert.
     """
 
     def __init__(self, source: AppWorldSource) -> None:
@@ -37,6 +40,7 @@ class AppWorldEngine:
         self._task_id = ""
         self._steps = 0
         self._calls: list[str] = []
+        self.programs: list[str] = []
         self._last = State("", ())
 
     def start(self, task_id: str) -> State:
@@ -51,6 +55,7 @@ class AppWorldEngine:
         self._world = self._source.server(task_id).world(task_id, self._source.limits)
         self._task_id, self._steps, self._last = task_id, 0, State("", ())
         self._calls.clear()
+        self.programs.clear()
         return self._last
 
     def act(self, command: str) -> State:
@@ -73,6 +78,7 @@ class AppWorldEngine:
                 answer: dict[str, Any] = {"output": refused, "failed": True, "completed": False, "calls": []}
             else:
                 answer = self._world.execute(command)
+                self.programs.append(command)
             self._last = self._state(answer, valid=not refused)
         except BaseException:
             self._leave()

@@ -62,7 +62,9 @@ def _tagged_notes(world: World, person: Person, rng: random.Random, rows: Rows) 
     steps = [
         PASSWORDS,
         login("simple_note"),
-        all_pages("notes", "apis.simple_note.search_notes(access_token=simple_note_token", "[note['tags'] for note in notes]"),
+        all_pages(
+            "notes", "apis.simple_note.search_notes(access_token=simple_note_token", "[note['tags'] for note in notes]"
+        ),
         f"tagged = [note for note in notes if {tag!r} in note['tags']]\nprint(len(tagged))",
         finish("len(tagged)"),
     ]
@@ -105,9 +107,7 @@ def _new_file(world: World, person: Person, rng: random.Random, rows: Rows) -> D
     return Draft(instruction, steps, None, private)
 
 
-LIBRARY_SIZE: Final = Scenario(
-    "library_size", "train", 1, ("spotify",), _library_size, (RIGHT_ANSWER, NOTHING_CHANGED)
-)
+LIBRARY_SIZE: Final = Scenario("library_size", "train", 1, ("spotify",), _library_size, (RIGHT_ANSWER, NOTHING_CHANGED))
 ALARM_TIME: Final = Scenario("alarm_time", "dev", 1, ("phone",), _alarm_time, (RIGHT_ANSWER, NOTHING_CHANGED))
 TAGGED_NOTES: Final = Scenario(
     "tagged_notes", "test_normal", 1, ("simple_note",), _tagged_notes, (RIGHT_ANSWER, NOTHING_CHANGED)

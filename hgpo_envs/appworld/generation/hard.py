@@ -51,9 +51,7 @@ def _pay_contacts(world: World, person: Person, rng: random.Random, rows: Rows) 
     ]
     receivers = [other.id for other in world.contacts[person.id][relationship]]
     private = {"receivers": receivers, "amount": amount, "note": note, "user": person.id}
-    instruction = (
-        f'Send ${amount} on Venmo to each of my {relationship}s, as they are in my phone contacts, with the note "{note}".'
-    )
+    instruction = f'Send ${amount} on Venmo to each of my {relationship}s, as they are in my phone contacts, with the note "{note}".'
     return Draft(instruction, steps, None, private)
 
 
@@ -176,9 +174,7 @@ def _answer_requests(world: World, person: Person, rng: random.Random, rows: Row
         login("phone"),
         login("venmo"),
         _contacts_of(relationship),
-        all_pages(
-            "requests", "apis.venmo.show_received_payment_requests(status='pending', access_token=venmo_token"
-        ),
+        all_pages("requests", "apis.venmo.show_received_payment_requests(status='pending', access_token=venmo_token"),
         "emails = [contact['email'] for contact in contacts]\n"
         "for request in requests:\n"
         "    decide = apis.venmo.approve_payment_request if request['sender']['email'] in emails "

@@ -146,7 +146,11 @@ def _text_contacts(world: World, person: Person, rng: random.Random, rows: Rows)
         "access_token=phone_token))",
         finish(),
     ]
-    private = {"receivers": [other.id for other in world.contacts[person.id][relationship]], "text": text, "user": person.id}
+    private = {
+        "receivers": [other.id for other in world.contacts[person.id][relationship]],
+        "text": text,
+        "user": person.id,
+    }
     return Draft(f'Send a text message to each of my {relationship}s: "{text}"', steps, None, private)
 
 

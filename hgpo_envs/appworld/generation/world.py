@@ -220,7 +220,9 @@ def _people(world: World, rng: random.Random) -> None:
             sex=person.sex,
         )
         for app in ACCOUNTS:
-            world.rows.add("admin", "AccountPassword", main_user_id=person.id, account_name=app, password=person.password(app))
+            world.rows.add(
+                "admin", "AccountPassword", main_user_id=person.id, account_name=app, password=person.password(app)
+            )
             contact = {"phone_number": person.phone} if app == "phone" else {"email": person.email}
             extra: dict[str, Any] = {} if app == "phone" else {"verified": True}
             if app == "venmo":
@@ -303,9 +305,7 @@ def _music(world: World, rng: random.Random) -> None:
                 "spotify", "Playlist", title=title, user_id=person.id, is_public=False, created_at=ago(rng, 400)
             )
             for song in rng.sample(world.songs, rng.randrange(2, 7)):
-                world.rows.add(
-                    "spotify", "PlaylistSong", playlist_id=playlist, song_id=song.id, added_at=ago(rng, 300)
-                )
+                world.rows.add("spotify", "PlaylistSong", playlist_id=playlist, song_id=song.id, added_at=ago(rng, 300))
         queue = [song.id for song in rng.sample(world.songs, 5)]
         world.rows.add("spotify", "MusicPlayer", user_id=person.id, queue_song_ids=queue, cursor_position=0, volume=5)
 
