@@ -72,13 +72,11 @@ class Launch:
         python: The interpreter in which `appworld` is installed.
         data: AppWorld's folder `data`.
         isolation: ``auto`` (what the kernel offers), ``bwrap`` (in bubblewrap, too) or ``none``.
-        memory_mb: See `Limits`.
     """
 
     python: str
     data: str
     isolation: str
-    memory_mb: int
 
 
 class Server:
@@ -106,7 +104,6 @@ class Server:
         settings = {
             "scratch": scratch,
             "data": launch.data,
-            "memory": launch.memory_mb << 20,
             "confined": launch.isolation != "none",
             "task": task,
             "seconds": Limits().seconds,
@@ -360,7 +357,7 @@ def _bubblewrap(launch: Launch, scratch: str) -> list[str]:
     hidden = ("/home", "/root", "/run", tempfile.gettempdir())
     shown = (*_prefixes(launch.python), launch.data, str(_WORKER))
     return [
-        *(program, "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--ro-bind", "/", "/"),
+        *(program, "--unshare-all", "--cap-drop", "ALL", "--ro-bind", "/", "/"),
         *("--dev", "/dev", "--proc", "/proc"),
         *(part for folder in hidden if Path(folder).is_dir() for part in ("--tmpfs", folder)),
         *(part for path in shown for part in ("--ro-bind", path, path)),
@@ -391,7 +388,6 @@ def _environment(scratch: str) -> Mapping[str, str]:
         "TMPDIR": scratch,
         "LANG": "C.UTF-8",
         "TZ": "UTC",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
         "PYTHONUTF8": "1",
     }

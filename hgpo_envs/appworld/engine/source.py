@@ -75,6 +75,7 @@ class AppWorldSource:
         isolation: Isolation = "auto",
         max_difficulty: int = 3,
     ) -> None:
+        self._arguments = data, python, rules, limits, isolation, max_difficulty
         self.rules: Final = rules
         self.limits: Final = limits
         self._folder = Path(data).resolve() / "data"
@@ -87,7 +88,7 @@ class AppWorldSource:
                 f"python: expected the interpreter that has appworld, received {str(python)!r}, which cannot be run; "
                 "hgpo data install appworld makes one"
             )
-        self._launch = Launch(str(Path(python).absolute()), str(self._folder), isolation, limits.memory_mb)
+        self._launch = Launch(str(Path(python).absolute()), str(self._folder), isolation)
         self._server: Server | None = None
         listed = {path.stem: self._listed(path) for path in sorted((self._folder / "datasets").glob("*.txt"))}
         self._splits = {name: listed.get(name, ()) for name in dict.fromkeys((*SPLITS, *listed))}
@@ -103,6 +104,10 @@ class AppWorldSource:
             "backend": "appworld",
             "state": f"{rules.observation}, at most {limits.longest} characters",
         }
+
+    def __reduce__(self) -> tuple[type[AppWorldSource], tuple[Any, ...]]:
+        """Open the data again in another process, which starts processes of its own."""
+        return AppWorldSource, self._arguments
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the split's task ids, in the order of its file; those of ``all`` split by split.

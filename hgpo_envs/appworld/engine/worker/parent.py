@@ -44,7 +44,7 @@ class Parent:
 
     Args:
         control: The socket to the process that started this one; each message is one packet.
-        settings: scratch (the folder of temporary files), data (AppWorld's data), memory (bytes) and confined.
+        settings: scratch (the folder of temporary files), data (AppWorld's data) and confined.
     """
 
     def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ class Parent:
     def _confine(self, request: dict[str, Any]) -> None:
         folder = self._folder(request["rollout"])
         os.chdir(folder)
-        confinement.limit_resources(self._settings["memory"], _FILE_SIZE)
+        confinement.limit_resources(request["memory_mb"] << 20, _FILE_SIZE)
         if not self._settings["confined"]:
             return
         task = self._data / "tasks" / request["task"]
