@@ -101,6 +101,15 @@ def data_places() -> list[Path]:
     return [*([Path(root)] if root else []), Path("appworld")]
 
 
+def scenario(task_id: str) -> str:
+    """Return the scenario of a task.
+
+    >>> scenario("82e2fac_3")
+    '82e2fac'
+    """
+    return task_id.rpartition("_")[0]
+
+
 def _default_python() -> str:
     """Return the interpreter of `hgpo data install appworld`."""
     from hgpo_envs.appworld.data.install import default_python
@@ -120,6 +129,7 @@ APPWORLD: Final = EnvironmentSpec(
         "explorer": "hgpo_envs.appworld.players.explorer:ExplorerPlayer",
     },
     admissible_actions=False,
+    scenario=scenario,
     evaluation_split="dev",
     splits=SPLITS,
     data_places=data_places,
