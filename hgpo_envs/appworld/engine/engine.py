@@ -29,9 +29,13 @@ class AppWorldEngine:
 
     Args:
         source: The tasks, rules and limits.
+
+    Attributes:
+        programs: The programs that the current task's world was given, refused ones left out. Do not change it.
     """
 
     def __init__(self, source: AppWorldSource) -> None:
+        self.programs: list[str] = []
         self._source = source
         self._world: World | None = None
         self._task_id = ""
@@ -51,6 +55,7 @@ class AppWorldEngine:
         self._world = self._source.server(task_id).world(task_id, self._source.limits)
         self._task_id, self._steps, self._last = task_id, 0, State("", ())
         self._calls.clear()
+        self.programs.clear()
         return self._last
 
     def act(self, command: str) -> State:
@@ -72,6 +77,7 @@ class AppWorldEngine:
             if refused:
                 answer: dict[str, Any] = {"output": refused, "failed": True, "completed": False, "calls": []}
             else:
+                self.programs.append(command)
                 answer = self._world.execute(command)
             self._last = self._state(answer, valid=not refused)
         except BaseException:
