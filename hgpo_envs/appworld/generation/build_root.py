@@ -1,7 +1,7 @@
-"""Writes a planned world as a folder that AppWorld can use. Runs in AppWorld's interpreter: PYTHON build_root.py PLAN ROOT
+"""Writes a planned world as a folder that AppWorld can use.
 
-It imports only the standard library and AppWorld. Each line that it prints is a JSON value: a stage, how much of it is
-done, and how much there is.
+It runs in AppWorld's interpreter as ``PYTHON build_root.py PLAN ROOT``, and imports only the standard library and AppWorld. Each
+line that it prints is a JSON value: a stage, how much of it is done, and how much there is.
 """
 
 import json
@@ -16,14 +16,14 @@ def main(plan_file: str, root: str) -> None:
     """Write the world of a plan into the folder `root`, which AppWorld reads as APPWORLD_ROOT."""
     plan = json.loads(Path(plan_file).read_text("utf-8"))
     os.environ["APPWORLD_ROOT"] = root
-    os.environ["APPWORLD_CACHE"] = os.path.join(root, ".cache")
+    os.environ["APPWORLD_CACHE"] = f"{root}/.cache"
     data = Path(root, "data")
     data.mkdir(parents=True)
 
     from appworld.apps.api_lib import set_local_date_and_time
     from appworld.common.constants import DB_VERSION
 
-    set_local_date_and_time(datetime.fromisoformat(plan["now"]))  # noqa: DTZ007 - AppWorld's clocks have no time zone
+    set_local_date_and_time(datetime.fromisoformat(plan["now"]))
     random.seed(plan["seed"])
     docs = write_api_docs(data / "api_docs" / "standard")
     write_base(data / "base_dbs", plan["rows"], docs)

@@ -34,9 +34,7 @@ RIGHT_ANSWER: Final = Check("the answer is right", "test.answer(answer, ground_t
 NOTHING_CHANGED: Final = Check(
     "nothing in the apps has changed", "test.case(models.changed_model_names(), '==', set())", holds_at_start=True
 )
-NO_ANSWER: Final = Check(
-    "no answer is given", "test.case(answer, 'in', [None, '<<NOT_GIVEN>>'])", holds_at_start=True
-)
+NO_ANSWER: Final = Check("no answer is given", "test.case(answer, 'in', [None, '<<NOT_GIVEN>>'])", holds_at_start=True)
 
 
 def only_changed(*models: str) -> Check:

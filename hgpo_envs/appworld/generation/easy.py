@@ -62,7 +62,9 @@ def _tagged_notes(world: World, person: Person, rng: random.Random, rows: Rows) 
     steps = [
         PASSWORDS,
         login("simple_note"),
-        all_pages("notes", "apis.simple_note.search_notes(access_token=simple_note_token", "[note['tags'] for note in notes]"),
+        all_pages(
+            "notes", "apis.simple_note.search_notes(access_token=simple_note_token", "[note['tags'] for note in notes]"
+        ),
         f"tagged = [note for note in notes if {tag!r} in note['tags']]\nprint(len(tagged))",
         finish("len(tagged)"),
     ]
@@ -79,8 +81,10 @@ def _switch_alarm(world: World, person: Person, rng: random.Random, rows: Rows) 
         login("phone"),
         _ALARMS,
         f"wanted = next(alarm for alarm in alarms if alarm['label'] == {alarm.label!r})\nprint(wanted)",
-        f"print(apis.phone.update_alarm(alarm_id=wanted['alarm_id'], enabled={not alarm.enabled}, "
-        "access_token=phone_token))",
+        (
+            f"print(apis.phone.update_alarm(alarm_id=wanted['alarm_id'], enabled={not alarm.enabled}, "
+            "access_token=phone_token))"
+        ),
         finish(),
     ]
     private = {"alarm": alarm.id, "enabled": not alarm.enabled}
@@ -94,10 +98,14 @@ def _new_file(world: World, person: Person, rng: random.Random, rows: Rows) -> D
     steps = [
         PASSWORDS,
         login("file_system"),
-        "print(apis.file_system.show_directory(access_token=file_system_token, directory_path='~/', "
-        "entry_type='directories'))",
-        f"print(apis.file_system.create_file(file_path='~/{folder}/{name}', content={text!r}, "
-        "access_token=file_system_token))",
+        (
+            "print(apis.file_system.show_directory(access_token=file_system_token, directory_path='~/', "
+            "entry_type='directories'))"
+        ),
+        (
+            f"print(apis.file_system.create_file(file_path='~/{folder}/{name}', content={text!r}, "
+            "access_token=file_system_token))"
+        ),
         finish(),
     ]
     private = {"path": f"{person.home}{folder}/{name}", "content": text}
@@ -105,9 +113,7 @@ def _new_file(world: World, person: Person, rng: random.Random, rows: Rows) -> D
     return Draft(instruction, steps, None, private)
 
 
-LIBRARY_SIZE: Final = Scenario(
-    "library_size", "train", 1, ("spotify",), _library_size, (RIGHT_ANSWER, NOTHING_CHANGED)
-)
+LIBRARY_SIZE: Final = Scenario("library_size", "train", 1, ("spotify",), _library_size, (RIGHT_ANSWER, NOTHING_CHANGED))
 ALARM_TIME: Final = Scenario("alarm_time", "dev", 1, ("phone",), _alarm_time, (RIGHT_ANSWER, NOTHING_CHANGED))
 TAGGED_NOTES: Final = Scenario(
     "tagged_notes", "test_normal", 1, ("simple_note",), _tagged_notes, (RIGHT_ANSWER, NOTHING_CHANGED)
