@@ -45,7 +45,7 @@ def write_root(
         InputError: If an argument is wrong, the folder exists, or AppWorld cannot write it.
     """
     plan = make_plan(seed, tasks).to_dict()
-    tell = (lambda line: progress(*line)) if progress else None  # type: ignore[misc]
+    tell = (lambda line: progress(*line)) if progress else None
     with writing(root), new_folder(root) as made, tempfile.TemporaryDirectory(prefix="hgpo-appworld-") as scratch:
         # AppWorld takes paths with the word "memory" for databases in memory, so it gets a path of our own
         place = Path(scratch) / "root"
