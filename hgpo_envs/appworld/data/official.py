@@ -35,10 +35,11 @@ def fetch(into: Path, python: str, tell: Callable[[str], None]) -> dict[str, int
     """
     into = into.absolute()
     with writing(into), new_folder(into) as made:
+        variables = {**os.environ, **own_folders(made), "APPWORLD_CACHE": str(made / ".cache")}
+        run([python, "-c", "import appworld.download"], f"importing appworld in {python}", environment=variables)
         tell(LICENCE)
         tell("The official tasks are protected, too: do not publish rollouts of them, which hold their texts.")
         tell(f"downloading AppWorld's data from {STORAGE} (appworld download data)")
-        variables = {**os.environ, **own_folders(made), "APPWORLD_CACHE": str(made / ".cache")}
         command = [python, "-m", "appworld.cli", "download", "data"]
         try:
             printed = run(command, "appworld download data", environment=variables, folder=made)

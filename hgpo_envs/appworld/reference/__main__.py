@@ -34,7 +34,10 @@ def main() -> None:
 
 def _compare(root: Path, python: str, programs: int, seed: int) -> int:
     episodes = random_episodes(root, -(-programs // (STEPS - 1)), seed)  # some end before their last program
-    originals = {"class": play_class(root, python, episodes), "server": list(play_server(root, python, episodes))}
+    originals = {
+        "class": list(play_class(root, python, episodes)),
+        "server": list(play_server(root, python, episodes)),
+    }
     wrong = 0
     for number, ours in enumerate(play_engine(root, python, episodes)):
         for name, played in originals.items():

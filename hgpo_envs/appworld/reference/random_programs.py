@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.appworld.players.expert import split_solution
 from hgpo_envs.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STEPS: Final = 5
 """The programs of an episode."""
@@ -93,7 +95,7 @@ def random_episodes(root: Path, number: int, seed: int = 0) -> list[Episode]:
 
 def _episode(root: Path, docs: dict[str, Any], tasks: list[str], rng: random.Random) -> Episode:
     task = rng.choice(tasks)
-    if rng.random() < 0.2:  # noqa: PLR2004 - a share; otherwise hardly any episode would be won
+    if rng.random() < 0.2:
         return Episode(task, _solved(root, task, docs, rng))
     apps = rng.sample(_ACCOUNTS, 2)
     first = "\n".join(_log_in(app, rng) for app in apps)
@@ -114,7 +116,7 @@ def _solved(root: Path, task: str, docs: dict[str, Any], rng: random.Random) -> 
     """Return the task's solution in as many programs as an episode has, perhaps with a call of another API."""
     path = root / "data" / "tasks" / task / "ground_truth" / "compiled_solution.py"
     steps = split_solution(path.read_text("utf-8"), task)
-    if rng.random() < 0.5:  # noqa: PLR2004
+    if rng.random() < 0.5:
         steps.insert(len(steps) - 1, _call(docs, "supervisor", rng))
     while len(steps) > STEPS:
         place = rng.randrange(len(steps) - 1)
@@ -125,7 +127,7 @@ def _solved(root: Path, task: str, docs: dict[str, Any], rng: random.Random) -> 
 def _log_in(app: str, rng: random.Random) -> str:
     user = "phone_number" if app == "phone" else "email"
     password = f"next(a['password'] for a in apis.supervisor.show_account_passwords() if a['account_name'] == {app!r})"
-    if rng.random() < 0.1:  # noqa: PLR2004
+    if rng.random() < 0.1:
         password = "'wrong'"  # noqa: S105
     return (
         f"{app}_token = apis.{app}.login(username=apis.supervisor.show_profile()[{user!r}], password={password})"
@@ -138,13 +140,13 @@ def _program(docs: dict[str, Any], apps: tuple[str, ...], rng: random.Random) ->
     """Return a program of one to four statements."""
     parts = []
     for _ in range(rng.randrange(1, 5)):
-        if rng.random() < 0.2:  # noqa: PLR2004
+        if rng.random() < 0.2:
             parts.append(rng.choice(_SNIPPETS))
             continue
         call = _call(docs, rng.choice(apps), rng)
         # an error ends the program, so most calls are tried
         tried = f"try:\n    {call}\nexcept Exception as error:\n    print(str(error)[:300])"
-        parts.append(call if rng.random() < 0.3 else tried)  # noqa: PLR2004
+        parts.append(call if rng.random() < 0.3 else tried)
     return "\n".join(parts)
 
 
@@ -153,17 +155,17 @@ def _call(docs: dict[str, Any], app: str, rng: random.Random) -> str:
     name, doc = rng.choice(sorted(docs[app].items()))
     arguments = []
     for parameter in doc["parameters"]:
-        if rng.random() < (0.05 if parameter["required"] else 0.6):  # noqa: PLR2004
+        if rng.random() < (0.05 if parameter["required"] else 0.6):
             continue
         arguments.append(f"{parameter['name']}={_argument(app, parameter, rng)}")
-    if rng.random() < 0.03:  # noqa: PLR2004
+    if rng.random() < 0.03:
         arguments.append("no_such_parameter=1")
     return f"print(apis.{app}.{name}({', '.join(arguments)}))"
 
 
 def _argument(app: str, parameter: dict[str, Any], rng: random.Random) -> str:
     if parameter["name"] == "access_token":
-        return f"{app}_token" if rng.random() < 0.95 else "'wrong'"  # noqa: PLR2004
+        return f"{app}_token" if rng.random() < 0.95 else "'wrong'"
     if parameter["name"] == "file_system_access_token":
         return "file_system_token"
     return _value(parameter, rng)
@@ -172,9 +174,9 @@ def _argument(app: str, parameter: dict[str, Any], rng: random.Random) -> str:
 def _value(parameter: dict[str, Any], rng: random.Random) -> str:
     """Return a value for a parameter, mostly of its type."""
     choices = [one for one in parameter.get("constraints", ()) if one.startswith("value in ")]
-    if choices and rng.random() < 0.8:  # noqa: PLR2004
+    if choices and rng.random() < 0.8:
         return repr(rng.choice(json.loads(choices[0].removeprefix("value in ").replace("'", '"'))))
-    kind = parameter["type"] if rng.random() < 0.95 else rng.choice(["integer", "string", "boolean"])  # noqa: PLR2004
+    kind = parameter["type"] if rng.random() < 0.95 else rng.choice(["integer", "string", "boolean"])
     if kind.startswith("list"):
         return f"[{_value({'type': kind[5:-1]}, rng)}]"
     if "integer" in kind:
@@ -182,7 +184,7 @@ def _value(parameter: dict[str, Any], rng: random.Random) -> str:
     if "number" in kind:
         return str(rng.choice([0.5, 3, 12.25, -1]))
     if "boolean" in kind:
-        return str(rng.random() < 0.5)  # noqa: PLR2004
+        return str(rng.random() < 0.5)
     if "email" in parameter.get("name", ""):
         return "apis.supervisor.show_profile()['email']"
     return repr(rng.choice(_WORDS))
