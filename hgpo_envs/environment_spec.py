@@ -1,7 +1,7 @@
 """Descriptions of benchmarks, found by Gymnasium id or by name.
 
-ALFWorld, WebShop and AppWorld have the same kind of description as the benchmarks of other packages. A package adds a benchmark
-by an entry point whose name is the Gymnasium id::
+ALFWorld, WebShop and AppWorld have the same kind of description as the benchmarks of other packages. A package adds a
+benchmark by an entry point whose name is the Gymnasium id::
 
     [project.entry-points."hgpo.environments"]
     "BabyAI/Text-v0" = "own_environment:BABYAI"
@@ -58,6 +58,7 @@ class EnvironmentSpec:
         parse_response: Finds the action in a model's response (``action_format="response"``) and decides whether the
             response is valid. It must be picklable. The default follows verl-agent's rules, which lowercase the action
             (`hgpo_envs.responses`).
+        action_tag: The tag around the action in a response, in which scripted players write theirs.
         players: The scripted players ``expert`` and ``explorer``, each as a class (`hgpo_envs.players.Player`) or as
             ``module:class``. Both are optional.
         action_features: The features of actions for the policy ``softmax``, as a class
@@ -79,6 +80,7 @@ class EnvironmentSpec:
     max_steps: int = 50
     template: str | None = None
     parse_response: Callable[[str], Response] = parse
+    action_tag: str = "action"
     players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
     action_features: Callable[[], ActionFeatures] | str = "hgpo_envs.action_features:WordFeatures"
     admissible_actions: bool = True

@@ -1,6 +1,8 @@
 """Registration of benchmarks with Gymnasium.
 
-    HGPO/ALFWorld-v0    HGPO/WebShop-v0    HGPO/AppWorld-v0    and the ids that other packages declare (`hgpo_envs.environment_spec`)
+    HGPO/ALFWorld-v0    HGPO/WebShop-v0    HGPO/AppWorld-v0
+
+and the ids that other packages declare (`hgpo_envs.environment_spec`).
 
 Every keyword argument is a JSON value, so that `gymnasium.envs.registration.EnvSpec.to_json` works. Task sources are
 opened once per process (`hgpo_envs.sources`): a thousand environments over one data path share one.

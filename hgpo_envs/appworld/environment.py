@@ -70,23 +70,29 @@ def open_source(
     ):
         if value not in known:
             raise InputError(unknown(name, value, map(str, known)))
-    for name, number in (
-        ("max_output", max_output),
-        ("program_seconds", program_seconds),
-        ("memory_mb", memory_mb),
-        ("max_steps", max_steps),
-    ):
+    for name, place in (("data", data), ("python", python)):
+        if place is not None and not isinstance(place, str):
+            raise InputError(f"{name}: expected a path, received {place!r}")
+    numbers: dict[str, Any] = {
+        "max_output": max_output,
+        "program_seconds": program_seconds,
+        "memory_mb": memory_mb,
+        "max_steps": max_steps,
+    }
+    for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise InputError(f"{name}: expected an integer of at least 1, received {number!r}")
-    root = data or os.environ.get("APPWORLD_ROOT")
-    if not isinstance(root, str) or not root:
+    root = os.environ.get("APPWORLD_ROOT") if data is None else data
+    if not root:
         raise InputError(
             "data: expected AppWorld's root; get the official tasks with hgpo data fetch appworld, or make tasks with "
             "hgpo data synth appworld --out FOLDER (docs/appworld.md)"
         )
     rules = Rules(cast("Any", observation), cast("Any", reward_scale), refuse, max_steps)
     limits = Limits(program_seconds, memory_mb, max_output)
-    return AppWorldSource(root, python or _default_python(), rules, limits, cast("Any", isolation), max_difficulty)
+    return AppWorldSource(
+        root, _default_python() if python is None else python, rules, limits, cast("Any", isolation), max_difficulty
+    )
 
 
 def data_places() -> list[Path]:
@@ -108,6 +114,7 @@ APPWORLD: Final = EnvironmentSpec(
     max_steps=50,
     template=(files("hgpo_envs.appworld") / "prompt.j2").read_text(encoding="utf-8"),
     parse_response=parse_code,
+    action_tag="code",
     players={
         "expert": "hgpo_envs.appworld.players.expert:ExpertPlayer",
         "explorer": "hgpo_envs.appworld.players.explorer:ExplorerPlayer",

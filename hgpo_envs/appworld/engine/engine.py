@@ -31,16 +31,16 @@ class AppWorldEngine:
         source: The tasks, rules and limits.
 
     Attributes:
-        programs: The programs that the current task's world was given, refused ones left out. Do not change it.
+        programs: The programs of the current task that were executed, for the expert.
     """
 
     def __init__(self, source: AppWorldSource) -> None:
-        self.programs: list[str] = []
         self._source = source
         self._world: World | None = None
         self._task_id = ""
         self._steps = 0
         self._calls: list[str] = []
+        self.programs: list[str] = []
         self._last = State("", ())
 
     def start(self, task_id: str) -> State:
@@ -51,7 +51,7 @@ class AppWorldEngine:
             WorldFailed: If its process does not start.
         """
         self._source.task(task_id)
-        self._leave()
+        self.close()
         self._world = self._source.server(task_id).world(task_id, self._source.limits)
         self._task_id, self._steps, self._last = task_id, 0, State("", ())
         self._calls.clear()
@@ -77,15 +77,21 @@ class AppWorldEngine:
             if refused:
                 answer: dict[str, Any] = {"output": refused, "failed": True, "completed": False, "calls": []}
             else:
-                self.programs.append(command)
                 answer = self._world.execute(command)
+                self.programs.append(command)
             self._last = self._state(answer, valid=not refused)
         except BaseException:
-            self._leave()
+            self.close()
             raise
         if self._last.terminated:
-            self._leave()
+            self.close()
         return self._last
+
+    def close(self) -> None:
+        """End the world's process. The next start opens another."""
+        if self._world is not None:
+            self._world.close()
+            self._world = None
 
     def ground_truth_solution(self) -> str:
         """Return the current task's solution program, for the expert. Raises InputError if the data has none."""
@@ -113,12 +119,6 @@ class AppWorldEngine:
         info |= {"tests_passed": result["passed"], "tests": result["tests"], "failed_tests": result["failed_tests"]}
         reward = score if rules.reward_scale == "score" else SUCCESS * won
         return State(text, (), valid, completed, won, reward, score, info)
-
-    def _leave(self) -> None:
-        """End the world's process."""
-        if self._world is not None:
-            self._world.close()
-            self._world = None
 
 
 def called(calls: list[str], longest: int) -> str:

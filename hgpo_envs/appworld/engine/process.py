@@ -16,6 +16,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import warnings
 import weakref
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 OPENING_S: Final = 300.0
 """Maximum seconds to start the interpreter and import AppWorld, and to start a world."""
+
+CONFINED: Final = ("landlock", "seccomp")
+"""What confines worlds where the kernel offers it (`hgpo_envs.appworld.engine.worker.confinement`)."""
 
 GRACE_S: Final = 20.0
 """Seconds beyond the time limit of programs after which a world that has not answered is killed."""
@@ -68,13 +72,11 @@ class Launch:
         python: The interpreter in which `appworld` is installed.
         data: AppWorld's folder `data`.
         isolation: ``auto`` (what the kernel offers), ``bwrap`` (in bubblewrap, too) or ``none``.
-        memory_mb: See `Limits`.
     """
 
     python: str
     data: str
     isolation: str
-    memory_mb: int
 
 
 class Server:
@@ -102,12 +104,11 @@ class Server:
         settings = {
             "scratch": scratch,
             "data": launch.data,
-            "memory": launch.memory_mb << 20,
             "confined": launch.isolation != "none",
             "task": task,
             "seconds": Limits().seconds,
         }
-        command = [launch.python, "-s", str(_WORKER), str(theirs.fileno()), json.dumps(settings)]
+        command = [launch.python, "-s", str(_WORKER / "start.py"), str(theirs.fileno()), json.dumps(settings)]
         if launch.isolation == "bwrap":
             command = [*_bubblewrap(launch, scratch), *command]
         try:
@@ -143,6 +144,13 @@ class Server:
             self.close()
             raise InputError(_with_fix(str(answer["error"]), launch))
         self.version, self.confined = str(answer["version"]), tuple(answer["confined"])
+        missing = [name for name in CONFINED if name not in self.confined]
+        if missing and launch.isolation == "auto":
+            warnings.warn(
+                f"this machine offers no {' and no '.join(missing)}: programs of agents are less confined "
+                "(docs/appworld.md)",
+                stacklevel=2,
+            )
 
     @property
     def running(self) -> bool:
@@ -259,7 +267,7 @@ class World:
         try:
             answer = framing.receive(connection, OPENING_S)
         except (OSError, framing.FramingError) as error:  # TimeoutError is an OSError
-            raise WorldFailed(f"the evaluation of {self._task} failed: {error or 'it takes too long'}") from None
+            raise WorldFailed(f"the evaluation of {self._task} failed: {one_line(error) or 'too slow'}") from None
         finally:
             connection.close()
             self._server.end(number, self._rollout)
@@ -346,11 +354,14 @@ def _bubblewrap(launch: Launch, scratch: str) -> list[str]:
     program = shutil.which("bwrap")
     if program is None:
         raise InputError('isolation="bwrap" needs bubblewrap: install the package bubblewrap, or use isolation="auto"')
-    hidden = [one for folder in ("/home", "/root", "/tmp", "/run") for one in ("--tmpfs", folder)]
-    shown = [one for path in (*_prefixes(launch.python), launch.data, str(_WORKER)) for one in ("--ro-bind", path, path)]
+    hidden = ("/home", "/root", "/run", tempfile.gettempdir())
+    shown = (*_prefixes(launch.python), launch.data, str(_WORKER))
     return [
-        *(program, "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--ro-bind", "/", "/"),
-        *("--dev", "/dev", "--proc", "/proc", *hidden, *shown, "--bind", scratch, scratch),
+        *(program, "--unshare-all", "--cap-drop", "ALL", "--ro-bind", "/", "/"),
+        *("--dev", "/dev", "--proc", "/proc"),
+        *(part for folder in hidden if Path(folder).is_dir() for part in ("--tmpfs", folder)),
+        *(part for path in shown for part in ("--ro-bind", path, path)),
+        *("--bind", scratch, scratch),
     ]
 
 
@@ -377,7 +388,6 @@ def _environment(scratch: str) -> Mapping[str, str]:
         "TMPDIR": scratch,
         "LANG": "C.UTF-8",
         "TZ": "UTC",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
         "PYTHONUTF8": "1",
     }

@@ -75,6 +75,7 @@ class AppWorldSource:
         isolation: Isolation = "auto",
         max_difficulty: int = 3,
     ) -> None:
+        self._arguments = data, python, rules, limits, isolation, max_difficulty
         self.rules: Final = rules
         self.limits: Final = limits
         self._folder = Path(data).resolve() / "data"
@@ -87,7 +88,7 @@ class AppWorldSource:
                 f"python: expected the interpreter that has appworld, received {str(python)!r}, which cannot be run; "
                 "hgpo data install appworld makes one"
             )
-        self._launch = Launch(str(Path(python).absolute()), str(self._folder), isolation, limits.memory_mb)
+        self._launch = Launch(str(Path(python).absolute()), str(self._folder), isolation)
         self._server: Server | None = None
         listed = {path.stem: self._listed(path) for path in sorted((self._folder / "datasets").glob("*.txt"))}
         self._splits = {name: listed.get(name, ()) for name in dict.fromkeys((*SPLITS, *listed))}
@@ -96,13 +97,17 @@ class AppWorldSource:
             for task_id in ids:
                 self._split_of.setdefault(task_id, name)
         self._facts = lru_cache(4096)(self._read)
-        if max_difficulty < 3:  # noqa: PLR2004 - the greatest there is
+        if max_difficulty < 3:
             easy = {one for one in self._split_of if self._facts(one)[1] <= max_difficulty}
             self._splits = {name: tuple(one for one in ids if one in easy) for name, ids in self._splits.items()}
         self._versions = {
             "backend": "appworld",
             "state": f"{rules.observation}, at most {limits.longest} characters",
         }
+
+    def __reduce__(self) -> tuple[type[AppWorldSource], tuple[Any, ...]]:
+        """Open the data again in another process, which starts processes of its own."""
+        return AppWorldSource, self._arguments
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the split's task ids, in the order of its file; those of ``all`` split by split.

@@ -15,6 +15,8 @@ import platform
 import resource
 import signal
 import struct
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -46,16 +48,14 @@ def limit_resources(memory: int, file_size: int) -> None:
         memory: Bytes of address space beyond those in use now.
         file_size: Bytes of the largest file.
     """
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
     for kind, most in (
         (resource.RLIMIT_AS, used + memory),
         (resource.RLIMIT_FSIZE, file_size),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (most, most))
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
+    Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
 
 
 # ------------------------------------------------------------------------------------------------------- system calls
@@ -68,26 +68,26 @@ _NUMBER, _ARCHITECTURE = 0, 4
 _ARGUMENTS: Final = 16
 _CLONE_THREAD: Final = 0x00010000
 
-_DENIED: Final = {
-    **{"fork": 57, "vfork": 58, "execve": 59, "execveat": 322},
-    **{"socket": 41, "connect": 42, "accept": 43, "accept4": 288, "bind": 49, "listen": 50},
-    **{"sendmsg": 46, "sendmmsg": 307},  # they can name a receiver where a filter cannot read it
-    **{"ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311},
-    **{"pidfd_send_signal": 424, "pidfd_open": 434, "pidfd_getfd": 438},
-    **{"chmod": 90, "fchmod": 91, "fchmodat": 268, "fchmodat2": 452},
-    **{"chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260},
-    **{"setxattr": 188, "lsetxattr": 189, "fsetxattr": 190},
-    **{"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427},  # they pass by filters
-    **{"setrlimit": 160, "unshare": 272, "setns": 308, "chroot": 161, "pivot_root": 155},
-    **{"mount": 165, "umount2": 166, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431},
-    **{"fsmount": 432, "fspick": 433, "mount_setattr": 442},
-    **{"settimeofday": 164, "clock_settime": 227, "adjtimex": 159, "clock_adjtime": 305},
-    **{"syslog": 103, "swapon": 167, "swapoff": 168, "reboot": 169, "sethostname": 170, "setdomainname": 171},
-    **{"init_module": 175, "delete_module": 176, "finit_module": 313, "kexec_load": 246, "kexec_file_load": 320},
-    **{"add_key": 248, "request_key": 249, "keyctl": 250, "perf_event_open": 298, "bpf": 321, "userfaultfd": 323},
-    "open_by_handle_at": 304,
-}
-"""System calls that fail with EPERM, and their numbers on x86-64."""
+_DENIED: Final = (
+    (57, 58, 59, 322),  # fork, vfork, execve, execveat
+    (41, 42, 43, 288, 49, 50),  # socket, connect, accept, accept4, bind, listen
+    (46, 307),  # sendmsg, sendmmsg
+    (101, 310, 311),  # ptrace, process_vm_readv, process_vm_writev
+    (424, 434, 438),  # pidfd_send_signal, pidfd_open, pidfd_getfd
+    (90, 91, 268, 452),  # chmod, fchmod, fchmodat, fchmodat2
+    (92, 93, 94, 260),  # chown, fchown, lchown, fchownat
+    (188, 189, 190),  # setxattr, lsetxattr, fsetxattr
+    (425, 426, 427),  # io_uring_setup, io_uring_enter, io_uring_register
+    (160, 272, 308, 161, 155),  # setrlimit, unshare, setns, chroot, pivot_root
+    (165, 166, 428, 429, 430, 431),  # mount, umount2, open_tree, move_mount, fsopen, fsconfig
+    (432, 433, 442),  # fsmount, fspick, mount_setattr
+    (164, 227, 159, 305),  # settimeofday, clock_settime, adjtimex, clock_adjtime
+    (103, 167, 168, 169, 170, 171),  # syslog, swapon, swapoff, reboot, sethostname, setdomainname
+    (175, 176, 313, 246, 320),  # init_module, delete_module, finit_module, kexec_load, kexec_file_load
+    (248, 249, 250, 298, 321, 323),  # add_key, request_key, keyctl, perf_event_open, bpf, userfaultfd
+    (304,),  # open_by_handle_at
+)
+"""System calls that fail with EPERM, by their numbers on x86-64."""
 _CLONE, _CLONE3, _KILL, _TKILL, _TGKILL, _SENDTO, _PRLIMIT, _PRCTL = 56, 435, 62, 200, 234, 44, 302, 157
 
 
@@ -126,7 +126,7 @@ def _program(own: int) -> list[_Line]:
         (_AT_LEAST, 0, 1, _X32),
         deny,
     ]
-    for number in _DENIED.values():
+    for number in chain.from_iterable(_DENIED):
         lines += [(_EQUAL, 0, 1, number), deny]
     lines += [(_EQUAL, 0, 1, _CLONE3), missing]  # glibc falls back to clone, whose flags a filter can read
     lines += _when(_CLONE, [(_LOAD, 0, 0, _argument(0)), (_ANY_BIT, 1, 0, _CLONE_THREAD), deny, allow])
@@ -180,11 +180,11 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> bool:
     if version < 1:
         return False
     handled = _FIRST_VERSION
-    handled |= _REFER if version >= 2 else 0  # noqa: PLR2004 - versions of Landlock
-    handled |= _TRUNCATE if version >= 3 else 0  # noqa: PLR2004
-    handled |= _IOCTL if version >= 5 else 0  # noqa: PLR2004
+    handled |= _REFER if version >= 2 else 0
+    handled |= _TRUNCATE if version >= 3 else 0
+    handled |= _IOCTL if version >= 5 else 0
     attributes = struct.pack("<QQQ", handled, _TCP, _SCOPES)
-    size = 8 if version < 4 else 16 if version < 6 else 24  # noqa: PLR2004
+    size = 8 if version < 4 else 16 if version < 6 else 24
     ruleset = _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
     if ruleset < 0:
         return False
@@ -203,7 +203,7 @@ def _allow(ruleset: int, path: str, allowed: int) -> None:
     except OSError:
         return
     try:
-        kept = allowed if os.path.isdir(path) else allowed & _OF_FILES
+        kept = allowed if Path(path).is_dir() else allowed & _OF_FILES
         rule = struct.pack("<Qi", kept, file)
         if _libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0):
             raise OSError(ctypes.get_errno(), f"Landlock does not accept {path}")

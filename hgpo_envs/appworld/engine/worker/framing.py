@@ -6,14 +6,18 @@ All characters outside ASCII are escaped, so that lone surrogates pass. Used in 
 from __future__ import annotations
 
 import json
-import socket
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import socket
 
 LARGEST: Final = 1 << 24
 """The maximum size of a message in bytes. A worker that announces more has failed."""
 
 _PREFIX: Final = 4
+_encode: Final = json.JSONEncoder().encode
+_decode: Final = json.JSONDecoder().decode  # a program may replace the functions of the module
 
 
 class FramingError(Exception):
@@ -26,7 +30,7 @@ def send(connection: socket.socket, message: dict[str, Any]) -> None:
     Raises:
         OSError: If the connection is broken.
     """
-    data = json.dumps(message).encode("ascii")
+    data = _encode(message).encode("ascii")
     connection.sendall(len(data).to_bytes(_PREFIX, "big") + data)
 
 
@@ -48,7 +52,7 @@ def receive(connection: socket.socket, seconds: float | None = None) -> dict[str
     if size > LARGEST:
         raise FramingError(f"a message of {size:,} bytes; expected at most {LARGEST:,}")
     try:
-        message = json.loads(_read(connection, size, until))
+        message = _decode(_read(connection, size, until).decode("ascii"))
     except (ValueError, RecursionError) as error:
         raise FramingError("a message that is not JSON") from error
     if not isinstance(message, dict):

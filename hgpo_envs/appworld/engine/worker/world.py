@@ -6,11 +6,14 @@ the program of an agent, which shares its memory, cannot find them there, and La
 
 from __future__ import annotations
 
+import gc
 import os
+import resource
+import sqlite3
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from framing import receive, send
+from .framing import receive, send  # noqa: TID252 - the package has another name in AppWorld's interpreter
 
 if TYPE_CHECKING:
     import socket
@@ -67,10 +70,10 @@ def _execute(world: AppWorld, code: str, longest: int) -> dict[str, Any]:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return a text of at most `longest` characters and a line that says what was left out.
+    r"""Return a text of at most `longest` characters and a line that says what was left out.
 
     >>> shortened("0123456789", 4)
-    '01\\n[… 6 characters left out …]\\n89'
+    '01\n[… 6 characters left out …]\n89'
     """
     if len(text) <= longest:
         return text
@@ -97,6 +100,9 @@ def evaluate(connection: socket.socket, request: dict[str, Any]) -> None:
 def warm_up(request: dict[str, Any]) -> None:
     """Play a task for one step, so that all that is imported and computed on first use is there before forking."""
     from appworld import AppWorld
+    from appworld.apps.model_lib import (  # type: ignore[import-not-found, unused-ignore]
+        get_direct_cached_sqlite3_connection,
+    )
     from appworld.evaluator import evaluate_task  # noqa: F401
 
     world = open_world(request)
@@ -104,6 +110,10 @@ def warm_up(request: dict[str, Any]) -> None:
     world.task_completed()
     world.close()
     AppWorld.close_all()
+    get_direct_cached_sqlite3_connection.cache_clear()  # each process opens the databases anew, and only to read
+    for one in gc.get_objects():
+        if isinstance(one, sqlite3.Connection):
+            one.close()
 
 
 def said(error: BaseException) -> str:
@@ -112,8 +122,10 @@ def said(error: BaseException) -> str:
     return text[:500].encode("utf-8", "replace").decode()
 
 
-def silence() -> None:
-    """Connect standard input and output with nothing."""
+def keep_only(connection: socket.socket) -> None:
+    """Close all open files but a socket, and connect standard input and output with nothing."""
+    os.closerange(3, connection.fileno())
+    os.closerange(connection.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)

@@ -5,8 +5,8 @@ socket, to the process that started it, and opens no port. A request comes with 
 the new process answers. Requests:
 
 - ``{"run": "play" | "evaluate", "number": n, "task": id, "rollout": name, …}`` and a socket: forks process n.
-- ``{"end": n, "patience": seconds, "rollout": name, "remove": bool}``: ends process n, answers with its exit status, and
-  may remove the files of the rollout.
+- ``{"end": n, "patience": seconds, "rollout": name, "remove": bool}``: ends process n, answers with its exit status,
+  and may remove the files of the rollout.
 
 When the socket is closed, everything ends: the processes, the files, and this process.
 """
@@ -21,14 +21,15 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import confinement
-import world
-from framing import send
+from . import confinement, world  # noqa: TID252 - the package has another name in AppWorld's interpreter
+from .framing import send  # noqa: TID252
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LARGEST_REQUEST: Final = 1 << 16
 _LOOK_S: Final = 5.0
@@ -43,7 +44,7 @@ class Parent:
 
     Args:
         control: The socket to the process that started this one; each message is one packet.
-        settings: scratch (the folder of temporary files), data (AppWorld's data), memory (bytes) and confined.
+        settings: scratch (the folder of temporary files), data (AppWorld's data) and confined.
     """
 
     def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
@@ -91,22 +92,23 @@ class Parent:
 
     def _run(self, request: dict[str, Any], connection: socket.socket, parent: int) -> None:
         """Run the new process. It never returns: an ordinary exit would take seconds."""
+        status = 1
         try:
             confinement.end_with_parent(parent)
-            self._control.close()
-            world.silence()
+            world.keep_only(connection)
             self._confine(request)
             _RUN[request["run"]](connection, request)
+            status = 0
         except BaseException as error:  # noqa: BLE001 - whatever it is, this process ends and says why
             with contextlib.suppress(BaseException):
                 send(connection, {"error": world.said(error)})
         finally:
-            os._exit(0)
+            os._exit(status)
 
     def _confine(self, request: dict[str, Any]) -> None:
         folder = self._folder(request["rollout"])
         os.chdir(folder)
-        confinement.limit_resources(self._settings["memory"], _FILE_SIZE)
+        confinement.limit_resources(request["memory_mb"] << 20, _FILE_SIZE)
         if not self._settings["confined"]:
             return
         task = self._data / "tasks" / request["task"]
@@ -114,6 +116,7 @@ class Parent:
         readable = [
             *_LIBRARIES,
             *_SYSTEM,
+            str(Path(__file__).parent),  # AppWorld reads the source of all functions on the stack when a test fails
             *{sys.prefix, sys.base_prefix, *(path for path in sys.path if path)},
             *(str(self._data / name) for name in ("base_dbs", "api_docs")),
             *(str(task / name) for name in parts),
@@ -139,10 +142,15 @@ class Parent:
         return None
 
 
-def main() -> None:
-    """Import AppWorld, warm it up, say so, and serve."""
-    settings = json.loads(sys.argv[2])
-    control = socket.socket(fileno=int(sys.argv[1]))
+def main(number: str, given: str) -> None:
+    """Import AppWorld, warm it up, say so, and serve. This process ends then.
+
+    Args:
+        number: The file descriptor of the socket.
+        given: The settings of `Parent`, and task (to warm up with) and seconds, in JSON.
+    """
+    settings = json.loads(given)
+    control = socket.socket(fileno=int(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     scratch = Path(settings["scratch"])
     environment = dict(os.environ)
@@ -156,8 +164,6 @@ def main() -> None:
         os.environ.update(environment)  # without what AppWorld read from a file .env
         gc.collect()
         gc.freeze()
-        if threading.active_count() > 1:
-            raise RuntimeError(f"{threading.active_count()} threads are running; a process with threads cannot fork")
         control.send(json.dumps({"version": appworld.__version__, "confined": _offered()}).encode())
         parent.serve()
     except BaseException as error:  # noqa: BLE001 - the other end reports it
@@ -171,18 +177,15 @@ def main() -> None:
 
 def _offered() -> list[str]:
     """Return what this machine offers to confine a process, tried in a process that ends at once."""
+    ways: dict[str, Callable[[], bool]] = {
+        "landlock": lambda: confinement.restrict_files((), ()),
+        "seccomp": confinement.filter_system_calls,
+    }
     names = []
-    for name, confine in (
-        ("landlock", lambda: confinement.restrict_files((), ())),
-        ("seccomp", confinement.filter_system_calls),
-    ):
+    for name, confine in ways.items():
         pid = os.fork()
         if pid == 0:
             os._exit(0 if confine() else 1)
         if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
             names.append(name)
     return names
-
-
-if __name__ == "__main__":
-    main()
