@@ -1,7 +1,7 @@
-"""Writes a planned world as a folder that AppWorld can use. Runs in AppWorld's interpreter: PYTHON build_root.py PLAN ROOT
+"""Writes a planned world as a folder that AppWorld can use.
 
-It imports only the standard library and AppWorld. Each line that it prints is a JSON value: a stage, how much of it is
-done, and how much there is.
+It runs in AppWorld's interpreter as ``PYTHON build_root.py PLAN ROOT``, and imports only the standard library and
+AppWorld. Each line that it prints is a JSON value: a stage, how much of it is done, and how much there is.
 """
 
 import json
@@ -10,20 +10,21 @@ import random
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 
 def main(plan_file: str, root: str) -> None:
     """Write the world of a plan into the folder `root`, which AppWorld reads as APPWORLD_ROOT."""
     plan = json.loads(Path(plan_file).read_text("utf-8"))
     os.environ["APPWORLD_ROOT"] = root
-    os.environ["APPWORLD_CACHE"] = os.path.join(root, ".cache")
+    os.environ["APPWORLD_CACHE"] = f"{root}/.cache"
     data = Path(root, "data")
     data.mkdir(parents=True)
 
     from appworld.apps.api_lib import set_local_date_and_time
     from appworld.common.constants import DB_VERSION
 
-    set_local_date_and_time(datetime.fromisoformat(plan["now"]))  # noqa: DTZ007 - AppWorld's clocks have no time zone
+    set_local_date_and_time(datetime.fromisoformat(plan["now"]))
     random.seed(plan["seed"])
     docs = write_api_docs(data / "api_docs" / "standard")
     write_base(data / "base_dbs", plan["rows"], docs)
@@ -37,7 +38,7 @@ def main(plan_file: str, root: str) -> None:
     (data / "version.txt").write_text(DB_VERSION, "utf-8")
 
 
-def write_api_docs(folder: Path) -> list:
+def write_api_docs(folder: Path) -> list[dict[str, Any]]:
     """Write the documentation of every API in the form that AppWorld reads, and return the documents."""
     from appworld.apps import get_all_apps
     from appworld.collections.api_docs import ApiDocCollection
@@ -56,7 +57,7 @@ def write_api_docs(folder: Path) -> list:
     return docs
 
 
-def write_base(folder: Path, rows: list, docs: list) -> None:
+def write_base(folder: Path, rows: list[dict[str, Any]], docs: list[dict[str, Any]]) -> None:
     """Write the databases of all apps before any task."""
     from appworld.apps import get_all_apps
     from appworld.apps.api_lib import set_local_dbs
@@ -81,7 +82,7 @@ def write_base(folder: Path, rows: list, docs: list) -> None:
     CachedDBHandler.reset()
 
 
-def write_task(data: Path, task: dict, now: str) -> None:
+def write_task(data: Path, task: dict[str, Any], now: str) -> None:
     """Write the folder of a task: its databases as changes to the base, its specification and its ground truth."""
     from appworld.apps import get_all_apps
     from appworld.apps.model_lib import CachedDBHandler
@@ -119,12 +120,12 @@ def write_task(data: Path, task: dict, now: str) -> None:
         (truth / name).write_text(canary + task["solution"], "utf-8")
 
 
-def write_rows(models: dict, rows: list, report_stage: str = "") -> None:
+def write_rows(models: dict[str, Any], rows: list[dict[str, Any]], report_stage: str = "") -> None:
     """Write rows through AppWorld's models and check that each gets its planned id.
 
     All rows of a model are written at once, which is faster. What a row refers to is of a model that appears first.
     """
-    groups: dict = {}
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["app"], row["model"]), []).append(row)
     done = 0
@@ -140,7 +141,7 @@ def write_rows(models: dict, rows: list, report_stage: str = "") -> None:
             report(report_stage, done, len(rows))
 
 
-def with_times(model: type, fields: dict) -> dict:
+def with_times(model: Any, fields: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - a model of AppWorld
     """Return the fields with texts replaced by times where the model expects times."""
     kinds = {name: kind.outer_type_ for name, kind in model.__fields__.items()}
     return {

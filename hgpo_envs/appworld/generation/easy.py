@@ -81,8 +81,10 @@ def _switch_alarm(world: World, person: Person, rng: random.Random, rows: Rows) 
         login("phone"),
         _ALARMS,
         f"wanted = next(alarm for alarm in alarms if alarm['label'] == {alarm.label!r})\nprint(wanted)",
-        f"print(apis.phone.update_alarm(alarm_id=wanted['alarm_id'], enabled={not alarm.enabled}, "
-        "access_token=phone_token))",
+        (
+            f"print(apis.phone.update_alarm(alarm_id=wanted['alarm_id'], enabled={not alarm.enabled}, "
+            "access_token=phone_token))"
+        ),
         finish(),
     ]
     private = {"alarm": alarm.id, "enabled": not alarm.enabled}
@@ -96,10 +98,14 @@ def _new_file(world: World, person: Person, rng: random.Random, rows: Rows) -> D
     steps = [
         PASSWORDS,
         login("file_system"),
-        "print(apis.file_system.show_directory(access_token=file_system_token, directory_path='~/', "
-        "entry_type='directories'))",
-        f"print(apis.file_system.create_file(file_path='~/{folder}/{name}', content={text!r}, "
-        "access_token=file_system_token))",
+        (
+            "print(apis.file_system.show_directory(access_token=file_system_token, directory_path='~/', "
+            "entry_type='directories'))"
+        ),
+        (
+            f"print(apis.file_system.create_file(file_path='~/{folder}/{name}', content={text!r}, "
+            "access_token=file_system_token))"
+        ),
         finish(),
     ]
     private = {"path": f"{person.home}{folder}/{name}", "content": text}

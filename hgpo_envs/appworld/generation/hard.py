@@ -28,9 +28,11 @@ def _note_lines(title: str) -> list[str]:
     """Return the steps that find a note and split it into lines."""
     return [
         all_pages("notes", f"apis.simple_note.search_notes(query={title!r}, access_token=simple_note_token"),
-        f"wanted = next(note for note in notes if note['title'] == {title!r})\n"
-        "note = apis.simple_note.show_note(note_id=wanted['note_id'], access_token=simple_note_token)\n"
-        "lines = note['content'].splitlines()\nprint(lines)",
+        (
+            f"wanted = next(note for note in notes if note['title'] == {title!r})\n"
+            "note = apis.simple_note.show_note(note_id=wanted['note_id'], access_token=simple_note_token)\n"
+            "lines = note['content'].splitlines()\nprint(lines)"
+        ),
     ]
 
 
@@ -44,14 +46,19 @@ def _pay_contacts(world: World, person: Person, rng: random.Random, rows: Rows) 
         login("venmo"),
         _contacts_of(relationship),
         "print(apis.venmo.show_venmo_balance(access_token=venmo_token))",
-        "for contact in contacts:\n"
-        f"    print(apis.venmo.create_transaction(receiver_email=contact['email'], amount={amount}, "
-        f"description={note!r}, access_token=venmo_token))",
+        (
+            "for contact in contacts:\n"
+            f"    print(apis.venmo.create_transaction(receiver_email=contact['email'], amount={amount}, "
+            f"description={note!r}, access_token=venmo_token))"
+        ),
         finish(),
     ]
     receivers = [other.id for other in world.contacts[person.id][relationship]]
     private = {"receivers": receivers, "amount": amount, "note": note, "user": person.id}
-    instruction = f'Send ${amount} on Venmo to each of my {relationship}s, as they are in my phone contacts, with the note "{note}".'
+    instruction = (
+        f"Send ${amount} on Venmo to each of my {relationship}s, as they are in my phone contacts, "
+        f'with the note "{note}".'
+    )
     return Draft(instruction, steps, None, private)
 
 
@@ -77,10 +84,12 @@ def _request_shares(world: World, person: Person, rng: random.Random, rows: Rows
         login("simple_note"),
         login("venmo"),
         *_note_lines(title),
-        "for line in lines:\n"
-        "    email, amount = line.split(': ')\n"
-        "    print(apis.venmo.create_payment_request(user_email=email, amount=float(amount), "
-        f"description={title!r}, access_token=venmo_token))",
+        (
+            "for line in lines:\n"
+            "    email, amount = line.split(': ')\n"
+            "    print(apis.venmo.create_payment_request(user_email=email, amount=float(amount), "
+            f"description={title!r}, access_token=venmo_token))"
+        ),
         finish(),
     ]
     shares = [[debtor.id, cents / 100] for debtor, cents in zip(debtors, amounts, strict=True)]
@@ -102,10 +111,15 @@ def _save_email(world: World, person: Person, rng: random.Random, rows: Rows) ->
         login("gmail"),
         login("file_system"),
         all_pages("threads", f"apis.gmail.show_inbox_threads(from_email={sender.email!r}, access_token=gmail_token"),
-        f"wanted = next(thread for thread in threads if thread['subject'] == {subject!r})\n"
-        "email = apis.gmail.show_email(email_id=wanted['email_ids'][0], access_token=gmail_token)\nprint(email['body'])",
-        f"print(apis.file_system.create_file(file_path={path!r}, content=email['body'], "
-        "access_token=file_system_token))",
+        (
+            f"wanted = next(thread for thread in threads if thread['subject'] == {subject!r})\n"
+            "email = apis.gmail.show_email(email_id=wanted['email_ids'][0], access_token=gmail_token)\n"
+            "print(email['body'])"
+        ),
+        (
+            f"print(apis.file_system.create_file(file_path={path!r}, content=email['body'], "
+            "access_token=file_system_token))"
+        ),
         finish(),
     ]
     instruction = (
@@ -136,10 +150,16 @@ def _note_to_tasks(world: World, person: Person, rng: random.Random, rows: Rows)
         login("simple_note"),
         login("todoist"),
         *_note_lines(title),
-        f"projects = apis.todoist.show_projects(query={project!r}, access_token=todoist_token)\n"
-        f"project = next(project for project in projects if project['name'] == {project!r})\nprint(project['project_id'])",
-        "for line in lines:\n"
-        "    print(apis.todoist.create_task(project_id=project['project_id'], title=line, access_token=todoist_token))",
+        (
+            f"projects = apis.todoist.show_projects(query={project!r}, access_token=todoist_token)\n"
+            f"project = next(project for project in projects if project['name'] == {project!r})\n"
+            "print(project['project_id'])"
+        ),
+        (
+            "for line in lines:\n"
+            "    print(apis.todoist.create_task(project_id=project['project_id'], title=line, "
+            "access_token=todoist_token))"
+        ),
         finish(),
     ]
     instruction = (
@@ -175,11 +195,13 @@ def _answer_requests(world: World, person: Person, rng: random.Random, rows: Row
         login("venmo"),
         _contacts_of(relationship),
         all_pages("requests", "apis.venmo.show_received_payment_requests(status='pending', access_token=venmo_token"),
-        "emails = [contact['email'] for contact in contacts]\n"
-        "for request in requests:\n"
-        "    decide = apis.venmo.approve_payment_request if request['sender']['email'] in emails "
-        "else apis.venmo.deny_payment_request\n"
-        "    print(decide(payment_request_id=request['payment_request_id'], access_token=venmo_token))",
+        (
+            "emails = [contact['email'] for contact in contacts]\n"
+            "for request in requests:\n"
+            "    decide = apis.venmo.approve_payment_request if request['sender']['email'] in emails "
+            "else apis.venmo.deny_payment_request\n"
+            "    print(decide(payment_request_id=request['payment_request_id'], access_token=venmo_token))"
+        ),
         finish(),
     ]
     instruction = (

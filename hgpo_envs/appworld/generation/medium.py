@@ -53,8 +53,11 @@ def _money_sent(world: World, person: Person, rng: random.Random, rows: Rows) ->
     steps = [
         PASSWORDS,
         login("venmo"),
-        f"found = apis.venmo.search_users(query={friend.name!r}, access_token=venmo_token)\n"
-        f"friend = next(user for user in found if user['last_name'] == {friend.last_name!r})\nprint(friend['email'])",
+        (
+            f"found = apis.venmo.search_users(query={friend.name!r}, access_token=venmo_token)\n"
+            f"friend = next(user for user in found if user['last_name'] == {friend.last_name!r})\n"
+            "print(friend['email'])"
+        ),
         all_pages(
             "sent",
             "apis.venmo.show_transactions(user_email=friend['email'], direction='sent', "
@@ -76,12 +79,20 @@ def _urgent_chores(world: World, person: Person, rng: random.Random, rows: Rows)
         PASSWORDS,
         login("todoist"),
         all_pages("projects", "apis.todoist.show_projects(access_token=todoist_token"),
-        f"project = next(project for project in projects if project['name'] == {name!r})\n"
-        "print(project['project_id'], project['num_tasks'])",
-        f"tasks = apis.todoist.show_tasks(project_id=project['project_id'], priority={priority!r}, "
-        "is_completed=False, access_token=todoist_token)['no_section_tasks']\nprint([task['title'] for task in tasks])",
-        "for task in tasks:\n"
-        "    print(apis.todoist.update_task(task_id=task['task_id'], is_completed=True, access_token=todoist_token))",
+        (
+            f"project = next(project for project in projects if project['name'] == {name!r})\n"
+            "print(project['project_id'], project['num_tasks'])"
+        ),
+        (
+            f"tasks = apis.todoist.show_tasks(project_id=project['project_id'], priority={priority!r}, "
+            "is_completed=False, access_token=todoist_token)['no_section_tasks']\n"
+            "print([task['title'] for task in tasks])"
+        ),
+        (
+            "for task in tasks:\n"
+            "    print(apis.todoist.update_task(task_id=task['task_id'], is_completed=True, "
+            "access_token=todoist_token))"
+        ),
         finish(),
     ]
     private = {"tasks": [chore.id for chore in chores if chore.priority == priority and not chore.done]}
@@ -97,11 +108,16 @@ def _star_threads(world: World, person: Person, rng: random.Random, rows: Rows) 
         PASSWORDS,
         login("gmail"),
         all_pages("threads", "apis.gmail.show_inbox_threads(access_token=gmail_token"),
-        f"wanted = [thread for thread in threads if not thread['starred'] "
-        f"and {sender.email!r} in [other['email'] for other in thread['participants']]]\n"
-        "print([thread['subject'] for thread in wanted])",
-        "for thread in wanted:\n"
-        "    print(apis.gmail.mark_thread_starred(email_thread_id=thread['email_thread_id'], access_token=gmail_token))",
+        (
+            f"wanted = [thread for thread in threads if not thread['starred'] "
+            f"and {sender.email!r} in [other['email'] for other in thread['participants']]]\n"
+            "print([thread['subject'] for thread in wanted])"
+        ),
+        (
+            "for thread in wanted:\n"
+            "    print(apis.gmail.mark_thread_starred(email_thread_id=thread['email_thread_id'], "
+            "access_token=gmail_token))"
+        ),
         finish(),
     ]
     private = {"threads": [thread.id for thread in plain if thread.sender == sender.id]}
@@ -120,9 +136,11 @@ def _genre_playlist(world: World, person: Person, rng: random.Random, rows: Rows
         _SONGS,
         f"wanted = [song['song_id'] for song in songs if song['genre'] == {genre!r}]\nprint(wanted)",
         f"playlist = apis.spotify.create_playlist(title={title!r}, access_token=spotify_token)\nprint(playlist)",
-        "for song_id in wanted:\n"
-        "    print(apis.spotify.add_song_to_playlist(playlist_id=playlist['playlist_id'], song_id=song_id, "
-        "access_token=spotify_token))",
+        (
+            "for song_id in wanted:\n"
+            "    print(apis.spotify.add_song_to_playlist(playlist_id=playlist['playlist_id'], song_id=song_id, "
+            "access_token=spotify_token))"
+        ),
         finish(),
     ]
     songs = [song.id for song in world.library[person.id] if song.genre == genre]
@@ -141,9 +159,11 @@ def _text_contacts(world: World, person: Person, rng: random.Random, rows: Rows)
             f"apis.phone.search_contacts(relationship={relationship!r}, access_token=phone_token",
             "[contact['first_name'] for contact in contacts]",
         ),
-        "for contact in contacts:\n"
-        f"    print(apis.phone.send_text_message(phone_number=contact['phone_number'], message={text!r}, "
-        "access_token=phone_token))",
+        (
+            "for contact in contacts:\n"
+            f"    print(apis.phone.send_text_message(phone_number=contact['phone_number'], message={text!r}, "
+            "access_token=phone_token))"
+        ),
         finish(),
     ]
     private = {

@@ -106,7 +106,7 @@ def make_plan(seed: int = 0, tasks: int = DEFAULT_TASKS) -> Plan:
     Raises:
         InputError: If the number of tasks is out of range.
     """
-    if not 1 <= tasks <= 10_000:  # noqa: PLR2004
+    if not 1 <= tasks <= 10_000:
         raise InputError(f"tasks: expected 1 to 10,000, received {tasks}")
     world = make_world(seed)
     planned: list[PlannedTask] = []

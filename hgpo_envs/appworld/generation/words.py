@@ -55,8 +55,9 @@ SUBJECTS: Final = (
 PROJECTS: Final = ("Moving house", "Spring cleaning", "Book fair", "Garden shed", "Website", "School trip")
 CHORES: Final = (
     "Buy boxes", "Call the plumber", "Measure the hall", "Order chairs", "Print the flyers", "Ask for quotes",
-    "Pay the deposit", "Clean the gutters", "Sort the cables", "Book the van", "Write the invitation", "Return the keys",
-    "Fix the hinge", "Collect the signs", "Label the shelves", "Test the lamps", "Update the list", "Pack the dishes",
+    "Pay the deposit", "Clean the gutters", "Sort the cables", "Book the van", "Write the invitation",
+    "Return the keys", "Fix the hinge", "Collect the signs", "Label the shelves", "Test the lamps", "Update the list",
+    "Pack the dishes",
 )  # fmt: skip
 FILE_NAMES: Final = ("budget", "cv", "tickets", "manual", "contract", "route", "scores", "inventory")
 FOLDERS: Final = ("documents", "downloads", "notes")

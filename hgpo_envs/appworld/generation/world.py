@@ -233,10 +233,10 @@ def _people(world: World, rng: random.Random) -> None:
 
 
 def _contacts(world: World, rng: random.Random) -> None:
-    """Give everyone contacts of each relationship, at least two of each: lists of one need no loop."""
+    """Give everyone contacts of each relationship. Six friends are more than the first page of a list shows."""
     for person in world.people:
         others = rng.sample([other for other in world.people if other != person], 11)
-        sizes = (2, 4, 3, 2)
+        sizes = (2, 6, 2, 1)
         known = world.contacts[person.id] = {}
         for relationship, size in zip(RELATIONSHIPS, sizes, strict=True):
             known[relationship], others = others[:size], others[size:]
@@ -354,7 +354,7 @@ def _alarms(world: World, rng: random.Random) -> None:
 def _money(world: World, rng: random.Random) -> None:
     for person in world.people:
         friends = world.contacts[person.id]["friend"]
-        for _ in range(rng.randrange(14, 24)):
+        for _ in range(rng.randrange(10, 18)):
             other = rng.choice(friends)
             sender, receiver = (person, other) if rng.random() < 0.7 else (other, person)
             cents, sent = rng.randrange(200, 9000), ago(rng, 480)
@@ -376,7 +376,7 @@ def _mail(world: World, rng: random.Random) -> None:
     for person in world.people:
         own = world.inbox[person.id] = []
         senders = [*world.contacts[person.id]["friend"], *world.contacts[person.id]["coworker"]]
-        for _ in range(rng.randrange(12, 20)):
+        for _ in range(rng.randrange(9, 13)):
             sender, subject = rng.choice(senders), rng.choice(words.SUBJECTS)
             body = "\n".join(rng.sample(words.SENTENCES, 2))
             sent, starred = ago(rng, 200), rng.random() < 0.2
@@ -420,7 +420,7 @@ def add_email(
 def _chores(world: World, rng: random.Random) -> None:
     for person in world.people:
         own = world.projects[person.id] = {}
-        for name in ("Inbox", *rng.sample(words.PROJECTS, 3)):
+        for name in ("Inbox", *rng.sample(words.PROJECTS, 2)):
             project = world.rows.add(
                 "todoist",
                 "Project",

@@ -64,7 +64,7 @@ class ExpertPlayer:
 
 
 def split_solution(text: str, name: str) -> list[str]:
-    """Return the steps of a solution: the body of its function `solution`, divided at `STEP_MARKER`.
+    r"""Return the steps of a solution: the body of its function `solution`, divided at `STEP_MARKER`.
 
     Args:
         text: The Python file.
@@ -73,7 +73,7 @@ def split_solution(text: str, name: str) -> list[str]:
     Raises:
         InputError: If the file is no Python or has no such function.
 
-    >>> split_solution("def solution(apis, requester):\\n    # %%\\n    x = 1\\n    # %%\\n    print(x)\\n", "one")
+    >>> split_solution("def solution(apis, requester):\n    # %%\n    x = 1\n    # %%\n    print(x)\n", "one")
     ['x = 1', 'print(x)']
     """
     try:

@@ -17,7 +17,7 @@ from hgpo_envs.appworld.players.skills import Attempt, find_skill
 if TYPE_CHECKING:
     from hgpo_envs.engine import Engine, State, Task
 
-_TRIES: Final = 2
+_TRIES: Final = 3
 """How often a program is tried whose output does not show. In a mixture, another policy may have taken the turn."""
 
 _APPS: Final = (
@@ -58,16 +58,13 @@ class ExplorerPlayer:
         return player
 
     def act(self, state: State) -> str:
-        """Return the first program whose output has not been seen yet, and after two tries the next one."""
-        first = self._left[0]
-        shown = [attempt for attempt in self._left if attempt.shows and re.search(attempt.shows, state.text)]
-        for attempt in shown[:1]:
-            self._left.remove(attempt)
-        if self._tried == _TRIES and self._left and self._left[0] is first and len(self._left) > 1:
+        """Return the first program whose output has not been seen yet; after three tries, the next one."""
+        shows = self._left[0].shows
+        seen = bool(shows) and re.search(shows, state.text) is not None
+        if self._tried and (seen or self._tried == _TRIES) and len(self._left) > 1:
             self._left.popleft()
-        if not self._left:
-            self._left.append(_GIVE_UP)
-        self._tried = self._tried + 1 if self._left[0] is first else 1
+            self._tried = 0
+        self._tried += 1
         return self._left[0].program
 
 
@@ -76,10 +73,10 @@ def plan(instruction: str) -> list[Attempt]:
     understood = find_skill(instruction)
     lowered = instruction.lower()
     apps = understood[0].apps if understood else [app for app in _APPS if app.replace("_", " ") in lowered]
-    apis = [*(f"{app}.login" for app in apps), *(understood[0].apis if understood else ())]
+    apis = [*(understood[0].apis if understood else ()), *(f"{app}.login" for app in apps)]
     return [
         _LIST_APPS,
-        *(_list_apis(app) for app in apps),
+        *(_list_apis(app, next((api for api in apis if api.startswith(f"{app}.")), "")) for app in apps),
         *(_read_doc(*api.split(".")) for api in apis),
         _PASSWORDS,
         *(_log_in(app) for app in apps),
@@ -87,8 +84,10 @@ def plan(instruction: str) -> list[Attempt]:
     ]
 
 
-def _list_apis(app: str) -> Attempt:
-    return Attempt(f"print(apis.api_docs.show_api_descriptions(app_name={app!r}))", rf"(?s)\[.*\"login\".*{app}|login")
+def _list_apis(app: str, wanted: str) -> Attempt:
+    """Return the attempt that lists the APIs of an app, which must show the one that is wanted first."""
+    name = wanted.partition(".")[2]
+    return Attempt(f"print(apis.api_docs.show_api_descriptions(app_name={app!r}))", f'"name": "{name}",')
 
 
 def _read_doc(app: str, api: str) -> Attempt:
