@@ -31,7 +31,7 @@ def play(env: Any, programs: list[str]) -> list[Any]:
     return [env.step(program)[0]["state"] for program in programs]
 
 
-# ------------------------------------------------------------------------------------------------------------- no worlds
+# ------------------------------------------------------------------------------------------------------------ no worlds
 
 
 def test_numbered_actions_are_refused(tmp_path: Path) -> None:

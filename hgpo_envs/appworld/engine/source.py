@@ -59,6 +59,7 @@ class AppWorldSource:
         limits: Limits of each world.
         isolation: ``auto``, ``bwrap`` or ``none``; see docs/appworld.md.
         max_difficulty: The greatest difficulty of tasks, 1 to 3.
+        concurrent: The maximum number of worlds that rollouts play at the same time.
 
     Raises:
         InputError: If there is no such interpreter or no such data.
@@ -74,8 +75,10 @@ class AppWorldSource:
         limits: Limits,
         isolation: Isolation = "auto",
         max_difficulty: int = 3,
+        concurrent: int = 64,
     ) -> None:
-        self._arguments = data, python, rules, limits, isolation, max_difficulty
+        self._arguments = data, python, rules, limits, isolation, max_difficulty, concurrent
+        self.concurrent: Final = concurrent
         self.rules: Final = rules
         self.limits: Final = limits
         self._folder = Path(data).resolve() / "data"
