@@ -71,6 +71,7 @@ class EnvironmentSpec:
         splits: The names of the splits, without ``all``, for `hgpo envs`.
         data_places: Returns the paths where the benchmark's data usually is, for `hgpo envs`, which opens those that
             exist as ``data``: a function or ``module:function``.
+        needs_data: Whether the source has no data of its own. `hgpo envs` then lists only what it finds.
         data_command: The command that gets the benchmark's own data, for error messages; empty if there is none.
 
     Raises:
@@ -90,6 +91,7 @@ class EnvironmentSpec:
     evaluation_split: str | None = None
     splits: tuple[str, ...] = ()
     data_places: Callable[[], Sequence[str | os.PathLike[str]]] | str = tuple
+    needs_data: bool = False
     data_command: str = ""
 
     def __post_init__(self) -> None:

@@ -135,5 +135,6 @@ APPWORLD: Final = EnvironmentSpec(
     evaluation_split="dev",
     splits=SPLITS,
     data_places=data_places,
+    needs_data=True,
     data_command="hgpo data install appworld && hgpo data fetch appworld",
 )
