@@ -86,12 +86,13 @@ class AppWorldSource:
             raise InputError(
                 f"data: expected AppWorld's root, a folder with data/datasets and data/tasks; {str(data)!r} is none"
             )
-        if not shutil.which(python):
+        program = shutil.which(python)
+        if program is None:
             raise InputError(
                 f"python: expected the interpreter that has appworld, received {str(python)!r}, which cannot be run; "
                 "hgpo data install appworld makes one"
             )
-        self._launch = Launch(str(Path(python).absolute()), str(self._folder), isolation)
+        self._launch = Launch(str(Path(program).absolute()), str(self._folder), isolation)
         self._server: Server | None = None
         listed = {path.stem: self._listed(path) for path in sorted((self._folder / "datasets").glob("*.txt"))}
         self._splits = {name: listed.get(name, ()) for name in dict.fromkeys((*SPLITS, *listed))}
