@@ -40,6 +40,13 @@ ROOMS = {
         {"reference"},
         {"environment"},
     ],
+    "hgpo_envs/appworld": [
+        {"data", "responses"},
+        {"engine"},
+        {"players"},
+        {"generation", "reference"},
+        {"environment"},
+    ],
 }
 """The rooms of a package, layer by layer from the bottom: none imports from its own layer's other rooms or above."""
 
