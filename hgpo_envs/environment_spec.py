@@ -65,10 +65,13 @@ class EnvironmentSpec:
             (`hgpo_envs.action_features.ActionFeatures`) or as ``module:class``. The default uses words.
         admissible_actions: Whether states list their admissible actions. Without them, ``action_format="number"`` is
             refused.
+        scenario: Returns the scenario of a task id, for benchmarks that also count scenarios as solved only if all of
+            their tasks are.
         evaluation_split: The default split of ``hgpo eval``; None requires ``--split``.
         splits: The names of the splits, without ``all``, for `hgpo envs`.
         data_places: Returns the paths where the benchmark's data usually is, for `hgpo envs`, which opens those that
             exist as ``data``: a function or ``module:function``.
+        needs_data: Whether the source has no data of its own. `hgpo envs` then lists only what it finds.
         data_command: The command that gets the benchmark's own data, for error messages; empty if there is none.
 
     Raises:
@@ -84,9 +87,11 @@ class EnvironmentSpec:
     players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
     action_features: Callable[[], ActionFeatures] | str = "hgpo_envs.action_features:WordFeatures"
     admissible_actions: bool = True
+    scenario: Callable[[str], str] | None = None
     evaluation_split: str | None = None
     splits: tuple[str, ...] = ()
     data_places: Callable[[], Sequence[str | os.PathLike[str]]] | str = tuple
+    needs_data: bool = False
     data_command: str = ""
 
     def __post_init__(self) -> None:

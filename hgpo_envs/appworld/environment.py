@@ -38,6 +38,7 @@ def open_source(
     program_seconds: int = _LIMITS.seconds,
     memory_mb: int = _LIMITS.memory_mb,
     isolation: str = "auto",
+    concurrent: int = 64,
     max_steps: int = 50,
 ) -> TaskSource:
     """Open AppWorld's data.
@@ -56,6 +57,7 @@ def open_source(
         program_seconds: The maximum duration of one program in seconds.
         memory_mb: The maximum memory of a world in MB, beyond what it has at its start.
         isolation: ``auto`` (what the kernel offers), ``bwrap`` (in bubblewrap, too) or ``none``.
+        concurrent: The maximum number of worlds that rollouts play at the same time.
         max_steps: The step limit, at which the state is evaluated.
 
     Raises:
@@ -77,6 +79,7 @@ def open_source(
         "max_output": max_output,
         "program_seconds": program_seconds,
         "memory_mb": memory_mb,
+        "concurrent": concurrent,
         "max_steps": max_steps,
     }
     for name, number in numbers.items():
@@ -90,15 +93,23 @@ def open_source(
         )
     rules = Rules(cast("Any", observation), cast("Any", reward_scale), refuse, max_steps)
     limits = Limits(program_seconds, memory_mb, max_output)
-    return AppWorldSource(
-        root, _default_python() if python is None else python, rules, limits, cast("Any", isolation), max_difficulty
-    )
+    interpreter = _default_python() if python is None else python
+    return AppWorldSource(root, interpreter, rules, limits, cast("Any", isolation), max_difficulty, concurrent)
 
 
 def data_places() -> list[Path]:
     """Return where AppWorld's data usually is: ``$APPWORLD_ROOT``, and ``appworld`` in the working directory."""
     root = os.environ.get("APPWORLD_ROOT")
     return [*([Path(root)] if root else []), Path("appworld")]
+
+
+def scenario(task_id: str) -> str:
+    """Return the scenario of a task.
+
+    >>> scenario("82e2fac_3")
+    '82e2fac'
+    """
+    return task_id.rpartition("_")[0]
 
 
 def _default_python() -> str:
@@ -120,8 +131,10 @@ APPWORLD: Final = EnvironmentSpec(
         "explorer": "hgpo_envs.appworld.players.explorer:ExplorerPlayer",
     },
     admissible_actions=False,
+    scenario=scenario,
     evaluation_split="dev",
     splits=SPLITS,
     data_places=data_places,
+    needs_data=True,
     data_command="hgpo data install appworld && hgpo data fetch appworld",
 )

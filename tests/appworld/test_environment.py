@@ -31,7 +31,7 @@ def play(env: Any, programs: list[str]) -> list[Any]:
     return [env.step(program)[0]["state"] for program in programs]
 
 
-# ------------------------------------------------------------------------------------------------------------- no worlds
+# ------------------------------------------------------------------------------------------------------------ no worlds
 
 
 def test_numbered_actions_are_refused(tmp_path: Path) -> None:
@@ -71,9 +71,7 @@ def test_wrong_arguments_are_named(
     assert line in str(error.value)
 
 
-# ------------------------------------------------------------------------------------------------------------ the real one
-
-original = [pytest.mark.original, pytest.mark.slow]
+# --------------------------------------------------------------------------------------------------------- the real one
 
 
 @pytest.mark.original
@@ -113,7 +111,7 @@ class TestGymnasium:
         env = gymnasium.make(ENV_ID, **place).unwrapped
         env.reset(seed=1)
         play(env, ["import uuid\nprint(uuid.uuid4())"])
-        with pytest.raises(InputError, match="replaying task .* ended in another state after 1 commands"):
+        with pytest.raises(InputError, match=r"replaying task .* ended in another state after 1 commands"):
             env.fork()
 
     def test_sources_and_tasks_can_be_pickled(self, opened: Callable[..., AppWorldSource]) -> None:

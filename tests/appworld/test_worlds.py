@@ -256,7 +256,7 @@ def test_what_a_world_leaves_in_memory_has_no_solution(engine: AppWorldEngine) -
     assert engine.act(program).text == "False\n"
 
 
-# ------------------------------------------------------------------------------------------------------------ no remains
+# ----------------------------------------------------------------------------------------------------------- no remains
 
 
 def test_worlds_end_with_their_engines(opened: Opened) -> None:

@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import warnings
@@ -95,7 +96,10 @@ class Server:
     """
 
     def __init__(self, launch: Launch, task: str) -> None:
-        self.launch = launch
+        if sys.platform != "linux":
+            raise InputError(
+                f"AppWorld's worlds need Linux, received {sys.platform}; use a container or virtual machine"
+            )
         self._lock = threading.Lock()
         self._numbers = count()
         scratch = tempfile.mkdtemp(prefix="hgpo-appworld-")

@@ -59,6 +59,7 @@ class AppWorldSource:
         limits: Limits of each world.
         isolation: ``auto``, ``bwrap`` or ``none``; see docs/appworld.md.
         max_difficulty: The greatest difficulty of tasks, 1 to 3.
+        concurrent: The maximum number of worlds that rollouts play at the same time.
 
     Raises:
         InputError: If there is no such interpreter or no such data.
@@ -74,8 +75,10 @@ class AppWorldSource:
         limits: Limits,
         isolation: Isolation = "auto",
         max_difficulty: int = 3,
+        concurrent: int = 64,
     ) -> None:
-        self._arguments = data, python, rules, limits, isolation, max_difficulty
+        self._arguments = data, python, rules, limits, isolation, max_difficulty, concurrent
+        self.concurrent: Final = concurrent
         self.rules: Final = rules
         self.limits: Final = limits
         self._folder = Path(data).resolve() / "data"
@@ -83,12 +86,13 @@ class AppWorldSource:
             raise InputError(
                 f"data: expected AppWorld's root, a folder with data/datasets and data/tasks; {str(data)!r} is none"
             )
-        if not shutil.which(python):
+        program = shutil.which(python)
+        if program is None:
             raise InputError(
                 f"python: expected the interpreter that has appworld, received {str(python)!r}, which cannot be run; "
                 "hgpo data install appworld makes one"
             )
-        self._launch = Launch(str(Path(python).absolute()), str(self._folder), isolation)
+        self._launch = Launch(str(Path(program).absolute()), str(self._folder), isolation)
         self._server: Server | None = None
         listed = {path.stem: self._listed(path) for path in sorted((self._folder / "datasets").glob("*.txt"))}
         self._splits = {name: listed.get(name, ()) for name in dict.fromkeys((*SPLITS, *listed))}
