@@ -32,8 +32,8 @@ ROOMS = {
     "hgpo_envs/appworld": [
         {"responses", "data"},
         {"engine"},
-        {"generation", "players"},
-        {"reference"},
+        {"players"},
+        {"generation", "reference"},
         {"environment"},
     ],
     "hgpo_envs/webshop": [
@@ -45,13 +45,6 @@ ROOMS = {
         {"data", "players"},
         {"generation"},
         {"reference"},
-        {"environment"},
-    ],
-    "hgpo_envs/appworld": [
-        {"data", "responses"},
-        {"engine"},
-        {"players"},
-        {"generation", "reference"},
         {"environment"},
     ],
 }
