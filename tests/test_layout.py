@@ -32,8 +32,8 @@ ROOMS = {
     "hgpo_envs/appworld": [
         {"responses", "data"},
         {"engine"},
-        {"generation", "players"},
-        {"reference"},
+        {"players"},
+        {"generation", "reference"},
         {"environment"},
     ],
     "hgpo_envs/webshop": [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from hgpo_envs.appworld.engine.engine import AppWorldEngine
 from hgpo_envs.appworld.engine.source import AppWorldSource
@@ -29,8 +30,13 @@ def appworld_root(appworld_python: str, tmp_path_factory: pytest.TempPathFactory
         return Path(given)
     from hgpo_envs.appworld.generation.root import write_root
 
-    root = tmp_path_factory.mktemp("appworld") / "root"
-    write_root(root, appworld_python)
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # shared by the workers, of which one makes the world
+    root = folder / "appworld"
+    with FileLock(folder / "appworld.lock"):
+        if not root.exists():
+            write_root(root, appworld_python)
     return root
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from hgpo_envs.appworld.reference.compare import Played, differences, play_class, play_engine, play_server
-from hgpo_envs.appworld.reference.random_programs import STEPS, random_episodes
+from hgpo_envs.appworld.reference.compare import Played, batches, differences, play_class, play_engine, play_server
+from hgpo_envs.appworld.reference.random_programs import STEPS, Episode, random_episodes
 from hgpo_envs.errors import InputError
 
 EPISODES = 6  # `python -m hgpo_envs.appworld.reference ROOT` plays more
@@ -19,6 +19,13 @@ def test_every_difference_is_named() -> None:
         "completed: (True,) != (False,)",
         "passed: 2 != 1",
     ]
+
+
+def test_no_process_of_the_original_goes_on_after_a_logout() -> None:
+    plain, leaving = Episode("a_1", ("print(1)",)), Episode("a_1", ("x()", "apis.venmo.logout(access_token=t)"))
+    assert batches([plain, leaving, plain, plain]) == [[plain, leaving], [plain, plain]]
+    assert batches([leaving, leaving]) == [[leaving], [leaving]]
+    assert batches([]) == []
 
 
 def test_a_folder_without_tasks_is_refused(tmp_path) -> None:

@@ -88,9 +88,9 @@ def run(
 def reason(output: str) -> str:
     r"""Return why a command failed, in one line, from what it printed: a known reason with a remedy, or its last line.
 
-    >>> reason("ERROR: Could not find a version that satisfies the requirement x (from: none)\\nERROR: No x\\n")
-    'Could not find a version that satisfies the requirement x; check the network and ...'
-    >>> reason("Traceback (most recent call last):\\n  File ...\\nValueError: no such task\\n")
+    >>> reason("ERROR: Could not find a version that satisfies the requirement x (from: none)\nERROR: No x\n")
+    "Could not find a version that satisfies the requirement x; check the network and pip's index (PIP_INDEX_URL)"
+    >>> reason("Traceback (most recent call last):\n  File ...\nValueError: no such task\n")
     'ValueError: no such task'
     """
     for sign, remedy in _KNOWN.items():

@@ -5,11 +5,10 @@ from __future__ import annotations
 from textwrap import indent
 from typing import TYPE_CHECKING, Final
 
+from hgpo_envs.appworld.players.expert import STEP_MARKER
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-MARKER: Final = "# %%"
-"""Separates the steps of a solution, as cells are separated in Python files."""
 
 PASSWORDS: Final = (
     "passwords = {entry['account_name']: entry['password'] for entry in apis.supervisor.show_account_passwords()}\n"
@@ -67,5 +66,5 @@ def solution(steps: Sequence[str]) -> str:
         # %%
         print(x)
     """
-    body = "\n".join(f"{MARKER}\n{step}" for step in steps)
+    body = "\n".join(f"{STEP_MARKER}\n{step}" for step in steps)
     return f"def solution(apis, requester):\n{indent(body, '    ')}\n"

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import tempfile
+import time
 import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from hgpo_envs.appworld.data.commands import run
 from hgpo_envs.appworld.engine.process import Limits
 from hgpo_envs.appworld.engine.source import AppWorldSource, Rules
 from hgpo_envs.appworld.reference.random_programs import STEPS
-from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 _WORKER: Final = Path(__file__).with_name("original_worker.py")
 _WHOLE: Final = 10**7
-_ANSWER_S: Final = 150.0
+_STARTING_S: Final = 120.0
+_STEP_S: Final = 150.0
 
 
 @dataclass(frozen=True)
@@ -74,27 +77,46 @@ def play_engine(root: Path, python: str, episodes: Sequence[Episode]) -> Iterato
 
 
 def play_class(root: Path, python: str, episodes: Sequence[Episode]) -> Iterator[Played]:
-    """Play episodes with AppWorld's class, each in a process of its own."""
-    with _original("class", root, python) as ask:
-        for episode in episodes:
-            yield _played(json.loads(ask(json.dumps([episode.task, episode.programs]))))
+    """Play episodes with AppWorld's class."""
+    for batch in batches(episodes):
+        with tempfile.TemporaryDirectory(prefix="hgpo-appworld-") as scratch:
+            given, results = Path(scratch, "episodes.json"), Path(scratch, "results.json")
+            given.write_text(json.dumps([[episode.task, episode.programs] for episode in batch]), "utf-8")
+            command = [python, "-s", str(_WORKER), str(given), str(results)]
+            run(command, "AppWorld's class", environment=_environment(root, scratch), folder=Path(scratch))
+            yield from map(_played, json.loads(results.read_text("utf-8")))
 
 
 def play_server(root: Path, python: str, episodes: Sequence[Episode]) -> Iterator[Played]:
-    """Play episodes with AppWorld's HTTP server, a server each, on free ports of this machine only."""
-    with _original("server", root, python) as ask:
-        for number, episode in enumerate(episodes):
-            call = partial(_call, int(ask("next")))
-            world = {"task_id": episode.task}
-            call("initialize", {**world, "experiment_name": f"server-{number}"})
-            outputs, completed = [], []
-            for program in episode.programs:
-                outputs.append(call("execute", {**world, "code": program}))
-                completed.append(bool(call("task_completed", world)))
-                if completed[-1]:
-                    break
-            tests = call("evaluate", {**world, "suppress_errors": True})
-            yield _played({"outputs": outputs, "completed": completed, "evaluation": tests})
+    """Play episodes with AppWorld's HTTP server, which is started on a free port of this machine only."""
+    for batch in batches(episodes):
+        with tempfile.TemporaryDirectory(prefix="hgpo-appworld-") as scratch, _server(root, python, scratch) as call:
+            for number, episode in enumerate(batch):
+                world = {"task_id": episode.task}
+                call("initialize", {**world, "experiment_name": f"server-{number}"})
+                outputs, completed = [], []
+                for program in episode.programs:
+                    outputs.append(call("execute", {**world, "code": program}))
+                    completed.append(bool(call("task_completed", world)))
+                    if completed[-1]:
+                        break
+                tests = call("evaluate", {**world, "suppress_errors": True})
+                call("close", world)
+                yield _played({"outputs": outputs, "completed": completed, "evaluation": tests})
+
+
+def batches(episodes: Sequence[Episode]) -> list[list[Episode]]:
+    """Divide episodes into those that may share a process of the original.
+
+    Tokens of access are the same in every world of a task's person, and the original's process remembers those that
+    were logged out: they stay so in its later worlds. A process therefore ends with the first episode that logs out.
+    """
+    divided: list[list[Episode]] = [[]]
+    for episode in episodes:
+        divided[-1].append(episode)
+        if any(".logout(" in program for program in episode.programs):
+            divided.append([])
+    return [batch for batch in divided if batch]
 
 
 def differences(first: Played, second: Played) -> list[str]:
@@ -116,53 +138,9 @@ def _played(seen: dict[str, Any]) -> Played:
     )
 
 
-@contextmanager
-def _original(kind: str, root: Path, python: str) -> Iterator[Callable[[str], str]]:
-    """Start the original and yield a function that sends it a line and returns its answer."""
-    with tempfile.TemporaryDirectory(prefix="hgpo-appworld-") as scratch, Path(scratch, "log").open("w+b") as log:
-        Path(scratch, "data").symlink_to(root.resolve() / "data", target_is_directory=True)
-        process = subprocess.Popen(  # noqa: S603 - the user's interpreter
-            [python, "-s", str(_WORKER), kind],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            encoding="utf-8",
-            env=_environment(scratch),
-            cwd=scratch,
-        )
-        asked, answers = process.stdin, process.stdout
-        assert asked is not None
-        assert answers is not None
-
-        def ask(line: str) -> str:
-            with suppress(BrokenPipeError):  # it has ended; the log says why
-                asked.write(f"{line}\n")
-                asked.flush()
-            answer = answers.readline()
-            if not answer.strip():
-                log.seek(0)
-                why = log.read().decode("utf-8", "replace").strip().splitlines()
-                raise InputError(
-                    f"AppWorld's {kind} has failed: {one_line(why[-1] if why else 'it gave no reason', 300)}"
-                )
-            return answer
-
-        with process:
-            yield ask
-            asked.close()
-
-
-def _call(port: int, name: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what the server returns
-    """Call a server that may still be starting: its port is open from the first."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/{name}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:  # noqa: S310
-        return json.load(answer)["output"]
-
-
-def _environment(scratch: str) -> dict[str, str]:
-    """Return the variables of AppWorld's process, which reads and writes below `scratch`."""
+def _environment(root: Path, scratch: str) -> dict[str, str]:
+    """Return the variables of AppWorld's process, which reads the data of `root` and writes into `scratch`."""
+    Path(scratch, "data").symlink_to(root.resolve() / "data", target_is_directory=True)
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         "APPWORLD_ROOT": scratch,
@@ -174,3 +152,47 @@ def _environment(scratch: str) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
+
+
+@contextmanager
+def _server(root: Path, python: str, scratch: str) -> Iterator[Callable[[str, Mapping[str, Any]], Any]]:
+    """Start the server and yield a function that calls it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [python, "-s", "-m", "uvicorn", "appworld.serve.environment:app", "--host", "127.0.0.1"]
+    with Path(scratch, "log").open("wb") as log:
+        process = subprocess.Popen(  # noqa: S603 - the user's interpreter
+            [*command, "--port", str(port), "--log-level", "error"],
+            stdout=log,
+            stderr=log,
+            env=_environment(root, scratch),
+            cwd=scratch,
+        )
+
+    def call(name: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what the server returns
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/{name}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=_STEP_S) as answer:  # noqa: S310
+            return json.load(answer)["output"]
+
+    try:
+        _await_server(process, port, Path(scratch, "log"))
+        yield call
+    finally:
+        process.kill()  # it does not stop when asked to
+        process.wait()
+
+
+def _await_server(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + _STARTING_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    lines = log.read_text("utf-8", "replace").strip().splitlines()
+    raise InputError(f"AppWorld's server does not start: {lines[-1] if lines else 'it gave no reason'}")
