@@ -29,7 +29,8 @@ def evaluate(
     split: Annotated[
         str,
         typer.Option(
-            help="ALFWorld: valid_seen (default), valid_unseen. WebShop: eval (default), test. AppWorld: dev (default), test_normal, test_challenge."
+            help="ALFWorld: valid_seen (default), valid_unseen. WebShop: eval (default), test. "
+            "AppWorld: dev (default), test_normal, test_challenge."
         ),
     ] = "",
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds; every task is played once per seed.")] = (
