@@ -99,6 +99,7 @@ def evaluate(connection: socket.socket, request: dict[str, Any]) -> None:
 
 def warm_up(request: dict[str, Any]) -> None:
     """Play a task for one step, so that all that is imported and computed on first use is there before forking."""
+    import pytest  # noqa: F401 - AppWorld imports it for the first test of an evaluation
     from appworld import AppWorld
     from appworld.apps.model_lib import (  # type: ignore[import-not-found, unused-ignore]
         get_direct_cached_sqlite3_connection,
