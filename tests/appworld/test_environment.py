@@ -1,7 +1,9 @@
 """AppWorld in Gymnasium, in rollouts and in evaluations: everything that other benchmarks can do."""
 
 import copy
+import json
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ import hgpo_envs  # noqa: F401 - registers the ids
 from hgpo_datasets import scan_steps, verify
 from hgpo_envs.appworld.engine.source import AppWorldSource
 from hgpo_envs.errors import InputError
+from hgpo_envs.prompts import bundled_templates
 from hgpo_train.advantages import compute
 from hgpo_train.rollout import collect
 
@@ -169,3 +172,28 @@ class TestRollouts:
         assert "Program 1:" not in prompt
         assert prompt.index("print(1 + 10)") < prompt.index("Output 2:\n11\n") < prompt.index("print(2 + 10)")
         assert prompt.index("print(2 + 10)") < prompt.index("Output 3:\n12\n")
+
+    def test_the_programs_of_the_example_run(self, place: dict[str, str]) -> None:
+        template = next(path for name, path in bundled_templates().items() if name == "appworld-example")
+        env = gymnasium.make(ENV_ID, prompt_template=str(template), **place)
+        observation, _ = env.reset(seed=1)
+        example = observation["prompt"].partition("An example")[2].partition("Step 1")[0]
+        programs = re.findall(r"Program \d+:\n(.*?)\nOutput", example, re.DOTALL)
+        assert len(programs) == 4
+        for program in programs:
+            *_, terminated, _, info = env.step(program)
+            assert not info["execution_failed"]
+        assert terminated
+
+    def test_evaluations_report_tasks_and_scenarios_by_difficulty(
+        self, place: dict[str, str], tmp_path: Path, hgpo: Callable[..., tuple[int, str, str]]
+    ) -> None:
+        where = ["--data", place["data"], "--env-option", f"python={place['python']}"]
+        code, out, errors = hgpo(
+            "eval", "--env", ENV_ID, *where, "--policy", "expert", "--out", tmp_path / "run", "--json", "--slots", 2
+        )
+        assert code == 0, errors
+        everything, *kinds = json.loads(out)["reports"]
+        assert everything["scenarios"] * 3 == everything["tasks"] == sum(kind["tasks"] for kind in kinds)
+        assert everything["scenario_success"] == everything["measures"]["success"]["mean"] == 1
+        assert {kind["name"] for kind in kinds} <= {"difficulty 1", "difficulty 2", "difficulty 3"}

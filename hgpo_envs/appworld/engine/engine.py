@@ -110,7 +110,7 @@ class AppWorldEngine:
         info = {"execution_failed": answer["failed"], "api_calls": len(answer["calls"])}
         text, completed = clean_text(answer["output"]), answer["completed"]
         if rules.observation == "calls":
-            text = f"{text}\n\n{called(self._calls, self._source.limits.longest)}"
+            text = f"{text.rstrip()}\n\n{called(self._calls, self._source.limits.longest)}"
         if not completed and self._steps < rules.max_steps:
             return State(text, (), valid, info=info)
         assert self._world is not None

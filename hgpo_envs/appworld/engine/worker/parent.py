@@ -36,7 +36,8 @@ _LOOK_S: Final = 5.0
 _FILE_SIZE: Final = 1 << 28
 _RUN: Final = {"play": world.play, "evaluate": world.evaluate}
 _LIBRARIES: Final = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64")
-_SYSTEM: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/etc/localtime", "/usr/share/zoneinfo")
+_DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+_SYSTEM: Final = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
 
 class Parent:
@@ -115,6 +116,7 @@ class Parent:
         parts = ("dbs", "specs.json") if request["run"] == "play" else ("",)
         readable = [
             *_LIBRARIES,
+            *_DEVICES,
             *_SYSTEM,
             str(Path(__file__).parent),  # AppWorld reads the source of all functions on the stack when a test fails
             *{sys.prefix, sys.base_prefix, *(path for path in sys.path if path)},
