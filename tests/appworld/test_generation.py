@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgpo_envs.appworld.engine.source import AppWorldSource
@@ -44,6 +44,7 @@ def test_a_plan_has_what_a_benchmark_needs() -> None:
         assert len({task.scenario.name for task in tasks}) == 1
 
 
+@settings(max_examples=5)  # each makes whole worlds
 @given(SEEDS)
 def test_a_plan_is_its_seed(seed: int) -> None:
     plan = make_plan(seed, 9).to_dict()
@@ -53,6 +54,7 @@ def test_a_plan_is_its_seed(seed: int) -> None:
     assert all(plan["splits"].values())
 
 
+@settings(max_examples=5)  # each makes whole worlds
 @given(SEEDS)
 def test_every_row_has_the_id_that_a_database_gives(seed: int) -> None:
     plan = make_plan(seed)
@@ -65,6 +67,7 @@ def test_every_row_has_the_id_that_a_database_gives(seed: int) -> None:
             assert 1 <= owner <= len(plan.world.people)
 
 
+@settings(max_examples=5)  # each makes whole worlds
 @given(SEEDS)
 def test_every_task_asks_for_something_that_can_be_done(seed: int) -> None:
     for task in make_plan(seed).tasks:
@@ -85,6 +88,7 @@ def rows_of(plan: Plan, model: str, **fields: object) -> list[dict]:
     return [row for row in rows if fields.items() <= row.items()]
 
 
+@settings(max_examples=5)  # each makes whole worlds
 @given(SEEDS)
 def test_answers_follow_from_the_rows(seed: int) -> None:
     """The answers are worked out again from what the databases will hold, not from the objects of the generator."""

@@ -1,7 +1,7 @@
 """The scripted players: one follows the solution, one reads the documentation first."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgpo_envs.appworld.generation.plan import make_plan
@@ -45,6 +45,7 @@ def test_the_expert_needs_the_engine() -> None:
 # ---------------------------------------------------------------------------------------------------------- explorer
 
 
+@settings(max_examples=5)  # each makes a whole world
 @given(st.integers(0, 2**31))
 def test_the_explorer_understands_every_generated_instruction(seed: int) -> None:
     used = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.appworld.generation import easy, hard, medium
@@ -68,7 +68,7 @@ class PlannedTask:
                 "email": person.email,
                 "phone_number": person.phone,
             },
-            "rows": [asdict(row) for row in self.rows.rows],
+            "rows": [dict(vars(row)) for row in self.rows.rows],
             "answer": self.draft.answer,
             "private_data": self.draft.private,
             "evaluation": evaluation(scenario.checks),
@@ -90,7 +90,7 @@ class Plan:
         return {
             "seed": self.seed,
             "now": NOW.isoformat(),
-            "rows": [asdict(row) for row in self.world.rows.rows],
+            "rows": [dict(vars(row)) for row in self.world.rows.rows],
             "splits": {split: [t.id for t in self.tasks if t.scenario.split == split] for split in SPLITS},
             "tasks": [task.to_dict() for task in self.tasks],
         }
