@@ -58,7 +58,7 @@ def figures(name: str) -> Any:  # noqa: ANN401 - the type depends on the benchma
 
 def rows() -> list[Row]:
     """Return all rows."""
-    return [*_alfworld(), *_webshop(), *_rollouts(), *_step_tables(), *_advantages(), *_learning()]
+    return [*_alfworld(), *_webshop(), *_appworld(), *_rollouts(), *_step_tables(), *_advantages(), *_learning()]
 
 
 def _alfworld() -> list[Row]:
@@ -144,6 +144,26 @@ def _through_gymnasium(benchmark: str) -> Row:
         "environments",
         in_readme=True,
     )
+
+
+def _appworld() -> list[Row]:
+    found = figures("appworld")
+    most = max(found["worlds"], key=int)
+    one = found["servers"]["1"]
+    return [
+        Row(
+            f"AppWorld: memory of {most} worlds at the same time, with the process that forks them",
+            f"{found['worlds'][most]['memory, MB']:,.0f} MB",
+            f"original {one['memory, MB']:,.0f} MB for one server",
+            "appworld",
+        ),
+        Row(
+            "AppWorld: CPU of a start of a task",
+            f"{found['worlds'][most]['start, ms']:,.0f} ms",
+            f"new server {(one['server until it answers, ms'] + one['first start, ms']) / 1000:.1f} s",
+            "appworld",
+        ),
+    ]
 
 
 def _rollouts() -> list[Row]:
@@ -407,9 +427,27 @@ def percent(measured: dict[str, float]) -> str:
     return f"{measured['mean']:.1%} ({measured['low']:.1%} to {measured['high']:.1%})"
 
 
+def appworld_costs() -> str:
+    """Return the table of docs/appworld.md."""
+    found = figures("appworld")
+    columns = {_counted(n, "world"): one for n, one in found["worlds"].items()}
+    columns |= {_counted(n, "server") + " of the original": one for n, one in found["servers"].items()}
+    names = dict.fromkeys(name for one in columns.values() for name in one)
+    lines = [f"| | {' | '.join(columns)} |", f"|---{'|---:' * len(columns)}|"]
+    for name in names:
+        values = (f"{one[name]:,.0f}" if name in one else "" for one in columns.values())
+        lines.append(f"| {name} | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+def _counted(number: str, kind: str) -> str:
+    return f"{number} {kind}{'' if number == '1' else 's'}"
+
+
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "README.md": {"figures": short_table},
     "docs/measurements.md": {"figures": table, "commands": commands},
+    "docs/appworld.md": {"figures": appworld_costs},
     "docs/training.md": {
         "alfworld": partial(learning, "alfworld"),
         "webshop": partial(learning, "webshop"),

@@ -110,7 +110,12 @@ class BranchingEngine(Engine, Protocol):
 
 
 class TaskSource(Protocol):
-    """The tasks of a benchmark's data set and the engines that play them."""
+    """The tasks of a benchmark's data set and the engines that play them.
+
+    A source whose engines wait for other processes may have the attribute ``concurrent``, an integer: rollouts call
+    its engines in threads, at most this many at the same time. The engines may then have a method ``close``, which may
+    be called during a call and ends it.
+    """
 
     name: str
     """The benchmark's name in environment ids, for example ``ALFWorld``."""

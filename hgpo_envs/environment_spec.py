@@ -1,7 +1,7 @@
 """Descriptions of benchmarks, found by Gymnasium id or by name.
 
-ALFWorld and WebShop have the same kind of description as the benchmarks of other packages. A package adds a benchmark
-by an entry point whose name is the Gymnasium id::
+ALFWorld, WebShop and AppWorld have the same kind of description as the benchmarks of other packages. A package adds a
+benchmark by an entry point whose name is the Gymnasium id::
 
     [project.entry-points."hgpo.environments"]
     "BabyAI/Text-v0" = "own_environment:BABYAI"
@@ -51,21 +51,27 @@ class EnvironmentSpec:
             all benchmarks.
         source: Opens the task source: a class or function at the top level of a module, or ``module:callable``, which
             is imported on first use. Its parameters become keyword arguments of ``gymnasium.make``; their values must
-            be JSON values.
+            be JSON values. If it has a parameter ``max_steps``, it also receives the step limit.
         max_steps: The default step limit.
         template: The text of the Jinja template for prompts (`hgpo_envs.prompts` lists its fields). None uses a
             template that shows task, history, state and admissible actions.
         parse_response: Finds the action in a model's response (``action_format="response"``) and decides whether the
             response is valid. It must be picklable. The default follows verl-agent's rules, which lowercase the action
             (`hgpo_envs.responses`).
+        action_tag: The tag around the action in a response, in which scripted players write theirs.
         players: The scripted players ``expert`` and ``explorer``, each as a class (`hgpo_envs.players.Player`) or as
             ``module:class``. Both are optional.
         action_features: The features of actions for the policy ``softmax``, as a class
             (`hgpo_envs.action_features.ActionFeatures`) or as ``module:class``. The default uses words.
+        admissible_actions: Whether states list their admissible actions. Without them, ``action_format="number"`` is
+            refused.
+        scenario: Returns the scenario of a task id, for benchmarks that also count scenarios as solved only if all of
+            their tasks are.
         evaluation_split: The default split of ``hgpo eval``; None requires ``--split``.
         splits: The names of the splits, without ``all``, for `hgpo envs`.
         data_places: Returns the paths where the benchmark's data usually is, for `hgpo envs`, which opens those that
             exist as ``data``: a function or ``module:function``.
+        needs_data: Whether the source has no data of its own. `hgpo envs` then lists only what it finds.
         data_command: The command that gets the benchmark's own data, for error messages; empty if there is none.
 
     Raises:
@@ -77,11 +83,15 @@ class EnvironmentSpec:
     max_steps: int = 50
     template: str | None = None
     parse_response: Callable[[str], Response] = parse
+    action_tag: str = "action"
     players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
     action_features: Callable[[], ActionFeatures] | str = "hgpo_envs.action_features:WordFeatures"
+    admissible_actions: bool = True
+    scenario: Callable[[str], str] | None = None
     evaluation_split: str | None = None
     splits: tuple[str, ...] = ()
     data_places: Callable[[], Sequence[str | os.PathLike[str]]] | str = tuple
+    needs_data: bool = False
     data_command: str = ""
 
     def __post_init__(self) -> None:
@@ -160,6 +170,7 @@ def imported(place: str) -> Any:  # noqa: ANN401 (whatever is there)
 _OWN: Final = {
     "HGPO/ALFWorld-v0": "hgpo_envs.alfworld.environment:ALFWORLD",
     "HGPO/WebShop-v0": "hgpo_envs.webshop.environment:WEBSHOP",
+    "HGPO/AppWorld-v0": "hgpo_envs.appworld.environment:APPWORLD",
 }
 """Id → ``module:EnvironmentSpec``, imported when asked for, as entry points are."""
 

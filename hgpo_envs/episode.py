@@ -89,6 +89,11 @@ def settings_for(benchmark: str, *, prompt_template: str | None = None, **values
         InputError: If a value is out of range or the template cannot be read.
     """
     spec = spec_named(benchmark)
+    if spec is not None and not spec.admissible_actions and values.get("action_format") == "number":
+        raise InputError(
+            f"action_format: expected 'command' or 'response' for {benchmark}, received 'number': "
+            "it has no list of admissible actions to number"
+        )
     values.setdefault("parse_response", spec.parse_response if spec else parse)
     return Settings(template=load_template(prompt_template, benchmark), **values)
 

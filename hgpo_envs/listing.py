@@ -69,7 +69,8 @@ def _listed(env_id: str) -> ListedEnvironment:
         places = _data_places(spec)
     except Exception as error:  # noqa: BLE001 - the package of someone else must not hide the other benchmarks
         return ListedEnvironment(env_id, provider(env_id), error=one_line(error, 300))
-    found = [_found(spec, None), *(_found(spec, place) for place in places if place.exists())]
+    own = [] if spec.needs_data else [None]
+    found = [_found(spec, place) for place in [*own, *(place for place in places if place.exists())]]
     return ListedEnvironment(env_id, provider(env_id), arguments, tuple(found), tuple(map(str, places)))
 
 

@@ -1,6 +1,8 @@
 """Registration of benchmarks with Gymnasium.
 
-    HGPO/ALFWorld-v0    HGPO/WebShop-v0    and the ids that other packages declare (`hgpo_envs.environment_spec`)
+    HGPO/ALFWorld-v0    HGPO/WebShop-v0    HGPO/AppWorld-v0
+
+and the ids that other packages declare (`hgpo_envs.environment_spec`).
 
 Every keyword argument is a JSON value, so that `gymnasium.envs.registration.EnvSpec.to_json` works. Task sources are
 opened once per process (`hgpo_envs.sources`): a thousand environments over one data path share one.
@@ -130,9 +132,9 @@ def _open(environment: str, arguments: dict[str, Any], env: type) -> tuple[Share
     if arguments.get("max_steps") is None:
         arguments = {**arguments, "max_steps": spec.max_steps}
     common = set(signature(env).parameters) - {"source", "num_envs"}
-    own = set(spec.parameters()) - {"max_steps"}
+    own = set(spec.parameters())
     for name in arguments:
         if name not in own | common:
             raise InputError(unknown("argument", name, sorted(own | common), limit=30))
     source = spec.open_source(**{name: value for name, value in arguments.items() if name in own})
-    return source, {name: value for name, value in arguments.items() if name in common - own}
+    return source, {name: value for name, value in arguments.items() if name in common - (own - {"max_steps"})}

@@ -29,6 +29,13 @@ ROOMS = {
         {"cli"},
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],
+    "hgpo_envs/appworld": [
+        {"responses", "data"},
+        {"engine"},
+        {"players"},
+        {"generation", "reference"},
+        {"environment"},
+    ],
     "hgpo_envs/webshop": [
         {"records"},
         {"search"},

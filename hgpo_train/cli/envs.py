@@ -63,7 +63,7 @@ def _show(console: Console, listed: ListedEnvironment) -> None:
     for number, one in enumerate(listed.data):
         table.add_row("data" if not number else "", Text(clean_text(_data_line(one, listed))))
     if absent := [place for place in listed.looked if place not in {one.path for one in listed.data}]:
-        table.add_row("", Text(f"nothing at {', '.join(absent)}", style="dim"))
+        table.add_row("" if listed.data else "data", Text(f"nothing at {', '.join(absent)}", style="dim"))
     written = [
         f"{name} (required)" if default is Parameter.empty else f"{name}={default!r}"
         for name, default in listed.arguments.items()

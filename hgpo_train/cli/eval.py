@@ -28,7 +28,10 @@ def evaluate(
     ),
     split: Annotated[
         str,
-        typer.Option(help="ALFWorld: valid_seen (default), valid_unseen. WebShop: eval (default), test."),
+        typer.Option(
+            help="ALFWorld: valid_seen (default), valid_unseen. WebShop: eval (default), test. "
+            "AppWorld: dev (default), test_normal, test_challenge."
+        ),
     ] = "",
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds; every task is played once per seed.")] = (
         "123,456,789"

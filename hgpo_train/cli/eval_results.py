@@ -69,7 +69,9 @@ def _table(reports: list[EvaluationReport]) -> Table:
     title = f"seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("task type", no_wrap=True)
-    for name in ("tasks", "success %", "95%", *(("score", "95%") if scored else ()), "steps", "valid %"):
+    grouped = reports[0].scenarios is not None
+    scenarios = ("scenarios %",) if grouped else ()
+    for name in ("tasks", "success %", "95%", *(("score", "95%") if scored else ()), *scenarios, "steps", "valid %"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in reports:
         table.add_row(
@@ -77,6 +79,7 @@ def _table(reports: list[EvaluationReport]) -> Table:
             str(one.tasks),
             *_mean_and_interval(_with_wilson(one.measures["success"]), 100, 1),
             *(_mean_and_interval(one.measures["score"], 1, 3) if scored else ()),
+            *(("–" if one.scenario_success is None else f"{100 * one.scenario_success:.1f}",) if grouped else ()),
             f"{one.measures['length'].mean:.1f}",
             f"{100 * one.measures['validity'].mean:.1f}",
             style="bold" if one.name == "all" else "",

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that updates a stage's bar from the stage's name, the amount done and the total amount."""
+    """Yield a function that updates a stage's bar from the stage's name, the amount done and the total amount.
+
+    Nothing is printed before its first call, so that wrong input is one line.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -25,11 +28,17 @@ def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
         TimeRemainingColumn(),
     )
     bars: dict[str, TaskID] = {}
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    progress = Progress(*columns, console=Console(stderr=True))
 
-        def tell(stage: str, done: int, total: int) -> None:
-            if stage not in bars:
-                bars[stage] = progress.add_task(stage)
-            progress.update(bars[stage], completed=done, total=total)
+    def tell(stage: str, done: int, total: int) -> None:
+        if not bars:
+            progress.start()
+        if stage not in bars:
+            bars[stage] = progress.add_task(stage)
+        progress.update(bars[stage], completed=done, total=total)
 
+    try:
         yield tell
+    finally:
+        if bars:
+            progress.stop()

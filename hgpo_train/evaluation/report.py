@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
+from hgpo_envs.environment_spec import environment_spec
 from hgpo_envs.errors import InputError
 from hgpo_train.evaluation.intervals import wilson_interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from hgpo_envs.environment_spec import EnvironmentSpec
 
 
 MEASURES: Final = ("success", "score", "length", "validity")
@@ -31,12 +34,13 @@ _SEED: Final = 20_260_222
 def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
     """Return a frame with one row per episode, sorted by seed and task.
 
-    Its columns are seed, task_id, task_type, success, score, length, validity and aborted.
+    Its columns are seed, task_id, task_type, success, score, length, validity and aborted; and scenario, if the
+    benchmark has scenarios (`hgpo_envs.environment_spec.EnvironmentSpec`).
     """
-    return (
+    episodes = (
         steps.group_by("iteration", "task_id", "trajectory")
         .agg(
-            pl.col("task_type").first(),
+            pl.col("task_type", "env_id").first(),
             pl.col("won").any().cast(pl.Float64).alias("success"),
             pl.col("score").sort_by("step").last().cast(pl.Float64),
             pl.len().cast(pl.Float64).alias("length"),
@@ -48,6 +52,20 @@ def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
         .sort("seed", "task_id")
         .collect()
     )
+    spec = _spec(episodes["env_id"].drop_nulls().unique().to_list())
+    if spec is not None and spec.scenario is not None:
+        episodes = episodes.with_columns(
+            pl.Series("scenario", [spec.scenario(task_id) for task_id in episodes["task_id"]], pl.String)
+        )
+    return episodes.drop("env_id")
+
+
+def _spec(env_ids: list[str]) -> EnvironmentSpec | None:
+    """Return the description of the one benchmark that is installed under an id; None if there is none, or several."""
+    try:
+        return environment_spec(env_ids[0]) if len(env_ids) == 1 else None
+    except InputError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +101,9 @@ class EvaluationReport:
         aborted: Number of episodes that failed for a reason outside the task; the measures exclude them.
         seeds: The seeds.
         measures: A summary of each of `MEASURES`.
+        scenarios: Number of scenarios; None if the benchmark has none.
+        scenario_success: The share of scenarios all of whose episodes of a seed solved their task, as a mean over
+            seeds; scenarios with failed episodes are excluded (AppWorld's scenario goal completion).
     """
 
     name: str
@@ -91,6 +112,8 @@ class EvaluationReport:
     aborted: int
     seeds: tuple[int, ...]
     measures: dict[str, MeasureSummary]
+    scenarios: int | None = None
+    scenario_success: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as nested dictionaries, for JSON."""
@@ -122,7 +145,17 @@ def _report(name: str, table: pl.DataFrame) -> EvaluationReport:
         aborted=len(table) - len(whole),
         seeds=tuple(sorted(table["seed"].unique().to_list())),
         measures={measure: _summarize_measure(whole, measure) for measure in MEASURES},
+        **_scenarios(table),
     )
+
+
+def _scenarios(table: pl.DataFrame) -> dict[str, Any]:
+    """Return the fields of a report that are about scenarios."""
+    if "scenario" not in table.columns:
+        return {}
+    solved = table.group_by("seed", "scenario").agg(pl.col("success").min(), pl.col("aborted").any())
+    solved = solved.filter(~pl.col("aborted")).group_by("seed").agg(pl.col("success").mean())
+    return {"scenarios": table["scenario"].n_unique(), "scenario_success": solved["success"].mean()}
 
 
 def _summarize_measure(table: pl.DataFrame, measure: str) -> MeasureSummary:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hgpo_envs import players
+from hgpo_envs.environment_spec import spec_named
 from hgpo_train.policies.base import BatchPolicy, Distribution, Failure, Reply, Request
 from hgpo_train.policies.registry import PolicySpec, refuse_settings
 
@@ -24,6 +25,7 @@ class ScriptedPolicy(BatchPolicy):
         name: The player's name.
         make: Creates the player of a slot.
         action_format: The format of the action: ``command``, ``response`` or ``number``.
+        tag: The tag of actions in responses (`EnvironmentSpec.action_tag`).
     """
 
     reproducible = True
@@ -31,9 +33,9 @@ class ScriptedPolicy(BatchPolicy):
     history_read = None
     prompt_read = False
 
-    def __init__(self, name: str, make: Callable[[], players.Player], action_format: str) -> None:
+    def __init__(self, name: str, make: Callable[[], players.Player], action_format: str, tag: str = "action") -> None:
         super().__init__()
-        self.name, self._make, self._action_format = name, make, action_format
+        self.name, self._make, self._action_format, self._tag = name, make, action_format, tag
         self._players: dict[int, players.Player] = {}
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
@@ -56,7 +58,7 @@ class ScriptedPolicy(BatchPolicy):
         return player
 
     def _act(self, player: players.Player, request: Request) -> str:
-        return format_action(player.act(request.state), self._action_format, request.state.actions)
+        return format_action(player.act(request.state), self._action_format, request.state.actions, self._tag)
 
     def _play(self, request: Request) -> Reply | Failure:
         try:
@@ -68,13 +70,14 @@ class ScriptedPolicy(BatchPolicy):
             return Failure.of("PolicyFailed", error)
 
 
-def format_action(action: str, action_format: str, admissible: Sequence[str]) -> str:
+def format_action(action: str, action_format: str, admissible: Sequence[str], tag: str = "action") -> str:
     """Format an action as a policy would: as a response with empty thoughts, as its number, or unchanged.
 
     Args:
         action: The action.
         action_format: ``command``, ``response`` or ``number``.
         admissible: The admissible actions, which are numbered from 1. An action that is not among them is unchanged.
+        tag: The tag of the action in a response.
 
     >>> format_action("look", "response", ["go", "look"])
     '<think></think><action>look</action>'
@@ -84,7 +87,7 @@ def format_action(action: str, action_format: str, admissible: Sequence[str]) ->
     'search[shoes]'
     """
     if action_format == "response":
-        return f"<think></think><action>{action}</action>"
+        return f"<think></think><{tag}>{action}</{tag}>"
     if action_format == "number" and action in admissible:
         return str(admissible.index(action) + 1)
     return action
@@ -135,7 +138,9 @@ def make_explorer(argument: str, context: PolicyContext) -> ScriptedPolicy:
 def _make(name: str, argument: str, context: PolicyContext) -> ScriptedPolicy:
     refuse_settings(name, argument, context)
     players.make_player(name, context.benchmark)  # raises for an unknown player before the run begins
-    return ScriptedPolicy(name, lambda: players.make_player(name, context.benchmark), context.action_format)
+    spec = spec_named(context.benchmark)
+    tag = "action" if spec is None else spec.action_tag
+    return ScriptedPolicy(name, lambda: players.make_player(name, context.benchmark), context.action_format, tag)
 
 
 EXPERT, EXPLORER = PolicySpec(make_expert), PolicySpec(make_explorer)

@@ -24,7 +24,7 @@ from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_tasks
 from hgpo_train.rollout.group_plan import plan_groups
 from hgpo_train.rollout.group_scheduler import GroupScheduler, Key
 from hgpo_train.rollout.outcomes import OUTCOMES, failed_groups, groups_with_mixed_outcomes
-from hgpo_train.rollout.slots import LocalSlots, Slots
+from hgpo_train.rollout.slots import LocalSlots, Slots, ThreadSlots
 from hgpo_train.rollout.workers import WorkerSlots
 
 if TYPE_CHECKING:
@@ -135,6 +135,14 @@ def default_slots(*, workers: bool) -> int:
     return max(2, os.cpu_count() or 1) if workers else ExecutionOptions.slots
 
 
+def _slots(handle: EnvHandle, execution: ExecutionOptions, count: int) -> Slots:
+    """Return the slots of a run: at most `count`, and no more than the task source allows."""
+    if execution.workers:
+        return WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
+    most = getattr(handle.shared.source, "concurrent", None)
+    return LocalSlots(handle.shared, count) if most is None else ThreadSlots(handle.shared, min(count, most))
+
+
 def collect_groups(
     handle: EnvHandle,
     policy: Policy,
@@ -192,11 +200,7 @@ def collect_groups(
         lookahead=8 * max(execution.slots, execution.groups_per_shard),
     )
     count = min(execution.slots, (spec.max_groups or spec.tasks) * spec.group_size)
-    slots: Slots = (
-        WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
-        if execution.workers
-        else LocalSlots(handle.shared, count)
-    )
+    slots = _slots(handle, execution, count)
     try:
         return Collector(
             handle.shared,

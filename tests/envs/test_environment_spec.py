@@ -214,7 +214,7 @@ def test_a_template_that_fails_is_one_line(nothing_added):
 def test_names_of_benchmarks():
     assert spec_named("ALFWorld").id == "HGPO/ALFWorld-v0"
     assert spec_named("Doors") is None
-    assert environment_ids()[:2] == ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
+    assert environment_ids()[:3] == ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0", "HGPO/AppWorld-v0"]
 
 
 @pytest.mark.parametrize(("name", "steps"), [("alfworld", 50), ("webshop", 15)])

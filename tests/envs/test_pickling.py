@@ -25,8 +25,11 @@ SOURCES = {
 
 
 def test_every_registered_environment_is_tested():
+    """AppWorld's is tested in tests/appworld, since it has no bundled data."""
     ids = {env_id for env_id in gymnasium.registry if env_id.startswith("HGPO/")}
-    assert ids == {f"HGPO/{name}-v0" for name in SOURCES if name.isalnum() and name != "Gymnasium"}
+    assert ids - {"HGPO/AppWorld-v0"} == {
+        f"HGPO/{name}-v0" for name in SOURCES if name.isalnum() and name != "Gymnasium"
+    }
 
 
 @pytest.fixture(scope="module", params=SOURCES)

@@ -156,3 +156,24 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], line: str) 
     assert isinstance(result.exception, InputError)
     assert line in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+def test_a_scenario_is_solved_if_all_its_tasks_are(tmp_path: Path) -> None:
+    """AppWorld's scenario goal completion, by seed; a scenario with a failed episode is excluded."""
+    outcomes = {
+        (1, "a_1"): True, (1, "a_2"): True, (1, "b_1"): True, (1, "b_2"): False, (1, "c_1"): True, (1, "c_2"): None,
+        (2, "a_1"): True, (2, "a_2"): False, (2, "b_1"): False, (2, "b_2"): False, (2, "c_1"): True, (2, "c_2"): True,
+    }  # fmt: skip
+    rows = [
+        {"iteration": seed, "task_id": task, "task_type": "difficulty 1", "env_id": "HGPO/AppWorld-v0", "step": 0}
+        | {"trajectory": f"{seed}/{task}", "won": won or False, "score": 0.5, "action_valid": True}
+        | {"aborted": won is None}
+        for (seed, task), won in outcomes.items()
+    ]
+    played = episode_table(pl.DataFrame(rows).lazy())
+    assert played["scenario"].unique().sort().to_list() == ["a", "b", "c"]
+    everything, kind = evaluation_reports(played)
+    assert everything.scenarios == kind.scenarios == 3
+    assert everything.scenario_success == (1 / 2 + 1 / 3) / 2
+    others = pl.DataFrame([{**row, "env_id": "HGPO/ALFWorld-v0"} for row in rows])
+    assert evaluation_reports(episode_table(others.lazy()))[0].scenario_success is None

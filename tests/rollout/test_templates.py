@@ -17,7 +17,8 @@ from hgpo_train.training.config import EnvironmentConfig, template_path
 
 gymnasium.register_envs(hgpo_envs)
 ENVIRONMENTS = [
-    *sorted(name for name in gymnasium.registry if name.startswith("HGPO/")),
+    "HGPO/ALFWorld-v0",
+    "HGPO/WebShop-v0",
     "doors_env:HGPO-Test/Doors-v0",
     "foreign:Foreign/Guess-v0",
 ]

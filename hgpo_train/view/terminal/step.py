@@ -47,7 +47,7 @@ _DEPTH: Final = 2
 _COMPARED: Final = 4_000
 """Characters of a state that are compared."""
 _BELOW: Final = dict(zip("0123456789", "₀₁₂₃₄₅₆₇₈₉", strict=True))
-_THOUGHT: Final = re.compile(r"(<think>.*?</think>|<action>.*?</action>)", re.IGNORECASE | re.DOTALL)
+_THOUGHT: Final = re.compile(r"(<think>.*?</think>|<action>.*?</action>|<code>.*?</code>)", re.IGNORECASE | re.DOTALL)
 
 
 class StepScreen(Screen[None]):

@@ -1,0 +1,1 @@
+"""AppWorld's interpreter and official data: how they are installed."""

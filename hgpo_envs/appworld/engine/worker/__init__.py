@@ -1,0 +1,1 @@
+"""The program that runs in AppWorld's interpreter, as the package `worker`. It imports nothing else of this package."""

@@ -1,0 +1,134 @@
+"""One world in its own process: AppWorld's `AppWorld` for one task, and the evaluation of what it left.
+
+Evaluations have a process of their own. The process of a world therefore never reads the task's solution and tests:
+the program of an agent, which shares its memory, cannot find them there, and Landlock denies it their files.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import sqlite3
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from .framing import receive, send  # noqa: TID252 - the package has another name in AppWorld's interpreter
+
+if TYPE_CHECKING:
+    import socket
+
+    from appworld import AppWorld  # type: ignore[import-not-found, unused-ignore]
+
+FAILED: Final = "Execution failed. Traceback:\n"
+"""How AppWorld begins the output of a program that raised an error."""
+
+
+def open_world(request: dict[str, Any]) -> AppWorld:
+    """Return a new world for a task.
+
+    Args:
+        request: task, rollout (the experiment's name) and seconds (of one program).
+    """
+    from appworld import AppWorld
+
+    world = AppWorld(
+        request["task"],
+        experiment_name=request["rollout"],
+        load_ground_truth=False,
+        timeout_seconds=request["seconds"],
+    )
+    world.save_logs = lambda: None  # they grow with every step, and one lone surrogate in them breaks all later ones
+    return world
+
+
+def play(connection: socket.socket, request: dict[str, Any]) -> None:
+    """Run a world: execute programs until the connection is closed."""
+    world = open_world(request)
+    send(connection, {"ready": True})
+    while True:
+        code = receive(connection)["code"]
+        send(connection, _execute(world, code, request["longest"]))
+
+
+def _execute(world: AppWorld, code: str, longest: int) -> dict[str, Any]:
+    calls = world.requester.request_tracker.requests
+    before = len(calls)
+    try:
+        output = world.execute(code)
+    except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:  # AppWorld lets them through, without cleaning up
+        world.safety_guard.disable()
+        world._save_state(world.output_db_home_path_on_disk)  # noqa: SLF001
+        output = FAILED + type(error).__name__
+    world.environment_io.clear()
+    return {
+        "output": shortened(output, longest),
+        "failed": output.startswith(FAILED),
+        "completed": bool(world.task_completed()),
+        "calls": [f"{call['method'].upper()} {call['url']}"[:longest] for call in calls[before:]],
+    }
+
+
+def shortened(text: str, longest: int) -> str:
+    r"""Return a text of at most `longest` characters and a line that says what was left out.
+
+    >>> shortened("0123456789", 4)
+    '01\n[… 6 characters left out …]\n89'
+    """
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[: longest - half]}\n[… {len(text) - longest} characters left out …]\n{text[len(text) - half :]}"
+
+
+def evaluate(connection: socket.socket, request: dict[str, Any]) -> None:
+    """Evaluate the state that a world has saved, and send the result."""
+    from appworld.evaluator import evaluate_task  # type: ignore[import-not-found, unused-ignore]
+
+    result = evaluate_task(request["task"], request["rollout"], save_report=False)
+    send(
+        connection,
+        {
+            "success": bool(result.success),
+            "passed": int(result.pass_count),
+            "tests": int(result.num_tests),
+            "failed_tests": [failure["requirement"] for failure in result.failures],
+        },
+    )
+
+
+def warm_up(request: dict[str, Any]) -> None:
+    """Play a task for one step, so that all that is imported and computed on first use is there before forking."""
+    import pytest  # noqa: F401 - AppWorld imports it for the first test of an evaluation
+    from appworld import AppWorld
+    from appworld.apps.model_lib import (  # type: ignore[import-not-found, unused-ignore]
+        get_direct_cached_sqlite3_connection,
+    )
+    from appworld.evaluator import evaluate_task  # noqa: F401
+
+    world = open_world(request)
+    world.execute("print(apis.api_docs.show_app_descriptions())")
+    world.task_completed()
+    world.close()
+    AppWorld.close_all()
+    get_direct_cached_sqlite3_connection.cache_clear()  # each process opens the databases anew, and only to read
+    for one in gc.get_objects():
+        if isinstance(one, sqlite3.Connection):
+            one.close()
+
+
+def said(error: BaseException) -> str:
+    """Return an error in one line of at most 500 characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text[:500].encode("utf-8", "replace").decode()
+
+
+def keep_only(connection: socket.socket) -> None:
+    """Close all open files but a socket, and connect standard input and output with nothing."""
+    os.closerange(3, connection.fileno())
+    os.closerange(connection.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)
+    sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
