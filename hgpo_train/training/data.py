@@ -1,4 +1,4 @@
-"""Which set of tasks a configuration means: the bundled one, the benchmark's own on this machine, or a path."""
+"""The environment of a configuration and its tasks: bundled, the benchmark's own on this machine, or at a path."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_envs.environment_spec import environment_spec
 from hgpo_envs.errors import InputError
 from hgpo_envs.listing import official_data
+from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.training.config import template_path
 
 if TYPE_CHECKING:
-    from hgpo_train.training.config import EnvironmentConfig
+    from hgpo_train.rollout.env_handle import EnvHandle
+    from hgpo_train.training.config import Config, EnvironmentConfig
 
 BUNDLED: Final = "bundled"
 OFFICIAL: Final = "official"
@@ -35,4 +38,24 @@ def data_options(environment: EnvironmentConfig) -> dict[str, Any]:
         f"environment.data = {OFFICIAL}: the official tasks of {spec.name} are not on this machine (searched: "
         f"{', '.join(looked) or 'no places'}); {get}set environment.data to their path, or to {BUNDLED} for the small "
         "bundled set"
+    )
+
+
+def open_training_env(config: Config, split: str) -> EnvHandle:
+    """Open the configured environment for one of its splits.
+
+    Raises:
+        InputError: The environment, its options, its data or its prompt template cannot be used.
+    """
+    environment = config.environment
+    options = data_options(environment)
+    if (template := template_path(environment)) is not None:
+        options["prompt_template"] = template
+    return open_env(
+        environment.id,
+        split=split,
+        max_steps=environment.max_steps,
+        history_length=environment.history_length,
+        action_format=environment.action_format,
+        **options,
     )
