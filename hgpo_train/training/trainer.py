@@ -28,14 +28,13 @@ import polars as pl
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_datasets.run_paths import STEPS
 from hgpo_envs.atomic import remove_abandoned
-from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
 from hgpo_train.models.checkpoint_files import TrainingState, checkpoint_to_resume, list_checkpoints
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
-from hgpo_train.policies.generation import PROMPT_TOO_LONG, GenerationOptions
+from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import TrainableContext, check_trainable, make_trainable
-from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_many
+from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, raise_if_too_many
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_tasks, fingerprint_texts
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
@@ -361,20 +360,6 @@ def _origins(config: Config, handle: EnvHandle) -> dict[str, Origin]:
         "set of tasks": Origin(f"environment.options = {options}", fingerprint_tasks(handle, options)),
         "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
     }
-
-
-def raise_if_too_long(steps: pl.DataFrame) -> None:
-    """Raise if a prompt was too long, for `rollout.overflow = "error"`.
-
-    Raises:
-        InputError: A rollout failed for that reason.
-    """
-    errors = steps.filter(pl.col("error").str.starts_with(PROMPT_TOO_LONG))["error"]
-    if len(errors):
-        raise InputError(
-            f'{errors[0]}, and rollout.overflow is "error"; increase rollout.max_prompt_tokens, or set overflow to '
-            "left or history, in a new run"
-        )
 
 
 def throughput_metrics(steps: pl.DataFrame, rows: pl.DataFrame, clock: StageTimer) -> dict[str, float]:

@@ -1,0 +1,118 @@
+"""verl on a machine without a GPU, for the test of its plug-in: what verl itself does not have for one.
+
+Besides a platform (`verl_cpu_platform`):
+
+- verl's own FSDP engine, registered for CPUs: verl registers it for CUDA and NPU only.
+- A stand-in for the generating server: verl's are vLLM, SGLang and TensorRT-LLM. This one samples from the trained model
+  with Transformers, and receives its weights from verl's trainer as they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import ray
+import torch
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp import FSDPEngineWithLMHead
+from verl.workers.rollout import base as rollout_base
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+
+NAME = "tiny"
+
+
+@ray.remote
+class TinyServer:
+    """Samples from a model with Transformers. Requests that arrive together are one batch."""
+
+    def __init__(self, path: str, seed: int) -> None:
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(1)
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.stop = (self.model.config.eos_token_id,)
+        self.version, self.seed, self.requests, self.waiting = None, seed, 0, []
+
+    async def generate(self, prompt_ids, sampling_params, request_id, **_):
+        done = asyncio.get_running_loop().create_future()
+        self.waiting.append((list(prompt_ids), sampling_params, done))
+        if len(self.waiting) == 1:
+            asyncio.get_running_loop().call_later(0.02, self._sample)
+        return await done
+
+    def _sample(self):
+        from hgpo_train.policies.token_sampling import SamplingOptions, sample_responses
+
+        batch, self.waiting = self.waiting, []
+        sampling = batch[0][1]
+        seeds = [self.seed + self.requests + number for number in range(len(batch))]
+        self.requests += len(batch)
+        options = SamplingOptions(
+            max_new_tokens=sampling["max_tokens"],
+            temperature=sampling["temperature"],
+            top_p=sampling["top_p"],
+            stop=self.stop,
+            max_batch_tokens=1 << 17,
+        )
+        for (_, _, done), drawn in zip(
+            batch, sample_responses(self.model, [one[0] for one in batch], seeds, options), strict=True
+        ):
+            tokens = drawn.tokens.tolist()
+            if not done.done():
+                fields = {"global_steps": self.version}
+                done.set_result(
+                    TokenOutput(
+                        token_ids=tokens,
+                        log_probs=drawn.logprobs.tolist(),
+                        stop_reason="completed",
+                        extra_fields=fields,
+                    )
+                )
+
+    async def set_weights(self, weights, version):
+        own = self.model.state_dict()
+        missing = own.keys() - weights.keys() - {"lm_head.weight"}  # tied to the embedding
+        if missing or weights.keys() - own.keys():
+            raise ValueError(f"weights: missing {missing}, unknown {weights.keys() - own.keys()}")
+        self.model.load_state_dict(weights, strict=False)
+        self.version = version
+
+    async def sleep(self):
+        pass
+
+    wake_up = resume_generation = clear_kv_cache = release_kv_cache = resume_kv_cache = sleep
+
+    async def abort_all_requests(self, reject_request=False):
+        pass
+
+
+class TinyReplica(RolloutReplica):
+    """verl's handle of the server."""
+
+    async def launch_servers(self):
+        path = self.model_config["path"]
+        server = TinyServer.options(name=f"tiny_server_{self.replica_rank}").remote(path, 1000 * self.replica_rank)
+        self.servers, self._server_handle, self._server_address = [server], server, f"tiny_{self.replica_rank}"
+
+
+class TinyAdapter(BaseRollout):
+    """The trainer's side of the server, in each training process."""
+
+    async def resume(self, tags):
+        pass
+
+    async def release(self):
+        pass
+
+    async def update_weights(self, weights, global_steps=None, **_):
+        full = {name: weight.detach().to(torch.float32).cpu().clone() for name, weight in weights}
+        if torch.distributed.get_rank() == 0:
+            for actor in ray.util.list_named_actors():
+                if actor.startswith("tiny_server_"):
+                    await ray.get_actor(actor).set_weights.remote(full, global_steps)
+
+
+RolloutReplicaRegistry.register(NAME, lambda: TinyReplica)
+rollout_base._ROLLOUT_REGISTRY[NAME, "async"] = f"{__name__}.TinyAdapter"
+EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(FSDPEngineWithLMHead)
