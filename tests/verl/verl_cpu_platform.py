@@ -17,6 +17,15 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 class _Device(types.ModuleType):
     """`torch.cpu` with the functions of `torch.cuda` that verl calls."""
 
+    get_rng_state = staticmethod(torch.get_rng_state)
+    set_rng_state = staticmethod(torch.set_rng_state)
+
+    def get_device_name(self) -> str:
+        return "cpu"
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return 1, 1
+
     def __getattr__(self, name: str) -> Any:
         if hasattr(torch.cpu, name):
             return getattr(torch.cpu, name)
@@ -86,3 +95,15 @@ class CpuPlatform(PlatformBase):
 
     def cudart(self):
         return None
+
+
+_init_process_group = torch.distributed.init_process_group
+
+
+def _one_backend(backend: str | None = None, **options: Any) -> None:
+    """Begin a process group: verl asks for one backend of the CPU and one of the device, which is the CPU here."""
+    return _init_process_group("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, **options)
+
+
+torch.distributed.init_process_group = _one_backend
+torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # verl's reference model waits in pinned memory

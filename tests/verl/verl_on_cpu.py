@@ -5,14 +5,23 @@ Besides a platform (`verl_cpu_platform`):
 - verl's own FSDP engine, registered for CPUs: verl registers it for CUDA and NPU only.
 - A stand-in for the generating server: verl's are vLLM, SGLang and TensorRT-LLM. This one samples from the trained model
   with Transformers, and receives its weights from verl's trainer as they do.
+
+And a trainer that writes down what verl trains on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import time
+from pathlib import Path
 
 import ray
 import torch
+import transfer_queue as tq
+from hgpo_verl.trainer import HgpoTrainer
+from verl.trainer.ppo.v1 import register_trainer
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 from verl.workers.rollout import base as rollout_base
@@ -44,6 +53,7 @@ class TinyServer:
     def _sample(self):
         from hgpo_train.policies.token_sampling import SamplingOptions, sample_responses
 
+        self._pause()
         batch, self.waiting = self.waiting, []
         sampling = batch[0][1]
         seeds = [self.seed + self.requests + number for number in range(len(batch))]
@@ -69,6 +79,15 @@ class TinyServer:
                         extra_fields=fields,
                     )
                 )
+
+    def _pause(self):
+        """After `VERL_TEST_PAUSE` requests, say so and wait until the test has killed a worker."""
+        folder, count = os.environ.get("VERL_TEST_FOLDER"), int(os.environ.get("VERL_TEST_PAUSE", "0"))
+        if folder is None or self.requests < count or (Path(folder) / "paused").exists():
+            return
+        (Path(folder) / "paused").touch()
+        while not (Path(folder) / "go on").exists():
+            time.sleep(0.05)
 
     async def set_weights(self, weights, version):
         own = self.model.state_dict()
@@ -116,3 +135,29 @@ class TinyAdapter(BaseRollout):
 RolloutReplicaRegistry.register(NAME, lambda: TinyReplica)
 rollout_base._ROLLOUT_REGISTRY[NAME, "async"] = f"{__name__}.TinyAdapter"
 EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(FSDPEngineWithLMHead)
+
+
+@register_trainer("hgpo_watched")
+class WatchedTrainer(HgpoTrainer):
+    """The plug-in's trainer, which writes down what verl is about to train on."""
+
+    def _update_actor(self, batch, metrics):
+        fields = ["advantages", "response_mask", "extra_fields", "rollout_log_probs", "old_log_probs"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        columns = [[one.tolist() for one in data[name].unbind()] for name in fields if name != "extra_fields"]
+        lines = []
+        for key, tag, extra, *values in zip(batch.keys, batch.tags, list(data["extra_fields"]), *columns, strict=True):
+            row = getattr(extra, "data", extra)["hgpo"]
+            lines.append(
+                {
+                    "key": key,
+                    "padding": bool(tag.get("is_padding", False)),
+                    "trajectory": row["trajectory"],
+                    "step": row["step"],
+                    **dict(zip((name for name in fields if name != "extra_fields"), values, strict=True)),
+                }
+            )
+        batch = super()._update_actor(batch, metrics)
+        seen = {"rows": lines, "metrics": {name: float(value) for name, value in metrics.items()}}
+        (self.settings.folder / f"trained-{self.global_steps}.json").write_text(json.dumps(seen))
+        return batch

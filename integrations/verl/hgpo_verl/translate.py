@@ -137,7 +137,10 @@ def _lora(rank: int, config: Config) -> Values:
 
 
 def _dtype(name: str, _: Config) -> Values:
-    return {f"{part}.fsdp_config.dtype": name for part in (_ACTOR, _REF)} | {f"{_ROLLOUT}.dtype": name}
+    """verl's engine ignores `fsdp_config.dtype`; what it computes in is `mixed_precision.param_dtype`."""
+    short = {"bfloat16": "bf16", "float32": "fp32"}[name]
+    mixed = {"param_dtype": short, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    return {f"{part}.fsdp_config.mixed_precision": dict(mixed) for part in (_ACTOR, _REF)} | {f"{_ROLLOUT}.dtype": name}
 
 
 def _kl(weight: float, _: Config) -> Values:
@@ -192,7 +195,9 @@ RULES: Final[dict[str, Rule]] = {
     "environment.split": _to("data.train_files"),
     "model.path": _to(f"{_MODEL}.path"),
     "model.device": _only("auto", "Ray gives each process its GPU"),
-    "model.compute_dtype": _by(f"{_ACTOR}.fsdp_config.dtype, {_REF}.fsdp_config.dtype, {_ROLLOUT}.dtype", _dtype),
+    "model.compute_dtype": _by(
+        f"{_ACTOR}.fsdp_config.mixed_precision, {_REF}.fsdp_config.mixed_precision, {_ROLLOUT}.dtype", _dtype
+    ),
     "model.attention": _to(f"{_MODEL}.override_config.attn_implementation"),
     "model.gradient_checkpointing": _to(f"{_MODEL}.enable_gradient_checkpointing"),
     "model.lora.rank": _by(f"{_MODEL}.lora_rank, with lora_alpha and target_modules", _lora),
