@@ -41,21 +41,29 @@ def data_options(environment: EnvironmentConfig) -> dict[str, Any]:
     )
 
 
+def env_options(config: Config, split: str) -> dict[str, Any]:
+    """Return the keyword arguments of ``gymnasium.make`` for the configured environment and one of its splits.
+
+    Raises:
+        InputError: The data or the prompt template is not there.
+    """
+    environment = config.environment
+    options = data_options(environment)
+    if (template := template_path(environment)) is not None:
+        options["prompt_template"] = template
+    return {
+        "split": split,
+        "max_steps": environment.max_steps,
+        "history_length": environment.history_length,
+        "action_format": environment.action_format,
+        **options,
+    }
+
+
 def open_training_env(config: Config, split: str) -> EnvHandle:
     """Open the configured environment for one of its splits.
 
     Raises:
         InputError: The environment, its options, its data or its prompt template cannot be used.
     """
-    environment = config.environment
-    options = data_options(environment)
-    if (template := template_path(environment)) is not None:
-        options["prompt_template"] = template
-    return open_env(
-        environment.id,
-        split=split,
-        max_steps=environment.max_steps,
-        history_length=environment.history_length,
-        action_format=environment.action_format,
-        **options,
-    )
+    return open_env(config.environment.id, **env_options(config, split))

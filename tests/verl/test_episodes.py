@@ -85,14 +85,12 @@ def test_rows_are_those_of_the_collector(tokenizer, tmp_path) -> None:
         **options,
     )
     rows = [row for trajectory in trajectories() for row in played(trajectory, answering(tokenizer), tokenizer)]
-    table = StepTable(tmp_path / "verl", CONFIG)
+    table = StepTable(tmp_path / "verl", CONFIG, "train")
     ours = table.store(rows)
     table.close()
     theirs = run.steps.collect()
     assert len(ours) == len(theirs) > 9
-    different = {
-        name for name in theirs.columns if not ours[name].equals(theirs[name], null_equal=True)
-    }
+    different = {name for name in theirs.columns if not ours[name].equals(theirs[name], null_equal=True)}
     tokens = {"prompt_token_ids", "response_token_ids", "response_logprobs", "cut_pairs", "cut_tokens"}
     assert different <= {"run", "policy_version", "policy_s", "environment_s"} | tokens
     assert ours["policy_version"].unique().to_list() == [4]
@@ -176,7 +174,7 @@ def test_advantages_are_those_of_compute_and_failed_rollouts_have_none(tokenizer
                 return Failure("PolicyFailed", "gone")
 
         played_rows += played(trajectory, generate, tokenizer)
-    table = StepTable(tmp_path / "run", CONFIG)
+    table = StepTable(tmp_path / "run", CONFIG, "train")
     steps = table.store(played_rows[::-1])
     found = advantages(steps, CONFIG.advantage)
     failed = {row["trajectory"] for row in played_rows if row.get("aborted")}
@@ -199,11 +197,11 @@ def test_advantages_are_those_of_compute_and_failed_rollouts_have_none(tokenizer
 
 def test_an_iteration_that_is_played_again_replaces_the_first(tokenizer, tmp_path) -> None:
     first = [row for trajectory in trajectories() for row in played(trajectory, answering(tokenizer), tokenizer)]
-    table = StepTable(tmp_path / "run", CONFIG)
+    table = StepTable(tmp_path / "run", CONFIG, "train")
     table.store(first)
     table.close()
     again = [{**row, "policy_version": 9} for row in first]
-    table = StepTable(tmp_path / "run", CONFIG)
+    table = StepTable(tmp_path / "run", CONFIG, "train")
     table.store(again)
     table.close()
     steps = scan_steps(tmp_path / "run").collect()

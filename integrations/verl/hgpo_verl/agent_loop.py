@@ -29,8 +29,10 @@ def _opened(section: str) -> tuple[RunSettings, EnvHandle, EnvHandle]:
     """Return the settings and the environments of training and evaluation; a process opens them once."""
     settings = read_settings(OmegaConf.to_container(OmegaConf.create(section)))
     config = settings.config
-    return settings, open_training_env(config, config.environment.split), open_training_env(
-        config, config.evaluation.split
+    return (
+        settings,
+        open_training_env(config, config.environment.split),
+        open_training_env(config, config.evaluation.split),
     )
 
 

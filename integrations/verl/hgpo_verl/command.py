@@ -30,7 +30,9 @@ def launch_text(source: str, config: Config, cluster: Cluster, folder: Path) -> 
     Raises:
         InputError: A setting cannot be translated.
     """
-    head = f"# {source} for verl 0.9.1, written by hgpo-verl. Under hgpo: the whole configuration, which its parts read.\n"
+    head = (
+        f"# {source} for verl 0.9.1, written by hgpo-verl. Under hgpo: the whole configuration, which its parts read.\n"
+    )
     return head + yaml.safe_dump(translate(config, cluster, folder), sort_keys=False, width=120)
 
 

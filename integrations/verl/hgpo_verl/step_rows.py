@@ -13,6 +13,7 @@ from hgpo_train.advantages import compute
 from hgpo_train.rollout.collector import Tally
 from hgpo_train.rollout.commits import GroupCommitter
 from hgpo_train.rollout.finished import FinishedGroup
+from hgpo_train.training.data import env_options
 from hgpo_train.training.run_folder import FREE, table_values
 
 if TYPE_CHECKING:
@@ -32,10 +33,13 @@ class StepTable:
     Args:
         folder: The run's folder, or its folder of evaluations.
         config: The run's configuration.
+        split: The split that is played.
     """
 
-    def __init__(self, folder: Path, config: Config) -> None:
-        self._writer = StepWriter(folder, run=config.name, config=table_values(config, _FREE))
+    def __init__(self, folder: Path, config: Config, split: str) -> None:
+        environment = {"id": config.environment.id, **env_options(config, split)}  # as `hgpo rollout` stores it
+        stored = {"env": environment, "training": table_values(config, _FREE)}
+        self._writer = StepWriter(folder, run=config.name, config=stored)
         self._env_id = config.environment.id
 
     def store(self, rows: Sequence[Row]) -> pl.DataFrame:

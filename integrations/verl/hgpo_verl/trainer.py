@@ -39,7 +39,7 @@ class HgpoTrainer(PPOTrainerSync):
         section = OmegaConf.to_container(config.hgpo, resolve=True)
         assert isinstance(section, dict)
         self.settings = read_settings(section)
-        self._steps = StepTable(self.settings.folder, self.settings.config)
+        self._steps = StepTable(self.settings.folder, self.settings.config, self.settings.config.environment.split)
         self._evaluation: StepTable | None = None
         super().__init__(config)
 
@@ -83,7 +83,8 @@ class HgpoTrainer(PPOTrainerSync):
         if batch.partition_id != "val":
             return
         if self._evaluation is None:
-            self._evaluation = StepTable(self.settings.folder / "evaluation", self.settings.config)
+            config = self.settings.config
+            self._evaluation = StepTable(self.settings.folder / "evaluation", config, config.evaluation.split)
         self._check(self._evaluation.store(list(_rows(batch).values())))
 
     def _check(self, steps: pl.DataFrame) -> None:

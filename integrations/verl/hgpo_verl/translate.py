@@ -98,7 +98,9 @@ def _mini_batch(rows: int, config: Config) -> Values:
     """verl counts a mini-batch in tasks: it has `ppo_mini_batch_size` × `rollout.n` rows."""
     size = config.rollout.group_size
     if rows % size:
-        raise InputError(f"expected a multiple of rollout.group_size = {size}, because verl multiplies; received {rows}")
+        raise InputError(
+            f"expected a multiple of rollout.group_size = {size}, because verl multiplies; received {rows}"
+        )
     return {f"{_ACTOR}.ppo_mini_batch_size": rows // size}
 
 
