@@ -183,7 +183,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(monkeypatc
     monkeypatch.setattr(gpu_memory, "this_card", lambda device: Card("stand-in", int(79.1 * GIB)))
     config = load_config("webshop-7b-hgpo-k4")
     shown = Console(record=True, width=200)
-    line = r"does not fit on stand-in.*model\.lora\.rank=64.*hgpo-verl webshop-7b-hgpo-k4 --gpus 4.*check_memory = false"
+    line = r"does not fit on stand-in.*lora\.rank=64.*hgpo-verl webshop-7b-hgpo-k4 --gpus 4.*check_memory = false"
     with pytest.raises(InputError, match=line):
         check_memory(config, Display(shown, 1))
     assert "activations of 16,384 tokens" in shown.export_text()

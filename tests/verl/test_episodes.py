@@ -8,10 +8,6 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from hgpo_verl import episodes
-from hgpo_verl.episodes import ATTEMPTS, Generated, play, with_retries
-from hgpo_verl.step_rows import StepTable, advantages
-
 from hgpo_datasets import scan_steps
 from hgpo_envs.episode import Episode
 from hgpo_envs.hashing import text_hash
@@ -24,6 +20,9 @@ from hgpo_train.rollout.group_plan import plan_groups
 from hgpo_train.rollout.trajectory import Trajectory
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.data import open_training_env
+from hgpo_verl import episodes
+from hgpo_verl.episodes import ATTEMPTS, Generated, play, with_retries
+from hgpo_verl.step_rows import StepTable, advantages
 
 CONFIG = replace(
     Config(),

@@ -1,8 +1,8 @@
 """The plug-in in verl itself, on Ray and without a GPU: two training steps through verl's own command.
 
-Real: Ray, TransferQueue, verl's trainer, its agent loop workers, its FSDP engine (with gloo), the environments. Stand-ins
-(`verl_cpu_platform`, `verl_on_cpu`): the platform, and the generating server, with the trained model behind it. A worker
-is killed while it plays.
+Real: Ray, TransferQueue, verl's trainer, its agent loop workers, its FSDP engine (with gloo), the environments.
+Stand-ins (`verl_cpu_platform`, `verl_on_cpu`): the platform, and the generating server, with the trained model behind
+it. A worker is killed while it plays.
 """
 
 import json
@@ -120,6 +120,7 @@ def run(python, tmp_path_factory) -> Path:
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_raylet_start_wait_time_s": "300",  # of a busy machine
     }
     arguments = [python, "-m", "verl.trainer.main_ppo", "--config-dir", folder, "--config-name", "verl"]
     with (folder / "log").open("w") as log:

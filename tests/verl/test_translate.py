@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from hgpo_envs.errors import InputError
+from hgpo_train.training.config import Config, load_config, replace, shipped
 from hgpo_verl.command import command_line, launch_text
 from hgpo_verl.launch_files import NAMES, text_of
 from hgpo_verl.run_settings import read_settings
 from hgpo_verl.translate import RULES, Cluster, leaves, translate
-
-from hgpo_envs.errors import InputError
-from hgpo_train.training.config import Config, load_config, replace, shipped
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path("/runs/one")

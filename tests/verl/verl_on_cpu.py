@@ -3,8 +3,8 @@
 Besides a platform (`verl_cpu_platform`):
 
 - verl's own FSDP engine, registered for CPUs: verl registers it for CUDA and NPU only.
-- A stand-in for the generating server: verl's are vLLM, SGLang and TensorRT-LLM. This one samples from the trained model
-  with Transformers, and receives its weights from verl's trainer as they do.
+- A stand-in for the generating server: verl's are vLLM, SGLang and TensorRT-LLM. This one samples from the trained
+  model with Transformers, and receives its weights from verl's trainer as they do.
 
 And a trainer that writes down what verl trains on.
 """
@@ -20,13 +20,14 @@ from pathlib import Path
 import ray
 import torch
 import transfer_queue as tq
-from hgpo_verl.trainer import HgpoTrainer
 from verl.trainer.ppo.v1 import register_trainer
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+
+from hgpo_verl.trainer import HgpoTrainer
 
 NAME = "tiny"
 

@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from hgpo_envs.episode import Episode
-from hgpo_train.rollout.env_handle import EnvHandle
 from hgpo_train.rollout.group_plan import PlannedGroup
 from hgpo_train.rollout.trajectory import Trajectory
 from hgpo_train.training.data import open_training_env
@@ -18,6 +17,7 @@ from hgpo_verl.episodes import Generated, play, with_retries
 from hgpo_verl.run_settings import RunSettings, read_settings
 
 if TYPE_CHECKING:
+    from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.trajectory import Row
 
 _TOKENS = ("prompt_token_ids", "response_token_ids", "response_logprobs")

@@ -33,7 +33,8 @@ def launch_text(source: str, config: Config, cluster: Cluster, folder: Path) -> 
     head = (
         f"# {source} for verl 0.9.1, written by hgpo-verl. Under hgpo: the whole configuration, which its parts read.\n"
     )
-    return head + yaml.safe_dump(translate(config, cluster, folder), sort_keys=False, width=120)
+    text: str = yaml.safe_dump(translate(config, cluster, folder), sort_keys=False, width=120)
+    return head + text
 
 
 def command_line(file: Path) -> str:

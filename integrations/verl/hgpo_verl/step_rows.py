@@ -1,4 +1,4 @@
-"""The step tables of a run of verl: its rows, the shards that they are stored in, and their advantages. No verl here."""
+"""The step tables of a run of verl: rows, the shards that they are stored in, and their advantages. No verl here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verl's trainer with HGPO's advantages: the rollouts' steps are stored in a step table, and advantages come from it."""
+"""verl's trainer with HGPO's advantages, which are computed from the step table that the rollouts are stored in."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hgpo_verl.step_rows import StepTable, advantages
 if TYPE_CHECKING:
     import polars as pl
     from transfer_queue import KVBatchMeta
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
     from hgpo_train.rollout.trajectory import Row
     from hgpo_verl.workers import ReplacingAgentLoopManager
@@ -43,7 +44,7 @@ class HgpoTrainer(PPOTrainerSync):
         self._evaluation: StepTable | None = None
         super().__init__(config)
 
-    def _build_replay_buffer(self) -> Any:
+    def _build_replay_buffer(self) -> ReplayBuffer:
         self.trainer_mode = "sync"  # verl treats every other name as asynchronous
         return super()._build_replay_buffer()
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from _typeshed import DataclassInstance
+
     from hgpo_train.training.config import Config
 
     Values = Mapping[str, object]
@@ -95,7 +97,7 @@ def _shown(value: object) -> str:
 
 
 def _mini_batch(rows: int, config: Config) -> Values:
-    """verl counts a mini-batch in tasks: it has `ppo_mini_batch_size` × `rollout.n` rows."""
+    """Verl counts a mini-batch in tasks: it has `ppo_mini_batch_size` × `rollout.n` rows."""
     size = config.rollout.group_size
     if rows % size:
         raise InputError(
@@ -139,7 +141,7 @@ def _lora(rank: int, config: Config) -> Values:
 
 
 def _dtype(name: str, _: Config) -> Values:
-    """verl's engine ignores `fsdp_config.dtype`; what it computes in is `mixed_precision.param_dtype`."""
+    """Verl's engine ignores `fsdp_config.dtype`; what it computes in is `mixed_precision.param_dtype`."""
     short = {"bfloat16": "bf16", "float32": "fp32"}[name]
     mixed = {"param_dtype": short, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     return {f"{part}.fsdp_config.mixed_precision": dict(mixed) for part in (_ACTOR, _REF)} | {f"{_ROLLOUT}.dtype": name}
@@ -179,7 +181,7 @@ _SPEED: Final = "speed or memory only; verl's own setting is used"
 RULES: Final[dict[str, Rule]] = {
     "name": _to("trainer.experiment_name"),
     "seed": _by(
-        f"data.seed, {_ACTOR}.data_loader_seed, {_ACTOR}.fsdp_config.seed, {_ROLLOUT}.seed; the task order by the data set",
+        f"data.seed, {_ACTOR}.data_loader_seed, {_ACTOR}.fsdp_config.seed, {_ROLLOUT}.seed; the data set's order",
         lambda seed, _: {
             "data.seed": seed,
             f"{_ACTOR}.data_loader_seed": seed,
@@ -215,7 +217,7 @@ RULES: Final[dict[str, Rule]] = {
     "rollout.max_response_tokens": _to("data.max_response_length"),
     "rollout.overflow": _read("agent loop, which shortens prompts before verl sees them"),
     "rollout.slots": _unused("speed only: verl plays all rollouts of an iteration at once"),
-    "rollout.filter_groups": _only(False, "verl's own filter refills from a stream of tasks, in another order"),  # noqa: FBT003
+    "rollout.filter_groups": _only(False, "verl's own filter refills from a stream of tasks, in another order"),
     "rollout.max_generation_batches": _unused("belongs to rollout.filter_groups"),
     "rollout.sleep": _unused("verl's engine always sleeps during the update"),
     "rollout.offload_optimiser": _to(f"{_ACTOR}.fsdp_config.optimizer_offload"),
@@ -307,10 +309,10 @@ def leaves(config: Config) -> dict[str, Any]:
     """Return all settings of a configuration by name: `section.field`, or `field` outside a section."""
     found: dict[str, Any] = {}
 
-    def walk(settings: Any, prefix: str) -> None:
+    def walk(settings: DataclassInstance, prefix: str) -> None:
         for field in dataclasses.fields(settings):
             value = getattr(settings, field.name)
-            if dataclasses.is_dataclass(value):
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
                 walk(value, f"{prefix}{field.name}.")
             else:
                 found[f"{prefix}{field.name}"] = value
@@ -361,7 +363,7 @@ def _nested(values: Mapping[str, object]) -> dict[str, Any]:
     return nested
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return a value with lists instead of tuples, which YAML does not have."""
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}

@@ -1,4 +1,4 @@
-"""verl's manager of agent loop workers, with one addition: workers that die are replaced, and play their tasks again."""
+"""verl's manager of agent loop workers, with one addition: a worker that dies is replaced and its tasks are played."""
 
 from __future__ import annotations
 
