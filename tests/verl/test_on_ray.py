@@ -120,7 +120,6 @@ def run(python, tmp_path_factory) -> Path:
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
-        "RAY_raylet_start_wait_time_s": "300",  # of a busy machine
     }
     arguments = [python, "-m", "verl.trainer.main_ppo", "--config-dir", folder, "--config-name", "verl"]
     with (folder / "log").open("w") as log:

@@ -75,7 +75,7 @@ class StepsAgentLoop(AgentLoopBase):
     def _outputs(self, trajectory: Trajectory, global_steps: int) -> list[AgentLoopOutput]:
         rows = trajectory.rows
         won, total = bool(rows[-1].get("won", False)), float(sum(row["reward"] for row in rows))
-        shown = {"acc": float(won and not trajectory.aborted), "steps": len(rows), "failed": trajectory.aborted}
+        shown = {"acc": float(won and not trajectory.aborted), "steps": len(rows), "failed": float(trajectory.aborted)}
         outputs = [self._output(row, trained=not trajectory.aborted, global_steps=global_steps) for row in rows]
         for output in outputs:
             output.num_turns = len(rows)

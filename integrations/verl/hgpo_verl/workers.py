@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.utils.tensordict_utils import index_select_tensor_dict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,16 +33,16 @@ class ReplacingAgentLoopManager(AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.replaced = 0
-        self._given: dict[int, list[tuple[str, TensorDict]]] = {}  # by worker: the tasks of the newest batches
+        self._given: dict[int, tuple[str, TensorDict]] = {}  # by worker: the partition and tasks of the newest batch
         self._pings: dict[int, ray.ObjectRef] = {}
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Give each worker its part of the tasks without waiting for results; see verl's method."""
         self.replace_dead_workers()
-        partition = "val" if bool(prompts.get("validate", False)) else "train"
+        partition = "val" if "validate" in prompts and prompts["validate"] else "train"
         sent = []
         for number, chunk in enumerate(prompts.chunk(len(self.agent_loop_workers))):
-            self._given[number] = [(partition, chunk.clone())]
+            self._given[number] = partition, chunk
             sent.append((number, self.agent_loop_workers[number].generate_sequences.remote(chunk)))
         for number, reference in sent:
             try:
@@ -52,13 +53,13 @@ class ReplacingAgentLoopManager(AgentLoopManagerTQ):
     def replace_dead_workers(self) -> None:
         """Start a new worker for each one that has died, and give it the tasks that are not finished."""
         for number, worker in enumerate(self.agent_loop_workers):
-            ping = self._pings.setdefault(number, worker.__ray_ready__.remote())
-            ready, _ = ray.wait([ping], timeout=0)
+            if number not in self._pings:
+                self._pings[number] = worker.__ray_ready__.remote()
+            ready, _ = ray.wait([self._pings[number]], timeout=0)
             if not ready:  # busy, or not started yet
                 continue
-            del self._pings[number]
             try:
-                ray.get(ping)
+                ray.get(self._pings.pop(number))
             except RayActorError:
                 self._replace(number)
 
@@ -70,8 +71,8 @@ class ReplacingAgentLoopManager(AgentLoopManagerTQ):
             name=f"agent_loop_worker_{number}_{uuid4().hex[:8]}",
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=True),
         ).remote(self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
-        for partition, chunk in self._given.get(number, []):
-            self._give_again(number, partition, chunk)
+        if number in self._given:
+            self._give_again(number, *self._given[number])
 
     def _give_again(self, number: int, partition: str, chunk: TensorDict) -> None:
         tags: dict[str, dict[str, Any]] = (tq.kv_list(partition) or {}).get(partition, {})
@@ -83,7 +84,7 @@ class ReplacingAgentLoopManager(AgentLoopManagerTQ):
         stale = [key for key in tags if key not in of_them and key.split("_", 1)[0] in of_them]
         if stale:
             tq.kv_clear(keys=stale, partition_id=partition)
-        again = chunk[[uids.index(uid) for uid in unfinished]]
+        again = index_select_tensor_dict(chunk, [uids.index(uid) for uid in unfinished])
         ray.get(self.agent_loop_workers[number].generate_sequences.remote(again))
 
 
