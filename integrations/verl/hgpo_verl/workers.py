@@ -39,7 +39,7 @@ class ReplacingAgentLoopManager(AgentLoopManagerTQ):
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Give each worker its part of the tasks without waiting for results; see verl's method."""
         self.replace_dead_workers()
-        partition = "val" if "validate" in prompts.keys() and prompts["validate"] else "train"  # noqa: RUF019, SIM118
+        partition = "val" if "validate" in prompts.keys() and prompts["validate"] else "train"  # noqa: SIM118
         sent = []
         for number, chunk in enumerate(prompts.chunk(len(self.agent_loop_workers))):
             self._given[number] = partition, chunk
