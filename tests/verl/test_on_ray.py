@@ -38,6 +38,7 @@ iterations = 2
 id = "HGPO/ALFWorld-v0"
 max_steps = 5
 history_length = 2
+action_format = "command"
 [model]
 path = "{model}"
 compute_dtype = "float32"
@@ -70,7 +71,32 @@ MODEL = """
 import json, sys
 from pathlib import Path
 from hgpo_train.models.tiny import TinyShape, save_tiny
-save_tiny(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), TinyShape(layers=2))
+folder, texts = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+save_tiny(folder, texts, TinyShape(layers=2))
+
+# A few steps of imitation, so that some of its answers are admissible commands and advantages differ.
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model, tokenizer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(40):
+    loss = 0.0
+    for number, command in enumerate(("look", "inventory", "xyzzy", "help me")):
+        prompt = texts[(4 * step + number) % len(texts)][-200:]
+        chat = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+        )
+        start = tokenizer(chat, add_special_tokens=False)["input_ids"]
+        ids = start + tokenizer(command, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        labels = [-100] * len(start) + ids[len(start) :]
+        loss = loss + model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss / 4
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+model.save_pretrained(folder)
+print("loss", float(loss))
 """
 ON_A_CPU = {
     "trainer.device": "cpu",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.settings import build
@@ -12,6 +12,10 @@ from hgpo_train.training.config import Config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+TRAINING: Final = "training"
+EVALUATION: Final = "evaluation"
+"""What the tasks of a split are for: `data.train_files` is ``training:SPLIT``, `data.val_files` ``evaluation:SPLIT``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from hgpo_train.rollout.group_plan import PlannedGroup, plan_groups
 from hgpo_train.training.data import open_training_env
-from hgpo_verl.run_settings import read_settings
+from hgpo_verl.run_settings import TRAINING, read_settings
 
 if TYPE_CHECKING:
     from hgpo_train.training.config import Config
@@ -24,19 +24,19 @@ class TaskDataset(Dataset[dict[str, Any]]):
     resumed run goes on with the tasks that an uninterrupted one would play.
 
     Args:
-        data_files: The split: `data.train_files` or `data.val_files`.
+        data_files: ``training:SPLIT`` or ``evaluation:SPLIT``: `data.train_files` or `data.val_files`.
         config: verl's section `data`, with HGPO's section as `hgpo`.
-        is_train: Whether the tasks are trained on.
         unused: Other arguments of verl's data sets.
     """
 
-    def __init__(self, data_files: str, config: DictConfig, *, is_train: bool = True, **unused: object) -> None:
+    def __init__(self, data_files: str, config: DictConfig, **unused: object) -> None:
         del unused
         section = OmegaConf.to_container(config.hgpo, resolve=True)
         assert isinstance(section, dict)
         self._config: Config = read_settings(section).config
-        self._train = is_train
-        self._tasks = open_training_env(self._config, str(data_files)).tasks
+        purpose, _, split = str(data_files).partition(":")  # verl says nothing else about what the tasks are for
+        self._train = purpose == TRAINING
+        self._tasks = open_training_env(self._config, split).tasks
         self._planned = lru_cache(maxsize=4)(self._plan)
 
     def __len__(self) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hgpo_envs.errors import InputError
 from hgpo_train.settings import to_dict
+from hgpo_verl.run_settings import EVALUATION, TRAINING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -196,7 +197,7 @@ RULES: Final[dict[str, Rule]] = {
         f"environment.{name}": _read("agent loop and data set")
         for name in ("id", "max_steps", "history_length", "action_format", "prompt_template", "data", "options")
     },
-    "environment.split": _to("data.train_files"),
+    "environment.split": _to("data.train_files", change=lambda split: f"{TRAINING}:{split}"),
     "model.path": _to(f"{_MODEL}.path"),
     "model.device": _only("auto", "Ray gives each process its GPU"),
     "model.compute_dtype": _by(
@@ -263,7 +264,7 @@ RULES: Final[dict[str, Rule]] = {
     "optimiser.gradient_clip": _to(f"{_ACTOR}.grad_clip", change=lambda norm: norm or _NEVER),
     "evaluation.every": _by("trainer.test_freq, trainer.val_before_train", _evaluation_every),
     "evaluation.before_training": _read("evaluation.every"),
-    "evaluation.split": _to("data.val_files"),
+    "evaluation.split": _to("data.val_files", change=lambda split: f"{EVALUATION}:{split}"),
     "evaluation.tasks": _read("data set"),
     "evaluation.group_size": _to(f"{_ROLLOUT}.val_kwargs.n"),
     "evaluation.temperature": _by(
