@@ -79,7 +79,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 torch.manual_seed(0)
 torch.set_num_threads(1)
-model, tokenizer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+tokenizer = AutoTokenizer.from_pretrained(folder)
 optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
 for step in range(40):
     loss = 0.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TRAINING: Final = "training"
 EVALUATION: Final = "evaluation"
-"""What the tasks of a split are for: `data.train_files` is ``training:SPLIT``, `data.val_files` ``evaluation:SPLIT``."""
+"""What a split's tasks are for: `data.train_files` is ``training:SPLIT``, `data.val_files` ``evaluation:SPLIT``."""
 
 
 @dataclass(frozen=True, slots=True)
