@@ -168,3 +168,22 @@ def raise_if_too_many(
     """
     if failures.failed and (failures.share > most or failures.failed == failures.rollouts):
         raise RolloutError(f"{failures.describe(noun)}. {advice}".rstrip())
+
+
+def raise_if_too_long(steps: pl.DataFrame) -> None:
+    """Raise if a prompt was too long, for `rollout.overflow = "error"`.
+
+    Raises:
+        InputError: A rollout failed for that reason.
+    """
+    import polars as pl
+
+    from hgpo_envs.errors import InputError
+    from hgpo_train.policies.generation import PROMPT_TOO_LONG
+
+    errors = steps.filter(pl.col("error").str.starts_with(PROMPT_TOO_LONG))["error"]
+    if len(errors):
+        raise InputError(
+            f'{errors[0]}, and rollout.overflow is "error"; increase rollout.max_prompt_tokens, or set overflow to '
+            "left or history, in a new run"
+        )

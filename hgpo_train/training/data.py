@@ -1,4 +1,4 @@
-"""Which set of tasks a configuration means: the bundled one, the benchmark's own on this machine, or a path."""
+"""The environment of a configuration and its tasks: bundled, the benchmark's own on this machine, or at a path."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_envs.environment_spec import environment_spec
 from hgpo_envs.errors import InputError
 from hgpo_envs.listing import official_data
+from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.training.config import template_path
 
 if TYPE_CHECKING:
-    from hgpo_train.training.config import EnvironmentConfig
+    from hgpo_train.rollout.env_handle import EnvHandle
+    from hgpo_train.training.config import Config, EnvironmentConfig
 
 BUNDLED: Final = "bundled"
 OFFICIAL: Final = "official"
@@ -36,3 +39,31 @@ def data_options(environment: EnvironmentConfig) -> dict[str, Any]:
         f"{', '.join(looked) or 'no places'}); {get}set environment.data to their path, or to {BUNDLED} for the small "
         "bundled set"
     )
+
+
+def env_options(config: Config, split: str) -> dict[str, Any]:
+    """Return the keyword arguments of ``gymnasium.make`` for the configured environment and one of its splits.
+
+    Raises:
+        InputError: The data or the prompt template is not there.
+    """
+    environment = config.environment
+    options = data_options(environment)
+    if (template := template_path(environment)) is not None:
+        options["prompt_template"] = template
+    return {
+        "split": split,
+        "max_steps": environment.max_steps,
+        "history_length": environment.history_length,
+        "action_format": environment.action_format,
+        **options,
+    }
+
+
+def open_training_env(config: Config, split: str) -> EnvHandle:
+    """Open the configured environment for one of its splits.
+
+    Raises:
+        InputError: The environment, its options, its data or its prompt template cannot be used.
+    """
+    return open_env(config.environment.id, **env_options(config, split))

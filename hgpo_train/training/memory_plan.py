@@ -268,7 +268,8 @@ def alternatives(plan: MemoryPlan, shape: ModelShape) -> list[str]:
     if larger:
         found.append(f"a card of {larger[0].name} or more")
     else:
-        found.append("several cards, with a trainer that shards the weights, such as verl")
+        name = plan.config.name if plan.config.name in shipped() else "CONFIG"
+        found.append(f"several cards with verl, which shards the weights: `hgpo-verl {name} --gpus 4` (docs/verl.md)")
     return found
 
 

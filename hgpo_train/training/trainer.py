@@ -28,21 +28,18 @@ import polars as pl
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_datasets.run_paths import STEPS
 from hgpo_envs.atomic import remove_abandoned
-from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
 from hgpo_train.models.checkpoint_files import TrainingState, checkpoint_to_resume, list_checkpoints
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
-from hgpo_train.policies.generation import PROMPT_TOO_LONG, GenerationOptions
+from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import TrainableContext, check_trainable, make_trainable
-from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_many
+from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, raise_if_too_many
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_tasks, fingerprint_texts
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
-from hgpo_train.training.config import template_path
-from hgpo_train.training.data import data_options
+from hgpo_train.training.data import data_options, open_training_env
 from hgpo_train.training.gpu_memory import SharedGpu, check_memory, memory_metrics, reset_peak
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
 from hgpo_train.training.run_folder import FREE, Origin, RunFolder, table_values
@@ -363,40 +360,6 @@ def _origins(config: Config, handle: EnvHandle) -> dict[str, Origin]:
         "set of tasks": Origin(f"environment.options = {options}", fingerprint_tasks(handle, options)),
         "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
     }
-
-
-def open_training_env(config: Config, split: str) -> EnvHandle:
-    """Open the configured environment for one of its splits.
-
-    Raises:
-        InputError: The environment, its options, its data or its prompt template cannot be used.
-    """
-    environment = config.environment
-    options = data_options(environment)
-    if (template := template_path(environment)) is not None:
-        options["prompt_template"] = template
-    return open_env(
-        environment.id,
-        split=split,
-        max_steps=environment.max_steps,
-        history_length=environment.history_length,
-        action_format=environment.action_format,
-        **options,
-    )
-
-
-def raise_if_too_long(steps: pl.DataFrame) -> None:
-    """Raise if a prompt was too long, for `rollout.overflow = "error"`.
-
-    Raises:
-        InputError: A rollout failed for that reason.
-    """
-    errors = steps.filter(pl.col("error").str.starts_with(PROMPT_TOO_LONG))["error"]
-    if len(errors):
-        raise InputError(
-            f'{errors[0]}, and rollout.overflow is "error"; increase rollout.max_prompt_tokens, or set overflow to '
-            "left or history, in a new run"
-        )
 
 
 def throughput_metrics(steps: pl.DataFrame, rows: pl.DataFrame, clock: StageTimer) -> dict[str, float]:

@@ -29,9 +29,9 @@ from hgpo_train.rollout.failures import failures_of_run, raise_if_too_many
 from hgpo_train.rollout.fingerprints import fingerprint_path, fingerprint_texts
 from hgpo_train.rollout.run import RolloutSpec, collect_groups
 from hgpo_train.training.config import Config, OptimiserConfig, SftConfig, TrackingConfig, UpdateConfig, template_path
+from hgpo_train.training.data import open_training_env
 from hgpo_train.training.run_folder import environment_values
 from hgpo_train.training.sft import run_sft
-from hgpo_train.training.trainer import open_training_env
 
 if TYPE_CHECKING:
     from hgpo_train.training.display import Display

@@ -23,7 +23,7 @@ from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.run import RolloutSpec, collect
 from hgpo_train.settings import build, field_docs, read_toml, to_dict, to_toml
 from hgpo_train.training.config import Config, SftConfig, load_config, replace, shipped
-from hgpo_train.training.trainer import open_training_env
+from hgpo_train.training.data import open_training_env
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -169,6 +169,7 @@ def test_hgpo_train_prints_the_plan() -> None:
     assert done.exit_code == 1
     assert "does not fit on H200-141" in done.output
     assert "model.lora.rank=64" in done.output
+    assert "with verl, which shards the weights: `hgpo-verl alfworld-7b-grpo --gpus 4`" in done.output
     fitting = CliRunner().invoke(app, ["train", "alfworld-1.5b-grpo", "--plan", "--card", "H200-141"])
     assert fitting.exit_code == 0
     assert "fits on H200-141" in fitting.output
@@ -182,7 +183,8 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(monkeypatc
     monkeypatch.setattr(gpu_memory, "this_card", lambda device: Card("stand-in", int(79.1 * GIB)))
     config = load_config("webshop-7b-hgpo-k4")
     shown = Console(record=True, width=200)
-    with pytest.raises(InputError, match=r"does not fit on stand-in.*model\.lora\.rank=64.*check_memory = false"):
+    line = r"does not fit on stand-in.*lora\.rank=64.*hgpo-verl webshop-7b-hgpo-k4 --gpus 4.*check_memory = false"
+    with pytest.raises(InputError, match=line):
         check_memory(config, Display(shown, 1))
     assert "activations of 16,384 tokens" in shown.export_text()
     made = check_memory(replace(config, check_memory=False), Display(shown, 1))

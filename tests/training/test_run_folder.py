@@ -21,10 +21,11 @@ import hgpo_envs
 from hgpo_envs.errors import InputError
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_path, fingerprint_rows, fingerprint_texts
 from hgpo_train.training.config import Config, EnvironmentConfig, SftConfig, replace
+from hgpo_train.training.data import open_training_env
 from hgpo_train.training.display import Display
 from hgpo_train.training.run_folder import Origin, RunFolder, RunFolderWarning, environment_values, table_values
 from hgpo_train.training.tracking import read_metrics
-from hgpo_train.training.trainer import _FREE, open_training_env
+from hgpo_train.training.trainer import _FREE
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
 PATHS = os.pathsep.join(map(str, [ROOT, ROOT / "datasets", ROOT / "tests" / "worlds"]))

@@ -1,0 +1,90 @@
+"""`hgpo-verl`: write the launch file of a configuration of `hgpo train`, and print or run the command of verl."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+import yaml
+
+from hgpo_envs.errors import InputError
+from hgpo_train.training.config import Config, load_config
+from hgpo_verl.translate import RULES, Cluster, translate
+
+PLUGIN: Final = "hgpo_verl.plugin"
+
+
+def launch_text(source: str, config: Config, cluster: Cluster, folder: Path) -> str:
+    """Return a launch file of verl (YAML) for a configuration.
+
+    Args:
+        source: The name of the configuration, for the first line.
+        config: The configuration.
+        cluster: The machines.
+        folder: The run's folder.
+
+    Raises:
+        InputError: A setting cannot be translated.
+    """
+    head = (
+        f"# {source} for verl 0.9.1, written by hgpo-verl. Under hgpo: the whole configuration, which its parts read.\n"
+    )
+    text: str = yaml.safe_dump(translate(config, cluster, folder), sort_keys=False, width=120)
+    return head + text
+
+
+def command_line(file: Path) -> str:
+    """Return the command that starts verl with a launch file."""
+    where = shlex.quote(str(file.parent.absolute()))
+    return (
+        f"VERL_USE_EXTERNAL_MODULES={PLUGIN} python -m verl.trainer.main_ppo --config-dir {where} "
+        f"--config-name {shlex.quote(file.stem)}"
+    )
+
+
+def launch(
+    config: Annotated[str | None, typer.Argument(help="A TOML file, or the name of a shipped configuration.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a setting: section.field=value; may be repeated.", metavar="A.B=C"),
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="GPUs of each machine.")] = 4,
+    nodes: Annotated[int, typer.Option(help="Machines of the Ray cluster.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<configuration>.")] = None,
+    run: Annotated[bool, typer.Option("--run", help="Start verl instead of printing the command.")] = False,
+    rules: Annotated[bool, typer.Option("--rules", help="Print what happens to each setting, and exit.")] = False,
+) -> None:
+    """Write RUN/verl.yaml from a configuration of `hgpo train`, and print the command that starts verl with it."""
+    if rules:
+        for name, rule in RULES.items():
+            typer.echo(f"{name}\t{rule.kind}\t{rule.how}")
+        return
+    if config is None:
+        raise InputError("expected a configuration: a TOML file or a shipped name, see `hgpo train --list`")
+    folder = (out or Path("runs") / Path(config).stem).absolute()
+    text = launch_text(Path(config).stem, load_config(config, overrides or (), Config), Cluster(gpus, nodes), folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "verl.yaml"
+    file.write_text(text, encoding="utf-8")
+    if not run:
+        typer.echo(command_line(file))
+        return
+    os.environ["VERL_USE_EXTERNAL_MODULES"] = PLUGIN
+    arguments = ["-m", "verl.trainer.main_ppo", "--config-dir", str(folder), "--config-name", file.stem]
+    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - no shell
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        typer.run(launch)
+    except InputError as error:
+        raise SystemExit(f"hgpo-verl: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

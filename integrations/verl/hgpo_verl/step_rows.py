@@ -1,0 +1,75 @@
+"""The step tables of a run of verl: rows, the shards that they are stored in, and their advantages. No verl here."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets.schema import GROUP_KEY
+from hgpo_train.advantages import compute
+from hgpo_train.rollout.collector import Tally
+from hgpo_train.rollout.commits import GroupCommitter
+from hgpo_train.rollout.finished import FinishedGroup
+from hgpo_train.training.data import env_options
+from hgpo_train.training.run_folder import FREE, table_values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hgpo_train.rollout.trajectory import Row
+    from hgpo_train.training.config import AdvantageConfig, Config
+
+_FREE: Final = FREE | {"check_memory", "checkpoint", "evaluation", "iterations", "rollout.slots", "rollout.max_failed"}
+"""Settings that may change when a run is resumed."""
+
+
+class StepTable:
+    """The step table of a run, to which each iteration adds a shard.
+
+    Args:
+        folder: The run's folder, or its folder of evaluations.
+        config: The run's configuration.
+        split: The split that is played.
+    """
+
+    def __init__(self, folder: Path, config: Config, split: str) -> None:
+        environment = {"id": config.environment.id, **env_options(config, split)}  # as `hgpo rollout` stores it
+        stored = {"env": environment, "training": table_values(config, _FREE)}
+        self._writer = StepWriter(folder, run=config.name, config=stored)
+        self._env_id = config.environment.id
+
+    def store(self, rows: Sequence[Row]) -> pl.DataFrame:
+        """Commit the rows of one iteration, and return them as a table, with all derived columns.
+
+        After a resume, the rows of an iteration that is played again replace the earlier ones.
+
+        Args:
+            rows: Rows of complete groups, in any order.
+        """
+        ordered = sorted(rows, key=lambda row: (row["iteration"], row["trajectory"], row["step"]))
+        groups = []
+        for key, members in groupby(ordered, key=lambda row: tuple(row[name] for name in GROUP_KEY)):
+            groups.append(FinishedGroup.of(list(members), again=key in self._writer.committed))
+        GroupCommitter(self._writer, self._env_id, Tally())(groups)
+        iterations = {row["iteration"] for row in rows}
+        return scan_steps(self._writer.folder).filter(pl.col("iteration").is_in(iterations)).collect()
+
+    def close(self) -> None:
+        """Release the table's lock."""
+        self._writer.close()
+
+
+def advantages(steps: pl.DataFrame, config: AdvantageConfig) -> dict[tuple[str, int], float]:
+    """Return the advantage of each step, by trajectory and step. Steps of aborted rollouts have none.
+
+    Args:
+        steps: The step table of one iteration.
+        config: The estimator and its parameters.
+    """
+    parameters: dict[str, Any] = config.parameters
+    table = compute(steps, config.estimator, **parameters).select("trajectory", "step", "advantage").collect()
+    return {(trajectory, step): value for trajectory, step, value in table.iter_rows() if value is not None}

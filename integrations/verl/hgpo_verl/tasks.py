@@ -1,0 +1,79 @@
+"""The data set of tasks that verl draws from: those that `hgpo train` plays, in the same order."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+from torch.utils.data import Dataset
+
+from hgpo_train.rollout.group_plan import PlannedGroup, plan_groups
+from hgpo_train.training.data import open_training_env
+from hgpo_verl.run_settings import TRAINING, read_settings
+
+if TYPE_CHECKING:
+    from hgpo_train.training.config import Config
+
+
+class TaskDataset(Dataset[dict[str, Any]]):
+    """The tasks of all iterations of a run, or those of an evaluation.
+
+    Row i of training is task i % tasks of iteration i // tasks. It is drawn in order (`data.shuffle` is false), so a
+    resumed run goes on with the tasks that an uninterrupted one would play.
+
+    Args:
+        data_files: ``training:SPLIT`` or ``evaluation:SPLIT``: `data.train_files` or `data.val_files`.
+        config: verl's section `data`, with HGPO's section as `hgpo`.
+        unused: Other arguments of verl's data sets.
+    """
+
+    def __init__(self, data_files: str, config: DictConfig, **unused: object) -> None:
+        del unused
+        section = OmegaConf.to_container(config.hgpo, resolve=True)
+        assert isinstance(section, dict)
+        self._config: Config = read_settings(section).config
+        purpose, _, split = str(data_files).partition(":")  # verl says nothing else about what the tasks are for
+        self._train = purpose == TRAINING
+        self._tasks = open_training_env(self._config, split).tasks
+        self._planned = lru_cache(maxsize=4)(self._plan)
+
+    def __len__(self) -> int:
+        if self._train:
+            return self._config.iterations * self._config.rollout.tasks
+        return min(self._config.evaluation.tasks, len(self._tasks))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        iteration, place = divmod(index, self._config.rollout.tasks) if self._train else (0, index)
+        group = self._planned(iteration)[place]
+        return {
+            "raw_prompt": [{"role": "user", "content": group.task_id}],  # verl counts these; the prompts are the loop's
+            "data_source": self._config.environment.id,
+            "reward_model": {"ground_truth": None},
+            "index": index,
+            "agent_name": "hgpo_steps",
+            "evaluation": not self._train,
+            "position": group.position,
+            "iteration": group.iteration,
+            "task_id": group.task_id,
+            "group": group.group,
+        }
+
+    def _plan(self, iteration: int) -> list[PlannedGroup]:
+        config = self._config
+        if not self._train:
+            groups = plan_groups(self._tasks, order="sweep", seed=0, group_size=config.evaluation.group_size)
+            return list(islice(groups, len(self)))
+        count = config.rollout.tasks
+        groups = plan_groups(
+            self._tasks,
+            order="shuffled",
+            seed=config.seed,
+            group_size=config.rollout.group_size,
+            iteration=iteration,
+            skip=iteration * count,
+        )
+        return list(islice(groups, count))
