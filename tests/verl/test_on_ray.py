@@ -293,7 +293,6 @@ for file in sorted(Path(sys.argv[1]).glob("*.yaml")):
         config = compose(file.stem, overrides=["hydra.searchpath=[pkg://verl.trainer.config]"])
     with initialize_config_module("verl.trainer.config", version_base=None):
         stock = compose("ppo_trainer")
-    OmegaConf.resolve(config)
     own = {"hgpo", "data.hgpo"}
     def known(ours, theirs, prefix=""):
         for key, value in ours.items():

@@ -187,4 +187,5 @@ def test_launch_files_of_the_7b_runs_are_up_to_date(name) -> None:
 def test_the_command_names_the_plugin_and_the_file() -> None:
     command = command_line(Path("/runs/with space/verl.yaml"))
     assert command.startswith("VERL_USE_EXTERNAL_MODULES=hgpo_verl.plugin python -m verl.trainer.main_ppo ")
-    assert "--config-dir '/runs/with space' --config-name verl" in command
+    folder = Path("/runs/with space").absolute().as_posix()
+    assert f"--config-dir '{folder}' --config-name verl" in command

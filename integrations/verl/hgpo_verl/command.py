@@ -39,7 +39,7 @@ def launch_text(source: str, config: Config, cluster: Cluster, folder: Path) -> 
 
 def command_line(file: Path) -> str:
     """Return the command that starts verl with a launch file."""
-    where = shlex.quote(str(file.parent.absolute()))
+    where = shlex.quote(file.parent.absolute().as_posix())
     return (
         f"VERL_USE_EXTERNAL_MODULES={PLUGIN} python -m verl.trainer.main_ppo --config-dir {where} "
         f"--config-name {shlex.quote(file.stem)}"

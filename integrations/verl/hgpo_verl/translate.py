@@ -302,7 +302,7 @@ def translate(config: Config, cluster: Cluster, folder: Path) -> dict[str, Any]:
             values.update(RULES[name].apply(value, config))
         except InputError as error:
             raise InputError(f"setting {name}: verl cannot do this: {error}") from error
-    section = {"folder": str(folder), "configuration": _plain(to_dict(config))}
+    section = {"folder": folder.as_posix(), "configuration": _plain(to_dict(config))}
     return {"defaults": ["ppo_trainer", "_self_"], **_nested(values), "hgpo": section}
 
 
@@ -348,7 +348,7 @@ def _fixed(config: Config, cluster: Cluster, folder: Path) -> dict[str, object]:
         "trainer.total_epochs": 1,
         "trainer.n_gpus_per_node": cluster.gpus,
         "trainer.nnodes": cluster.nodes,
-        "trainer.default_local_dir": str(folder / "checkpoints"),
+        "trainer.default_local_dir": (folder / "checkpoints").as_posix(),
         "ray_kwargs.ray_init.runtime_env.env_vars": plugin,
     }
 
