@@ -289,13 +289,14 @@ def test_a_server_that_was_killed_is_replaced(opened: Opened) -> None:
     engine = source.engine()
     engine.start(task)
     pid = source.server(task).pid
-    running = children(pid)
+    running, scratch = children(pid), _scratch(pid)[0]
     os.kill(pid, signal.SIGKILL)
     assert gone([pid, *running])
     with pytest.raises(WorldFailed):
         engine.act("print(1)")
     engine.start(task)
     assert source.server(task).pid != pid
+    assert not scratch.exists()
     assert engine.act("print(1)").text == "1\n"
 
 

@@ -316,7 +316,10 @@ def server(launch: Launch, task: str) -> Server:
     key = os.getpid(), launch  # a process that was forked from this one starts its own
     with _opening:
         found = _servers.get(key)
-        if found is None or not found.running:
+        if found is not None and not found.running:
+            found.close()  # removes its files
+            found = None
+        if found is None:
             found = _servers[key] = Server(launch, task)
         return found
 
