@@ -30,10 +30,13 @@ def unknown(kind: str, name: object, known: Iterable[str], *, limit: int = 12) -
 
     >>> unknown("estimator", "hpgo", ["hgpo", "gigpo", "grpo"])
     "unknown estimator 'hpgo'; did you mean 'hgpo'? Known: hgpo, gigpo, grpo"
+    >>> unknown("benchmark", "AlfWorld", ["AppWorld", "ALFWorld"])
+    "unknown benchmark 'AlfWorld'; did you mean 'ALFWorld'? Known: AppWorld, ALFWorld"
     """
     names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    by_letters = {known_name.casefold(): known_name for known_name in names}  # "AlfWorld" means ALFWorld, not AppWorld
+    near = difflib.get_close_matches(str(name).casefold(), by_letters, n=1)
+    hint = f"; did you mean {by_letters[near[0]]!r}?" if near else "."
     rest = f" and {len(names) - limit} more" if len(names) > limit else ""
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(names[:limit]) or 'none'}{rest}"
 

@@ -165,12 +165,15 @@ def test_bad_templates_are_refused_before_the_first_episode(text, line):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe\xfa"])
-def test_unreadable_template_files(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [(None, "unknown template or missing file"), (b"\xff\xfe\xfa", "expected a readable UTF-8 file")],
+)
+def test_unreadable_template_files(tmp_path, content, line):
     path = tmp_path / "t.j2"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match="expected a readable UTF-8 file"):
+    with pytest.raises(InputError, match=line):
         load_template(str(path), "ALFWorld")
 
 

@@ -225,7 +225,7 @@ def played(config: Config, run: Path) -> pl.DataFrame:
 def test_bundled_templates_show_the_admissible_actions_with_and_without_the_sandbox(tmp_path, name):
     config = load_config(name)
     assert config.environment.prompt_template == TINY[name]
-    assert set(bundled_templates()) == set(TINY.values())
+    assert set(TINY.values()) <= set(bundled_templates())
     steps = played(config, tmp_path / "run")
     copy = tmp_path / "copy.j2"
     copy.write_bytes(bundled_templates()[TINY[name]].read_bytes())
