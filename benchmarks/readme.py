@@ -311,6 +311,21 @@ def power(world: str) -> str:
     return "\n".join(lines)
 
 
+def viewer() -> str:
+    """Return the table of the viewer's response times as Markdown."""
+    lines = [
+        "| steps | open | memory | page of tasks | group | step | HGPO, K = 4 | search | contexts |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for run in figures("viewer")["runs"]:
+        parts = ("tasks", "group", "step", "estimate")
+        times = [f"{run[part]['median_ms']:.0f} ({run[part]['p95_ms']:.0f})" for part in parts]
+        seconds = [f"{run[part]['median_ms'] / 1000:.2f} s" for part in ("search", "levels")]
+        cells = [f"{run['steps']:,}", f"{run['open_s']:.1f} s", f"{run['memory_mb']:.0f} MB", *times, *seconds]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def rollout_correction() -> str:
     """Return the table of the gradient's bias with and without rollout correction as Markdown."""
     lines = [
@@ -454,6 +469,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "power": partial(power, "alfworld"),
         "rollout correction": rollout_correction,
     },
+    "docs/viewer.md": {"speed": viewer},
     "docs/study.md": {
         "correlations": study_correlations,
         "claims": study_claims,
