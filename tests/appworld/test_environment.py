@@ -50,7 +50,7 @@ def test_numbered_actions_are_refused(tmp_path: Path) -> None:
         ({}, "data: expected AppWorld's root; get the official tasks with hgpo data fetch appworld"),
         (
             {"data": "nowhere"},
-            "expected AppWorld's root, a folder with data/datasets and data/tasks; 'nowhere' is none",
+            "expected AppWorld's root, a folder with data/datasets and data/tasks; received 'nowhere'",
         ),
         ({"data": "DATA", "python": "no-such-python"}, "received 'no-such-python', which cannot be run"),
         ({"data": "DATA", "observation": "all"}, "unknown observation 'all'"),

@@ -84,7 +84,7 @@ class AppWorldSource:
         self._folder = Path(data).resolve() / "data"
         if not (self._folder / "datasets").is_dir() or not (self._folder / "tasks").is_dir():
             raise InputError(
-                f"data: expected AppWorld's root, a folder with data/datasets and data/tasks; {str(data)!r} is none"
+                f"data: expected AppWorld's root, a folder with data/datasets and data/tasks; received {str(data)!r}"
             )
         program = shutil.which(python)
         if program is None:
