@@ -30,7 +30,7 @@ ROOMS = {
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],
     "hgpo_envs/appworld": [
-        {"responses", "data"},
+        {"apps", "data", "responses"},
         {"engine"},
         {"players"},
         {"generation", "reference"},

@@ -26,7 +26,7 @@ _KNOWN: Final = {
     r"Could not find a version that satisfies the requirement \S+": "check the network and pip's index (PIP_INDEX_URL)",
     r"ensurepip is not\s+available": "install the system's package python3-venv, or name another Python with --python",
 }
-"""Reasons as regular expressions, and what to do. The first that is found is the one that is told."""
+"""Errors of pip and AppWorld, as regular expressions, and how to fix each. The first match is reported."""
 
 
 def run(

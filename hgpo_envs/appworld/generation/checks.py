@@ -98,3 +98,18 @@ def evaluation(checks: Sequence[Check]) -> str:
     body = "\n".join(["answer = json.loads(models.end.supervisor.Task.first().answer)", *blocks])
     parameters = "test, public_data, private_data, main_user, models, ground_truth_answer"
     return f"import json\n\n\ndef evaluate({parameters}):\n{indent(body, '    ')}\n"
+
+
+ONE_NEW_FILE: Final = (
+    only_changed("file_system.File", "file_system.Directory"),
+    counts("file_system.File", added="1"),
+    only_fields("file_system.Directory", "updated_at"),
+    records(
+        "the file has the right path and content",
+        "file_system.File",
+        "added",
+        "(record.path, record.content.strip())",
+        "[(private_data.path, private_data.content)]",
+    ),
+)
+"""Exactly one file was added, with the right path and content."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from hgpo_envs.appworld.generation.checks import (
     NO_ANSWER,
     NOTHING_CHANGED,
+    ONE_NEW_FILE,
     RIGHT_ANSWER,
     counts,
     only_changed,
@@ -146,15 +147,6 @@ NEW_FILE: Final = Scenario(
     _new_file,
     (
         NO_ANSWER,
-        only_changed("file_system.File", "file_system.Directory"),
-        counts("file_system.File", added="1"),
-        only_fields("file_system.Directory", "updated_at"),
-        records(
-            "the file has the right path and content",
-            "file_system.File",
-            "added",
-            "(record.path, record.content.strip())",
-            "[(private_data.path, private_data.content)]",
-        ),
+        *ONE_NEW_FILE,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from hgpo_envs.appworld.generation.checks import NO_ANSWER, counts, only_changed, only_fields, records
+from hgpo_envs.appworld.generation.checks import NO_ANSWER, ONE_NEW_FILE, counts, only_changed, only_fields, records
 from hgpo_envs.appworld.generation.programs import PASSWORDS, all_pages, finish, login
 from hgpo_envs.appworld.generation.scenario import Draft, Scenario
 from hgpo_envs.appworld.generation.words import CHORES, EXPENSES, MONEY_NOTES, SENTENCES
@@ -21,6 +21,22 @@ def _contacts_of(relationship: str) -> str:
         "contacts",
         f"apis.phone.search_contacts(relationship={relationship!r}, access_token=phone_token",
         "[contact['email'] for contact in contacts]",
+    )
+
+
+def _add_note(rows: Rows, person: Person, rng: random.Random, title: str, lines: list[str], tag: str) -> None:
+    """Add a note of the last days, with one entry per line."""
+    made = ago(rng, 20)
+    rows.add(
+        "simple_note",
+        "Note",
+        user_id=person.id,
+        title=title,
+        content="\n".join(lines),
+        tags=[tag],
+        created_at=made,
+        updated_at=made,
+        pinned=False,
     )
 
 
@@ -67,18 +83,7 @@ def _request_shares(world: World, person: Person, rng: random.Random, rows: Rows
     debtors = rng.sample(world.contacts[person.id]["friend"], 3)
     amounts = [rng.randrange(500, 9900) for _ in debtors]
     lines = [f"{debtor.email}: {cents / 100:.2f}" for debtor, cents in zip(debtors, amounts, strict=True)]
-    made = ago(rng, 20)
-    rows.add(
-        "simple_note",
-        "Note",
-        user_id=person.id,
-        title=title,
-        content="\n".join(lines),
-        tags=["money"],
-        created_at=made,
-        updated_at=made,
-        pinned=False,
-    )
+    _add_note(rows, person, rng, title, lines, "money")
     steps = [
         PASSWORDS,
         login("simple_note"),
@@ -133,18 +138,7 @@ def _note_to_tasks(world: World, person: Person, rng: random.Random, rows: Rows)
     project, (project_id, _) = rng.choice([entry for entry in world.projects[person.id].items() if entry[0] != "Inbox"])
     title = f"To do for {project}"
     chores = [f"{chore} ({number})" for number, chore in enumerate(rng.sample(CHORES, rng.randrange(3, 6)), 1)]
-    made = ago(rng, 20)
-    rows.add(
-        "simple_note",
-        "Note",
-        user_id=person.id,
-        title=title,
-        content="\n".join(chores),
-        tags=["ideas"],
-        created_at=made,
-        updated_at=made,
-        pinned=False,
-    )
+    _add_note(rows, person, rng, title, chores, "ideas")
     steps = [
         PASSWORDS,
         login("simple_note"),
@@ -259,16 +253,7 @@ SAVE_EMAIL: Final = Scenario(
     _save_email,
     (
         NO_ANSWER,
-        only_changed("file_system.File", "file_system.Directory"),
-        counts("file_system.File", added="1"),
-        only_fields("file_system.Directory", "updated_at"),
-        records(
-            "the file has the right path and content",
-            "file_system.File",
-            "added",
-            "(record.path, record.content.strip())",
-            "[(private_data.path, private_data.content)]",
-        ),
+        *ONE_NEW_FILE,
     ),
 )
 NOTE_TO_TASKS: Final = Scenario(

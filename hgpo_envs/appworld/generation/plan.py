@@ -6,10 +6,11 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from hgpo_envs.appworld.apps import ACCOUNTS
 from hgpo_envs.appworld.generation import easy, hard, medium
 from hgpo_envs.appworld.generation.checks import evaluation
 from hgpo_envs.appworld.generation.programs import solution
-from hgpo_envs.appworld.generation.world import ACCOUNTS, NOW, Rows, make_world
+from hgpo_envs.appworld.generation.world import NOW, Rows, make_world
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:

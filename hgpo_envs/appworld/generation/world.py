@@ -12,23 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from hgpo_envs.appworld.apps import ACCOUNTS
 from hgpo_envs.appworld.generation import words
 
 NOW: Final = datetime(2023, 5, 18, 12)  # noqa: DTZ001 - AppWorld's clocks have no time zone
 """The frozen time of every task."""
-
-ACCOUNTS: Final = (
-    "amazon",
-    "file_system",
-    "gmail",
-    "phone",
-    "simple_note",
-    "splitwise",
-    "spotify",
-    "todoist",
-    "venmo",
-)
-"""The apps with accounts. Everyone has one in each."""
 
 RELATIONSHIPS: Final = ("roommate", "friend", "coworker", "sibling")
 

@@ -12,6 +12,7 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from hgpo_envs.appworld.apps import ACCOUNTS
 from hgpo_envs.appworld.players.skills import Attempt, find_skill
 
 if TYPE_CHECKING:
@@ -20,17 +21,6 @@ if TYPE_CHECKING:
 _TRIES: Final = 3
 """How often a program is tried whose output does not show. In a mixture, another policy may have taken the turn."""
 
-_APPS: Final = (
-    "amazon",
-    "file_system",
-    "gmail",
-    "phone",
-    "simple_note",
-    "splitwise",
-    "spotify",
-    "todoist",
-    "venmo",
-)
 _LIST_APPS: Final = Attempt("print(apis.api_docs.show_app_descriptions())", r'"name": "supervisor"')
 _PASSWORDS: Final = Attempt(
     "accounts = apis.supervisor.show_account_passwords()\nprint(accounts)", r'"account_name": "\w+"'
@@ -72,7 +62,7 @@ def plan(instruction: str) -> list[Attempt]:
     """Return what to look up and what to do for an instruction."""
     understood = find_skill(instruction)
     lowered = instruction.lower()
-    apps = understood[0].apps if understood else [app for app in _APPS if app.replace("_", " ") in lowered]
+    apps = understood[0].apps if understood else [app for app in ACCOUNTS if app.replace("_", " ") in lowered]
     apis = [*(understood[0].apis if understood else ()), *(f"{app}.login" for app in apps)]
     return [
         _LIST_APPS,

@@ -21,7 +21,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
     """The tasks of all iterations of a run, or those of an evaluation.
 
     Row i of training is task i % tasks of iteration i // tasks. It is drawn in order (`data.shuffle` is false), so a
-    resumed run goes on with the tasks that an uninterrupted one would play.
+    resumed run continues with the tasks that an uninterrupted run would play.
 
     Args:
         data_files: ``training:SPLIT`` or ``evaluation:SPLIT``: `data.train_files` or `data.val_files`.
@@ -34,7 +34,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
         section = OmegaConf.to_container(config.hgpo, resolve=True)
         assert isinstance(section, dict)
         self._config: Config = read_settings(section).config
-        purpose, _, split = str(data_files).partition(":")  # verl says nothing else about what the tasks are for
+        purpose, _, split = str(data_files).partition(":")  # verl passes only the file name
         self._train = purpose == TRAINING
         self._tasks = open_training_env(self._config, split).tasks
         self._planned = lru_cache(maxsize=4)(self._plan)
