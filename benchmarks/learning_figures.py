@@ -59,8 +59,8 @@ def report(world: str, folder: Path, console: Console, name: str | None = None, 
         pl.col("environment_steps").last(), pl.col("success").max().alias("best"),
     )  # fmt: skip
     table = Table(title=f"{world}: success on held-out tasks")
-    for name in ("estimator", "seed", "iterations", "steps", "warm start", "end", "lift", "best"):
-        table.add_column(name, justify="right")
+    for head in ("estimator", "seed", "iterations", "steps", "warm start", "end", "lift", "best"):
+        table.add_column(head, justify="right")
     for row in ends.sort("estimator", "seed").iter_rows(named=True):
         table.add_row(
             row["estimator"], str(row["seed"]), str(row["iteration"]), f"{row['environment_steps']:,.0f}",

@@ -272,21 +272,51 @@ def commands() -> str:
     return "\n".join(f"{place}. `{command_of(name)}`" for place, name in enumerate(names, 1))
 
 
-def learning(world: str) -> str:
-    """Return the table of success before and after training in one environment as Markdown."""
-    found = figures(f"learning_{world}")
+def learning(name: str) -> str:
+    """Return the table of success before and after training of one experiment as Markdown."""
+    found = figures(f"learning_{name}")
     fresh, ends = found["fresh"], found["ends"]
     head = (
         f"| estimator | held out: change | fresh: after (before {percent(fresh['warm-start'])}) | fresh, gain |",
         "|---|---|---|---|",
     )
     lines = []
-    for estimator in (name for name in ESTIMATORS if name in ends):
+    for estimator in sorted(ends, key=[*ESTIMATORS, *ends].index):
         start, end, _ = ends[estimator]
         lift = fresh[estimator]["lift"]
         gained = f"{100 * lift['difference']:.1f} points ({100 * lift['low']:.1f} to {100 * lift['high']:.1f})"
-        lines.append(f"| {ESTIMATORS[estimator]} | {start:.1%} → {end:.1%} | {percent(fresh[estimator])} | {gained} |")
+        lines.append(f"| {_title(estimator)} | {start:.1%} → {end:.1%} | {percent(fresh[estimator])} | {gained} |")
     return "\n".join([*head, *lines])
+
+
+def learning_differences(name: str, pairs: Sequence[tuple[str, str]]) -> str:
+    """Return the table of differences of success on fresh tasks between estimators as Markdown.
+
+    Args:
+        name: The experiment's name.
+        pairs: The estimators that are compared: the first minus the second.
+    """
+    found = {(each["first"], each["second"]): each for each in figures(f"learning_{name}")["fresh"]["differences"]}
+    lines = [
+        "| difference on fresh tasks, in points | seen | of each seed | 95% interval by tasks | by seeds |",
+        "|---|---|---|---|---|",
+    ]
+    for first, second in pairs:
+        sign = 1 if (first, second) in found else -1
+        each = found[(first, second)[::sign]]
+        seen, *bounds = (100 * sign * each[key] for key in ("difference", "low", "high"))
+        margin, seeds = 100 * each["margin_of_seeds"], ", ".join(f"{100 * sign * one:+.1f}" for one in each["seeds"])
+        low, high = sorted(bounds)
+        lines.append(
+            f"| {_title(first)} − {_title(second)} | {seen:+.1f} | {seeds} | {low:+.1f} to {high:+.1f} | "
+            f"{seen - margin:+.1f} to {seen + margin:+.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def _title(estimator: str) -> str:
+    """Return an estimator's title; one with parameters is written as it is on the command line."""
+    return ESTIMATORS.get(estimator, f"`{estimator}`")
 
 
 def power(world: str) -> str:
