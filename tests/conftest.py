@@ -1,4 +1,4 @@
-"""Hypothesis profiles, and fixtures for recordings of the originals, which are optional."""
+"""Hypothesis profiles, and fixtures for originals and their recordings, which are optional."""
 
 import os
 import subprocess
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 for name, examples in (("quick", 10), ("default", 100), ("thorough", 1_000), ("exhaustive", 10_000)):
@@ -45,3 +46,29 @@ def original_python() -> str:
     if subprocess.run([python, "-c", "import alfworld, textworld"], capture_output=True).returncode:
         pytest.skip("needs the extra `alfworld`, or HGPO_ORIGINAL_PYTHON set to a Python that has it")
     return python
+
+
+@pytest.fixture(scope="session")
+def appworld_python() -> str:
+    """Return an interpreter with AppWorld, named by HGPO_APPWORLD_PYTHON."""
+    python = os.environ.get("HGPO_APPWORLD_PYTHON", "")
+    if not python or subprocess.run([python, "-c", "import appworld.apps"], capture_output=True).returncode:
+        pytest.skip("needs HGPO_APPWORLD_PYTHON, set to a Python that has appworld")
+    return python
+
+
+@pytest.fixture(scope="session")
+def appworld_root(appworld_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the root of a generated world, or the one in HGPO_APPWORLD_ROOT."""
+    if given := os.environ.get("HGPO_APPWORLD_ROOT"):
+        return Path(given)
+    from hgpo_envs.appworld.generation.root import write_root
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # shared by the workers, of which one makes the world
+    root = folder / "appworld"
+    with FileLock(folder / "appworld.lock"):
+        if not root.exists():
+            write_root(root, appworld_python)
+    return root

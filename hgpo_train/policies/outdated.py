@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgpo_train.policies.random_choice import RandomPolicy, fill_query, seeded_choice
-from hgpo_train.policies.registry import PolicySpec, refuse_settings
+from hgpo_train.policies.registry import PolicySpec, check_admissible_actions, refuse_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,9 +62,10 @@ def make(argument: str, context: PolicyContext) -> OutdatedActionPolicy:
     """Create the policy `outdated`, named `stale` in version 0.1.
 
     Raises:
-        InputError: There is an argument or an option.
+        InputError: There is an argument or an option, or the benchmark lists no admissible actions.
     """
     refuse_settings("outdated", argument, context)
+    check_admissible_actions("outdated", context)
     return OutdatedActionPolicy(context.action_format)
 
 

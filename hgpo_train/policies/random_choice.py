@@ -12,7 +12,7 @@ import numpy as np
 from hgpo_envs.action_features import OPEN_QUERY
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import Distribution, Failure, MemorylessPolicy, Reply, Request
-from hgpo_train.policies.registry import PolicySpec, refuse_settings
+from hgpo_train.policies.registry import PolicySpec, check_admissible_actions, refuse_settings
 from hgpo_train.policies.scripted import format_action
 
 if TYPE_CHECKING:
@@ -114,9 +114,10 @@ def make(argument: str, context: PolicyContext) -> RandomPolicy:
     """Create the policy `random`.
 
     Raises:
-        InputError: There is an argument or an option.
+        InputError: There is an argument or an option, or the benchmark lists no admissible actions.
     """
     refuse_settings("random", argument, context)
+    check_admissible_actions("random", context)
     return RandomPolicy(context.action_format)
 
 

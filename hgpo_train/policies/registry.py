@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.plugins import distribution, import_object, installed, load
 from hgpo_train.policies.own import has_protocol, own_policy, takes
@@ -250,6 +251,21 @@ def refuse_settings(name: str, argument: str, context: PolicyContext) -> None:
         raise InputError(f"policy {name}: expected nothing after its name, received {argument!r}; write {name}")
     if context.options:
         raise InputError(f"policy {name} has no options, received {', '.join(context.options)}; remove --policy-option")
+
+
+def check_admissible_actions(name: str, context: PolicyContext) -> None:
+    """Check that a policy that chooses among admissible actions has some to choose from.
+
+    Raises:
+        InputError: The states of the benchmark do not list their admissible actions.
+    """
+    spec = spec_named(context.benchmark)
+    if spec is not None and not spec.admissible_actions:
+        players = ", ".join(spec.players)
+        raise InputError(
+            f"policy {name} chooses among admissible actions, which {context.benchmark} does not list; use a language "
+            f"model{f' or a player: {players}' if players else ''}"
+        )
 
 
 def _trainable_factory(name: str) -> TrainableFactory:

@@ -37,6 +37,7 @@ class ScriptedPolicy(BatchPolicy):
         super().__init__()
         self.name, self._make, self._action_format, self._tag = name, make, action_format, tag
         self._players: dict[int, players.Player] = {}
+        self._unable: dict[int, Failure] = {}  # why the player of a slot could not be reset
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
@@ -63,11 +64,21 @@ class ScriptedPolicy(BatchPolicy):
     def _play(self, request: Request) -> Reply | Failure:
         try:
             if request.step == 0:
-                player = self._players.setdefault(request.slot, self._make())
-                player.reset(request.task, request.state, request.engine)
+                self._start(request)
+            if failure := self._unable.get(request.slot):
+                return failure
             return Reply(self._act(self._players[request.slot], request))
         except Exception as error:  # noqa: BLE001 - a player that raises aborts only its trajectory
             return Failure.of("PolicyFailed", error)
+
+    def _start(self, request: Request) -> None:
+        """Reset the slot's player. In a mixture, one that cannot play a task is asked again, at a later step."""
+        self._unable.pop(request.slot, None)
+        player = self._players.setdefault(request.slot, self._make())
+        try:
+            player.reset(request.task, request.state, request.engine)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._unable[request.slot] = Failure.of("PolicyFailed", error)
 
 
 def format_action(action: str, action_format: str, admissible: Sequence[str], tag: str = "action") -> str:

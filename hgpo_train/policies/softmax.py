@@ -23,7 +23,7 @@ from hgpo_envs.environment_spec import imported, spec_named
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import Distribution, Failure, MemorylessPolicy, Reply, Request
-from hgpo_train.policies.registry import PolicySpec
+from hgpo_train.policies.registry import PolicySpec, check_admissible_actions
 from hgpo_train.policies.scripted import formatted_actions, inadmissible_action
 from hgpo_train.settings import NonNegativeFloat, NonNegativeInt, build, check
 
@@ -189,8 +189,9 @@ def make(argument: str, context: PolicyContext) -> SoftmaxPolicy:
     """Create the policy `softmax`.
 
     Raises:
-        InputError: There is an argument, or an option is not valid.
+        InputError: There is an argument, an option is not valid, or the benchmark lists no admissible actions.
     """
+    check_admissible_actions("softmax", context)
     if argument:
         raise InputError(f"policy softmax: expected nothing after its name, received {argument!r}; use --policy-option")
     options = build(SoftmaxOptions, context.options, "policy option")

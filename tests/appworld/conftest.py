@@ -1,43 +1,14 @@
-"""An interpreter with AppWorld and a generated world, for tests marked `original`."""
+"""Sources and an engine of the generated world, for tests marked `original`."""
 
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from hgpo_envs.appworld.engine.engine import AppWorldEngine
 from hgpo_envs.appworld.engine.source import AppWorldSource
 from hgpo_envs.appworld.environment import open_source
-
-
-@pytest.fixture(scope="session")
-def appworld_python() -> str:
-    """Return an interpreter with AppWorld, named by HGPO_APPWORLD_PYTHON."""
-    python = os.environ.get("HGPO_APPWORLD_PYTHON", "")
-    if not python or subprocess.run([python, "-c", "import appworld.apps"], capture_output=True).returncode:
-        pytest.skip("needs HGPO_APPWORLD_PYTHON, set to a Python that has appworld")
-    return python
-
-
-@pytest.fixture(scope="session")
-def appworld_root(appworld_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the root of a generated world, or the one in HGPO_APPWORLD_ROOT."""
-    if given := os.environ.get("HGPO_APPWORLD_ROOT"):
-        return Path(given)
-    from hgpo_envs.appworld.generation.root import write_root
-
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # shared by the workers, of which one makes the world
-    root = folder / "appworld"
-    with FileLock(folder / "appworld.lock"):
-        if not root.exists():
-            write_root(root, appworld_python)
-    return root
 
 
 @pytest.fixture(scope="session")

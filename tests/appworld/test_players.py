@@ -38,7 +38,7 @@ def test_a_file_that_is_no_solution_is_one_line(text: str, line: str) -> None:
 
 
 def test_the_expert_needs_the_engine() -> None:
-    with pytest.raises(InputError, match="needs the engine in its own process; use explorer"):
+    with pytest.raises(InputError, match="reads the world of its own process; run it without --workers"):
         make_player("expert", "AppWorld").reset(task("x"), START, None)
 
 

@@ -40,7 +40,9 @@ class ExpertPlayer:
         """
         del state
         if not isinstance(engine, AppWorldEngine):
-            raise InputError("AppWorld's expert needs the engine in its own process; use explorer without it")
+            raise InputError(
+                "AppWorld's expert reads the world of its own process; run it without --workers, or use explorer"
+            )
         self._engine = engine
         self._steps = split_solution(engine.ground_truth_solution(), task.id)
 
