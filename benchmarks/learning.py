@@ -237,9 +237,9 @@ def train(folder: Path, config: Config, work: Work) -> bool:
         with start_run(config, folder, resume=True) as run:
             run.compare({"model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path))})
         return True
-    source = folder.with_suffix(".toml")
+    source, log = (folder.with_name(f"{folder.name}.{kind}") for kind in ("toml", "log"))  # names contain points
     write_file(source, to_toml(config).encode())
-    return work.done(folder.name, ["train", str(source), "--out", str(folder), "--resume"], folder.with_suffix(".log"))
+    return work.done(folder.name, ["train", str(source), "--out", str(folder), "--resume"], log)
 
 
 def fresh_evaluations(
