@@ -1,0 +1,314 @@
+"""Simulate synchronous HGPO training on 1 to 1,000 GPUs: seconds by phase, bytes moved, the first bottleneck.
+
+    python benchmarks/scaling.py               about a minute on one core
+
+**Nothing here ran on a GPU.** The rollout phase is an event simulation, the rest are formulas, and every assumption has
+its source (`scaling_simulation.Assumptions`). Three parts are measured in the same run, on this CPU: the lengths of
+episodes in the bundled ALFWorld games, the writer of the step table with rows of that many tokens, and a small language
+model's rollouts, whose CPU seconds the simulation predicts from the speed of its engine in uniform batches.
+
+fixed tasks     16 tasks x 8 rollouts, as in the papers, on more and more GPUs
+growing tasks   4 tasks for each GPU (7B; 8 with 1.5B), mini-batches grow with them
+
+Results: benchmarks/results/scaling.json and scaling.svg; docs/scaling.md explains them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import altair as alt
+import numpy as np
+import polars as pl
+import torch
+from readme import figures as kept_figures
+from record import add_keep, results_folder, store
+from rich.console import Console
+from rich.table import Table
+from sampling import OPTIONS, make_model, requests
+from scaling_simulation import (
+    SMALL,
+    Assumptions,
+    Engine,
+    Hosts,
+    Iteration,
+    described,
+    fits,
+    iterate,
+    losses,
+    play,
+)
+
+import hgpo_train as hgpo
+from hgpo_datasets import StepWriter, schema
+from hgpo_train.policies.token_sampling import sample_responses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+GPUS: Final = (1, 8, 64, 256, 1000)
+PLAYER: Final = "mixture:explorer=0.3,random=0.7"
+MODELS: Final[dict[str, dict[str, Any]]] = {"7B": {}, "1.5B": SMALL}
+CHANGES: Final[dict[str, dict[str, Any]]] = {
+    "as assumed": {},
+    "a writer on each machine": {"table_writers": 0},
+    "a writer on each machine, driver 10 × faster": {"table_writers": 0, "driver_bandwidth": 1e10},
+    "the same, weights divided within machines": {"table_writers": 0, "driver_bandwidth": 1e10, "sharded_over": 8},
+    "network 10 × slower": {"network_bandwidth": 3.5e9},
+    "responses twice as long": {"response_tokens": 400.0, "longest_response": 1024},
+    "prompts twice as long": {"prompt_tokens": 3000.0},
+    "half of each prompt from the prefix cache": {"prefix_cached": 0.5},
+    "decoding overhead 3 × larger": {"step_overhead_s": 0.009},
+    "training at 20% of the peak": {"train_mfu": 0.2},
+    "environment: WebShop": {"environment_s": "webshop"},
+    "environment: AppWorld, 1 process a GPU": {"environment_s": "appworld"},
+    "environment: the original ALFWorld, 1 process a GPU": {"environment_s": "original"},
+    "environment: the original ALFWorld, 24 processes a GPU": {"environment_s": "original", "hosts_per_gpu": 24.0},
+    "8 host processes in all": {"hosts_per_gpu": "8 in all"},
+    "all episodes equally long": {"lengths": "equal"},
+}
+"""Assumptions that are changed for the table of sensitivities."""
+
+
+# --- Measured in this run ---------------------------------------------------------------------------------------------
+
+
+def played(folder: Path) -> pl.DataFrame:
+    """Play the bundled ALFWorld games and return the steps, with the prompts of language models."""
+    return hgpo.collect(
+        "HGPO/ALFWorld-v0", PLAYER, folder / "played", tasks=32, group_size=8, max_steps=50, progress=False
+    ).steps.collect()
+
+
+def episode_lengths(steps: pl.DataFrame) -> NDArray[np.int64]:
+    """Return the steps of each episode, int64 of shape (tasks, group size)."""
+    by_trajectory = steps.group_by("task_id", "group", "trajectory", maintain_order=True).len()
+    return by_trajectory["len"].to_numpy().astype(np.int64).reshape(-1, 8)
+
+
+def writer_speed(steps: pl.DataFrame, folder: Path, a: Assumptions) -> dict[str, float]:
+    """Return CPU seconds and bytes a row of the writer, for rows with texts and as many tokens as assumed."""
+    rng = np.random.default_rng(0)
+    derived = {column.name for column in schema.columns() if column.derived}
+    some = steps.filter(pl.col("group") == 0).head(2000)
+    some = some.filter(pl.col("trajectory").is_in(some["trajectory"].unique(maintain_order=True)[:-1].implode()))
+    some = some.drop("run", *(derived & set(some.columns)))
+    # Token ids that are as frequent as words: most of a prompt is text that recurs.
+    words = np.minimum(rng.zipf(1.3, 4000), 150_000).astype(np.int32)
+    prompt, response = int(a.prompt_tokens), int(a.response_tokens)
+
+    def texts(length: int, count: int) -> list[list[int]]:
+        return [words[begin : begin + length].tolist() for begin in rng.integers(0, len(words) - length, count)]
+
+    some = some.with_columns(
+        prompt_token_ids=pl.Series(texts(prompt, len(some)), dtype=schema.TOKENS),
+        response_token_ids=pl.Series(texts(response, len(some)), dtype=schema.TOKENS),
+        response_logprobs=pl.Series(-rng.exponential(0.25, (len(some), response)), dtype=pl.List(pl.Float32)),
+    )
+    rows = some.to_dicts()
+    began = time.process_time()
+    with StepWriter(folder / "written") as writer:
+        writer.add_group(rows)
+    seconds = time.process_time() - began
+    size = sum(file.stat().st_size for file in (folder / "written").rglob("*") if file.is_file())
+    return {"rows": len(rows), "table_row_s": seconds / len(rows), "table_row_bytes": size / len(rows)}
+
+
+def validation() -> list[dict[str, float]]:
+    """Predict the CPU seconds of the in-process sampler on requests of mixed lengths, and measure them.
+
+    The engine's four speeds are fitted to batches in which all requests have equal lengths.
+    """
+    torch.set_num_threads(1)
+    model = make_model()
+    no_stop = dataclasses.replace(OPTIONS, stop=())
+
+    def seconds(call: Callable[[], object]) -> float:
+        found = []
+        for _ in range(4):
+            began = time.process_time()
+            call()
+            found.append(time.process_time() - began)
+        return median(found[1:])  # the first warms up
+
+    def uniform(count: int, prompt: int, response: int) -> float:
+        options = dataclasses.replace(no_stop, max_new_tokens=response)
+        prompts = np.random.default_rng(1).integers(3, 800, (count, prompt)).tolist()
+        return seconds(lambda: sample_responses(model, prompts, list(range(count)), options))
+
+    shapes = [(1, 100, 4), (1, 100, 16), (8, 100, 16), (30, 100, 4), (30, 100, 16), (30, 50, 16), (60, 50, 16)]
+    # seconds = steps · (fixed + n · sequence) + n · prompt · prefill
+    equations = np.array([[r, n * r, n * p] for n, p, r in shapes], dtype=float)
+    measured = np.array([uniform(*shape) for shape in shapes])
+    fixed, sequence, prefill = np.linalg.lstsq(equations / measured[:, None], np.ones(len(shapes)), rcond=None)[0]
+    found = []
+    for prompts in requests()[1:]:  # in the first call, groups share prompts, which the simulation does not know
+        drawn = sample_responses(model, prompts, list(range(len(prompts))), OPTIONS)
+        lengths = [[float(len(one.tokens))] for one in drawn]
+        most = int(OPTIONS.max_batch_tokens / (np.mean([len(prompt) for prompt in prompts]) + OPTIONS.max_new_tokens))
+        engine = Engine(fixed_s=fixed, sequence_s=sequence, prefill_s=prefill, most=most)
+        order = np.argsort([-len(prompt) for prompt in prompts])  # the sampler begins with the longest
+        ends = play(engine, Hosts(), [len(prompts[i]) for i in order], [lengths[i] for i in order])
+        real = seconds(partial(sample_responses, model, prompts, list(range(len(prompts))), OPTIONS))
+        responses = sum(length for (length,) in lengths)
+        predicted = {"predicted_s": float(ends.max()), "measured_s": real, "ratio": float(ends.max()) / real}
+        found.append({"requests": len(prompts), "tokens": responses, **predicted})
+    return found
+
+
+# --- Simulated --------------------------------------------------------------------------------------------------------
+
+
+def scaled(a: Assumptions, lengths: NDArray[np.int64], *, growing: bool) -> list[dict[str, Any]]:
+    """Simulate all numbers of GPUs. The first that the model fits on is what efficiency and losses refer to."""
+    found: list[dict[str, Any]] = []
+    base: Iteration | None = None
+    for gpus in GPUS:
+        if not fits(a, gpus):
+            continue
+        one = iterate(a, gpus, round(a.tasks_per_gpu * gpus) if growing else 16, lengths)
+        base = base or one
+        found.append(summary(a, base, one))
+    return found
+
+
+def summary(a: Assumptions, base: Iteration, one: Iteration) -> dict[str, Any]:
+    """Return an iteration as JSON values, with its efficiency and its greatest loss."""
+    lost = losses(base, one)
+    worst = max(lost, key=lambda phase: lost[phase])
+    return {
+        "gpus": one.gpus,
+        "rollouts": one.rollouts,
+        "rows": one.rows,
+        "seconds": one.seconds,
+        "total_s": one.total,
+        "efficiency": one.rate / base.rate,
+        "bottleneck": worst if one is not base else None,
+        "lost_share": lost[worst] / one.total,
+        "moved": one.moved,
+        "gpu_hours_of_160": 160 * one.total * one.gpus / 3600,
+        "dollars_of_160": 160 * one.total * one.gpus / 3600 * a.dollars_per_hour,
+    }
+
+
+def sensitivities(a: Assumptions, lengths: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Change one assumption at a time, at 256 GPUs with growing tasks and at 64 with 16 tasks, both from 8 GPUs."""
+    environments = {
+        "webshop": kept_figures("environments")["HGPO/WebShop-v0"]["gym.make"] * 1e-6,
+        "appworld": kept_figures("appworld")["worlds"]["64"]["step, one API call, ms"] * 1e-3,
+        "original": kept_figures("alfworld")["against"]["original_step_s"],
+    }
+    found = []
+    for name, changes in CHANGES.items():
+        changed = dict(changes)
+        mine = np.full_like(lengths, round(lengths.mean())) if changed.pop("lengths", None) else lengths
+        if "environment_s" in changed:
+            changed["environment_s"] = environments[changed["environment_s"]]
+        row: dict[str, Any] = {"change": name}
+        for title, gpus, growing in (("growing", 256, True), ("fixed", 64, False)):
+            pair = []
+            for number in (8, gpus):
+                here = (
+                    {**changed, "hosts_per_gpu": 8 / number} if changed.get("hosts_per_gpu") == "8 in all" else changed
+                )
+                one = dataclasses.replace(a, **here)
+                pair.append(iterate(one, number, round(a.tasks_per_gpu * number) if growing else 16, mine))
+            row[title] = summary(a, *pair)
+        found.append(row)
+    return found
+
+
+def draw(found: dict[str, Any], target: Path) -> None:
+    """Draw the seconds of an iteration by phase, for fixed and growing tasks."""
+    phases = list(found["fixed tasks"]["7B"][0]["seconds"])
+    charts = []
+    for title in ("fixed tasks", "growing tasks"):
+        rows = [
+            {"GPUs": row["gpus"], "phase": phase, "seconds": row["seconds"][phase], "order": phases.index(phase)}
+            for row in found[title]["7B"]
+            for phase in phases
+        ]
+        charts.append(
+            alt.Chart(alt.InlineData(values=rows), title=f"7B, {title}")
+            .mark_bar()
+            .encode(
+                alt.X("GPUs:O", axis=alt.Axis(labelAngle=0)),
+                alt.Y("seconds:Q", title="seconds an iteration (simulated)"),
+                alt.Color("phase:N", sort=phases, scale=alt.Scale(domain=phases, range=COLOURS)),
+                alt.Order("order:Q"),
+            )
+            .properties(width=300, height=240)
+        )
+    alt.hconcat(*charts).configure(background="white").save(str(target))
+
+
+COLOURS: Final = ("#0072b2", "#56b4e9", "#009e73", "#e69f00", "#cc79a7", "#9a9a9a", "#d55e00", "#000000")
+
+
+def show(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
+    """Print a table of numbers of GPUs."""
+    table = Table(title=title)
+    for name in ("GPUs", "rollouts", *rows[0]["seconds"], "total, s", "efficiency", "lost most by"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        seconds = (f"{value:,.0f}" for value in row["seconds"].values())
+        shares = (f"{row['total_s']:,.0f}", f"{row['efficiency']:.0%}", row["bottleneck"] or "")
+        table.add_row(str(row["gpus"]), f"{row['rollouts']:,}", *seconds, *shares)
+    console.print(table)
+
+
+def main() -> None:
+    """Measure, simulate, print and store."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add_keep(parser)
+    given = parser.parse_args()
+    console = Console(width=160)
+    with tempfile.TemporaryDirectory() as name:
+        steps = played(Path(name))
+        lengths = episode_lengths(steps)
+        measured = writer_speed(steps, Path(name), Assumptions())
+    a = Assumptions(table_row_s=measured["table_row_s"], table_row_bytes=measured["table_row_bytes"])
+    found: dict[str, Any] = {
+        "measured": {
+            **measured,
+            "player": PLAYER,
+            "episodes": int(lengths.size),
+            "mean_steps": float(lengths.mean()),
+            "at_the_limit": float((lengths == 50).mean()),
+        },
+        "validation": validation(),
+        "assumptions": described(),
+    }
+    for title, growing in (("fixed tasks", False), ("growing tasks", True)):
+        found[title] = {
+            model: scaled(dataclasses.replace(a, **changes), lengths, growing=growing)
+            for model, changes in MODELS.items()
+        }
+        for model, rows in found[title].items():
+            show(console, f"{model}, {title}", rows)
+    found["sensitivity"] = sensitivities(a, lengths)
+    for row in found["sensitivity"]:
+        console.print(
+            row["change"],
+            *(
+                f"{t}: {row[t]['total_s']:.0f} s {row[t]['efficiency']:.0%} {row[t]['bottleneck']}"
+                for t in ("growing", "fixed")
+            ),
+        )
+    for one in found["validation"]:
+        console.print(f"validation: {one['predicted_s']:.2f} s predicted, {one['measured_s']:.2f} s measured")
+    draw(found, results_folder(keep=given.keep) / "scaling.svg")
+    console.print(store("scaling", found, keep=given.keep))
+
+
+if __name__ == "__main__":
+    main()
