@@ -228,6 +228,33 @@ def sensitivities(a: Assumptions, lengths: NDArray[np.int64]) -> list[dict[str, 
     return found
 
 
+def one_engine(a: Assumptions, lengths: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Simulate 16 tasks of which one card plays all: adapters on one card, and a learner sharded over 8 cards.
+
+    With adapters, the frozen weights need no gradient (6 operations a weight and token in the update instead of 8), and
+    the shipped configurations have no reference model (2 in scoring instead of 4).
+    """
+    found = []
+    for model, changes in MODELS.items():
+        one = dataclasses.replace(a, **changes)
+        alone, beside = iterate(one, 1, 16, lengths), iterate(one, 8, 16, lengths)
+        played_s = alone.seconds["rollout"] + alone.seconds["tail"]
+        adapters_s = alone.seconds["scoring"] / 2 + alone.seconds["update"] * 6 / 8
+        sharded_s = beside.seconds["scoring"] + beside.seconds["update"]
+        found.append(
+            {
+                "model": model,
+                "rollout_s": played_s,
+                "adapters_s": adapters_s,
+                "adapters_gpu_hours_of_160": 160 * (played_s + adapters_s) / 3600,
+                "sharded_8_s": sharded_s,
+                "total_8_s": played_s + sharded_s,
+                "verl_8_s": beside.total,
+            }
+        )
+    return found
+
+
 def draw(found: dict[str, Any], target: Path) -> None:
     """Draw the seconds of an iteration by phase, for fixed and growing tasks."""
     phases = list(found["fixed tasks"]["7B"][0]["seconds"])
@@ -296,6 +323,8 @@ def main() -> None:
         }
         for model, rows in found[title].items():
             show(console, f"{model}, {title}", rows)
+    found["one engine"] = one_engine(a, lengths)
+    console.print(found["one engine"])
     found["sensitivity"] = sensitivities(a, lengths)
     for row in found["sensitivity"]:
         console.print(
