@@ -6,12 +6,17 @@ python benchmarks/readme.py     update the tables of README.md and of the pages 
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hgpo_train.analysis.power import pooled_deviation, seeds_needed
+
+sys.path.append(str(Path(__file__).parent))  # if another program runs this script
+
+import scaling_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -455,85 +460,6 @@ def appworld_costs() -> str:
     return "\n".join(lines)
 
 
-LOSSES: Final = {
-    "rollout": "few sequences per engine",
-    "tail": "the last episodes",
-    "scoring": "few rows per GPU",
-    "update": "few rows per GPU, gathering weights",
-    "publication": "publication",
-    "advantages": "advantages",
-    "step table": "the one writer",
-    "driver": "the one driver",
-    None: "",
-}
-
-
-def scaling(title: str) -> str:
-    """Return the simulated iterations of both models by number of GPUs as Markdown."""
-    tables = []
-    for model, rows in figures("scaling")[title].items():
-        phases = ("rollout", "tail", "learner", "publication", "step table", "driver")
-        head = _head(
-            f"{model}: GPUs", ["rollouts", *phases, "total, s", "efficiency", "160 iterations", "lost most by"]
-        )
-        tables.append("\n".join([*head[:1], "|---:" * 11 + "|---|", *(_scaled(row, phases) for row in rows)]))
-    return "\n\n".join(tables)
-
-
-def _scaled(row: dict[str, Any], phases: tuple[str, ...]) -> str:
-    seconds = {**row["seconds"], "learner": row["seconds"]["scoring"] + row["seconds"]["update"]}
-    values = [f"{row['gpus']:,}", f"{row['rollouts']:,}", *(f"{seconds[phase]:,.0f}" for phase in phases)]
-    cost = f"{row['gpu_hours_of_160']:,.0f} GPU-hours, ${row['dollars_of_160']:,.0f}"
-    values += [f"{row['total_s']:,.0f}", f"{row['efficiency']:.0%}", cost, LOSSES[row["bottleneck"]]]
-    return f"| {' | '.join(values)} |"
-
-
-def scaling_bytes() -> str:
-    """Return the bytes that a simulated iteration of growing tasks moves as Markdown."""
-    lines = _head("GPUs", ["weights and gradients", "new weights to engines", "rows through the driver", "step table"])
-    for row in figures("scaling")["growing tasks"]["7B"]:
-        lines.append(f"| {row['gpus']:,} | " + " | ".join(_bytes(value) for value in row["moved"].values()) + " |")
-    return "\n".join(lines)
-
-
-def _bytes(value: float) -> str:
-    for unit, size in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9)):
-        if value >= size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value / 1e6:.0f} MB"
-
-
-def scaling_sensitivity() -> str:
-    """Return what changed assumptions change as Markdown."""
-    lines = _head("assumption", ["256 GPUs, growing tasks", "lost most by", "64 GPUs, 16 tasks", "lost most by"])
-    for row in figures("scaling")["sensitivity"]:
-        values = [row["change"]]
-        for one in (row["growing"], row["fixed"]):
-            values += [f"{one['total_s']:,.0f} s, {one['efficiency']:.0%}", LOSSES[one["bottleneck"]]]
-        lines.append(f"| {' | '.join(values)} |")
-    return "\n".join(lines)
-
-
-def scaling_assumptions() -> str:
-    """Return every assumption of the simulation with its source as Markdown."""
-    lines = _head("assumption", ["value", "unit", "source"])
-    measured = figures("scaling")["measured"]
-    for name, value, unit, source in figures("scaling")["assumptions"]:
-        lines.append(f"| `{name}` | {measured.get(name, value):.4g} | {unit} | {source} |")
-    return "\n".join(lines)
-
-
-def sharded_learner() -> str:
-    """Return the differences of the sharded learner as Markdown."""
-    found = figures("sharded_learner")["cases"]
-    columns = {"gradient": "first gradient", "weight": "weights after 10 steps", "actor/loss": "last loss"}
-    lines = _head("trained", ["processes", *columns.values()])
-    for row in found:
-        values = (f"{row[name]:.1e}" if name in row else "" for name in columns)
-        lines.append(f"| {row['case']} | {row['processes']} | {' | '.join(values)} |")
-    return "\n".join(lines)
-
-
 def _counted(number: str, kind: str) -> str:
     return f"{number} {kind}{'' if number == '1' else 's'}"
 
@@ -549,12 +475,13 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "rollout correction": rollout_correction,
     },
     "docs/scaling.md": {
-        "fixed tasks": partial(scaling, "fixed tasks"),
-        "growing tasks": partial(scaling, "growing tasks"),
-        "bytes": scaling_bytes,
-        "sensitivity": scaling_sensitivity,
-        "assumptions": scaling_assumptions,
-        "sharded learner": sharded_learner,
+        "fixed tasks": lambda: scaling_tables.iterations(figures("scaling"), "fixed tasks"),
+        "growing tasks": lambda: scaling_tables.iterations(figures("scaling"), "growing tasks"),
+        "bytes": lambda: scaling_tables.moved(figures("scaling")),
+        "sensitivity": lambda: scaling_tables.sensitivity(figures("scaling")),
+        "assumptions": lambda: scaling_tables.assumptions(figures("scaling")),
+        "validation": lambda: scaling_tables.validation(figures("scaling")),
+        "sharded learner": lambda: scaling_tables.sharded_learner(figures("sharded_learner")),
     },
     "docs/viewer.md": {"speed": viewer},
     "docs/study.md": {
