@@ -1,11 +1,11 @@
 """Simulate synchronous HGPO training on 1 to 1,000 GPUs: seconds by phase, bytes moved, the first bottleneck.
 
-    python benchmarks/scaling.py               about a minute on one core
+    python benchmarks/scaling.py               about two minutes on one core
 
 **Nothing here ran on a GPU.** The rollout phase is an event simulation, the rest are formulas, and every assumption has
 its source (`scaling_simulation.Assumptions`). Three parts are measured in the same run, on this CPU: the lengths of
-episodes in the bundled ALFWorld games, the writer of the step table with rows of that many tokens, and a small language
-model's rollouts, whose CPU seconds the simulation predicts from the speed of its engine in uniform batches.
+episodes in the bundled ALFWorld games, the writer of the step table with rows of that many tokens, and the sampling and
+the rollouts of a small language model, whose CPU seconds the simulation predicts from uniform batches.
 
 fixed tasks     16 tasks x 8 rollouts, as in the papers, on more and more GPUs
 growing tasks   4 tasks for each GPU (7B; 8 with 1.5B), mini-batches grow with them
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import tempfile
 import time
 from functools import partial
@@ -46,10 +47,13 @@ from scaling_simulation import (
 )
 
 import hgpo_train as hgpo
-from hgpo_datasets import StepWriter, schema
+from hgpo_datasets import StepWriter, scan_steps, schema
+from hgpo_train.models.tiny import save_tiny
 from hgpo_train.policies.token_sampling import sample_responses
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 GPUS: Final = (1, 8, 64, 256, 1000)
@@ -123,46 +127,81 @@ def writer_speed(steps: pl.DataFrame, folder: Path, a: Assumptions) -> dict[str,
     return {"rows": len(rows), "table_row_s": seconds / len(rows), "table_row_bytes": size / len(rows)}
 
 
-def validation() -> list[dict[str, float]]:
-    """Predict the CPU seconds of the in-process sampler on requests of mixed lengths, and measure them.
+class Measured:
+    """CPU seconds of calls, measured several times in turn; the least counts, because others share the machine."""
 
-    The engine's speeds are fitted to batches in which all requests have equal lengths. Everything is measured several
-    times in turn, and the least counts, because other processes share the machine.
+    def __init__(self, calls: list[Callable[[], Any]]) -> None:
+        self.seconds = np.full(len(calls), np.inf)
+        for _ in range(ROUNDS):
+            for place, call in enumerate(calls):
+                began = time.process_time()
+                call()
+                self.seconds[place] = min(self.seconds[place], time.process_time() - began)
+
+
+def validation(steps: pl.DataFrame, folder: Path) -> list[dict[str, Any]]:
+    """Predict CPU seconds of a small language model on this machine, and measure them.
+
+    The engine's speeds are fitted to calls of the in-process sampler whose requests all have equal lengths. Predicted
+    are calls with requests of mixed lengths, which wait for each other's memory, and rollouts.
     """
     torch.set_num_threads(1)
     model, rng = make_model(), np.random.default_rng(1)
     shapes = [(1, 100, 4), (1, 100, 16), (8, 100, 16), (30, 100, 4), (30, 100, 16), (30, 50, 16), (60, 50, 16)]
     uniform = [rng.integers(3, 800, (count, prompt)).tolist() for count, prompt, _ in shapes]
+    longest = [dataclasses.replace(OPTIONS, stop=(), max_new_tokens=response) for _, _, response in shapes]
     mixed = requests()[1:]  # in the first call, groups share prompts, which the simulation does not know
     calls = [
         partial(sample_responses, model, prompts, list(range(len(prompts))), options)
-        for prompts, options in [
-            *(
-                (prompts, dataclasses.replace(OPTIONS, stop=(), max_new_tokens=r))
-                for prompts, (_, _, r) in zip(uniform, shapes, strict=True)
-            ),
-            *((prompts, OPTIONS) for prompts in mixed),
-        ]
+        for prompts, options in [*zip(uniform, longest, strict=True), *((prompts, OPTIONS) for prompts in mixed)]
     ]
-    least = np.full(len(calls), np.inf)
-    for _ in range(ROUNDS):
-        for place, call in enumerate(calls):
-            began = time.process_time()
-            call()
-            least[place] = min(least[place], time.process_time() - began)
+    roll, rows = small_rollouts(steps, folder)
+    least = Measured([*calls, roll]).seconds
     # seconds = steps · (fixed + n · sequence) + n · prompt · prefill, fitted to relative errors
     equations = np.array([[r, n * r, n * p] for n, p, r in shapes], dtype=float) / least[: len(shapes), None]
     fixed, sequence, prefill = np.linalg.lstsq(equations, np.ones(len(shapes)), rcond=None)[0]
-    found = []
-    for prompts, call, real in zip(mixed, calls[len(shapes) :], least[len(shapes) :].tolist(), strict=True):
+    engine = Engine(fixed_s=fixed, sequence_s=sequence, prefill_s=prefill)
+    found: list[dict[str, Any]] = []
+    for prompts, call, real in zip(mixed, calls[len(shapes) :], least[len(shapes) :].tolist(), strict=False):
         order = np.argsort([-len(prompt) for prompt in prompts])  # the sampler begins with the longest
         lengths = [float(len(one.tokens)) for one in call()]
         most = int(OPTIONS.max_batch_tokens / (np.mean([len(prompt) for prompt in prompts]) + OPTIONS.max_new_tokens))
-        engine = Engine(fixed_s=fixed, sequence_s=sequence, prefill_s=prefill, most=most)
-        end = float(play(engine, Hosts(), [len(prompts[i]) for i in order], [[lengths[i]] for i in order]).max())
-        predicted = {"predicted_s": end, "measured_s": real, "ratio": end / real}
-        found.append({"requests": len(prompts), "tokens": sum(lengths), **predicted})
-    return found
+        limited = dataclasses.replace(engine, most=most)
+        end = float(play(limited, Hosts(), [len(prompts[i]) for i in order], [[lengths[i]] for i in order]).max())
+        found.append({"what": f"{len(prompts)} requests of mixed lengths", "predicted_s": end, "measured_s": real})
+    by_trajectory = rows.group_by("trajectory", maintain_order=True).agg(
+        pl.col("prompt_token_ids").list.len().mean(), pl.col("response_token_ids").list.len()
+    )
+    ends = play(
+        engine, Hosts(), by_trajectory["prompt_token_ids"].to_list(), by_trajectory["response_token_ids"].to_list()
+    )
+    what = f"{len(by_trajectory)} rollouts of {len(rows) / len(by_trajectory):.0f} steps in ALFWorld"
+    found.append({"what": what, "predicted_s": float(ends.max()), "measured_s": float(least[-1])})
+    return [{**one, "ratio": one["predicted_s"] / one["measured_s"]} for one in found]
+
+
+def small_rollouts(steps: pl.DataFrame, folder: Path) -> tuple[Callable[[], None], pl.DataFrame]:
+    """Return a function that plays rollouts with a small language model of random weights, and the rows it plays."""
+    texts = steps.head(1000).select(pl.format("{}\n{}", "prompt", "action")).to_series().to_list()
+    name = f"transformers:{save_tiny(folder / 'model', texts)}"
+    options = {"max_response_tokens": 16, "device": "cpu"}
+    numbers = itertools.count()
+
+    def roll() -> None:
+        hgpo.collect(
+            "HGPO/ALFWorld-v0",
+            name,
+            folder / f"rolled {next(numbers)}",
+            tasks=4,
+            max_steps=10,
+            prompt_template="compact",
+            action_format="command",
+            policy_options=options,
+            progress=False,
+        )
+
+    roll()
+    return roll, scan_steps(folder / "rolled 0").collect()
 
 
 # --- Simulated --------------------------------------------------------------------------------------------------------
@@ -304,6 +343,7 @@ def main() -> None:
         steps = played(Path(name))
         lengths = episode_lengths(steps)
         measured = writer_speed(steps, Path(name), Assumptions())
+        validated = validation(steps, Path(name))
     a = Assumptions(table_row_s=measured["table_row_s"], table_row_bytes=measured["table_row_bytes"])
     found: dict[str, Any] = {
         "measured": {
@@ -313,7 +353,7 @@ def main() -> None:
             "mean_steps": float(lengths.mean()),
             "at_the_limit": float((lengths == 50).mean()),
         },
-        "validation": validation(),
+        "validation": validated,
         "assumptions": described(),
     }
     for title, growing in (("fixed tasks", False), ("growing tasks", True)):
@@ -335,7 +375,7 @@ def main() -> None:
             ),
         )
     for one in found["validation"]:
-        console.print(f"validation: {one['predicted_s']:.2f} s predicted, {one['measured_s']:.2f} s measured")
+        console.print(f"{one['what']}: {one['predicted_s']:.2f} s predicted, {one['measured_s']:.2f} s measured")
     draw(found, results_folder(keep=given.keep) / "scaling.svg")
     console.print(store("scaling", found, keep=given.keep))
 

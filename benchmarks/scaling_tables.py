@@ -76,10 +76,10 @@ def assumptions(figures: dict[str, Any]) -> str:
 
 def validation(figures: dict[str, Any]) -> str:
     """Return the predicted and measured seconds of a small model's sampler as Markdown."""
-    lines = _head("requests", ["response tokens", "predicted, s", "measured, s", "ratio"])
+    lines = _head("CPU seconds of", ["predicted", "measured", "ratio"])
     for row in figures["validation"]:
         values = f"{row['predicted_s']:.2f} | {row['measured_s']:.2f} | {row['ratio']:.2f}"
-        lines.append(f"| {row['requests']} | {row['tokens']:.0f} | {values} |")
+        lines.append(f"| {row['what']} | {values} |")
     return "\n".join(lines)
 
 
