@@ -66,6 +66,7 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "a writer on each machine, driver 10 × faster": {"table_writers": 0, "driver_bandwidth": 1e10},
     "the same, weights divided within machines": {"table_writers": 0, "driver_bandwidth": 1e10, "sharded_over": 8},
     "network 10 × slower": {"network_bandwidth": 3.5e9},
+    "network 10 × slower, weights divided within machines": {"network_bandwidth": 3.5e9, "sharded_over": 8},
     "responses twice as long": {"response_tokens": 400.0, "longest_response": 1024},
     "prompts twice as long": {"prompt_tokens": 3000.0},
     "half of each prompt from the prefix cache": {"prefix_cached": 0.5},
