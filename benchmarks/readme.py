@@ -6,12 +6,17 @@ python benchmarks/readme.py     update the tables of README.md and of the pages 
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hgpo_train.analysis.power import pooled_deviation, seeds_needed
+
+sys.path.append(str(Path(__file__).parent))  # if another program runs this script
+
+import scaling_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -498,6 +503,15 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "webshop": partial(learning, "webshop"),
         "power": partial(power, "alfworld"),
         "rollout correction": rollout_correction,
+    },
+    "docs/scaling.md": {
+        "fixed tasks": lambda: scaling_tables.iterations(figures("scaling"), "fixed tasks"),
+        "growing tasks": lambda: scaling_tables.iterations(figures("scaling"), "growing tasks"),
+        "bytes": lambda: scaling_tables.moved(figures("scaling")),
+        "sensitivity": lambda: scaling_tables.sensitivity(figures("scaling")),
+        "assumptions": lambda: scaling_tables.assumptions(figures("scaling")),
+        "validation": lambda: scaling_tables.validation(figures("scaling")),
+        "sharded learner": lambda: scaling_tables.sharded_learner(figures("sharded_learner")),
     },
     "docs/viewer.md": {"speed": viewer},
     "docs/study.md": {

@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(
-    path for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in {"record", "readme", "learning_figures"}
+    path
+    for path in (ROOT / "benchmarks").glob("*.py")
+    if path.stem not in {"record", "readme", "learning_figures", "scaling_simulation", "scaling_tables"}
 )
 
 
