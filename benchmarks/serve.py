@@ -2,9 +2,10 @@
 
     python benchmarks/serve.py        about two minutes
 
-`hgpo serve` runs in a process of its own, the clients in this one. 256 sessions play random episodes at the same time, first
-as fast as they can, then with a pause before each step, as a language model makes. The same episodes are then played in this
-process. Digests of all observations, rewards and infos must be equal. Results: benchmarks/results/serve.json.
+`hgpo serve` runs in a process of its own, the clients in this one. 256 sessions play random episodes at the same time,
+first as fast as they can, then with a pause before each step, as a language model makes. The same episodes are then
+played in this process. Digests of all observations, rewards and infos must be equal. The processor's time per step of
+server and local environment is what other programs on the machine change least. Results: benchmarks/results/serve.json.
 """
 
 from __future__ import annotations
@@ -178,6 +179,12 @@ def resident_kb(process: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
+def cpu_seconds(process: int) -> float:
+    """Return the processor's time that a process has used (Linux)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
 def server() -> Iterator[tuple[str, int]]:
     """Run `hgpo serve`: its address, with the token, and its process."""
@@ -200,11 +207,15 @@ def measure(address: str, process: int, name: str, given: argparse.Namespace) ->
     tasks = [gym.make(ENVIRONMENTS[name]).unwrapped.tasks[number] for number in range(64)]  # type: ignore[attr-defined]
     seeds = range(given.sessions)
     asyncio.run(play_all(url, tasks, seeds, 2, 0.0))  # opens what is opened once
+    before = cpu_seconds(process)
     fast = asyncio.run(play_all(url, tasks, seeds, given.steps, 0.0))
+    server_cpu = cpu_seconds(process) - before
     paced = asyncio.run(play_all(url, tasks, seeds, min(given.steps, 15), given.pause))
     opened = asyncio.run(short_sessions(url, tasks, 4 * given.sessions, given.sessions))
     memory = asyncio.run(memory_per_session(url, tasks, given.open, process))
+    before = time.process_time()
     digests, steps, seconds = play_locally(ENVIRONMENTS[name], tasks, seeds, given.steps)
+    local_cpu = time.process_time() - before
     same = digests == fast.pop("digests")
     assert same, "the served episodes differ from the local ones"
     paced.pop("digests")
@@ -217,6 +228,8 @@ def measure(address: str, process: int, name: str, given: argparse.Namespace) ->
         "memory_kb_per_session": memory,
         "open_sessions": given.open,
         "local_steps_per_s": steps / seconds,
+        "server_cpu_us_per_step": 1e6 * server_cpu / fast["steps"],
+        "local_cpu_us_per_step": 1e6 * local_cpu / steps,
         "served_to_local": fast["steps_per_s"] / (steps / seconds),
     }
 
@@ -232,7 +245,16 @@ def main() -> None:
     given = parser.parse_args()
     with server() as (address, process):
         figures = {name: measure(address, process, name, given) for name in ENVIRONMENTS}
-    table = Table("", "steps/s", "p50, p95", "paced p50, p95", "short sessions/s", "KB a session", "local steps/s")
+    table = Table(
+        "",
+        "steps/s",
+        "p50, p95",
+        "paced p50, p95",
+        "short sessions/s",
+        "KB a session",
+        "local steps/s",
+        "server, local CPU",
+    )
     for name, found in figures.items():
         fast, paced = found["as_fast_as_possible"], found["paced"]
         table.add_row(
@@ -243,6 +265,7 @@ def main() -> None:
             f"{found['short_sessions_per_s']:,.0f}",
             f"{found['memory_kb_per_session']:.0f}",
             f"{found['local_steps_per_s']:,.0f}",
+            f"{found['server_cpu_us_per_step']:.0f}, {found['local_cpu_us_per_step']:.0f} µs",
         )
     Console().print(table)
     print(store("serve", figures, keep=given.keep))

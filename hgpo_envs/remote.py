@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -52,8 +53,8 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]  # a class constant
 
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 300.0) -> None:
-        self._timeout = timeout
-        self._connection = _connect(url, token or os.environ.get("HGPO_SERVE_TOKEN"), timeout)
+        self._timeout, self._session = timeout, ExitStack()
+        self._connection = _connect(self._session, url, token or os.environ.get("HGPO_SERVE_TOKEN"), timeout)
         self.remote = self._ask({"type": "state"}, "state")
         """What the server said about the session: ``environment``, ``action_format``, ``max_steps`` and more."""
 
@@ -96,7 +97,7 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
 
     def close(self) -> None:
         """End the session."""
-        self._connection.close()
+        self._session.close()
 
     def _ask(self, message: dict[str, Any], kind: str) -> Any:  # noqa: ANN401 - JSON
         """Send a message and return the data of its answer."""
@@ -120,31 +121,30 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
         return answer["data"]
 
 
-def _connect(url: str, token: str | None, timeout: float) -> ClientConnection:
+def _connect(session: ExitStack, url: str, token: str | None, timeout: float) -> ClientConnection:
+    """Open a connection, which lasts until the session is closed."""
     from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
     from websockets.sync.client import connect
 
     scheme, separator, rest = url.rstrip("/").partition("://")
     schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-    if not separator or scheme not in schemes:
-        raise InputError("url: expected an address of `hgpo serve` such as http://127.0.0.1:8000/TOKEN/ALFWorld")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        return connect(
-            f"{schemes[scheme]}://{rest}/ws",
-            additional_headers=headers,
-            compression=None,
-            open_timeout=timeout,
-            max_size=MOST_BYTES,
+        return session.enter_context(
+            connect(
+                f"{schemes[scheme]}://{rest}/ws" if separator else url,
+                additional_headers={"Authorization": f"Bearer {token}"} if token else {},
+                compression=None,
+                open_timeout=timeout,
+                max_size=MOST_BYTES,
+            )
         )
+    except (InvalidURI, KeyError):
+        example = "http://127.0.0.1:8000/TOKEN/ALFWorld"
+        raise InputError(f"url: expected an address of `hgpo serve` such as {example}") from None
     except InvalidStatus as error:
-        reason = one_line(error.response.body.decode("utf-8", "replace") if error.response.body else "", 300)
+        reason = one_line((error.response.body or b"").decode("utf-8", "replace"), 300)
         raise InputError(f"url: the server refused the connection ({error.response.status_code}): {reason}") from None
-    except InvalidURI:
-        raise InputError(
-            "url: expected an address of `hgpo serve` such as http://127.0.0.1:8000/TOKEN/ALFWorld"
-        ) from None
-    except (OSError, TimeoutError, WebSocketException) as error:
+    except (OSError, WebSocketException) as error:
         raise RemoteError(f"cannot connect to the server: {type(error).__name__}: {one_line(error, 200)}") from None
 
 

@@ -84,7 +84,8 @@ class Access:
         """
         if headers.get("origin"):
             raise Refusal(HTTPStatus.FORBIDDEN, "requests of web pages are refused")
-        if not any(is_known_host(host, self.hosts) for host in headers.get("host", ())):
+        hosts = headers.get("host", ())
+        if len(hosts) != 1 or not is_known_host(hosts[0], self.hosts):
             raise Refusal(HTTPStatus.BAD_REQUEST, "unknown host; name it with --allow-host")
         split = urlsplit(path if path.startswith("/") else f"/{path}")
         parts = [unquote(part) for part in split.path.split("/") if part]

@@ -7,12 +7,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.env import TextEnv
-from hgpo_envs.environment_spec import name_in
+from hgpo_envs.environment_spec import environment_ids, name_in, provider
 from hgpo_envs.errors import InputError, one_line
 from hgpo_train.rollout.env_handle import open_env
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from hgpo_train.rollout.env_handle import EnvHandle
 
 MOST_TASKS: Final = 10_000
 """The most task ids in one answer."""
@@ -24,18 +26,18 @@ class ServedEnvironment:
     Args:
         env_id: The Gymnasium id.
         env: An environment that was never reset.
+        threads: In how many threads it is called; 0 calls it directly.
 
     Attributes:
         env_id: The Gymnasium id.
         name: Its name in addresses, such as ``ALFWorld``.
-        threads: Where the environment is called if its calls wait for other processes; None calls it directly.
+        threads: The threads, or None.
     """
 
-    def __init__(self, env_id: str, env: TextEnv) -> None:
+    def __init__(self, env_id: str, env: TextEnv, threads: int = 0) -> None:
         self.env_id, self._env = env_id, env
         self.name: Final = name_in(env_id)
-        waiting = getattr(env.shared.source, "concurrent", None)
-        self.threads = None if waiting is None else ThreadPoolExecutor(waiting, f"hgpo-{self.name}")
+        self.threads = ThreadPoolExecutor(threads, f"hgpo-{self.name}") if threads else None
 
     def new_env(self) -> TextEnv:
         """Return a new environment over the shared data."""
@@ -150,11 +152,24 @@ def open_environments(
             max_steps=settings.max_steps,
             prompt_template=options.get("prompt_template"),
         )
-        served = ServedEnvironment(handle.env_id, env)
+        served = ServedEnvironment(handle.env_id, env, _threads(handle))
         if served.name in opened:
             raise InputError(f"--env {env_id}: {served.name} is served already; start another server for it")
         opened[served.name] = served
     return opened
+
+
+def _threads(handle: EnvHandle) -> int:
+    """Return in how many threads an environment is called.
+
+    A step of ALFWorld or WebShop takes less time than handing it to a thread (benchmarks/serve.py). Environments that
+    wait for other processes say how many calls they allow; those of other packages are called one at a time, in a
+    thread, so that a slow or hanging call does not stop other environments.
+    """
+    waiting = getattr(handle.shared.source, "concurrent", None)
+    if waiting is not None:
+        return int(waiting)
+    return 0 if handle.env_id in environment_ids() and provider(handle.env_id) == "hgpo" else 1
 
 
 def _version() -> str:
