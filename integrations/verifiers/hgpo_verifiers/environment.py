@@ -7,7 +7,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import verifiers as vf
-from datasets import Dataset
 from verifiers.types import UserMessage
 
 from hgpo_envs.episode import Episode
@@ -138,8 +137,11 @@ class StepEnv(vf.MultiTurnEnv):
         except (Exception, SystemExit) as error:
             raise EnvironmentFailed(f"{type(error).__name__}: {one_line(error, 300)}") from error
 
-    def _dataset(self, tasks: int, order: str, seed: int) -> Dataset:
+    def _dataset(self, tasks: int, order: str, seed: int) -> Any:  # noqa: ANN401 - a datasets.Dataset
         """Return the tasks, each with its first prompt."""
+        import datasets
+
+        assert hasattr(datasets, "Dataset")  # Hugging Face's, which is not installed where types are checked
         ids = self._handle.tasks
         if tasks != -1 and tasks < 1:
             raise InputError(f"tasks: expected at least 1, or -1 for all, received {tasks}")
@@ -149,7 +151,7 @@ class StepEnv(vf.MultiTurnEnv):
             episode.start(task_id)
             prompts[task_id] = episode.prompt()
         episode.close()
-        return Dataset.from_list(
+        return datasets.Dataset.from_list(
             [
                 {"prompt": [{"role": "user", "content": prompts[task_id]}], "info": {"task_id": task_id}, "answer": ""}
                 for task_id in chosen
