@@ -23,6 +23,13 @@ ROOT = Path(__file__).parent.parent.parent
 PLAYER = ROOT / "tests/worlds/verifiers_player.py"
 WRONG = {"HGPO/ALFWorld-v0": "look", "HGPO/WebShop-v0": "search[nothing]"}
 
+VARIABLES = {
+    **os.environ,
+    "KEY_OF_TEST": "x",
+    "NO_PROXY": "127.0.0.1",
+    "PYTHONPATH": os.pathsep.join(map(str, [ROOT / "integrations/verifiers", ROOT, ROOT / "datasets"])),
+}
+
 
 @pytest.fixture(scope="module")
 def verifiers() -> str:
@@ -65,12 +72,7 @@ def evaluate(python, name, answer, tasks, rollouts, run):
             capture_output=True,
             text=True,
             timeout=300,
-            env={
-                **os.environ,
-                "KEY_OF_TEST": "x",
-                "NO_PROXY": "127.0.0.1",
-                "PYTHONPATH": os.pathsep.join(map(str, [ROOT / "integrations/verifiers", ROOT, ROOT / "datasets"])),
-            },
+            env=VARIABLES,
         )
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout)
@@ -139,3 +141,32 @@ def _check_table(run, results, name) -> None:
     seen += [0.0] * (len(stored) - len(seen))  # rows of aborted rollouts without a step
     assert stored == pytest.approx(sorted(seen), abs=1e-8)
     assert any(abs(value) > 0.1 for value in seen)
+
+
+@pytest.mark.slow
+def test_the_command_plays_in_its_environment_server(verifiers, tmp_path) -> None:
+    """`vf-eval` loads the environment again in a process of its own."""
+    arguments = '{"environment": "HGPO/WebShop-v0", "split": "test", "max_steps": 4}'
+    with Api() as api:
+        api.answer = lambda body, attempt: completion("<think>so</think><action>search[red shoes]</action>")
+        command = [Path(verifiers).with_name("vf-eval"), "hgpo-verifiers", "-a", arguments, "-n", "2", "-r", "2"]
+        command += ["-m", "tiny", "-b", api.url, "-k", "KEY_OF_TEST", "--disable-tui", "--save-results"]
+        done = subprocess.run(
+            [*command, "--state-columns", "hgpo_steps"],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=tmp_path,
+            env=VARIABLES,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (results,) = tmp_path.rglob("results.jsonl")
+    write = [verifiers, "-m", "hgpo_verifiers", results, tmp_path / "run", "HGPO/WebShop-v0"]
+    written = subprocess.run(write, capture_output=True, text=True, env=VARIABLES)
+    assert written.stdout.startswith("16 steps are in "), written.stderr
+    steps = scan_steps(tmp_path / "run").collect()
+    assert verify(tmp_path / "run").ok
+    assert (steps.height, steps["task_id"].n_unique(), steps["trajectory"].n_unique()) == (16, 2, 4)
+    missing = subprocess.run([*write[:3], "none.jsonl", "x", "y"], capture_output=True, text=True, env=VARIABLES)
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("error: none.jsonl: expected results.jsonl of verifiers")

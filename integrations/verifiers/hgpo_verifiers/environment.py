@@ -198,8 +198,6 @@ def load_environment(
         estimator=estimator,
         parameters=parameters,
         system_prompt=system_prompt,
-        env_id=environment,
-        env_args={"environment": environment, "split": split, **env_options},
     )
 
 

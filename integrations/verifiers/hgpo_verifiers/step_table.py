@@ -1,6 +1,6 @@
 """Results of verifiers as a step table, for `hgpo stats`, `hgpo advantages` and `hgpo view`.
 
-    python -m hgpo_verifiers.step_table RESULTS.jsonl RUN HGPO/ALFWorld-v0
+    python -m hgpo_verifiers RESULTS.jsonl RUN HGPO/ALFWorld-v0
 
 The results must have the column ``hgpo_steps``: `vf-eval … --save-results --state-columns hgpo_steps`, or
 ``state_columns=["hgpo_steps"]`` of `evaluate` and `generate`.
@@ -8,12 +8,8 @@ The results must have the column ``hgpo_steps``: `vf-eval … --save-results --s
 
 from __future__ import annotations
 
-import sys
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-import orjson
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
@@ -21,6 +17,7 @@ from hgpo_train.rollout.group_plan import PlannedGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
 STEPS: Final = "hgpo_steps"
 """The field of a rollout's state that contains its rows. Name it in `state_columns` to keep it in results."""
@@ -88,24 +85,3 @@ def _rows(output: Mapping[str, Any]) -> list[dict[str, Any]]:
             f"evaluate with --state-columns {STEPS}"
         )
     return list(rows)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Write a run from ``results.jsonl``.
-
-    Raises:
-        InputError: The arguments or the file are wrong.
-    """
-    if len(arguments) != 3:
-        raise InputError("expected RESULTS.jsonl RUN ENVIRONMENT_ID")
-    results, folder, environment = arguments
-    lines = Path(results).read_bytes().splitlines()
-    count = write_steps((orjson.loads(line) for line in lines if line), folder, environment=environment)
-    print(f"{count} steps are in {folder}. Next: hgpo stats {folder}, or hgpo advantages {folder}")
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except InputError as error:
-        sys.exit(f"error: {error}")
