@@ -329,7 +329,7 @@ def viewer() -> str:
 def serve() -> str:
     """Return the table of served and local environments as Markdown."""
     lines = [
-        "| | steps/s of 256 sessions | p50, p95 | with pauses | short sessions/s | memory | served, local CPU | local steps/s |",
+        "| | steps/s of 256 sessions | p50, p95 | with pauses | short sessions/s | memory | CPU | local steps/s |",
         "|---" * 8 + "|",
     ]
     for name, found in figures("serve").items():
