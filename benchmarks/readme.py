@@ -361,6 +361,28 @@ def viewer() -> str:
     return "\n".join(lines)
 
 
+def serve() -> str:
+    """Return the table of served and local environments as Markdown."""
+    lines = [
+        "| | steps/s of 256 sessions | p50, p95 | with pauses | short sessions/s | memory | CPU | local steps/s |",
+        "|---" * 8 + "|",
+    ]
+    for name, found in figures("serve").items():
+        fast, paced = found["as_fast_as_possible"], found["paced"]
+        cells = [
+            name,
+            f"{fast['steps_per_s']:,.0f}",
+            f"{fast['p50_ms']:.0f}, {fast['p95_ms']:.0f} ms",
+            f"{paced['p50_ms']:.1f}, {paced['p95_ms']:.1f} ms",
+            f"{found['short_sessions_per_s']:,.0f}",
+            f"{found['memory_kb_per_session']:.0f} KB",
+            f"{found['server_cpu_us_per_step']:.0f}, {found['local_cpu_us_per_step']:.0f} µs",
+            f"{found['local_steps_per_s']:,.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def rollout_correction() -> str:
     """Return the table of the gradient's bias with and without rollout correction as Markdown."""
     lines = [
@@ -514,6 +536,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "sharded learner": lambda: scaling_tables.sharded_learner(figures("sharded_learner")),
     },
     "docs/viewer.md": {"speed": viewer},
+    "docs/serving.md": {"serve": serve},
     "docs/study.md": {
         "correlations": study_correlations,
         "claims": study_claims,

@@ -249,6 +249,10 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         self._print_step()
         return self._observation(hashes), episode.state.reward, episode.terminated, episode.truncated, episode.info()
 
+    def close(self) -> None:
+        """End what the engine has outside this process, such as AppWorld's worlds."""
+        self.episode.close()
+
     def fork(self) -> TextEnv:
         """Return an independent environment in the same state, which draws the same tasks from now on.
 

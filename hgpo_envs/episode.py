@@ -245,6 +245,11 @@ class Episode:
             "score": self.state.score,
         }
 
+    def close(self) -> None:
+        """End what the engine has outside this process, also during a call; `start` may be called again."""
+        if (close := getattr(self._engine, "close", None)) is not None:
+            close()
+
     def fork(self) -> Episode:
         """Return an independent episode in the same state.
 

@@ -20,12 +20,12 @@ FORBIDDEN = {
 }
 ROOMS = {
     "hgpo_train": [
-        {"settings", "assignments", "lazy_names"},  # shared by all layers
+        {"settings", "assignments", "lazy_names", "local_server"},  # shared by all layers
         {"advantages", "models"},
         {"policies"},
         {"rollout"},
         {"analysis", "evaluation"},
-        {"training", "view"},
+        {"training", "view", "serve"},
         {"cli"},
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],

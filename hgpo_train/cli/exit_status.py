@@ -24,6 +24,7 @@ EXTRAS: Final = {
     "openai": "api",
     "minigrid": "examples",
     **dict.fromkeys(("starlette", "textual", "uvicorn"), "view"),
+    "websockets": "serve",
 }
 """Optional packages, by the name that is imported, with the extra that installs them."""
 

@@ -50,7 +50,7 @@ def view(
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
 ) -> None:
     """Look at tasks, groups, steps and advantages in a browser or a terminal, also while a run is being written."""
-    from hgpo_envs.errors import InputError
+    from hgpo_train.local_server import check_port
     from hgpo_train.view.sources import open_sources
 
     mode = "terminal" if terminal else "page" if out is not None else "server"
@@ -58,8 +58,7 @@ def view(
     if terminal:
         _show(open_sources(run), estimator or ())
         return
-    if not 0 <= port <= 65_535:
-        raise InputError(f"--port: expected a number from 0 to 65535, received {port}")
+    check_port(port)
     named = list(estimator or ())
     if out is not None:
         _write(open_sources(run), out, tasks, tuple(task or ()), tuple(named), max_mb, overwrite=overwrite)

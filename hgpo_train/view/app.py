@@ -6,9 +6,7 @@ read; none changes a run.
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
-import socket
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +20,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.secrets import redact
 from hgpo_train.advantages import registry
 from hgpo_train.assignments import read_assignments
+from hgpo_train.local_server import is_known_host, known_hosts
 from hgpo_train.settings import build, types_of
 from hgpo_train.view.bundle import static_file
 from hgpo_train.view.documents import group_document, step_document, whole_text
@@ -212,24 +211,3 @@ class _Guard:
             path = f"/{rest[0]}"
             return await self._app({**scope, "path": path, "raw_path": path.encode()}, receive, with_headers)
         return await refusal(scope, receive, with_headers)
-
-
-def known_hosts(hosts: Sequence[str]) -> frozenset[str]:
-    """Return the names that a request may be addressed to: loopback's, this machine's, and the given ones."""
-    return frozenset(name.lower() for name in ("localhost", socket.gethostname(), *hosts))
-
-
-def is_known_host(header: str, known: frozenset[str]) -> bool:
-    """Return whether a `Host` header is an address or a known name, so that no other site's name can lead here.
-
-    >>> is_known_host("127.0.0.1:8000", frozenset()), is_known_host("[::1]:8000", frozenset())
-    (True, True)
-    >>> is_known_host("evil.example:8000", frozenset({"localhost"}))
-    False
-    """
-    name = header.rpartition("]")[0].lstrip("[") if header.startswith("[") else header.partition(":")[0]
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name.lower() in known
-    return True

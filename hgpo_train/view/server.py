@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
-import socket
 import webbrowser
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from hgpo_envs.errors import InputError
+from hgpo_train.local_server import address_of, bound_socket
 from hgpo_train.view.app import make_app
 
 if TYPE_CHECKING:
@@ -44,9 +42,8 @@ def serve(
     """
     token = secrets.token_urlsafe(24)
     app = make_app(sources, token, [host], estimators)
-    listener = _listen(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{listener.getsockname()[1]}/{token}/"
+    listener = bound_socket(host, port)
+    address = f"{address_of(host, listener)}/{token}/"
     config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none")
     server = uvicorn.Server(config)
     listener.listen()  # from here on the page can be requested; it is answered as soon as the server runs
@@ -56,25 +53,3 @@ def serve(
             webbrowser.open(address)
     with suppress(KeyboardInterrupt), listener:
         server.run(sockets=[listener])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except (OSError, OverflowError, UnicodeError) as error:
-        listener.close()
-        reason = getattr(error, "strerror", None) or str(error)
-        hint = "use another --port" if _is_address(host) else "use an address of this machine as --host"
-        raise InputError(f"cannot listen on {host!r}, port {port}: {reason}; {hint}") from None
-    return listener
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    return True

@@ -20,7 +20,8 @@ with warnings.catch_warnings():
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_train.advantages import compute, names
 from hgpo_train.analysis.uncertainty import uncertainty
-from hgpo_train.view.app import HEADERS, is_known_host, make_app
+from hgpo_train.local_server import is_known_host
+from hgpo_train.view.app import HEADERS, make_app
 from hgpo_train.view.sources import open_sources
 
 TOKEN = "the-token"

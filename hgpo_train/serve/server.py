@@ -1,0 +1,268 @@
+"""The server: connections, their limits, and what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs
+
+import orjson
+from websockets.asyncio.server import serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Response
+
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.secrets import redact
+from hgpo_train.serve.access import Access, Address, Refusal
+from hgpo_train.serve.environments import MOST_TASKS, SCHEMA
+from hgpo_train.serve.messages import Close, MessageError, error_message, read_message
+from hgpo_train.serve.session import Session
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+
+    from websockets.asyncio.server import Server, ServerConnection
+    from websockets.http11 import Request
+
+    from hgpo_train.serve.environments import ServedEnvironment
+    from hgpo_train.serve.messages import GetState, Reset, Step
+
+HANDSHAKE_SECONDS: Final = 10.0
+PING_SECONDS: Final = 20.0
+"""Clients that do not answer a ping for this long are gone."""
+
+NORMAL, GOING_AWAY, POLICY, INTERNAL, TRY_LATER = 1000, 1001, 1008, 1011, 1013
+"""Codes that close a WebSocket connection (RFC 6455)."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a server.
+
+    Attributes:
+        sessions: The most sessions at the same time.
+        idle_seconds: A session that sends nothing, or reads nothing, for so long is closed.
+        message_bytes: The largest message of a client.
+        call_seconds: The longest call of an environment that runs in a thread.
+
+    Raises:
+        InputError: A limit is not positive.
+    """
+
+    sessions: int = 4096
+    idle_seconds: float = 600.0
+    message_bytes: int = 1 << 18
+    call_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 < value < float("inf"):
+                raise InputError(f"{name}: expected a positive number, received {value}")
+
+
+class EnvironmentServer:
+    """Serves environments, one session per WebSocket connection.
+
+    Args:
+        environments: The environments by their names in addresses.
+        access: Who may ask for what.
+        limits: The limits.
+        log: Called with one line for each new kind of error of an environment.
+
+    Attributes:
+        counts: How many sessions, episodes, steps and errors there were.
+    """
+
+    def __init__(
+        self,
+        environments: Mapping[str, ServedEnvironment],
+        access: Access,
+        limits: Limits | None = None,
+        log: Callable[[str], object] = print,
+    ) -> None:
+        self._environments, self._access, self._limits = environments, access, limits or Limits()
+        self._log, self._logged = log, set[str]()
+        self._sessions: dict[ServerConnection, Session] = {}
+        self._server: Server | None = None
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def open_sessions(self) -> int:
+        """The number of sessions that are open."""
+        return len(self._sessions)
+
+    async def start(self, listener: socket.socket) -> None:
+        """Begin to serve on a bound socket."""
+        silent = logging.getLogger("hgpo_train.serve.silent")  # handshakes that fail are not worth a traceback
+        silent.addHandler(logging.NullHandler())
+        silent.propagate = False
+        self._server = await serve(
+            self._connected,
+            sock=listener,
+            process_request=self._answer,
+            compression=None,  # costs more than a loopback or a local network, and decompression needs limits
+            server_header=None,
+            open_timeout=HANDSHAKE_SECONDS,
+            ping_interval=PING_SECONDS,
+            ping_timeout=PING_SECONDS,
+            max_size=self._limits.message_bytes,
+            max_queue=4,  # messages of a session are answered in turn
+            logger=silent,
+            backlog=4096,
+        )
+
+    async def stop(self, reason: str) -> int:
+        """Close all sessions, and return how many there were."""
+        assert self._server is not None
+        sessions = dict(self._sessions)
+        self._server.close(close_connections=False)
+        closing = [connection.close(GOING_AWAY, reason[:120]) for connection in sessions]
+        for session in sessions.values():
+            session.close()
+        await asyncio.gather(*closing, return_exceptions=True)
+        await self._server.wait_closed()
+        for served in self._environments.values():
+            if served.threads is not None:
+                served.threads.shutdown(wait=False, cancel_futures=True)
+        return len(sessions)
+
+    # ------------------------------------------------------------------------------------------------- before a session
+
+    def _answer(self, _: ServerConnection, request: Request) -> Response | None:
+        """Answer a request; None lets a session begin."""
+        try:
+            address = self._address(request)
+            if address.resource == "ws":
+                return None
+            return _response(HTTPStatus.OK, self._document(address))
+        except Refusal as refusal:
+            self.counts["refused requests"] += 1
+            return _response(refusal.status, {"error": str(refusal)})
+
+    def _address(self, request: Request) -> Address:
+        headers = {name: request.headers.get_all(name) for name in ("origin", "host", "authorization")}
+        return self._access.address(request.path, headers)
+
+    def _document(self, address: Address) -> object:
+        if address.resource == "health":
+            return {"status": "healthy"}
+        served = self._environments[address.environment]
+        if address.resource == "schema":
+            return SCHEMA
+        if address.resource == "metadata":
+            return served.metadata()
+        query = {name: values[-1] for name, values in parse_qs(address.query, max_num_fields=10).items()}
+        start, stop = query.get("start", "0"), query.get("stop", str(10**9))
+        if not (
+            start.isascii() and start.isdecimal() and stop.isascii() and stop.isdecimal() and len(start + stop) < 40
+        ):
+            raise Refusal(
+                HTTPStatus.BAD_REQUEST, f"start, stop: expected numbers; at most {MOST_TASKS} ids are returned"
+            )
+        return served.task_list(int(start), int(stop))
+
+    # ------------------------------------------------------------------------------------------------------- sessions
+
+    async def _connected(self, connection: ServerConnection) -> None:
+        """Serve one connection from its first message to its end."""
+        assert connection.request is not None
+        served = self._environments[self._address(connection.request).environment]
+        if len(self._sessions) >= self._limits.sessions:
+            self.counts["refused sessions"] += 1
+            text = f"all {self._limits.sessions} sessions are in use (--max-sessions); try again later"
+            with suppress(ConnectionClosed):
+                await connection.send(error_message("CAPACITY_REACHED", text), text=True)
+                await connection.close(TRY_LATER, text)
+            return
+        session = self._sessions[connection] = Session(served, self._report)
+        self.counts["sessions"] += 1
+        try:
+            await self._converse(connection, session, served)
+        except ConnectionClosed:
+            pass
+        finally:
+            del self._sessions[connection]
+            session.close()
+
+    async def _converse(self, connection: ServerConnection, session: Session, served: ServedEnvironment) -> None:
+        """Answer messages until the client leaves or a limit is reached."""
+        idle = self._limits.idle_seconds
+        try:
+            while True:
+                async with asyncio.timeout(idle):
+                    raw = await connection.recv(decode=False)
+                reply = await self._reply(session, served, raw)
+                if reply is None:
+                    return
+                async with asyncio.timeout(idle):
+                    await connection.send(reply, text=True)
+        except TimeoutError:
+            self.counts["idle sessions"] += 1
+            await connection.close(POLICY, f"idle for {idle:g} s; connect again")
+        except _CallTimeoutError:
+            session.close()
+            text = f"a call took more than {self._limits.call_seconds:g} s (--call-timeout); connect again"
+            await connection.send(error_message("EXECUTION_ERROR", text), text=True)
+            await connection.close(INTERNAL, text)
+
+    async def _reply(self, session: Session, served: ServedEnvironment, raw: bytes) -> bytes | None:
+        """Return the reply to a message, or None if it ends the session."""
+        try:
+            message = read_message(raw)
+            if isinstance(message, Close):
+                return None
+            self.counts[type(message).__name__] += 1
+            return await self._call(session, served, message)
+        except MessageError as error:
+            self.counts[error.code] += 1
+            return error_message(error.code, str(error))
+
+    async def _call(self, session: Session, served: ServedEnvironment, message: Reset | Step | GetState) -> bytes:
+        if served.threads is None:
+            return session.reply(message)
+        call = asyncio.get_running_loop().run_in_executor(served.threads, session.reply, message)
+        try:
+            return await asyncio.wait_for(asyncio.shield(call), self._limits.call_seconds)
+        except TimeoutError:
+            call.add_done_callback(_forget)
+            raise _CallTimeoutError from None
+
+    def _report(self, error: BaseException) -> None:
+        """Log an error of an environment, each kind once."""
+        line = redact(f"{type(error).__name__}: {one_line(error, 500)}")
+        if line not in self._logged and len(self._logged) < 1_000:
+            self._logged.add(line)
+            self._log(line)
+
+
+class _CallTimeoutError(Exception):
+    """A call of an environment took too long."""
+
+
+def _forget(call: asyncio.Future[bytes]) -> None:
+    """Take the result of a call that nobody waits for, so that asyncio does not report its error."""
+    if not call.cancelled():
+        call.exception()
+
+
+def _response(status: HTTPStatus, document: object) -> Response:
+    body = orjson.dumps(document)
+    headers = Headers(
+        {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+        }
+    )
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(status, status.phrase, headers, body)

@@ -1,0 +1,377 @@
+"""The server's limits and refusals: a client that errs or vanishes costs only its own session."""
+
+import socket
+import threading
+from functools import partial
+
+import httpx
+import orjson
+import pytest
+from environment_server import TOKEN, ask, running
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("websockets")
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from hgpo_envs.engine import State, Task
+from hgpo_envs.env import TextEnv
+from hgpo_envs.errors import InputError
+from hgpo_envs.remote import RemoteEnv, RemoteError
+from hgpo_train.serve.environments import ServedEnvironment, open_environments
+from hgpo_train.serve.server import Limits
+
+SECRET = "/home/someone/private/data.pack"
+
+
+class Engine:
+    """An engine whose commands fail, or wait until a test lets them go on."""
+
+    def __init__(self, source: "Source") -> None:
+        self.source, self.closed = source, False
+
+    def start(self, task_id: str) -> State:
+        if task_id == "broken":
+            raise InputError(f"{SECRET}: damaged")
+        return State("start", ["look"])
+
+    def act(self, command: str) -> State:
+        if command == "wait":
+            self.source.entered.set()
+            assert self.source.go_on.wait(30)
+        if command == "fail":
+            raise OSError(2, "No such file", SECRET)
+        if command == "exit":
+            raise SystemExit(3)
+        return State(command, ["look"], reward=float("nan") if command == "nan" else 0.0)
+
+    def close(self) -> None:
+        self.source.closed += 1
+
+
+class Source:
+    """A source of two tasks, of which one is broken."""
+
+    name = "Fragile"
+
+    def __init__(self) -> None:
+        self.entered, self.go_on, self.closed = threading.Event(), threading.Event(), 0
+
+    def ids(self, split: str) -> list[str]:
+        return ["good", "broken"]
+
+    def task(self, task_id: str) -> Task:
+        return Task(task_id, "train", "do it", "kind")
+
+    def engine(self) -> Engine:
+        return Engine(self)
+
+
+def fragile(threads: int = 0) -> ServedEnvironment:
+    return ServedEnvironment("Test/Fragile-v0", TextEnv(Source()), threads)
+
+
+def closed(connection) -> tuple[int, str]:
+    """Wait until the server closes a session: code and reason."""
+    with pytest.raises(ConnectionClosed) as error:  # noqa: PT012 - all that was sent before
+        while True:
+            connection.recv(timeout=30)
+    assert error.value.rcvd is not None
+    return error.value.rcvd.code, error.value.rcvd.reason
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(*open_environments(["HGPO/ALFWorld-v0"], {"split": "train"}).values()) as run:
+        yield run
+
+
+# ------------------------------------------------------------------------------------------------------ requests
+
+
+def test_documents(server) -> None:
+    get = partial(httpx.get, trust_env=False)
+    assert get(f"http://127.0.0.1:{server.port}/health").json() == {"status": "healthy"}
+    schema = get(f"{server.url('ALFWorld')}/schema").json()
+    assert schema["action"]["required"] == ["action"]
+    with server.connect() as client:
+        observation = ask(client, "reset", seed=0)["data"]["observation"]
+        state = ask(client, "state")["data"]
+    assert set(schema["observation"]["properties"]) == set(observation)
+    assert set(schema["state"]["properties"]) <= set(state)
+    about = get(f"{server.url()}/metadata").json()
+    assert (about["name"], about["tasks"], about["max_steps"]) == ("HGPO/ALFWorld-v0", 144, 50)
+    tasks = get(f"{server.url()}/tasks").json()
+    assert (tasks["count"], len(tasks["tasks"])) == (144, 144)
+    assert get(f"{server.url()}/tasks?start=140").json()["tasks"] == tasks["tasks"][140:]
+    assert get(f"{server.url()}/tasks?start=3&stop=5").json()["tasks"] == tasks["tasks"][3:5]
+    for query in ("start=x", "stop=-1", "start=" + "9" * 60):
+        assert get(f"{server.url()}/tasks?{query}").status_code == 400
+    answer = get(f"{server.url()}/schema")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "server" not in answer.headers
+
+
+def test_unauthorised_requests_are_refused(server) -> None:
+    get = partial(httpx.get, trust_env=False)
+    base = f"http://127.0.0.1:{server.port}"
+    before = server.server.counts["sessions"]
+    for path in ("/", "/ws", "/schema", "/ALFWorld/tasks", "/wrong/ws", f"/ws?token={TOKEN}"):
+        answer = get(base + path)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert TOKEN not in answer.text
+    from websockets.sync.client import connect
+
+    legacy = partial(connect, legacy=True)
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        with pytest.raises(InvalidStatus) as error:
+            legacy(f"ws://127.0.0.1:{server.port}/ws", additional_headers=headers)
+        assert error.value.response.status_code == 401
+    with pytest.raises(InvalidStatus) as error:
+        server.connect(origin="http://127.0.0.1")
+    assert error.value.response.status_code == 403
+    with pytest.raises(InvalidStatus) as error:
+        server.connect(additional_headers={"Host": "127.0.0.1"})  # a second one
+    assert error.value.response.status_code == 400
+    assert get(f"{server.url()}/schema", headers={"Host": "evil.example"}).status_code == 400
+    assert server.server.counts["sessions"] == before
+    with legacy(
+        f"ws://127.0.0.1:{server.port}/ALFWorld/ws", additional_headers={"Authorization": f"Bearer {TOKEN}"}
+    ) as client:
+        assert ask(client, "reset", seed=0)["type"] == "observation"
+
+
+def test_a_remote_environment_names_what_was_refused(server, monkeypatch) -> None:
+    base = f"http://127.0.0.1:{server.port}"
+    monkeypatch.delenv("HGPO_SERVE_TOKEN", raising=False)
+    with pytest.raises(InputError, match=r"refused the connection \(401\): .*expected the token of `hgpo serve`"):
+        RemoteEnv(base)
+    with pytest.raises(InputError, match=r"refused the connection .404.*expected one of ALFWorld before /ws"):
+        RemoteEnv(server.url("WebShop"))
+    with pytest.raises(InputError, match="url: expected an address of `hgpo serve`"):
+        RemoteEnv("127.0.0.1")
+    RemoteEnv(base, token=TOKEN).close()
+    monkeypatch.setenv("HGPO_SERVE_TOKEN", TOKEN)
+    RemoteEnv(f"{base}/ALFWorld/").close()
+
+
+def test_a_server_that_is_not_there() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        with pytest.raises(RemoteError, match="cannot connect to the server: ConnectionRefusedError"):
+            RemoteEnv(f"http://127.0.0.1:{free.getsockname()[1]}/x")
+
+
+# ------------------------------------------------------------------------------------------------------ messages
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.binary(max_size=50) | values, max_size=10))
+def test_a_session_survives_whatever_it_is_sent(server, messages) -> None:
+    from json import dumps
+
+    with server.connect() as client:
+        before = ask(client, "reset", seed=1)
+        for message in messages:
+            client.send(message if isinstance(message, bytes) else dumps(message))
+            answer = orjson.loads(client.recv(timeout=30))
+            assert answer["type"] == "error"
+            assert set(answer["data"]) == {"message", "code"}
+        assert ask(client, "step", action="look")["type"] == "observation"
+        assert ask(client, "reset", seed=1) == before
+
+
+def test_steps_need_an_episode(server) -> None:
+    with server.connect() as client:
+        assert ask(client, "step", action="look")["data"] == {
+            "message": "no episode was started; send a reset first",
+            "code": "RESET_NEEDED",
+        }
+        assert ask(client, "state")["data"]["step_count"] == 0
+        ask(client, "reset", seed=1, episode_id="mine")
+        assert ask(client, "reset", task="no such task")["data"]["code"] == "VALIDATION_ERROR"
+        for _ in range(50):
+            answer = ask(client, "step", action="look")
+        assert answer["data"]["done"]
+        assert answer["data"]["observation"]["truncated"]
+        assert "the episode has ended" in ask(client, "step", action="look")["data"]["message"]
+        state = ask(client, "state")["data"]
+        assert (state["episode_id"], state["step_count"], state["done"]) == ("mine", 50, True)
+        assert ask(client, "reset", seed=2)["type"] == "observation"
+
+
+def test_a_close_message_ends_the_session(server) -> None:
+    with server.connect() as client:
+        client.send('{"type": "close"}')
+        assert closed(client) == (1000, "")
+
+
+# -------------------------------------------------------------------------------------------------------- limits
+
+
+def test_an_oversized_message_closes_only_its_session() -> None:
+    with running(fragile(), limits=Limits(message_bytes=1000)) as run, run.connect() as other:
+        ask(other, "reset", task="good")
+        with run.connect() as client:
+            ask(client, "reset", task="good")
+            client.send(b"x" * 1001)
+            code, reason = closed(client)
+        assert code == 1009
+        assert "1000" in reason
+        with run.connect() as client:  # in two frames, each within the limit
+            client.send([b"x" * 600, b"x" * 600])
+            assert closed(client)[0] == 1009
+        assert ask(other, "step", action="y" * 500)["type"] == "observation"
+        run.wait_for(lambda: run.server.open_sessions == 1)
+
+
+def test_no_more_sessions_than_allowed() -> None:
+    with running(fragile(), limits=Limits(sessions=2)) as run:
+        first, second = run.connect(), run.connect()
+        ask(first, "reset", task="good"), ask(second, "reset", task="good")
+        with run.connect() as third:
+            refused = orjson.loads(third.recv(timeout=30))["data"]
+            assert refused["code"] == "CAPACITY_REACHED"
+            assert closed(third) == (1013, refused["message"])
+            assert "all 2 sessions are in use" in refused["message"]
+        assert ask(first, "step", action="look")["type"] == "observation"
+        second.close()
+        run.wait_for(lambda: run.server.open_sessions == 1)
+        with run.connect() as third:
+            assert ask(third, "reset", task="good")["type"] == "observation"
+        first.close()
+
+
+def test_an_idle_session_is_closed() -> None:
+    with running(fragile(), limits=Limits(idle_seconds=0.2)) as run, run.connect() as client:
+        ask(client, "reset", task="good")
+        assert closed(client) == (1008, "idle for 0.2 s; connect again")
+        run.wait_for(lambda: run.server.open_sessions == 0)
+
+
+def test_a_client_that_never_reads_is_closed() -> None:
+    big = "x" * 16_000
+    with running(fragile(), limits=Limits(idle_seconds=1.0, message_bytes=1 << 20)) as run:
+        client = socket.create_connection(("127.0.0.1", run.port))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(
+            f"GET /{TOKEN}/ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+        run.wait_for(lambda: run.server.open_sessions == 1)
+
+        def frame(payload: bytes) -> bytes:
+            return b"\x81" + bytes([0x80 | 126]) + len(payload).to_bytes(2, "big") + b"\0\0\0\0" + payload
+
+        messages = frame(orjson.dumps({"type": "reset", "data": {"task": "good"}}))
+        messages += frame(orjson.dumps({"type": "step", "data": {"action": big}})) * 45
+        client.settimeout(5)
+        try:
+            for _ in range(50):
+                client.sendall(messages)
+        except OSError:  # the server reads no more than it can answer
+            pass
+        run.wait_for(lambda: run.server.open_sessions == 0)
+        client.close()
+        with run.connect() as other:
+            assert ask(other, "reset", task="good")["type"] == "observation"
+
+
+def test_a_killed_client_frees_its_session() -> None:
+    with running(fragile()) as run:
+        clients = [run.connect() for _ in range(20)]
+        for client in clients:
+            ask(client, "reset", task="good")
+        assert run.server.open_sessions == 20
+        for client in clients[:10]:
+            linger = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
+            client.socket.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, linger
+            )  # the connection is reset, as by a kill
+            client.socket.close()
+        run.wait_for(lambda: run.server.open_sessions == 10)
+        assert all(ask(client, "step", action="look")["type"] == "observation" for client in clients[10:])
+        for client in clients:
+            client.close()
+
+
+def test_requests_that_are_not_http(server) -> None:
+    for sent in (b"\0" * 100, b"GET / HTTP/1.1\r\nHost", b"POST /reset HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(sent)
+            client.shutdown(socket.SHUT_WR)
+            client.settimeout(30)
+            while client.recv(4096):
+                pass
+    with server.connect() as client:
+        assert ask(client, "reset", seed=0)["type"] == "observation"
+
+
+# -------------------------------------------------------------------------------------------------- environments
+
+
+@pytest.mark.parametrize("threads", [0, 1, 4])
+def test_errors_of_an_environment_reach_the_log_and_not_the_client(threads) -> None:
+    with running(fragile(threads)) as run, run.connect() as client:
+        for ask_for in (
+            {"kind": "reset", "task": "broken"},
+            *({"kind": "step", "action": a} for a in ("fail", "nan", "exit")),
+        ):
+            if ask_for["kind"] == "step":
+                assert ask(client, "reset", task="good")["type"] == "observation"
+            answer = ask(client, **ask_for)["data"]
+            assert answer == {
+                "message": "Test/Fragile-v0 failed; the server's log has the reason. Send a reset to start again",
+                "code": "EXECUTION_ERROR",
+            }
+            assert ask(client, "step", action="look")["data"]["code"] == "RESET_NEEDED"
+    assert [line.partition(":")[0] for line in run.log] == [
+        "InputError",
+        "FileNotFoundError",
+        "ValueError",
+        "SystemExit",
+    ]
+    assert SECRET in run.log[0]
+
+
+def test_a_hanging_call_ends_only_its_session() -> None:
+    served = fragile(threads=2)
+    source = served._env.shared.source
+    with running(served, limits=Limits(call_seconds=0.3)) as run, run.connect() as other:
+        ask(other, "reset", task="good")
+        with run.connect() as client:
+            ask(client, "reset", task="good")
+            client.send(orjson.dumps({"type": "step", "data": {"action": "wait"}}), text=True)
+            assert source.entered.wait(30)
+            assert ask(other, "step", action="look")["type"] == "observation"  # meanwhile
+            answer = orjson.loads(client.recv(timeout=30))["data"]
+            assert answer["code"] == "EXECUTION_ERROR"
+            assert closed(client) == (1011, "a call took more than 0.3 s (--call-timeout); connect again")
+        source.go_on.set()
+        run.wait_for(lambda: run.server.open_sessions == 1)
+        assert source.closed
+        assert ask(other, "step", action="look")["type"] == "observation"
+
+
+def test_a_stopping_server_tells_its_clients() -> None:
+    with running(fragile()) as run:
+        clients = [run.connect() for _ in range(5)]
+        for client in clients:
+            ask(client, "reset", task="good")
+        ends = [threading.Thread(target=closed, args=(client,)) for client in clients[1:]]
+        for end in ends:
+            end.start()
+        assert run.stop() == 5
+        assert closed(clients[0]) == (1001, "the server was stopped")
+        for end in ends:
+            end.join(30)
+        with pytest.raises(ConnectionRefusedError):
+            run.connect()
