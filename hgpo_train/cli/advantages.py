@@ -58,6 +58,18 @@ def advantages(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing table.")] = False,
     chunk_rows: Annotated[int, typer.Option(help="Approximate number of rows in memory at a time.")] = 250_000,
+    processes: Annotated[
+        int,
+        typer.Option(help="Number of processes, which share the run's shards. The table does not depend on it."),
+    ] = 1,
+    parts: Annotated[
+        bool,
+        typer.Option(
+            "--parts",
+            help="Write a folder with a file per part of the run, of at most --chunk-rows rows. The same command "
+            "continues, and adds the parts of a run that has grown.",
+        ),
+    ] = False,
     listing: Annotated[
         bool, typer.Option("--list", help="List the estimators with their parameters and exit.")
     ] = False,
@@ -76,11 +88,12 @@ def advantages(
     given = {name: value for name, value in named.items() if value is not None} | {"reward_scale": reward_scale}
     specs = make_specs(estimator or ["hgpo"], given, setting or [], details=details)
     _check_local(run)
-    target = out or default_out(run, specs)
-    refuse_own_input(run, target)
-    if target.exists() and not overwrite:
+    target = out or default_out(run, specs, folder=parts)
+    refuse_own_input(run, target, folder=parts)
+    if target.exists() and not overwrite and not parts:
         raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
-    _write(console, run, specs, target, chunk_rows)
+    how = {"processes": processes, "chunk_rows": chunk_rows}
+    _write(console, run, specs, target, how | {"overwrite": overwrite} if parts else how)
 
 
 def _check_local(run: Path) -> None:
@@ -145,8 +158,8 @@ def make_specs(
     ]
 
 
-def default_out(run: Path, specs: Sequence[EstimatorSpec]) -> Path:
-    """Return the default path of the table: beside the run, named after the estimators.
+def default_out(run: Path, specs: Sequence[EstimatorSpec], *, folder: bool = False) -> Path:
+    """Return the default path of the table, or of the folder of its parts: beside the run, named after the estimators.
 
     It is never in a run: for a run's `steps/` or a shard it is beside the run, and for a pattern (`folder/*.parquet`)
     beside the folder.
@@ -164,40 +177,45 @@ def default_out(run: Path, specs: Sequence[EstimatorSpec]) -> Path:
             run, name = owner, f"{owner.name}.{name}"
     elif (owner := run_with_steps(run)) is not None:
         run, name = owner, owner.name
-    return run.parent / f"{name}.advantages" / f"{'+'.join(spec.estimator.name for spec in specs)}.parquet"
+    suffix = "" if folder else ".parquet"
+    return run.parent / f"{name}.advantages" / f"{'+'.join(spec.estimator.name for spec in specs)}{suffix}"
 
 
-def _write(console: Console, run: Path, specs: Sequence[EstimatorSpec], target: Path, chunk_rows: int) -> None:
+def _write(console: Console, run: Path, specs: Sequence[EstimatorSpec], target: Path, options: dict[str, Any]) -> None:
+    """Write the table, or the folder of its parts if `options` has `overwrite`."""
     import time
 
-    import polars as pl
     from rich.progress import Progress
 
-    from hgpo_datasets import scan_steps
     from hgpo_envs.wording import counted
-    from hgpo_train.advantages.advantage_tables import fingerprint, write_advantages
+    from hgpo_train.advantages.advantage_tables import fingerprint
+    from hgpo_train.advantages.parts import partitions_for, write_folder, write_table
 
-    steps = scan_steps(run, plain=True)
-    total = int(steps.select(pl.len()).collect().item())
+    found = partitions_for(run, specs, options["chunk_rows"])
     began = time.perf_counter()
+    computed = ""
     try:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            bar = progress.add_task("advantages", total=total)
-            rows = write_advantages(
-                steps,
-                specs,
-                target,
-                fingerprint=fingerprint(run),
-                chunk_rows=chunk_rows,
-                progress=lambda done: progress.advance(bar, done),
-            )
+            bar = progress.add_task("advantages", total=sum(part.rows() for part in found))
+            options["progress"] = lambda done: progress.advance(bar, done)
+            if "overwrite" in options:
+                reports = write_folder(found, specs, target, **options)
+                rows = sum(report.rows for report in reports)
+                computed = (
+                    f" ({sum(report.computed for report in reports)} of {counted(len(reports), 'part')} computed)"
+                )
+            else:
+                rows = write_table(found, specs, target, fingerprint=fingerprint(run), **options)
     except KeyboardInterrupt:
-        console.print(f"Interrupted. {target} is unchanged.", soft_wrap=True)
+        kept = " Finished parts are kept; run the same command again to continue." if len(found) > 1 else ""
+        console.print(f"Interrupted. {target} is unchanged.{kept}", soft_wrap=True)
         raise typer.Exit(130) from None
     _report(console, target, specs, rows, time.perf_counter() - began)
     where = f"hgpo stats {shlex.quote(str(run))}"
     console.print(
-        f"{counted(rows, 'row')} in [bold]{target}[/]. Next: [bold]{where}[/]", highlight=False, soft_wrap=True
+        f"{counted(rows, 'row')} in [bold]{target}[/]{computed}. Next: [bold]{where}[/]",
+        highlight=False,
+        soft_wrap=True,
     )
 
 
