@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, ProcessError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -20,10 +20,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _THREADS: Final = "POLARS_MAX_THREADS"
-
-
-class ProcessError(RuntimeError):
-    """Processes ended before their work did. The message is one line; the command line exits with 1."""
 
 
 def in_processes(function: Callable[[T], R], items: Sequence[T], processes: int = 1) -> Generator[R]:
