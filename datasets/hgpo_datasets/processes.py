@@ -42,8 +42,7 @@ def in_processes(function: Callable[[T], R], items: Sequence[T], processes: int 
     >>> list(in_processes(abs, [-3, 2]))
     [3, 2]
     """
-    if processes < 1:
-        raise InputError(f"processes: expected an integer of at least 1, received {processes}")
+    check_processes(processes)
     if processes == 1 or len(items) < 2:
         yield from map(function, items)
         return
@@ -60,6 +59,16 @@ def in_processes(function: Callable[[T], R], items: Sequence[T], processes: int 
                     "memory; use fewer processes or smaller parts"
                 ) from error
             failed = done
+
+
+def check_processes(processes: int) -> None:
+    """Check a number of processes.
+
+    Raises:
+        InputError: It is less than 1.
+    """
+    if processes < 1:
+        raise InputError(f"processes: expected an integer of at least 1, received {processes}")
 
 
 def _pooled(function: Callable[[T], R], items: Sequence[T], processes: int) -> Generator[R]:
