@@ -1,16 +1,20 @@
-"""Advantages of runs of many shards: several processes, parts, kills and growing runs; always the same bytes."""
+"""Runs of many shards: several processes, parts, kills and growing runs give the same bytes, numbers and reports."""
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import polars as pl
+import polars.testing
 import pytest
 
-from hgpo_datasets import StepWriter, scan_steps, schema
+from hgpo_datasets import StepWriter, manifest, scan_steps, schema, verify
 from hgpo_datasets.partitions import partitions
 from hgpo_datasets.processes import in_processes
 from hgpo_envs.atomic import FolderLock
@@ -18,6 +22,8 @@ from hgpo_envs.errors import InputError, ProcessError
 from hgpo_train.advantages import EstimatorSpec, compute, get, names
 from hgpo_train.advantages.advantage_tables import fingerprint, write_advantages
 from hgpo_train.advantages.parts import partitions_for, write_folder, write_table
+from hgpo_train.analysis.statistics import statistics
+from hgpo_train.analysis.uncertainty import uncertainty
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.run import RolloutSpec, collect_groups
@@ -156,6 +162,45 @@ def test_row_groups_do_not_depend_on_chunks(tmp_path: Path, monkeypatch: pytest.
     sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     assert set(sizes[:-1]) == {100}
     assert sum(sizes) == table.collect().height
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_statistics(run: Path) -> None:
+    options = {"by": ["task_type"], "history_length": 2, "chunk_rows": ROWS}
+    for found in (statistics, partial(uncertainty, permutations=2)):
+        one, several = (found(run, processes=processes, **options) for processes in (1, 3))
+        for frame, other in zip(*((x,) if isinstance(x, pl.DataFrame) else x for x in (one, several)), strict=True):
+            assert frame.equals(other)
+    at_once = statistics(run, by=["task_type"], history_length=2)
+    divided = statistics(run, **options)
+    for frame, other in zip(at_once, divided, strict=True):
+        pl.testing.assert_frame_equal(frame, other, rel_tol=1e-12)
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_report(run: Path, tmp_path: Path) -> None:
+    """Shards are cut, changed, missing, foreign, and contain the groups of others."""
+    shutil.copytree(run, tmp_path / "run")
+    shards = sorted(tmp_path.glob("run/steps/*"))
+    data = shards[1].read_bytes()
+    shards[1].write_bytes(data[:-9])
+    shards[3].write_bytes(data[:100] + b"?" + data[101:])
+    shards[5].unlink()
+    (tmp_path / "run/steps/own.parquet").write_bytes(data)
+    listed = manifest.read(tmp_path / "run")
+    for number in (7, 8):  # two shards with the content of another, as if they had been committed
+        shards[number].write_bytes(shards[9].read_bytes())
+        double = replace(listed.shards[9], file=shards[number].name)
+        listed = replace(listed, shards=(*listed.shards[:number], double, *listed.shards[number + 1 :]))
+    lines, check = [], ""
+    for content in (listed.header, *listed.shards):
+        line, check = manifest.encode_line(content, check)
+        lines.append(line)
+    (tmp_path / "run/manifest.jsonl").write_bytes(b"".join(lines))
+    report = verify(tmp_path / "run")
+    assert {problem.kind for problem in report.problems} >= {"size", "missing", "group", "trajectory", "foreign"}
+    assert [verify(tmp_path / "run", processes=number) for number in (2, 3)] == [report, report]
+    assert verify(run, processes=2).ok
 
 
 @pytest.mark.parametrize("name", names())
