@@ -128,8 +128,8 @@ def uncertainty(
     if not permuted:
         return found.with_columns(chance=pl.lit(None, pl.Float64))
     chance = _tidy(level_statistics(pl.concat(permuted), [*by, "(permutation)"]), [*by, "(permutation)"])
-    chance = chance.filter(pl.col("statistic").is_in(OF_RETURNS)).group_by(keys, maintain_order=True)
-    means = chance.agg(pl.col("value").mean().alias("chance"))
+    of_returns = chance.filter(pl.col("statistic").is_in(OF_RETURNS)).group_by(keys, maintain_order=True)
+    means = of_returns.agg(pl.col("value").mean().alias("chance"))
     return found.join(means, on=keys, how="left", nulls_equal=True, maintain_order="left")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import fields
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +22,7 @@ def advantages(
         Path,
         typer.Argument(
             help="A run, a folder that contains runs, a Parquet file of steps, also your own, or a quoted pattern of "
-            "these. It is not modified."
+            "these; with --parts also a run's URL. It is not modified."
         ),
     ],
     estimator: Annotated[
@@ -67,7 +67,15 @@ def advantages(
         typer.Option(
             "--parts",
             help="Write a folder with a file per part of the run, of at most --chunk-rows rows. The same command "
-            "continues, and adds the parts of a run that has grown.",
+            "continues, and adds the parts of a run that has grown. --out can be a URL.",
+        ),
+    ] = False,
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Compute the parts as a Ray Data job, --processes at a time, on the cluster of RAY_ADDRESS or on this "
+            "machine. Requires the extra ray.",
         ),
     ] = False,
     listing: Annotated[
@@ -87,23 +95,46 @@ def advantages(
     named = {"history_length": history_length, "gamma": gamma, "mode": mode, "context": context, "reward": reward}
     given = {name: value for name, value in named.items() if value is not None} | {"reward_scale": reward_scale}
     specs = make_specs(estimator or ["hgpo"], given, setting or [], details=details)
-    _check_local(run)
-    target = out or default_out(run, specs, folder=parts)
-    refuse_own_input(run, target, folder=parts)
-    if target.exists() and not overwrite and not parts:
-        raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
     how = {"processes": processes, "chunk_rows": chunk_rows}
-    _write(console, run, specs, target, how | {"overwrite": overwrite} if parts else how)
-
-
-def _check_local(run: Path) -> None:
-    """Check that a source is no URL. A path has lost one of the slashes."""
-    from hgpo_envs.errors import InputError
-
-    if run.parts and run.parts[0] in {"http:", "https:", "s3:", "gs:", "az:", "abfs:", "abfss:", "hf:"}:
+    if parts or ray:
+        folder = _parts_folder(run, out, specs)
+        _write(console, _url(run) or run, specs, folder, how | {"overwrite": overwrite, "ray": ray})
+        return
+    if _url(run) or (out is not None and _url(out)):
         raise InputError(
-            "expected a local run or file, received a URL; in Python, compute(scan_steps(URL), ...) reads remote runs"
+            "expected a local run or file, received a URL; --parts reads and writes URLs, and in Python "
+            "compute(scan_steps(URL), ...) reads them"
         )
+    target = out or default_out(run, specs)
+    refuse_own_input(run, target)
+    if target.exists() and not overwrite:
+        raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
+    _write(console, run, specs, target, how)
+
+
+def _url(path: Path) -> str | None:
+    """Return the URL that a path was, which has lost one of its slashes; None for a local path."""
+    schemes = ("http:", "https:", "s3:", "gs:", "az:", "abfs:", "abfss:", "hf:")
+    is_url = path.parts and path.parts[0] in schemes
+    return path.as_posix().replace(":/", "://", 1) if is_url else None
+
+
+def _parts_folder(run: Path, out: Path | None, specs: Sequence[EstimatorSpec]) -> str:
+    """Return the path or URL of the folder of parts, which is not in the run."""
+    from hgpo_envs.errors import InputError
+    from hgpo_train.advantages.advantage_tables import refuse_own_input
+
+    source = _url(run)
+    if out is None:
+        if source is not None:
+            raise InputError(f"{source}: expected --out with the folder or URL of the parts; give one")
+        out = default_out(run, specs, folder=True)
+    target = _url(out)
+    if source is None and target is None:
+        refuse_own_input(run, out, folder=True)
+    if source is not None and f"{target}/".startswith(f"{source}/"):
+        raise InputError(f"expected a folder outside of the input {source}, received {target}; change --out")
+    return target or str(out)
 
 
 def make_specs(
@@ -181,7 +212,9 @@ def default_out(run: Path, specs: Sequence[EstimatorSpec], *, folder: bool = Fal
     return run.parent / f"{name}.advantages" / f"{'+'.join(spec.estimator.name for spec in specs)}{suffix}"
 
 
-def _write(console: Console, run: Path, specs: Sequence[EstimatorSpec], target: Path, options: dict[str, Any]) -> None:
+def _write(
+    console: Console, run: Path | str, specs: Sequence[EstimatorSpec], target: Path | str, options: dict[str, Any]
+) -> None:
     """Write the table, or the folder of its parts if `options` has `overwrite`."""
     import time
 
@@ -199,18 +232,20 @@ def _write(console: Console, run: Path, specs: Sequence[EstimatorSpec], target: 
             bar = progress.add_task("advantages", total=sum(part.rows() for part in found))
             options["progress"] = lambda done: progress.advance(bar, done)
             if "overwrite" in options:
-                reports = write_folder(found, specs, target, **options)
+                reports = write_folder(found, specs, str(target), **options)
                 rows = sum(report.rows for report in reports)
                 computed = (
                     f" ({sum(report.computed for report in reports)} of {counted(len(reports), 'part')} computed)"
                 )
             else:
-                rows = write_table(found, specs, target, fingerprint=fingerprint(run), **options)
+                rows = write_table(found, specs, Path(target), fingerprint=fingerprint(Path(run)), **options)
     except KeyboardInterrupt:
+        unchanged = "" if "overwrite" in options else f" {target} is unchanged."
         kept = " Finished parts are kept; run the same command again to continue." if len(found) > 1 else ""
-        console.print(f"Interrupted. {target} is unchanged.{kept}", soft_wrap=True)
+        console.print(f"Interrupted.{unchanged}{kept}", soft_wrap=True)
         raise typer.Exit(130) from None
-    _report(console, target, specs, rows, time.perf_counter() - began)
+    if "://" not in str(target):  # the columns of a large run would be downloaded again
+        _report(console, target, specs, rows, time.perf_counter() - began)
     where = f"hgpo stats {shlex.quote(str(run))}"
     console.print(
         f"{counted(rows, 'row')} in [bold]{target}[/]{computed}. Next: [bold]{where}[/]",
@@ -219,7 +254,7 @@ def _write(console: Console, run: Path, specs: Sequence[EstimatorSpec], target: 
     )
 
 
-def _report(console: Console, target: Path, specs: Sequence[EstimatorSpec], rows: int, seconds: float) -> None:
+def _report(console: Console, target: Path | str, specs: Sequence[EstimatorSpec], rows: int, seconds: float) -> None:
     import polars as pl
     from rich.table import Table
 

@@ -23,6 +23,8 @@ EXTRAS: Final = {
     "vllm": "vllm",
     "openai": "api",
     "minigrid": "examples",
+    **dict.fromkeys(("ray", "obstore"), "ray"),
+    "deltalake": "interchange",
     **dict.fromkeys(("starlette", "textual", "uvicorn"), "view"),
 }
 """Optional packages, by the name that is imported, with the extra that installs them."""

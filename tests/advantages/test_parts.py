@@ -13,8 +13,9 @@ from pathlib import Path
 import polars as pl
 import polars.testing
 import pytest
+from large_run import OWN, collect
 
-from hgpo_datasets import StepWriter, manifest, scan_steps, schema, verify
+from hgpo_datasets import StepWriter, manifest, scan_steps, verify
 from hgpo_datasets.partitions import partitions
 from hgpo_datasets.processes import in_processes
 from hgpo_envs.atomic import FolderLock
@@ -24,43 +25,8 @@ from hgpo_train.advantages.advantage_tables import fingerprint, write_advantages
 from hgpo_train.advantages.parts import partitions_for, write_folder, write_table
 from hgpo_train.analysis.statistics import statistics
 from hgpo_train.analysis.uncertainty import uncertainty
-from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.run import RolloutSpec, collect_groups
 
 ROWS = 200
-OWN = """
-import os, signal
-from pathlib import Path
-import polars as pl
-
-def zero(trajectories):
-    kind, _, who = Path("fault").read_text().partition(" ") if Path("fault").exists() else ("", "", "")
-    if kind and who in trajectories.to_list():
-        if kind == "once":
-            Path("fault").unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
-    with Path("log").open("a") as log:
-        print(trajectories.len(), file=log)
-    return pl.Series([0.0] * trajectories.len())
-
-def killed(steps: pl.LazyFrame) -> pl.LazyFrame:
-    zeros = pl.col("trajectory").map_batches(zero, return_dtype=pl.Float64)
-    return steps.with_columns(advantage=pl.col("return") + zeros)
-"""
-
-
-def collect(folder: Path, tasks: int) -> None:
-    """Collect rollouts of the bundled games and write them in shards of one task each."""
-    handle = open_env("HGPO/ALFWorld-v0", action_format="response", max_steps=12)
-    policy = make_policy("mixture:expert=0.6,random=0.4", PolicyContext("ALFWorld", "response", {}))
-    with StepWriter(folder.parent / "collected", run="run") as writer:
-        collect_groups(handle, policy, writer, RolloutSpec(tasks=tasks, group_size=6, seed=0))
-    given = [column.name for column in schema.columns() if not column.derived and column.name != "run"]
-    rows = scan_steps(folder.parent / "collected").select(given).collect()
-    with StepWriter(folder, run="run", shard_rows=1) as writer:
-        for group in rows.partition_by("task_id", maintain_order=True):
-            writer.add_group(group)
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +191,7 @@ def test_a_folder_of_parts_continues_and_grows(tmp_path: Path) -> None:
                 )
 
     def written(**options: object) -> list[bool]:
-        return [one.computed for one in write_folder(partitions_for(run, specs(), 6), specs(), folder, **options)]
+        return [one.computed for one in write_folder(partitions_for(run, specs(), 6), specs(), str(folder), **options)]
 
     add(range(5))
     assert written() == [True, True, True]
@@ -245,15 +211,15 @@ def test_a_folder_of_parts_continues_and_grows(tmp_path: Path) -> None:
     for name in IN_GROUPS:
         assert table[name].equals(compute(scan_steps(run), name).collect()["advantage"].alias(name)), name
     with pytest.raises(InputError, match="other estimators"):
-        write_folder(partitions_for(run, specs("grpo"), 6), specs("grpo"), folder)
-    write_folder(partitions_for(run, specs("grpo"), 12), specs("grpo"), folder, overwrite=True)
+        write_folder(partitions_for(run, specs("grpo"), 6), specs("grpo"), str(folder))
+    write_folder(partitions_for(run, specs("grpo"), 12), specs("grpo"), str(folder), overwrite=True)
     assert len(list(folder.iterdir())) == 2
 
 
 def test_a_folder_with_other_files_is_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"contains notes\.txt; change --out"):
-        write_folder(partitions_for(run, specs(), ROWS), specs(), tmp_path, overwrite=True)
+        write_folder(partitions_for(run, specs(), ROWS), specs(), str(tmp_path), overwrite=True)
     (tmp_path / "out.parquet.parts").mkdir()
     (tmp_path / "out.parquet.parts" / "mine").write_text("mine")
     with pytest.raises(InputError, match="received other files; move them elsewhere"):
@@ -263,9 +229,9 @@ def test_a_folder_with_other_files_is_refused(run: Path, tmp_path: Path) -> None
 
 def test_details_are_part_of_what_is_wanted(run: Path, tmp_path: Path) -> None:
     plain = [EstimatorSpec(get("hgpo"), get("hgpo").parameters(), "hgpo")]
-    write_folder(partitions_for(run, plain, ROWS), plain, tmp_path / "parts")
+    write_folder(partitions_for(run, plain, ROWS), plain, str(tmp_path / "parts"))
     with pytest.raises(InputError, match="--overwrite"):
-        write_folder(partitions_for(run, plain, ROWS), specs("hgpo"), tmp_path / "parts")
+        write_folder(partitions_for(run, plain, ROWS), specs("hgpo"), str(tmp_path / "parts"))
 
 
 def test_a_table_is_computed_by_one_command_at_a_time(run: Path, tmp_path: Path) -> None:
