@@ -79,14 +79,19 @@ def remove(url: str, options: Mapping[str, Any]) -> None:
         obstore.delete(_store(folder, options), name)
 
 
+def uses_http(options: Mapping[str, Any]) -> bool:
+    """Return whether the endpoint of the options or of the environment has no encryption, as on one's own machine."""
+    endpoint = next((str(value) for name, value in options.items() if "endpoint" in name.lower()), None)
+    return (endpoint or os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://")
+
+
 def _store(folder: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401 (a store of any kind)
-    """Return the object store of a URL. Like Polars, it uses plain HTTP if the endpoint does."""
+    """Return the object store of a URL. Like Polars, it accepts an endpoint without encryption."""
     from obstore.store import from_url
 
     config: Any = {name: value for name, value in options.items() if not name.lower().endswith("allow_http")}
-    endpoint = next((str(value) for name, value in config.items() if "endpoint" in name.lower()), None)
-    plain = (endpoint or os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://")
-    return from_url(folder, config=config or None, client_options={"allow_http": True} if plain else None)
+    client: Any = {"allow_http": True} if uses_http(options) else None
+    return from_url(folder, config=config or None, client_options=client)
 
 
 @contextmanager

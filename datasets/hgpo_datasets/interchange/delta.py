@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from hgpo_datasets import manifest
+from hgpo_datasets.object_store import uses_http
 from hgpo_datasets.reader import StepFile, scan_files, source_files
 from hgpo_datasets.reading import first_line
 from hgpo_datasets.run_paths import shard_folder
@@ -77,7 +78,8 @@ def to_delta(
     listed = manifest.current(folder, shard_folder(folder))
     assert listed.header is not None  # `source_files` has read it
     app = f"hgpo/{listed.header.run}/{manifest.encode_line(listed.header, '')[1]}"
-    place, options = os.fspath(table), dict(storage_options or {}) or None
+    place, given = os.fspath(table), dict(storage_options or {})
+    options = given | ({"allow_http": "true"} if "://" in place and uses_http(given) else {}) or None
     with _errors(place):
         known = DeltaTable.is_deltatable(place, options)
         there = DeltaTable(place, storage_options=options) if known else None
