@@ -22,7 +22,7 @@ import polars as pl
 
 from hgpo_datasets import object_store
 from hgpo_datasets.partitions import Partition, partitions
-from hgpo_datasets.processes import in_processes
+from hgpo_datasets.processes import check_processes, in_processes
 from hgpo_datasets.ray_tasks import on_ray
 from hgpo_envs.atomic import LOCK, FolderLock, make_folder, remove_folder
 from hgpo_envs.errors import InputError
@@ -116,6 +116,7 @@ def write_table(
             partitions.
         ProcessError: Processes were killed repeatedly.
     """
+    check_processes(processes)
     if len(parts) == 1:
         steps = parts[0].scan()
         return write_advantages(steps, specs, out, fingerprint=fingerprint, chunk_rows=chunk_rows, progress=progress)
