@@ -12,7 +12,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 import orjson
 import polars as pl
@@ -125,9 +125,12 @@ class TableWriter:
             rest = self._written(complete)
             self._rest = [rest] if rest.num_rows else []
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Write the remaining rows and the footer."""
-        if self._rest:
+        if self._rest and error is None:
             self._written(ROW_GROUP_ROWS)
         if self._writer is not None:
             self._writer.close()
@@ -150,10 +153,12 @@ def writing(out: Path, metadata: str, *, scratch_in: Path | None = None) -> Iter
         metadata: The table's metadata; see `metadata_of`.
         scratch_in: The folder of the unfinished file; that of the file by default.
     """
-    with making_folder(out.absolute().parent), new_file(out, scratch_in=scratch_in) as file:
-        table = TableWriter(file, metadata)
+    with (
+        making_folder(out.absolute().parent),
+        new_file(out, scratch_in=scratch_in) as file,
+        TableWriter(file, metadata) as table,
+    ):
         yield table
-        table.close()
 
 
 def refuse_own_input(source: Path, out: Path, *, folder: bool = False) -> None:
