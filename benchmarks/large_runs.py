@@ -4,9 +4,10 @@
     python benchmarks/large_runs.py --steps 100000
 
 Rollouts of the bundled ALFWorld games are repeated under other task names, without their long texts. Each row is one
-command as users call it, HGPO with K = 2, in a new process: `s` is the whole command with its start and imports, and
-`work_s` the time from the first to the last part, without the start of processes and of Ray. `cpu_s` does not contain
-Ray's workers. The object store is moto's server on this machine, a Python program, which is slower than a disk or S3.
+command as users call it, HGPO with K = 2, in a new process: `s` is the whole command with its start and imports. For
+parts, `again_s` is the same command when all parts are finished, so that `s - again_s` is the time of the work without
+the start of processes and of Ray. `cpu_s` does not contain Ray's workers. The object store is moto's server on this
+machine, a Python program, which is slower than a disk or S3.
 Every output has the same rows; those in parts have the same bytes.
 """
 
@@ -47,22 +48,6 @@ WAYS: dict[str, tuple[str, str, list[str]]] = {
     "Ray on S3, 1 worker": ("s3", "ray1", ["--ray", "--processes", "1"]),
     "Ray on S3, 2 workers": ("s3", "ray2", ["--ray", "--processes", "2"]),
 }
-TIMED = """
-import sys, time
-from hgpo_train.advantages import parts
-began, last = None, None
-inner = parts._reports
-def timed(results, progress):
-    marks = []
-    found = inner(results, lambda rows: (marks.append((time.perf_counter(), rows)), progress(rows)))
-    if len(marks) > 1:
-        print("work", marks[-1][0] - marks[0][0], sum(rows for _, rows in marks[1:]), file=sys.stderr)
-    return found
-parts._reports = timed
-from hgpo_train.cli import main
-main()
-"""
-"""The command, with the times of the finished parts."""
 
 
 def repeated(folder: Path, steps: int) -> int:
@@ -87,7 +72,8 @@ def repeated(folder: Path, steps: int) -> int:
 
 def measured(run: str, out: str, options: list[str], environment: dict[str, str]) -> dict[str, Any]:
     """Return the durations of a command."""
-    command = [sys.executable, "-c", TIMED, "advantages", run, "--out", out, *options]
+    program = "from hgpo_train.cli import main; main()"
+    command = [sys.executable, "-c", program, "advantages", run, "--out", out, *options]
     before = os.times()
     began = time.perf_counter()
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
@@ -96,11 +82,7 @@ def measured(run: str, out: str, options: list[str], environment: dict[str, str]
     if done.returncode:
         sys.exit(done.stderr)
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    found: dict[str, Any] = {"s": seconds, "cpu_s": cpu}
-    for line in done.stderr.splitlines():
-        if line.startswith("work "):
-            found["work_s"], found["work_rows"] = (float(part) for part in line.split()[1:])
-    return found
+    return {"s": seconds, "cpu_s": cpu}
 
 
 def digest(contents: dict[str, bytes]) -> str:
@@ -147,10 +129,12 @@ def main() -> None:
             source, target = (
                 (str(run), f"{scratch}/{out}") if place == "disk" else ("s3://bucket/run", f"s3://bucket/{out}")
             )
-            found = measured(source, target, [*how, "--chunk-rows", str(options.chunk_rows)], environment)
+            command = source, target, [*how, "--chunk-rows", str(options.chunk_rows)], environment
+            found = measured(*command)
             found["rows_per_s"] = figures["rows"] / found["s"]
-            if "work_s" in found:
-                found["work_rows_per_s"] = found["work_rows"] / found["work_s"]
+            if how and how[0] in {"--parts", "--ray"}:
+                found["again_s"] = measured(*command)["s"]
+                found["work_rows_per_s"] = figures["rows"] / max(found["s"] - found["again_s"], 0.001)
             written = contents(target, environment)
             found["bytes"] = sum(map(len, written.values()))
             digests.setdefault("file" if name.startswith("one") else "parts", set()).add(digest(written))
@@ -163,10 +147,11 @@ def main() -> None:
 
 def show(figures: dict[str, Any]) -> None:
     """Print the table."""
-    table = Table("", "s", "CPU s", "rows/s", "rows/s between the first and last part", "bytes")
+    table = Table("", "s", "CPU s", "rows/s", "s again", "rows/s without the start", "bytes")
     for name, one in figures["ways"].items():
-        between = f"{one['work_rows_per_s']:,.0f}" if "work_rows_per_s" in one else "–"
-        cells = f"{one['s']:.1f}", f"{one['cpu_s']:.1f}", f"{one['rows_per_s']:,.0f}", between, f"{one['bytes']:,}"
+        parts = "again_s" in one
+        again, work = (f"{one['again_s']:.1f}", f"{one['work_rows_per_s']:,.0f}") if parts else ("–", "–")
+        cells = f"{one['s']:.1f}", f"{one['cpu_s']:.1f}", f"{one['rows_per_s']:,.0f}", again, work, f"{one['bytes']:,}"
         table.add_row(name, *cells)
     same = "equal" if figures["same_bytes"] else "DIFFERENT"
     CONSOLE.print(table, f"{figures['rows']:,} rows in {figures['shards']} shards; bytes of outputs are {same}")
