@@ -163,6 +163,7 @@ def write_folder(
         InputError: As `write_table`; or the folder contains other files, or parts that may not be replaced.
         ProcessError: Processes were killed repeatedly.
     """
+    check_processes(processes)
     options = dict(storage_options or {})
     wanted = [part_name(part.number) for part in parts]
     others = [name for name in _names(folder, options) if name not in wanted]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hgpo_train.cli.output_paths import url_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -98,9 +100,9 @@ def advantages(
     how = {"processes": processes, "chunk_rows": chunk_rows}
     if parts or ray:
         folder = _parts_folder(run, out, specs)
-        _write(console, _url(run) or run, specs, folder, how | {"overwrite": overwrite, "ray": ray})
+        _write(console, url_of(run) or run, specs, folder, how | {"overwrite": overwrite, "ray": ray})
         return
-    if _url(run) or (out is not None and _url(out)):
+    if url_of(run) or (out is not None and url_of(out)):
         raise InputError(
             "expected a local run or file, received a URL; --parts reads and writes URLs, and in Python "
             "compute(scan_steps(URL), ...) reads them"
@@ -112,24 +114,17 @@ def advantages(
     _write(console, run, specs, target, how)
 
 
-def _url(path: Path) -> str | None:
-    """Return the URL that a path was, which has lost one of its slashes; None for a local path."""
-    schemes = ("http:", "https:", "s3:", "gs:", "az:", "abfs:", "abfss:", "hf:")
-    is_url = path.parts and path.parts[0] in schemes
-    return path.as_posix().replace(":/", "://", 1) if is_url else None
-
-
 def _parts_folder(run: Path, out: Path | None, specs: Sequence[EstimatorSpec]) -> str:
     """Return the path or URL of the folder of parts, which is not in the run."""
     from hgpo_envs.errors import InputError
     from hgpo_train.advantages.advantage_tables import refuse_own_input
 
-    source = _url(run)
+    source = url_of(run)
     if out is None:
         if source is not None:
             raise InputError(f"{source}: expected --out with the folder or URL of the parts; give one")
         out = default_out(run, specs, folder=True)
-    target = _url(out)
+    target = url_of(out)
     if source is None and target is None:
         refuse_own_input(run, out, folder=True)
     if source is not None and f"{target}/".startswith(f"{source}/"):

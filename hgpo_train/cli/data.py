@@ -367,7 +367,7 @@ def export_minari(
 def export_delta(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     out: Annotated[
-        str,
+        Path,
         typer.Option(
             help="The table's folder or URL (s3://, gs://, az://). If it exists, only the shards that it lacks are "
             "appended."
@@ -382,6 +382,7 @@ def export_delta(
 
     from hgpo_datasets.interchange.delta import to_delta
     from hgpo_envs.wording import counted
+    from hgpo_train.cli.output_paths import url_of
 
     with Console(stderr=True).status("exporting") as status:
         total = 0
@@ -391,6 +392,7 @@ def export_delta(
             total += rows
             status.update(f"exporting: {counted(total, 'row')}")
 
-        report = to_delta(run, out, progress=show)
+        table = url_of(out) or str(out)
+        report = to_delta(run, table, progress=show)
     shards, rows = counted(report.shards, "shard"), counted(report.rows, "row")
-    typer.echo(f"{shards} with {rows} appended: version {report.version} of {out}")
+    typer.echo(f"{shards} with {rows} appended: version {report.version} of {table}")
