@@ -19,6 +19,10 @@ class UnknownTask(InputError, KeyError):  # noqa: N818 (a public name)
     __str__ = Exception.__str__  # KeyError.__str__ would quote the message
 
 
+class ProcessError(RuntimeError):
+    """Processes ended before their work did. The message is one line; the command line exits with status 1."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str], *, limit: int = 12) -> str:
     """Return the error line for an unknown name, with the closest known name and a list of known names.
 

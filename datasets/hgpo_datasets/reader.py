@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -27,6 +28,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Choice = Literal["refuse", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepFile:
+    """A file of a source.
+
+    Attributes:
+        path: Its path or URL.
+        shard: Its line in the manifest; None for a file outside of a run.
+    """
+
+    path: str
+    shard: Shard | None = None
 
 
 class StepTableWarning(UserWarning):
@@ -77,7 +91,8 @@ def scan_steps(
     if not any(found):
         raise InputError(describe_empty(parts, given))
     _warn_about_empty(parts, found)
-    return _scan([some for some in found if some], options, plain=plain)
+    files = [[file.path for file in some] for some in found if some]
+    return scan_files([path for some in files for path in some], shared_depth(files, options, plain=plain), options)
 
 
 def _sources(source: Any) -> list[Source]:  # noqa: ANN401 (checked here)
@@ -97,10 +112,28 @@ def step_files(source: Source) -> list[str]:
     Raises:
         InputError: The source does not exist, or a file is damaged.
     """
-    return [file for part in parts_of([source]) for file in _files(part, "refuse", "skip", {})]
+    return [file.path for part in parts_of([source]) for file in _files(part, "refuse", "skip", {})]
 
 
-def _warn_about_empty(parts: list[Part], found: list[list[str]]) -> None:
+def source_files(source: Source | Iterable[Source], options: Mapping[str, Any]) -> list[list[StepFile]]:
+    """Return the files that `scan_steps` reads, those of each run or file in a list of their own.
+
+    Args:
+        source: As in `scan_steps`.
+        options: Options of the object store.
+
+    Raises:
+        InputError: As in `scan_steps`.
+    """
+    given = _sources(source)
+    parts = parts_of(given)
+    found = [some for part in parts if (some := _files(part, "refuse", "skip", options))]
+    if not found:
+        raise InputError(describe_empty(parts, given))
+    return found
+
+
+def _warn_about_empty(parts: list[Part], found: list[list[StepFile]]) -> None:
     """Warn if a folder or pattern contains runs without committed rows beside others."""
     for source in dict.fromkeys(part.source for part in parts):
         empty = [not files for part, files in zip(parts, found, strict=True) if part.source == source]
@@ -109,18 +142,18 @@ def _warn_about_empty(parts: list[Part], found: list[list[str]]) -> None:
             warnings.warn(line, StepTableWarning, stacklevel=3)
 
 
-def _files(part: Part, damaged: Choice, uncommitted: Choice, options: dict[str, Any]) -> list[str]:
+def _files(part: Part, damaged: Choice, uncommitted: Choice, options: Mapping[str, Any]) -> list[StepFile]:
     """Return the files of one run, file or URL."""
     if part.kind == "url":
-        return [part.path] if part.path.endswith(PARQUET) else _remote_run(part.path, options)
+        return [StepFile(part.path)] if part.path.endswith(PARQUET) else _remote_run(part.path, options)
     path = Path(part.path)
     if part.kind == "run":
         return _run(path, damaged, uncommitted)
     footer.check_file(path)
-    return [str(path)]
+    return [StepFile(str(path))]
 
 
-def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[str]:
+def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[StepFile]:
     place = shard_folder(folder)
     with reading.errors(folder):
         # listed before the manifest is read: a file that an open writer commits in between is then in the manifest
@@ -137,7 +170,7 @@ def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[str]:
         if problem := _problem(place / shard.file, shard):
             _refuse_or_warn(damaged, problem)
         else:
-            found.append(str(place / shard.file))
+            found.append(StepFile(str(place / shard.file), shard))
     return found
 
 
@@ -159,7 +192,7 @@ def _refuse_or_warn(choice: Choice, line: str) -> None:
     warnings.warn(f"{line}; skipped", StepTableWarning, stacklevel=6)
 
 
-def _remote_run(url: str, options: dict[str, Any]) -> list[str]:
+def _remote_run(url: str, options: Mapping[str, Any]) -> list[StepFile]:
     """Return the files of a run at a URL.
 
     A URL cannot be listed in general, so the places of both layouts are tried (see `hgpo_datasets.run_paths`).
@@ -178,9 +211,11 @@ def _remote_run(url: str, options: dict[str, Any]) -> list[str]:
         return []
     place, _ = _first_readable(
         [f"{run}/{STEPS}", run],
-        lambda place: pl.read_parquet_metadata(f"{place}/{listed.shards[0].file}", storage_options=options or None),
+        lambda place: pl.read_parquet_metadata(
+            f"{place}/{listed.shards[0].file}", storage_options=dict(options) or None
+        ),
     )
-    return [f"{place}/{shard.file}" for shard in listed.shards]
+    return [StepFile(f"{place}/{shard.file}", shard) for shard in listed.shards]
 
 
 def _first_readable(urls: Sequence[str], read: Callable[[str], T]) -> tuple[str, T]:
@@ -200,22 +235,30 @@ def _first_readable(urls: Sequence[str], read: Callable[[str], T]) -> tuple[str,
     raise refused
 
 
-def _scan(sources: list[list[str]], options: dict[str, Any], *, plain: bool) -> pl.LazyFrame:
-    """Return one frame over the files. The files of one source have the same columns."""
+def shared_depth(sources: list[list[str]], options: Mapping[str, Any], *, plain: bool) -> int | None:
+    """Return the depth of hashes that all sources have, or None if their columns are the same.
+
+    The files of one source have the same columns.
+    """
     plain_files = {source[0] for source in sources if plain and is_plain(source[0])}
     seen = [_columns(source[0], options, versioned=source[0] not in plain_files) for source in sources]
-    schemas: dict[str, Any] = {}
     other = next((number for number, columns in enumerate(seen) if columns != seen[0]), None)
-    if other is not None and plain_files:
+    if other is None:
+        return None
+    if plain_files:
         raise InputError(
             f"{sources[0][0]} and {sources[other][0]} have different columns or types; expected the same in all files "
             "that are read together"
         )
-    if other is not None:
-        depth = min(schema.stored_depth(one) for one in seen)
+    return min(schema.stored_depth(one) for one in seen)
+
+
+def scan_files(files: Sequence[str], depth: int | None, options: Mapping[str, Any]) -> pl.LazyFrame:
+    """Return one frame over files, with the columns of this depth if it is not None."""
+    schemas: dict[str, Any] = {}
+    if depth is not None:
         schemas = {"schema": schema.polars_schema(depth), "missing_columns": "insert", "extra_columns": "ignore"}
-    every = [file for source in sources for file in source]
-    return pl.scan_parquet(every, storage_options=options or None, glob=False, **schemas)
+    return pl.scan_parquet(list(files), storage_options=dict(options) or None, glob=False, **schemas)
 
 
 def is_plain(file: str) -> bool:
@@ -230,8 +273,8 @@ def is_plain(file: str) -> bool:
         return not any(key in shards.KEYS for key in pl.read_parquet_metadata(file))
 
 
-def _columns(file: str, options: dict[str, Any], *, versioned: bool) -> dict[str, pl.DataType]:
+def _columns(file: str, options: Mapping[str, Any], *, versioned: bool) -> dict[str, pl.DataType]:
     with reading.errors(file):
         if versioned:
-            shards.check_version(pl.read_parquet_metadata(file, storage_options=options or None), file)
-        return dict(pl.scan_parquet(file, storage_options=options or None, glob=False).collect_schema())
+            shards.check_version(pl.read_parquet_metadata(file, storage_options=dict(options) or None), file)
+        return dict(pl.scan_parquet(file, storage_options=dict(options) or None, glob=False).collect_schema())

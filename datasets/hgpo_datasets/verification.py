@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,10 +23,11 @@ import polars as pl
 
 from hgpo_datasets import footer, manifest, reading, schema, shards
 from hgpo_datasets.derived_columns import broken_steps, derived, first_rows, row_name, value_problems
+from hgpo_datasets.processes import check_processes, in_processes
 from hgpo_datasets.run_paths import run_at, run_of_file, runs_below, shard_folder
 from hgpo_datasets.sources import PARQUET
 from hgpo_envs.atomic import scratch_folders, seems_locked
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, ProcessError
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.unicode_text import clean_text
 from hgpo_envs.wording import counted
@@ -92,6 +94,14 @@ class VerifyReport:
         """Add a note."""
         self.notes.append(_problem(kind, path, message))
 
+    def include(self, other: VerifyReport) -> None:
+        """Add what was found in a file."""
+        self.problems += other.problems
+        self.notes += other.notes
+        self.files += other.files
+        self.rows += other.rows
+        self.bytes += other.bytes
+
     def summary(self) -> str:
         """Return the numbers of files, rows and bytes read as a text."""
         return ", ".join([counted(self.files, "file"), counted(self.rows, "row"), counted(self.bytes, "byte")])
@@ -109,16 +119,31 @@ class _Seen:
     trajectories: dict[int, str] = field(default_factory=dict)
 
 
-def verify(source: str | os.PathLike[str]) -> VerifyReport:
+@dataclass(slots=True)
+class _Names:
+    """The groups of a file, and its trajectories by the hashes of their names."""
+
+    groups: list[tuple[Any, ...]] = field(default_factory=list)
+    trajectories: list[tuple[int, str]] = field(default_factory=list)
+
+
+def verify(source: str | os.PathLike[str], *, processes: int = 1) -> VerifyReport:
     """Verify a run or a single file. A shard of a run is also compared with the manifest.
 
     A run is named by its folder or its `steps/`. Of a training run, only the step table is verified.
 
-    If a writer has the run open, its unfinished files are notes, not problems.
+    If a writer has the run open, its unfinished files are notes, not problems. Every byte is read at each call: nothing
+    is remembered of earlier ones, because a file can change without a change of its size and times.
+
+    Args:
+        source: The run or file.
+        processes: Number of processes, which share the shards of a run. The report does not depend on it.
 
     Raises:
-        InputError: The run or file does not exist.
+        InputError: The run or file does not exist, or `processes` is less than 1.
+        ProcessError: Processes were killed repeatedly.
     """
+    check_processes(processes)
     if not isinstance(source, str | os.PathLike):
         raise InputError(f"expected the path of a run or file, received {type(source).__name__} {source!r}")
     path = Path(source)
@@ -132,7 +157,7 @@ def verify(source: str | os.PathLike[str]) -> VerifyReport:
                 "file to verify it alone"
             )
         with _reporting(path, report):
-            _verify_run(run, report)
+            _verify_run(run, report, processes)
     elif path.is_file():
         with _reporting(path, report):
             _verify_lone_file(path, report)
@@ -146,6 +171,8 @@ def _reporting(path: Path, report: VerifyReport) -> Iterator[None]:
     """Convert any exception to a problem, so that one damaged file does not end the verification."""
     try:
         yield
+    except ProcessError:
+        raise
     except InputError as error:
         report.add("unreadable", path, str(error))
     except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001 (PanicException is not an Exception)
@@ -162,10 +189,11 @@ def _verify_lone_file(path: Path, report: VerifyReport) -> None:
         with suppress(InputError):  # a newer version, or not a manifest: the file is verified without it
             listed = manifest.read(run)
     shard = next((one for one in listed.shards if one.file == path.name), None) if listed else None
-    _verify_file(path, shard, listed.header if listed and shard else None, report, _Seen())
+    names = _verify_file(path, shard, listed.header if listed and shard else None, report)
+    report.problems += _identity_problems(clean_text(str(path)), names, _Seen())
 
 
-def _verify_run(folder: Path, report: VerifyReport) -> None:
+def _verify_run(folder: Path, report: VerifyReport, processes: int) -> None:
     # the lock and the listing are read before the manifest, so that a commit in between is not taken for a problem
     at_work = seems_locked(folder)
     place = shard_folder(folder)
@@ -178,13 +206,11 @@ def _verify_run(folder: Path, report: VerifyReport) -> None:
     if listed is None:
         return
     seen = _Seen()
-    for shard in listed.shards:
-        path = place / shard.file
-        with _reporting(path, report):
-            if not _is_there(path) and path.name in manifest.current(folder, place).replaced:
-                report.note("replaced", path, "replaced by a writer during the verification; verify again")
-            else:
-                _verify_file(path, shard, listed.header, report, seen)
+    check = partial(_check_shard, folder=folder, place=place, header=listed.header)
+    with closing(in_processes(check, listed.shards, processes)) as results:
+        for shard, (found, its_names) in zip(listed.shards, results, strict=True):
+            report.include(found)
+            report.problems += _identity_problems(clean_text(str(place / shard.file)), its_names, seen)
     names = {shard.file for shard in listed.shards}
     for extra in present:
         if extra.name in listed.replaced:
@@ -194,6 +220,18 @@ def _verify_run(folder: Path, report: VerifyReport) -> None:
                 _report_extra(extra, listed.committed, report, at_work=at_work)
         elif extra.suffix != PARQUET and place != folder:
             report.note("foreign", extra, "not a Parquet file; other programs may be unable to read the folder")
+
+
+def _check_shard(shard: Shard, *, folder: Path, place: Path, header: Header | None) -> tuple[VerifyReport, _Names]:
+    """Verify a shard without the others. Return what was found, and its groups and trajectories."""
+    path = place / shard.file
+    report, names = VerifyReport(str(path)), _Names()
+    with _reporting(path, report):
+        if not _is_there(path) and path.name in manifest.current(folder, place).replaced:
+            report.note("replaced", path, "replaced by a writer during the verification; verify again")
+        else:
+            names = _verify_file(path, shard, header, report)
+    return report, names
 
 
 def _verify_manifest(folder: Path, place: Path, report: VerifyReport, *, at_work: bool) -> manifest.Manifest | None:
@@ -228,20 +266,22 @@ def _report_extra(path: Path, number: int, report: VerifyReport, *, at_work: boo
         report.add("foreign", path, "not in the manifest")
 
 
-def _verify_file(path: Path, shard: Shard | None, header: Header | None, report: VerifyReport, seen: _Seen) -> None:
+def _verify_file(path: Path, shard: Shard | None, header: Header | None, report: VerifyReport) -> _Names:
+    """Verify a file without others. Return its groups and trajectories; none if it is damaged."""
+    names = _Names()
     if not _is_there(path):
         report.add("missing", path, "listed in the manifest, but missing")
-        return
+        return names
     size = reading.status(path).st_size
     report.files += 1
     report.bytes += size
     if shard is not None and size != shard.bytes:
         report.add("size", path, f"expected {shard.bytes} bytes (as committed), received {size}")
-        return
+        return names
     data = reading.read(path, footer.MOST_BYTES)
-    name = clean_text(str(path))
-    problems = list(_byte_problems(name, data, shard))
-    report.problems += problems or list(_row_problems(path, data, header, report, seen))
+    problems = list(_byte_problems(clean_text(str(path)), data, shard))
+    report.problems += problems or list(_row_problems(path, data, header, report, names))
+    return names
 
 
 def _byte_problems(name: str, data: bytes, shard: Shard | None) -> Iterable[Problem]:
@@ -265,8 +305,9 @@ def _where(data: bytes) -> str:
 
 
 def _row_problems(
-    path: Path, data: bytes, header: Header | None, report: VerifyReport, seen: _Seen
+    path: Path, data: bytes, header: Header | None, report: VerifyReport, names: _Names
 ) -> Iterable[Problem]:
+    """Yield the problems of a file's rows, and add its groups and trajectories to `names`."""
     name = clean_text(str(path))
     try:
         footer.check_file_in_memory(data)
@@ -293,7 +334,11 @@ def _row_problems(
         return
     later = [pl.lit(None, column.type).alias(column.name) for column in known if column.since > version]
     yield from _content_problems(name, frame.with_columns(later), depth, stored)
-    yield from _identity_problems(name, frame, header, seen)
+    if header is not None and (frame["run"] != header.run).any():
+        yield Problem("run", name, f"contains rows of another run than {header.run!r}")
+    names.groups += frame.select("run", *schema.GROUP_KEY).unique(maintain_order=True).rows()
+    starts = frame.filter(pl.col("step") == 0).select("run", "trajectory")
+    names.trajectories += [(text_hash(f"{run}\0{trajectory}"), trajectory) for run, trajectory in starts.iter_rows()]
 
 
 def _column_problem(frame: pl.DataFrame, stored: Iterable[schema.Column]) -> str | None:
@@ -336,16 +381,13 @@ def _rows_line(frame: pl.DataFrame, rows: pl.Series, text: str) -> str:
     return f"{text} in {counted(len(found), 'row')}; the first is {row_name(frame, int(found[0]))}"
 
 
-def _identity_problems(name: str, frame: pl.DataFrame, header: Header | None, seen: _Seen) -> Iterable[Problem]:
-    if header is not None and (frame["run"] != header.run).any():
-        yield Problem("run", name, f"contains rows of another run than {header.run!r}")
-    for row in frame.select("run", *schema.GROUP_KEY).unique(maintain_order=True).iter_rows():
+def _identity_problems(name: str, names: _Names, seen: _Seen) -> Iterable[Problem]:
+    """Yield the groups and trajectories of a file that are also in others, and add its own to `seen`."""
+    for row in names.groups:
         other = seen.groups.setdefault(row, name)
         if other != name:
             yield Problem("group", name, f"group {row[1:]} is split: other rows of it are in {other}")
-    starts = frame.filter(pl.col("step") == 0).select("run", "trajectory")
-    for run, trajectory in starts.iter_rows():
-        key = text_hash(f"{run}\0{trajectory}")
+    for key, trajectory in names.trajectories:
         if key in seen.trajectories:
             yield Problem("trajectory", name, f"trajectory {trajectory!r} is also in {seen.trajectories[key]}")
         seen.trajectories[key] = name

@@ -43,12 +43,12 @@ def chunks(
         table = batch if rest is None else pl.concat([rest, batch])
         end = _last_border(table, keys) if keys else 0
         if end and end >= rows // 2:
-            seen = _unseen(table[:end], keys, seen)
+            seen = unseen_groups(table[:end], keys, seen)
             yield table[:end]
             table = table[end:]
         rest = table
     if rest is not None and rest.height:
-        _unseen(rest, keys, seen)
+        unseen_groups(rest, keys, seen)
         yield rest
 
 
@@ -59,8 +59,13 @@ def _last_border(table: pl.DataFrame, keys: list[str]) -> int:
     return 0 if others is None else int(others) + 1
 
 
-def _unseen(chunk: pl.DataFrame, keys: list[str], seen: pl.Series) -> pl.Series:
+def unseen_groups(chunk: pl.DataFrame, keys: list[str], seen: pl.Series) -> pl.Series:
     """Return the hashes of the groups so far, with those of the chunk.
+
+    Args:
+        chunk: Rows of whole groups.
+        keys: The columns that identify a group.
+        seen: The hashes of the groups of earlier chunks.
 
     Raises:
         InputError: A group of the chunk is also in an earlier chunk.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_type_hints
 
@@ -50,6 +50,7 @@ class Estimator(Generic[P]):
             one run and iteration.
         complete: A function of parameters that returns the columns that must not be null.
         function: The function that `from_function` turned into this estimator; None for other estimators.
+        imported_as: ``module:object`` for an estimator that is imported and not registered.
     """
 
     name: str
@@ -60,11 +61,19 @@ class Estimator(Generic[P]):
     scope: str = "group"
     complete: Callable[[P], Sequence[str]] = lambda _: ()
     function: Callable[..., pl.LazyFrame] | None = None
+    imported_as: str = ""
+
+    @property
+    def reference(self) -> str:
+        """The name with which `get` finds the estimator in another process."""
+        if self.function is not None:
+            return f"{self.function.__module__}:{self.function.__qualname__}"
+        return self.imported_as or self.name
 
 
 @dataclass(frozen=True)
 class EstimatorSpec:
-    """An estimator with its parameters and the names of its result columns.
+    """An estimator with its parameters and the names of its result columns. It can be sent to other processes.
 
     Attributes:
         estimator: The estimator.
@@ -83,6 +92,15 @@ class EstimatorSpec:
         """The added columns, each with the estimator's name for it."""
         details = self.estimator.details(self.parameters) if self.details else ()
         return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in details}
+
+    def __reduce__(self) -> tuple[Callable[..., EstimatorSpec], tuple[object, ...]]:
+        """Pickle the estimator by its name, because its functions and generated classes cannot be pickled."""
+        return _named_spec, (self.estimator.reference, asdict(self.parameters), self.column, self.details)
+
+
+def _named_spec(name: str, parameters: dict[str, Any], column: str, details: bool) -> EstimatorSpec:
+    found = get(name)
+    return EstimatorSpec(found, found.parameters.of(parameters), column, details)
 
 
 def compute(
@@ -327,7 +345,8 @@ def names() -> list[str]:
 
 def _imported(name: str) -> Estimator[Any]:
     """Import ``module:function`` or ``module:ESTIMATOR`` from Python's path or the working directory."""
-    return _estimator_of(import_object(name, "an estimator"), name)
+    found = _estimator_of(import_object(name, "an estimator"), name)
+    return found if found.function is not None or found.name in _registered else replace(found, imported_as=name)
 
 
 def _estimator_of(found: object, source: str) -> Estimator[Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import polars as pl
 
 from hgpo_datasets import scan_steps
+from hgpo_datasets.partitions import Partition, partitions
 from hgpo_envs.errors import InputError, one_line
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def step_table(steps: Any) -> pl.LazyFrame:  # noqa: ANN401 (`StepTable`, or any
         return steps.lazy()
     if isinstance(steps, str | os.PathLike):
         return scan_steps(steps, plain=True)
-    if isinstance(steps, list | tuple) and steps and all(isinstance(one, str | os.PathLike) for one in steps):
+    if _is_list_of_paths(steps):
         return scan_steps(steps, plain=True)
     if hasattr(steps, "__arrow_c_stream__") and not isinstance(steps, pl.Series):
         return _from_arrow(steps)
@@ -52,6 +53,30 @@ def step_table(steps: Any) -> pl.LazyFrame:  # noqa: ANN401 (`StepTable`, or any
         "expected a step table (a Polars LazyFrame or DataFrame, a path or URL, a pandas or pyarrow table), "
         f"received {type(steps).__name__} {one_line(repr(steps), 60)}"
     )
+
+
+def table_parts(steps: Any, rows: int) -> list[Partition | pl.LazyFrame]:  # noqa: ANN401 (as `step_table`)
+    """Return a step table as parts with whole groups of rollouts, which can be computed separately.
+
+    Args:
+        steps: As for `step_table`. A path or URL is divided as by `hgpo_datasets.partitions`; a table is one part.
+        rows: The largest number of rows of a part.
+
+    Raises:
+        InputError: As for `step_table`.
+    """
+    if isinstance(steps, str | os.PathLike) or _is_list_of_paths(steps):
+        return list(partitions(steps, rows, plain=True))
+    return [step_table(steps)]
+
+
+def scan_part(part: Partition | pl.LazyFrame) -> pl.LazyFrame:
+    """Return the steps of a part."""
+    return part if isinstance(part, pl.LazyFrame) else part.scan()
+
+
+def _is_list_of_paths(steps: object) -> bool:
+    return isinstance(steps, list | tuple) and bool(steps) and all(isinstance(one, str | os.PathLike) for one in steps)
 
 
 def check_name(column: object) -> None:

@@ -29,17 +29,20 @@ and its `inconsistency` is that of k = ∞.
 
 from __future__ import annotations
 
+from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import polars as pl
 
+from hgpo_datasets.processes import in_processes
 from hgpo_envs.errors import InputError, unknown
 from hgpo_train.advantages.chunks import ROWS, chunks
 from hgpo_train.advantages.estimators import hgpo
 from hgpo_train.advantages.input_columns import CHAINS, row_keys
 from hgpo_train.advantages.registry import EstimatorSpec, columns_read, prepare
 from hgpo_train.advantages.required_columns import check_columns
-from hgpo_train.advantages.tables import step_table
+from hgpo_train.advantages.tables import scan_part, table_parts
 from hgpo_train.advantages.windows import along, chain, size
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     import numpy as np
     from polars.dataframe.group_by import GroupBy
 
+    from hgpo_datasets.partitions import Partition
     from hgpo_train.advantages.parameters import Context
     from hgpo_train.advantages.tables import StepTable
 
@@ -76,6 +80,7 @@ def statistics(
     *,
     by: str | Sequence[str] = (),
     chunk_rows: int = ROWS,
+    processes: int = 1,
     progress: Callable[[int], object] = lambda _: None,
     **parameters: object,
 ) -> Statistics:
@@ -85,8 +90,10 @@ def statistics(
         steps: A step table with the columns of `by` and those that `hgpo_train.advantages.compute` needs, in any form
             that it accepts.
         by: Column or columns to split the statistics by, constant within a group, such as `task_type` or `iteration`.
-        chunk_rows: Approximate number of rows in memory at a time.
-        progress: Called with the number of rows of each finished chunk.
+        chunk_rows: Approximate number of rows in memory of each process.
+        processes: Number of processes, which share the shards of runs if `steps` is a path. The result does not depend
+            on it.
+        progress: Called with the number of rows of each finished part.
         **parameters: HGPO's parameters; `history_length` is the deepest level K.
 
     Raises:
@@ -99,12 +106,23 @@ def statistics(
     """
     by = [by] if isinstance(by, str) else list(by)
     p = hgpo.HGPO.of(parameters)
+    work = partial(_part_sums, by=by, p=p, chunk_rows=chunk_rows)
     parts = []
-    for chunk in read_chunks(step_table(steps), by, p, chunk_rows):
-        parts.append(chunk_sums(chunk, by, p))
-        progress(chunk.height)
+    with closing(in_processes(work, table_parts(steps, chunk_rows), processes)) as results:
+        for rows, found in results:
+            parts.append(found)
+            progress(rows)
     sums = [pl.concat(frames) for frames in zip(*parts, strict=True)]
     return Statistics(level_statistics(sums[0], by), _sizes(sums[1], by), _summary(sums[2], by))
+
+
+def _part_sums(
+    part: Partition | pl.LazyFrame, *, by: list[str], p: hgpo.HGPO, chunk_rows: int
+) -> tuple[int, list[pl.DataFrame]]:
+    """Return the number of rows of a part, and the three frames of `chunk_sums` for all its chunks."""
+    chunks = read_chunks(scan_part(part), by, p, chunk_rows)
+    rows, sums = zip(*((chunk.height, chunk_sums(chunk, by, p)) for chunk in chunks), strict=True)
+    return sum(rows), [pl.concat(frames) for frames in zip(*sums, strict=True)]
 
 
 def read_chunks(steps: pl.LazyFrame, by: Sequence[str], p: hgpo.HGPO, chunk_rows: int) -> Iterator[pl.DataFrame]:

@@ -13,21 +13,25 @@ the statistic under the null hypothesis. An interval that contains it does not r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import polars as pl
 
+from hgpo_datasets.processes import in_processes
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS
 from hgpo_train.advantages.estimators import hgpo
-from hgpo_train.advantages.tables import step_table
+from hgpo_train.advantages.tables import scan_part, table_parts
 from hgpo_train.analysis.resampling import intervals, task_weights
 from hgpo_train.analysis.statistics import chunk_sums, level_statistics, read_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hgpo_datasets.partitions import Partition
     from hgpo_train.advantages.tables import StepTable
 
 STATISTICS: Final = (
@@ -70,6 +74,7 @@ def uncertainty(
     permutations: int = 20,
     seed: int = 0,
     chunk_rows: int = ROWS,
+    processes: int = 1,
     progress: Callable[[int], object] = lambda _: None,
     **parameters: object,
 ) -> pl.DataFrame:
@@ -81,8 +86,10 @@ def uncertainty(
         resamples: Number of resamples of the tasks.
         permutations: Number of permutations; 0 for none.
         seed: Seed of resamples and permutations.
-        chunk_rows: Approximate number of rows in memory at a time. Permutations depend on it.
-        progress: Called with the number of rows of each finished chunk.
+        chunk_rows: Approximate number of rows in memory of each process. Permutations depend on it.
+        processes: Number of processes, which share the shards of runs if `steps` is a path. The result does not depend
+            on it.
+        progress: Called with the number of rows of each finished part.
         **parameters: HGPO's parameters; `history_length` is the deepest level K.
 
     Returns:
@@ -106,34 +113,73 @@ def uncertainty(
     p = hgpo.HGPO.of(parameters)
     units: dict[object, int] = {}
     observed, permuted = [], []
-    for place, chunk in enumerate(read_chunks(step_table(steps), by, p, chunk_rows)):
-        with_units = chunk.with_columns(_unit_of(chunk, units).alias("(unit)"))
-        observed.append(chunk_sums(with_units, [*by, "(unit)"], p)[0])
-        for number in range(permutations):
-            rng = np.random.Generator(np.random.PCG64([seed, place, number]))
-            sums = chunk_sums(chunk, by, p, rng)[0]
-            permuted.append(sums.with_columns(pl.lit(number).alias("(permutation)")))
-        progress(chunk.height)
+    work = partial(_part_sums, by=by, p=p, permutations=permutations, seed=seed, chunk_rows=chunk_rows)
+    parts = list(enumerate(table_parts(steps, chunk_rows)))
+    with closing(in_processes(work, parts, processes)) as results:
+        for part in results:
+            numbers = [units.setdefault(task, len(units) % _UNITS) for task in part.tasks]
+            observed.append(part.observed.with_columns(pl.col("(unit)").replace_strict(range(len(numbers)), numbers)))
+            permuted += part.permuted
+            progress(part.rows)
     sums = pl.concat(observed)
-    parts = sums.partition_by(by, as_dict=True, maintain_order=True) if by else {(): sums}
-    found = pl.concat(_with_intervals(part, by, values, resamples, seed) for values, part in parts.items())
+    split = sums.partition_by(by, as_dict=True, maintain_order=True) if by else {(): sums}
+    found = pl.concat(_with_intervals(part, by, values, resamples, seed) for values, part in split.items())
     keys = [*by, "level", "statistic"]
     if not permuted:
         return found.with_columns(chance=pl.lit(None, pl.Float64))
     chance = _tidy(level_statistics(pl.concat(permuted), [*by, "(permutation)"]), [*by, "(permutation)"])
-    chance = (
-        chance.filter(pl.col("statistic").is_in(OF_RETURNS)).group_by(keys).agg(pl.col("value").mean().alias("chance"))
-    )
-    return found.join(chance, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    of_returns = chance.filter(pl.col("statistic").is_in(OF_RETURNS)).group_by(keys, maintain_order=True)
+    means = of_returns.agg(pl.col("value").mean().alias("chance"))
+    return found.join(means, on=keys, how="left", nulls_equal=True, maintain_order="left")
 
 
-def _unit_of(chunk: pl.DataFrame, units: dict[object, int]) -> pl.Series:
-    """Return the number of each row's resampled part: tasks are numbered in the order of the table."""
+class _PartSums(NamedTuple):
+    """The sums of a part.
+
+    Attributes:
+        rows: Number of rows.
+        observed: The sums of each task, `(unit)`, which is the number of the task in `tasks`.
+        tasks: The tasks in the order of the table.
+        permuted: The sums of each permutation.
+    """
+
+    rows: int
+    observed: pl.DataFrame
+    tasks: list[object]
+    permuted: list[pl.DataFrame]
+
+
+def _part_sums(
+    numbered: tuple[int, Partition | pl.LazyFrame],
+    *,
+    by: list[str],
+    p: hgpo.HGPO,
+    permutations: int,
+    seed: int,
+    chunk_rows: int,
+) -> _PartSums:
+    """Return the sums of a part; random numbers depend on its place in the table alone."""
+    place, part = numbered
+    rows, observed, permuted = 0, [], []
+    tasks: dict[object, int] = {}
+    for number, chunk in enumerate(read_chunks(scan_part(part), by, p, chunk_rows)):
+        rows += chunk.height
+        with_units = chunk.with_columns(_unit_of(chunk, tasks).alias("(unit)"))
+        observed.append(chunk_sums(with_units, [*by, "(unit)"], p)[0])
+        for permutation in range(permutations):
+            rng = np.random.Generator(np.random.PCG64([seed, place, permutation, number]))
+            sums = chunk_sums(chunk, by, p, rng)[0]
+            permuted.append(sums.with_columns(pl.lit(permutation).alias("(permutation)")))
+    return _PartSums(rows, pl.concat(observed), list(tasks), permuted)
+
+
+def _unit_of(chunk: pl.DataFrame, tasks: dict[object, int]) -> pl.Series:
+    """Return the number of each row's task; new tasks are added in the order of the table."""
     name = "task_id" if "task_id" in chunk.columns else "task"
-    tasks = chunk[name]
-    for task in tasks.unique(maintain_order=True):
-        units.setdefault(task, len(units) % _UNITS)
-    return tasks.replace_strict(list(units), list(units.values()), return_dtype=pl.Int64)
+    column = chunk[name]
+    for task in column.unique(maintain_order=True):
+        tasks.setdefault(task, len(tasks))
+    return column.replace_strict(list(tasks), list(tasks.values()), return_dtype=pl.Int64)
 
 
 def _with_intervals(
@@ -148,7 +194,7 @@ def _with_intervals(
     drawn = []
     for level in sums["level"].unique(maintain_order=True):
         rows = pl.DataFrame({"(unit)": order}).join(
-            sums.filter(level=level).group_by("(unit)").agg(pl.col(names).sum()),
+            sums.filter(level=level).group_by("(unit)", maintain_order=True).agg(pl.col(names).sum()),
             on="(unit)",
             how="left",
             maintain_order="left",

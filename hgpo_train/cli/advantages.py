@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import fields
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from hgpo_train.cli.output_paths import url_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +24,7 @@ def advantages(
         Path,
         typer.Argument(
             help="A run, a folder that contains runs, a Parquet file of steps, also your own, or a quoted pattern of "
-            "these. It is not modified."
+            "these; with --parts also a run's URL. It is not modified."
         ),
     ],
     estimator: Annotated[
@@ -58,6 +60,26 @@ def advantages(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing table.")] = False,
     chunk_rows: Annotated[int, typer.Option(help="Approximate number of rows in memory at a time.")] = 250_000,
+    processes: Annotated[
+        int,
+        typer.Option(help="Number of processes, which share the run's shards. The table does not depend on it."),
+    ] = 1,
+    parts: Annotated[
+        bool,
+        typer.Option(
+            "--parts",
+            help="Write a folder with a file per part of the run, of at most --chunk-rows rows. The same command "
+            "continues, and adds the parts of a run that has grown. --out can be a URL.",
+        ),
+    ] = False,
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Compute the parts as a Ray Data job, --processes at a time, on the cluster of RAY_ADDRESS or on this "
+            "machine. Requires the extra ray.",
+        ),
+    ] = False,
     listing: Annotated[
         bool, typer.Option("--list", help="List the estimators with their parameters and exit.")
     ] = False,
@@ -75,22 +97,39 @@ def advantages(
     named = {"history_length": history_length, "gamma": gamma, "mode": mode, "context": context, "reward": reward}
     given = {name: value for name, value in named.items() if value is not None} | {"reward_scale": reward_scale}
     specs = make_specs(estimator or ["hgpo"], given, setting or [], details=details)
-    _check_local(run)
+    how = {"processes": processes, "chunk_rows": chunk_rows}
+    if parts or ray:
+        folder = _parts_folder(run, out, specs)
+        _write(console, url_of(run) or run, specs, folder, how | {"overwrite": overwrite, "ray": ray})
+        return
+    if url_of(run) or (out is not None and url_of(out)):
+        raise InputError(
+            "expected a local run or file, received a URL; --parts reads and writes URLs, and in Python "
+            "compute(scan_steps(URL), ...) reads them"
+        )
     target = out or default_out(run, specs)
     refuse_own_input(run, target)
     if target.exists() and not overwrite:
         raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
-    _write(console, run, specs, target, chunk_rows)
+    _write(console, run, specs, target, how)
 
 
-def _check_local(run: Path) -> None:
-    """Check that a source is no URL. A path has lost one of the slashes."""
+def _parts_folder(run: Path, out: Path | None, specs: Sequence[EstimatorSpec]) -> str:
+    """Return the path or URL of the folder of parts, which is not in the run."""
     from hgpo_envs.errors import InputError
+    from hgpo_train.advantages.advantage_tables import refuse_own_input
 
-    if run.parts and run.parts[0] in {"http:", "https:", "s3:", "gs:", "az:", "abfs:", "abfss:", "hf:"}:
-        raise InputError(
-            "expected a local run or file, received a URL; in Python, compute(scan_steps(URL), ...) reads remote runs"
-        )
+    source = url_of(run)
+    if out is None:
+        if source is not None:
+            raise InputError(f"{source}: expected --out with the folder or URL of the parts; give one")
+        out = default_out(run, specs, folder=True)
+    target = url_of(out)
+    if source is None and target is None:
+        refuse_own_input(run, out, folder=True)
+    if source is not None and f"{target}/".startswith(f"{source}/"):
+        raise InputError(f"expected a folder outside of the input {source}, received {target}; change --out")
+    return target or str(out)
 
 
 def make_specs(
@@ -145,8 +184,8 @@ def make_specs(
     ]
 
 
-def default_out(run: Path, specs: Sequence[EstimatorSpec]) -> Path:
-    """Return the default path of the table: beside the run, named after the estimators.
+def default_out(run: Path, specs: Sequence[EstimatorSpec], *, folder: bool = False) -> Path:
+    """Return the default path of the table, or of the folder of its parts: beside the run, named after the estimators.
 
     It is never in a run: for a run's `steps/` or a shard it is beside the run, and for a pattern (`folder/*.parquet`)
     beside the folder.
@@ -164,44 +203,53 @@ def default_out(run: Path, specs: Sequence[EstimatorSpec]) -> Path:
             run, name = owner, f"{owner.name}.{name}"
     elif (owner := run_with_steps(run)) is not None:
         run, name = owner, owner.name
-    return run.parent / f"{name}.advantages" / f"{'+'.join(spec.estimator.name for spec in specs)}.parquet"
+    suffix = "" if folder else ".parquet"
+    return run.parent / f"{name}.advantages" / f"{'+'.join(spec.estimator.name for spec in specs)}{suffix}"
 
 
-def _write(console: Console, run: Path, specs: Sequence[EstimatorSpec], target: Path, chunk_rows: int) -> None:
+def _write(
+    console: Console, run: Path | str, specs: Sequence[EstimatorSpec], target: Path | str, options: dict[str, Any]
+) -> None:
+    """Write the table, or the folder of its parts if `options` has `overwrite`."""
     import time
 
-    import polars as pl
     from rich.progress import Progress
 
-    from hgpo_datasets import scan_steps
     from hgpo_envs.wording import counted
-    from hgpo_train.advantages.advantage_tables import fingerprint, write_advantages
+    from hgpo_train.advantages.advantage_tables import fingerprint
+    from hgpo_train.advantages.parts import partitions_for, write_folder, write_table
 
-    steps = scan_steps(run, plain=True)
-    total = int(steps.select(pl.len()).collect().item())
+    found = partitions_for(run, specs, options["chunk_rows"])
     began = time.perf_counter()
+    computed = ""
     try:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            bar = progress.add_task("advantages", total=total)
-            rows = write_advantages(
-                steps,
-                specs,
-                target,
-                fingerprint=fingerprint(run),
-                chunk_rows=chunk_rows,
-                progress=lambda done: progress.advance(bar, done),
-            )
+            bar = progress.add_task("advantages", total=sum(part.rows() for part in found))
+            options["progress"] = lambda done: progress.advance(bar, done)
+            if "overwrite" in options:
+                reports = write_folder(found, specs, str(target), **options)
+                rows = sum(report.rows for report in reports)
+                computed = (
+                    f" ({sum(report.computed for report in reports)} of {counted(len(reports), 'part')} computed)"
+                )
+            else:
+                rows = write_table(found, specs, Path(target), fingerprint=fingerprint(Path(run)), **options)
     except KeyboardInterrupt:
-        console.print(f"Interrupted. {target} is unchanged.", soft_wrap=True)
+        unchanged = "" if "overwrite" in options else f" {target} is unchanged."
+        kept = " Finished parts are kept; run the same command again to continue." if len(found) > 1 else ""
+        console.print(f"Interrupted.{unchanged}{kept}", soft_wrap=True)
         raise typer.Exit(130) from None
-    _report(console, target, specs, rows, time.perf_counter() - began)
+    if "://" not in str(target):  # the columns of a large run would be downloaded again
+        _report(console, target, specs, rows, time.perf_counter() - began)
     where = f"hgpo stats {shlex.quote(str(run))}"
     console.print(
-        f"{counted(rows, 'row')} in [bold]{target}[/]. Next: [bold]{where}[/]", highlight=False, soft_wrap=True
+        f"{counted(rows, 'row')} in [bold]{target}[/]{computed}. Next: [bold]{where}[/]",
+        highlight=False,
+        soft_wrap=True,
     )
 
 
-def _report(console: Console, target: Path, specs: Sequence[EstimatorSpec], rows: int, seconds: float) -> None:
+def _report(console: Console, target: Path | str, specs: Sequence[EstimatorSpec], rows: int, seconds: float) -> None:
     import polars as pl
     from rich.table import Table
 

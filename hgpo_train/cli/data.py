@@ -361,3 +361,38 @@ def export_minari(
     made = to_minari(run, name)
     found = f"{counted(made.total_episodes, 'episode')}, {counted(made.total_steps, 'step')}"
     typer.echo(f"{found}. Next: minari show {name}")
+
+
+@export.command("delta")
+def export_delta(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="The table's folder or URL (s3://, gs://, az://). If it exists, only the shards that it lacks are "
+            "appended."
+        ),
+    ],
+) -> None:
+    """Append a run's new shards to a Delta Lake table. Requires the extra interchange.
+
+    Object stores are configured with environment variables such as AWS_ENDPOINT_URL and AWS_ACCESS_KEY_ID.
+    """
+    from rich.console import Console
+
+    from hgpo_datasets.interchange.delta import to_delta
+    from hgpo_envs.wording import counted
+    from hgpo_train.cli.output_paths import url_of
+
+    with Console(stderr=True).status("exporting") as status:
+        total = 0
+
+        def show(rows: int) -> None:
+            nonlocal total
+            total += rows
+            status.update(f"exporting: {counted(total, 'row')}")
+
+        table = url_of(out) or str(out)
+        report = to_delta(run, table, progress=show)
+    shards, rows = counted(report.shards, "shard"), counted(report.rows, "row")
+    typer.echo(f"{shards} with {rows} appended: version {report.version} of {table}")

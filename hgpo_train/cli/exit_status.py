@@ -8,7 +8,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, ProcessError
 from hgpo_envs.secrets import redact
 from hgpo_train.rollout.failures import RolloutError
 
@@ -23,6 +23,8 @@ EXTRAS: Final = {
     "vllm": "vllm",
     "openai": "api",
     "minigrid": "examples",
+    **dict.fromkeys(("ray", "obstore"), "ray"),
+    "deltalake": "interchange",
     **dict.fromkeys(("starlette", "textual", "uvicorn"), "view"),
     "websockets": "serve",
 }
@@ -32,13 +34,13 @@ EXTRAS: Final = {
 def exit_with_error(error: BaseException) -> NoReturn:
     """Print an error and exit.
 
-    Bad input, or an extra that is missing, is one line and exit code 2. A run that failed, a damaged file, or a disk
-    that refused to read or write, is one line and exit code 1. Anything else is a fault of the program: a traceback and
-    exit code 1.
+    Bad input, or an extra that is missing, is one line and exit code 2. A run that failed, processes that were killed,
+    a damaged file, or a disk that refused to read or write, is one line and exit code 1. Anything else is a fault of
+    the program: a traceback and exit code 1.
     """
     if isinstance(error, InputError):
         _fail(error, str(error), 2)
-    if isinstance(error, RolloutError):
+    if isinstance(error, RolloutError | ProcessError):
         _fail(error, str(error), 1)
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         _fail(error, f"this needs {error.name}: pip install 'hgpo[{EXTRAS[error.name]}]'", 2)

@@ -60,3 +60,10 @@ def check_folder(option: str, path: Path) -> None:
 
     if path.exists() and not path.is_dir():
         raise InputError(f"{option} {path}: expected a folder, received a file; use another path")
+
+
+def url_of(path: Path) -> str | None:
+    """Return the URL that a path was, which has lost one of its slashes; None for a local path."""
+    schemes = ("http:", "https:", "s3:", "gs:", "az:", "abfs:", "abfss:", "hf:")
+    is_url = path.parts and path.parts[0] in schemes
+    return path.as_posix().replace(":/", "://", 1) if is_url else None

@@ -71,6 +71,9 @@ def stats(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="The seed of intervals and permutations.")] = 0,
+    processes: Annotated[
+        int, typer.Option(help="Number of processes, which share the run's shards. The numbers do not depend on it.")
+    ] = 1,
     out: Annotated[
         Path | None, typer.Option(help="A folder for levels.csv, sizes.csv, summary.csv and uncertainty.csv.")
     ] = None,
@@ -112,15 +115,22 @@ def stats(
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
         first = progress.add_task("intervals and chance", total=total)  # first: it checks permutations and seed
         intervals = uncertainty(
-            steps,
+            run,
             by=kinds,
             permutations=default_permutations(total) if permutations is None else permutations,
             seed=seed,
+            processes=processes,
             progress=lambda done: progress.advance(first, done),
             **parameters,
         )
         second = progress.add_task("statistics", total=total)
-        found = statistics(steps, by=kinds, progress=lambda done: progress.advance(second, done), **parameters)
+        found = statistics(
+            run,
+            by=kinds,
+            processes=processes,
+            progress=lambda done: progress.advance(second, done),
+            **parameters,
+        )
     if kinds:
         _print_summary(console, found.summary, kinds)
     _print_levels(console, found.levels, kinds)

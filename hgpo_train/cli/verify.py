@@ -15,6 +15,9 @@ def verify(
     run: Annotated[
         list[Path], typer.Argument(help="One or more runs, folders that contain runs, checkpoints or single files.")
     ],
+    processes: Annotated[
+        int, typer.Option(help="Number of processes, which share a run's shards. The report does not depend on it.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON.")] = False,
 ) -> None:
     """Find changed bytes, truncated, missing or foreign files, and rows that violate a rule.
@@ -35,7 +38,7 @@ def verify(
     for one in run:
         with console.status(f"verifying {escape(clean_text(str(one)))}"):
             try:
-                reports += verify_all(one)
+                reports += verify_all(one, processes)
             except InputError as error:
                 refused = refused or error
     if as_json:

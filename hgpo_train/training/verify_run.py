@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 _EVALUATION = "evaluation"
 
 
-def verify_run(path: Path) -> Iterator[VerifyReport]:
+def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
     """Verify everything at a path and yield a report of each part.
 
     Args:
         path: A step table or one of its files, a checkpoint, a training run's folder, a folder that contains any of
             these at any depth, or a glob pattern. Of a training run, the step tables, checkpoints, configuration,
             fingerprints and metrics are verified.
+        processes: Number of processes, which share the shards of a step table.
 
     Raises:
         InputError: The path does not exist or contains none of these.
@@ -37,9 +38,9 @@ def verify_run(path: Path) -> Iterator[VerifyReport]:
         if _is_checkpoint(part):
             yield verify_checkpoint(part)
         elif _is_training(part):
-            yield from _verify_training(part)
+            yield from _verify_training(part, processes)
         else:
-            yield hgpo_datasets.verify(part)
+            yield hgpo_datasets.verify(part, processes=processes)
 
 
 def _matching(pattern: Path) -> list[Path]:
@@ -67,11 +68,11 @@ def _is_training(folder: Path) -> bool:
     return any(os.path.lexists(folder / name) for name in ("checkpoints", "metrics.jsonl", "config.toml"))
 
 
-def _verify_training(folder: Path) -> Iterator[VerifyReport]:
+def _verify_training(folder: Path, processes: int) -> Iterator[VerifyReport]:
     yield _verify_files(folder)
     for table in (folder, folder / _EVALUATION):
         if (run := run_at(table)) is not None:
-            yield hgpo_datasets.verify(run)
+            yield hgpo_datasets.verify(run, processes=processes)
     for checkpoint in list_checkpoints(folder / "checkpoints"):
         yield verify_checkpoint(checkpoint)
 

@@ -159,7 +159,7 @@ class Harness:
     def _whole_run(self) -> list[Call]:
         status, calls = self._faulty(Point(0, Mode.OBSERVE))
         self.after = read_tree(self.root)
-        assert status == 0, f"fails without a fault: {self.said.read_text().strip()}"
+        assert status == 0, f"fails without a fault ({status}): {self.said.read_text().strip()}"
         self._share_imports()
         self.report.calls.update(call.op.name.lower() for call in calls)
         disk = self._replayed(calls)

@@ -139,6 +139,11 @@ def estimate(root: Path, note: Note) -> None:
     note("written")
 
 
+def estimate_parts(root: Path, note: Note) -> None:
+    hgpo("advantages", root / "run", "--parts", "--chunk-rows", 6, "--out", root / "made/parts", "--overwrite")
+    note("written")
+
+
 def estimate_beside(root: Path, note: Note) -> None:
     """Write into the folder beside the run, which is created."""
     if not (root / "run.advantages" / "hgpo.parquet").exists():
@@ -272,6 +277,18 @@ def check_table(root: Path, table: Path, noted: Sequence[str], whole: bool) -> N
     check_run(root, ["0", "1", "2"], True)
 
 
+def check_parts(root: Path, noted: Sequence[str], whole: bool) -> None:
+    """Check that the folder contains nothing but complete parts, at any time."""
+    import polars as pl
+
+    parts = sorted((root / "made/parts").iterdir()) if (root / "made/parts").exists() else []
+    assert all(path.match("part-??????.parquet") for path in parts)
+    heights = [pl.read_parquet(path)["advantage"].is_not_null().sum() for path in parts]
+    if whole or noted:
+        assert sum(heights) == sum(len(rows(number)) for number in range(GROUPS))
+    check_run(root, ["0", "1", "2"], True)
+
+
 def check_replaced(root: Path, noted: Sequence[str], whole: bool) -> None:
     assert (root / "made" / "a.parquet").exists(), "the existing table is lost"
     check_advantages(root, noted, whole)
@@ -286,6 +303,7 @@ SCENARIOS = (
     Scenario("step table, commit tried again", write_and_try_again, check_run, warm, **ANY_LOCK),
     Scenario("step table of the first version", write, check_older_run, warm, an_older_run, **ANY_LOCK),
     Scenario("advantages", estimate, check_advantages, warm, a_run, MADE_FOREIGN, **ANY_LOCK),
+    Scenario("advantages in parts", estimate_parts, check_parts, warm, a_run, MADE_FOREIGN, **ANY_LOCK),
     Scenario("advantages beside the run", estimate_beside, check_beside, warm, a_run, **ANY_LOCK),
     Scenario("comparison of estimators", compare, check_comparison, warm, a_truth, **ANY_LOCK),
     Scenario("page of the viewer", view_page, check_page, warm, a_run, **ANY_LOCK),

@@ -18,6 +18,7 @@ NAMES = (
     "step table, commit tried again",
     "step table of the first version",
     "advantages",
+    "advantages in parts",
     "advantages beside the run",
     "comparison of estimators",
     "page of the viewer",

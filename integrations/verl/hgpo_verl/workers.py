@@ -34,7 +34,7 @@ class ReplacingAgentLoopManager(AgentLoopManagerTQ):
         super().__init__(*args, **kwargs)
         self.replaced = 0
         self._given: dict[int, tuple[str, TensorDict]] = {}  # by worker: the partition and tasks of the newest batch
-        self._pings: dict[int, ray.ObjectRef] = {}
+        self._pings: dict[int, ray.ObjectRef[Any]] = {}
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Give each worker its part of the tasks without waiting for results; see verl's method."""
