@@ -120,7 +120,7 @@ def write_table(
     if len(parts) == 1:
         steps = parts[0].scan()
         return write_advantages(steps, specs, out, fingerprint=fingerprint, chunk_rows=chunk_rows, progress=progress)
-    with _scratch(out) as folder:
+    with scratch_folder(out, _is_part) as folder:
         work = partial(write_part, specs=tuple(specs), folder=str(folder), chunk_rows=chunk_rows)
         _reports(in_processes(work, parts, processes), progress)
         paths = [f"{folder}/{part_name(part.number)}" for part in parts]
@@ -285,17 +285,25 @@ def _other_part(path: str) -> InputError:
 
 
 @contextmanager
-def _scratch(out: Path) -> Iterator[Path]:
-    """Yield the locked folder of a table's parts. It is kept after an error if it contains finished parts."""
+def scratch_folder(out: Path, is_part: Callable[[str], bool]) -> Iterator[Path]:
+    """Yield the locked folder ``<out>.parts`` for finished parts. It is kept after an error if it contains any.
+
+    Args:
+        out: What is made of the parts.
+        is_part: Whether a name is that of a finished part.
+
+    Raises:
+        InputError: The folder contains anything else, or another process uses it.
+    """
     folder = out.with_name(out.name + SUFFIX)
-    if folder.is_dir() and any(path.name != LOCK and not _is_part(path.name) for path in folder.iterdir()):
+    if folder.is_dir() and any(path.name != LOCK and not is_part(path.name) for path in folder.iterdir()):
         raise InputError(f"{folder}: expected parts of {out.name}, received other files; move them elsewhere")
     make_folder(folder)
     with FolderLock(folder, f"computing {out.name}"):
         try:
             yield folder
         except BaseException:
-            if not any(_is_part(path.name) for path in folder.iterdir()):
+            if not any(is_part(path.name) for path in folder.iterdir()):
                 remove_folder(folder)
             raise
 

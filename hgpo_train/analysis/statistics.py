@@ -29,33 +29,34 @@ and its `inconsistency` is that of k = ∞.
 
 from __future__ import annotations
 
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import polars as pl
 
-from hgpo_datasets.processes import in_processes
 from hgpo_envs.errors import InputError, unknown
 from hgpo_train.advantages.chunks import ROWS, chunks
 from hgpo_train.advantages.estimators import hgpo
 from hgpo_train.advantages.input_columns import CHAINS, row_keys
 from hgpo_train.advantages.registry import EstimatorSpec, columns_read, prepare
 from hgpo_train.advantages.required_columns import check_columns
-from hgpo_train.advantages.tables import scan_part, table_parts
+from hgpo_train.advantages.tables import table_parts
 from hgpo_train.advantages.windows import along, chain, size
+from hgpo_train.analysis.part_sums import PartSums, sums_of_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
+    from pathlib import Path
 
     import numpy as np
     from polars.dataframe.group_by import GroupBy
 
-    from hgpo_datasets.partitions import Partition
     from hgpo_train.advantages.parameters import Context
     from hgpo_train.advantages.tables import StepTable
 
 ORACLE: Final = "oracle"
+_SUMS: Final = ("levels", "sizes", "summary")
+"""The frames of `chunk_sums`."""
 
 
 class Statistics(NamedTuple):
@@ -81,6 +82,7 @@ def statistics(
     by: str | Sequence[str] = (),
     chunk_rows: int = ROWS,
     processes: int = 1,
+    sums_folder: Path | None = None,
     progress: Callable[[int], object] = lambda _: None,
     **parameters: object,
 ) -> Statistics:
@@ -93,6 +95,7 @@ def statistics(
         chunk_rows: Approximate number of rows in memory of each process.
         processes: Number of processes, which share the shards of runs if `steps` is a path. The result does not depend
             on it.
+        sums_folder: Folder in which the sums of finished parts are kept, so that another call continues.
         progress: Called with the number of rows of each finished part.
         **parameters: HGPO's parameters; `history_length` is the deepest level K.
 
@@ -107,22 +110,17 @@ def statistics(
     by = [by] if isinstance(by, str) else list(by)
     p = hgpo.HGPO.of(parameters)
     work = partial(_part_sums, by=by, p=p, chunk_rows=chunk_rows)
-    parts = []
-    with closing(in_processes(work, table_parts(steps, chunk_rows), processes)) as results:
-        for rows, found in results:
-            parts.append(found)
-            progress(rows)
-    sums = [pl.concat(frames) for frames in zip(*parts, strict=True)]
-    return Statistics(level_statistics(sums[0], by), _sizes(sums[1], by), _summary(sums[2], by))
+    parts = sums_of_parts(work, table_parts(steps, chunk_rows), processes, sums_folder, progress)
+    found = [part.frames for part in parts]
+    sums = {name: pl.concat(frames[name] for frames in found) for name in _SUMS}
+    return Statistics(level_statistics(sums["levels"], by), _sizes(sums["sizes"], by), _summary(sums["summary"], by))
 
 
-def _part_sums(
-    part: Partition | pl.LazyFrame, *, by: list[str], p: hgpo.HGPO, chunk_rows: int
-) -> tuple[int, list[pl.DataFrame]]:
-    """Return the number of rows of a part, and the three frames of `chunk_sums` for all its chunks."""
-    chunks = read_chunks(scan_part(part), by, p, chunk_rows)
+def _part_sums(_: int, steps: pl.LazyFrame, *, by: list[str], p: hgpo.HGPO, chunk_rows: int) -> PartSums:
+    """Return the sums of all chunks of a part."""
+    chunks = read_chunks(steps, by, p, chunk_rows)
     rows, sums = zip(*((chunk.height, chunk_sums(chunk, by, p)) for chunk in chunks), strict=True)
-    return sum(rows), [pl.concat(frames) for frames in zip(*sums, strict=True)]
+    return PartSums(sum(rows), {name: pl.concat(frames) for name, *frames in zip(_SUMS, *sums, strict=True)})
 
 
 def read_chunks(steps: pl.LazyFrame, by: Sequence[str], p: hgpo.HGPO, chunk_rows: int) -> Iterator[pl.DataFrame]:

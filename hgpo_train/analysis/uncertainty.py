@@ -13,25 +13,24 @@ the statistic under the null hypothesis. An interval that contains it does not r
 
 from __future__ import annotations
 
-from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
 
-from hgpo_datasets.processes import in_processes
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS
 from hgpo_train.advantages.estimators import hgpo
-from hgpo_train.advantages.tables import scan_part, table_parts
+from hgpo_train.advantages.tables import table_parts
+from hgpo_train.analysis.part_sums import PartSums, sums_of_parts
 from hgpo_train.analysis.resampling import intervals, task_weights
 from hgpo_train.analysis.statistics import chunk_sums, level_statistics, read_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-    from hgpo_datasets.partitions import Partition
     from hgpo_train.advantages.tables import StepTable
 
 STATISTICS: Final = (
@@ -75,6 +74,7 @@ def uncertainty(
     seed: int = 0,
     chunk_rows: int = ROWS,
     processes: int = 1,
+    sums_folder: Path | None = None,
     progress: Callable[[int], object] = lambda _: None,
     **parameters: object,
 ) -> pl.DataFrame:
@@ -89,6 +89,7 @@ def uncertainty(
         chunk_rows: Approximate number of rows in memory of each process. Permutations depend on it.
         processes: Number of processes, which share the shards of runs if `steps` is a path. The result does not depend
             on it.
+        sums_folder: Folder in which the sums of finished parts are kept, so that another call continues.
         progress: Called with the number of rows of each finished part.
         **parameters: HGPO's parameters; `history_length` is the deepest level K.
 
@@ -114,13 +115,12 @@ def uncertainty(
     units: dict[object, int] = {}
     observed, permuted = [], []
     work = partial(_part_sums, by=by, p=p, permutations=permutations, seed=seed, chunk_rows=chunk_rows)
-    parts = list(enumerate(table_parts(steps, chunk_rows)))
-    with closing(in_processes(work, parts, processes)) as results:
-        for part in results:
-            numbers = [units.setdefault(task, len(units) % _UNITS) for task in part.tasks]
-            observed.append(part.observed.with_columns(pl.col("(unit)").replace_strict(range(len(numbers)), numbers)))
-            permuted += part.permuted
-            progress(part.rows)
+    for part in sums_of_parts(work, table_parts(steps, chunk_rows), processes, sums_folder, progress):
+        frames = part.frames
+        numbers = [units.setdefault(task, len(units) % _UNITS) for task in frames["tasks"]["task"]]
+        observed.append(frames["observed"].with_columns(pl.col("(unit)").replace_strict(range(len(numbers)), numbers)))
+        if permutations:
+            permuted.append(frames["permuted"])
     sums = pl.concat(observed)
     split = sums.partition_by(by, as_dict=True, maintain_order=True) if by else {(): sums}
     found = pl.concat(_with_intervals(part, by, values, resamples, seed) for values, part in split.items())
@@ -133,36 +133,24 @@ def uncertainty(
     return found.join(means, on=keys, how="left", nulls_equal=True, maintain_order="left")
 
 
-class _PartSums(NamedTuple):
-    """The sums of a part.
-
-    Attributes:
-        rows: Number of rows.
-        observed: The sums of each task, `(unit)`, which is the number of the task in `tasks`.
-        tasks: The tasks in the order of the table.
-        permuted: The sums of each permutation.
-    """
-
-    rows: int
-    observed: pl.DataFrame
-    tasks: list[object]
-    permuted: list[pl.DataFrame]
-
-
 def _part_sums(
-    numbered: tuple[int, Partition | pl.LazyFrame],
+    place: int,
+    steps: pl.LazyFrame,
     *,
     by: list[str],
     p: hgpo.HGPO,
     permutations: int,
     seed: int,
     chunk_rows: int,
-) -> _PartSums:
-    """Return the sums of a part; random numbers depend on its place in the table alone."""
-    place, part = numbered
+) -> PartSums:
+    """Return the sums of a part; random numbers depend on its place in the table alone.
+
+    `observed` has the sums of each task, `(unit)`, which is the number of the task in `tasks`, in the order of the
+    table; `permuted` has those of each permutation.
+    """
     rows, observed, permuted = 0, [], []
     tasks: dict[object, int] = {}
-    for number, chunk in enumerate(read_chunks(scan_part(part), by, p, chunk_rows)):
+    for number, chunk in enumerate(read_chunks(steps, by, p, chunk_rows)):
         rows += chunk.height
         with_units = chunk.with_columns(_unit_of(chunk, tasks).alias("(unit)"))
         observed.append(chunk_sums(with_units, [*by, "(unit)"], p)[0])
@@ -170,7 +158,8 @@ def _part_sums(
             rng = np.random.Generator(np.random.PCG64([seed, place, permutation, number]))
             sums = chunk_sums(chunk, by, p, rng)[0]
             permuted.append(sums.with_columns(pl.lit(permutation).alias("(permutation)")))
-    return _PartSums(rows, pl.concat(observed), list(tasks), permuted)
+    frames = {"observed": pl.concat(observed), "tasks": pl.DataFrame({"task": list(tasks)})}
+    return PartSums(rows, frames | ({"permuted": pl.concat(permuted)} if permuted else {}))
 
 
 def _unit_of(chunk: pl.DataFrame, tasks: dict[object, int]) -> pl.Series:

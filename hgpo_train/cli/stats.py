@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,7 +76,11 @@ def stats(
         int, typer.Option(help="Number of processes, which share the run's shards. The numbers do not depend on it.")
     ] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="A folder for levels.csv, sizes.csv, summary.csv and uncertainty.csv.")
+        Path | None,
+        typer.Option(
+            help="A folder for levels.csv, sizes.csv, summary.csv and uncertainty.csv. With it, an interrupted command "
+            "continues."
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -89,6 +94,7 @@ def stats(
 
     from hgpo_datasets import scan_steps
     from hgpo_train.analysis.describe import describe
+    from hgpo_train.analysis.part_sums import sums_folder
     from hgpo_train.analysis.statistics import statistics
     from hgpo_train.analysis.uncertainty import default_permutations, uncertainty
 
@@ -112,25 +118,35 @@ def stats(
         "reward_scale": reward_scale,
     }
     errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        first = progress.add_task("intervals and chance", total=total)  # first: it checks permutations and seed
-        intervals = uncertainty(
-            run,
-            by=kinds,
-            permutations=default_permutations(total) if permutations is None else permutations,
-            seed=seed,
-            processes=processes,
-            progress=lambda done: progress.advance(first, done),
-            **parameters,
-        )
-        second = progress.add_task("statistics", total=total)
-        found = statistics(
-            run,
-            by=kinds,
-            processes=processes,
-            progress=lambda done: progress.advance(second, done),
-            **parameters,
-        )
+    try:
+        with (
+            Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress,
+            nullcontext() if out is None else sums_folder(out) as kept,
+        ):
+            first = progress.add_task("intervals and chance", total=total)  # first: it checks permutations and seed
+            intervals = uncertainty(
+                run,
+                by=kinds,
+                permutations=default_permutations(total) if permutations is None else permutations,
+                seed=seed,
+                processes=processes,
+                sums_folder=kept,
+                progress=lambda done: progress.advance(first, done),
+                **parameters,
+            )
+            second = progress.add_task("statistics", total=total)
+            found = statistics(
+                run,
+                by=kinds,
+                processes=processes,
+                sums_folder=kept,
+                progress=lambda done: progress.advance(second, done),
+                **parameters,
+            )
+    except KeyboardInterrupt:
+        again = "starts again; with --out it would continue" if out is None else "continues"
+        errors.print(f"Interrupted. The same command {again}.", highlight=False)
+        raise typer.Exit(130) from None
     if kinds:
         _print_summary(console, found.summary, kinds)
     _print_levels(console, found.levels, kinds)
