@@ -26,6 +26,9 @@ RESULTS: Final = Path(__file__).parent / "results"
 ESTIMATORS: Final = {"hgpo": "HGPO (K = 2)", "gigpo": "GiGPO", "grpo": "GRPO", "g2po": "G2PO"}
 WORLDS: Final = {"alfworld": "ALFWorld", "webshop": "WebShop"}
 
+SWITCHES: Final = (("gigpo:episode_weight=0", "gigpo"), ("grpo", "grpo:invalid_action_penalty=0.1"))
+"""Estimators without and with the parts that the study finds harmful."""
+
 COMMANDS: Final = {
     "alfworld_fuzz": (
         "python benchmarks/alfworld_fuzz.py official.pack --games 300 --steps 70 --seed 11 --name official"
@@ -524,6 +527,8 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "alfworld": partial(learning, "alfworld"),
         "webshop": partial(learning, "webshop"),
         "power": partial(power, "alfworld"),
+        "switches": partial(learning, "alfworld_switches"),
+        "differences of switches": partial(learning_differences, "alfworld_switches", SWITCHES),
         "rollout correction": rollout_correction,
     },
     "docs/scaling.md": {
