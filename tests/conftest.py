@@ -13,6 +13,9 @@ for name, examples in (("quick", 10), ("default", 100), ("thorough", 1_000), ("e
     settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+collect_ignore = ["worlds/openenv_client.py", "worlds/verifiers_player.py"]
+"""Programs of tests that run in environments of their own, whose packages are not here."""
+
 SHARED = Path(os.environ.get("HGPO_SHARED", Path(__file__).parent.parent.parent / "shared"))
 
 

@@ -24,7 +24,7 @@ from hgpo_datasets import object_store
 from hgpo_datasets.partitions import Partition, partitions
 from hgpo_datasets.processes import check_processes, in_processes
 from hgpo_datasets.ray_tasks import on_ray
-from hgpo_envs.atomic import LOCK, FolderLock, make_folder, remove_folder
+from hgpo_envs.atomic import LOCK, FolderLock, make_folder, making_folder, remove_folder
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.advantage_tables import METADATA, metadata_of, scope, write_advantages, writing
 from hgpo_train.advantages.chunks import ROWS, unseen_groups
@@ -288,6 +288,8 @@ def _other_part(path: str) -> InputError:
 def scratch_folder(out: Path, is_part: Callable[[str], bool]) -> Iterator[Path]:
     """Yield the locked folder ``<out>.parts`` for finished parts. It is kept after an error if it contains any.
 
+    Without parts, an error removes it and the parents that were made for it.
+
     Args:
         out: What is made of the parts.
         is_part: Whether a name is that of a finished part.
@@ -298,8 +300,7 @@ def scratch_folder(out: Path, is_part: Callable[[str], bool]) -> Iterator[Path]:
     folder = out.with_name(out.name + SUFFIX)
     if folder.is_dir() and any(path.name != LOCK and not is_part(path.name) for path in folder.iterdir()):
         raise InputError(f"{folder}: expected parts of {out.name}, received other files; move them elsewhere")
-    make_folder(folder)
-    with FolderLock(folder, f"computing {out.name}"):
+    with making_folder(folder), FolderLock(folder, f"computing {out.name}"):
         try:
             yield folder
         except BaseException:
