@@ -386,6 +386,21 @@ def serve() -> str:
     return "\n".join(lines)
 
 
+def large_runs() -> str:
+    """Return the table of `hgpo advantages` on a run of many shards as Markdown."""
+    found = figures("large_runs")
+    lines = [
+        f"| {found['rows']:,} rows | whole command | CPU | rows/s | when finished | rows/s without the start |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, way in found["ways"].items():
+        again = [f"{way['again_s']:.1f} s", f"{way['work_rows_per_s']:,.0f}"] if "again_s" in way else ["", ""]
+        cpu = "" if "Ray" in name else f"{way['cpu_s']:.1f} s"  # without Ray's workers, it says little
+        cells = [name, f"{way['s']:.1f} s", cpu, f"{way['rows_per_s']:,.0f}", *again]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def rollout_correction() -> str:
     """Return the table of the gradient's bias with and without rollout correction as Markdown."""
     lines = [
@@ -542,6 +557,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     },
     "docs/viewer.md": {"speed": viewer},
     "docs/serving.md": {"serve": serve},
+    "docs/large_runs.md": {"speed": large_runs},
     "docs/study.md": {
         "correlations": study_correlations,
         "claims": study_claims,
