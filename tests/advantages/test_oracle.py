@@ -43,13 +43,10 @@ def discounted(rows, gamma, penalty, penalty_at="return", returns="per_step"):
         reward = {i: f32(rows[i]["reward"]) for i in members}
         if penalty_at == "reward":
             reward = {i: reward[i] - f32(invalid(rows, i, penalty)) for i in members}
-        if returns == "from_end":
-            total = sum(reward[i] for i in members)
-            reward = {i: total if i == members[-1] else 0.0 for i in members}
-        running = 0.0
-        for i in reversed(members):
+        total, running = sum(reward[i] for i in members), 0.0
+        for left, i in enumerate(reversed(members)):
             running = reward[i] + gamma * running
-            result[i] = f32(running)
+            result[i] = f32(gamma**left * total if returns == "from_end" else running)
             if penalty_at == "return":
                 result[i] = f32(result[i] - f32(invalid(rows, i, penalty)))
     return result

@@ -106,6 +106,7 @@ def test_processes_give_the_same_bytes(run: Path, tmp_path: Path, chosen: tuple[
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3", "at once"]
 
 
+@pytest.mark.slow
 def test_parts_of_any_size_have_the_rows_of_the_run(run: Path, tmp_path: Path) -> None:
     for rows in (1, ROWS, 10**9):
         write_table(partitions_for(run, specs(), rows), specs(), tmp_path / str(rows), chunk_rows=rows)
@@ -144,6 +145,7 @@ def test_processes_give_the_same_statistics(run: Path) -> None:
         pl.testing.assert_frame_equal(frame, other, rel_tol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("found", [statistics, partial(uncertainty, permutations=2)])
 def test_interrupted_statistics_continue(run: Path, tmp_path: Path, found: Any) -> None:
     """Stopped after some parts, the next call computes the others only, and the numbers are the same."""
@@ -174,6 +176,7 @@ def test_interrupted_statistics_continue(run: Path, tmp_path: Path, found: Any) 
         assert frame.equals(same)
 
 
+@pytest.mark.slow
 def test_damaged_sums_are_computed_again(run: Path, tmp_path: Path) -> None:
     whole = statistics(run, chunk_rows=ROWS, sums_folder=tmp_path / "sums")
     for path in (tmp_path / "sums").rglob("*.arrow"):

@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from nightly import ALL
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not ALL, reason="nightly: HGPO_TESTS=all")
 def test_two_processes_have_the_gradients_and_weights_of_one() -> None:
     """What docs/scaling.md says: the mathematics shards (gloo, ten steps of AdamW, saved and resumed in between)."""
     command = [sys.executable, "benchmarks/sharded_learner.py", "--cases", "all weights", "--processes", "2"]
