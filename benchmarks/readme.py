@@ -28,6 +28,8 @@ WORLDS: Final = {"alfworld": "ALFWorld", "webshop": "WebShop"}
 
 SWITCHES: Final = (("gigpo:episode_weight=0", "gigpo"), ("grpo", "grpo:invalid_action_penalty=0.1"))
 """Estimators without and with the parts that the study finds harmful."""
+SHRINKAGE: Final = tuple(("shrinkage_gae:unit_scale=true", other) for other in ("gigpo:episode_weight=0", "gigpo", "grpo"))
+"""The estimator that correlates best on ALFWorld, and what it is compared with."""
 
 COMMANDS: Final = {
     "alfworld_fuzz": (
@@ -544,6 +546,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "power": partial(power, "alfworld"),
         "switches": partial(learning, "alfworld_switches"),
         "differences of switches": partial(learning_differences, "alfworld_switches", SWITCHES),
+        "differences of shrinkage_gae": partial(learning_differences, "alfworld_switches", SHRINKAGE),
         "rollout correction": rollout_correction,
     },
     "docs/scaling.md": {
