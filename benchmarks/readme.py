@@ -28,7 +28,9 @@ WORLDS: Final = {"alfworld": "ALFWorld", "webshop": "WebShop"}
 
 SWITCHES: Final = (("gigpo:episode_weight=0", "gigpo"), ("grpo", "grpo:invalid_action_penalty=0.1"))
 """Estimators without and with the parts that the study finds harmful."""
-SHRINKAGE: Final = tuple(("shrinkage_gae:unit_scale=true", other) for other in ("gigpo:episode_weight=0", "gigpo", "grpo"))
+SHRINKAGE: Final = tuple(
+    ("shrinkage_gae:unit_scale=true", other) for other in ("gigpo:episode_weight=0", "gigpo", "grpo")
+)
 """The estimator that correlates best on ALFWorld, and what it is compared with."""
 
 COMMANDS: Final = {
