@@ -36,6 +36,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+# Before the shim is armed: PyArrow's allocator starts a thread that blocks all signals, and a trapped call of a thread
+# that blocks SIGSYS kills the process.
+import pyarrow as pa  # noqa: F401
+
 from tests.faults.disk import Call, Disk, Op, read_calls, read_tree, write_tree
 from tests.faults.shim import Mode, arm
 
