@@ -6,6 +6,9 @@
     python benchmarks/learning.py --world alfworld --draw               table and picture of existing results
     python benchmarks/learning.py --world alfworld --name switches --set environment_steps=30000 --estimators \
         grpo,grpo:invalid_action_penalty=0.1,gigpo,gigpo:episode_weight=0      parts of estimators, compared
+    python benchmarks/learning.py --world alfworld --name half_rate --set environment_steps=20000 --set \
+        optimiser.learning_rate=1e-4 --estimators shrinkage_gae:unit_scale=true --against switches
+                                        half the learning rate, compared with the runs named "switches"
 
 A model of about a million parameters is warm-started once for all runs. Its demonstrations are actions of the explorer
 mixed with others (`WORLDS`), in games or shops generated with other seeds than the bundled ones. Each run then trains
@@ -103,6 +106,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; each has its share of the cores")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     parser.add_argument("--name", help="name of these runs and of the result")
+    parser.add_argument("--against", help="name of earlier runs, with which success on fresh tasks is compared too")
     add_keep(parser)
     given = parser.parse_args()
     handle = WORLDS[given.world]
@@ -127,7 +131,7 @@ def main() -> None:
         data = FRESH[given.world](folder)
         if not work.all_done(trained) or not work.all_done(fresh_evaluations(data, place, warm, runs, work)):
             sys.exit(1)
-    report(given.world, place, console, given.name, keep=given.keep)
+    report(given.world, place, console, given.name, folder / given.against if given.against else None, keep=given.keep)
 
 
 class Work:

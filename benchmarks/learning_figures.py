@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 
 START: Final = "warm-start"
 """Name of the policy before training."""
+MEASURED: Final = {
+    "approx_kl": "actor/approx_kl",
+    "clip_fraction": "actor/clip_fraction",
+    "largest_advantage": "critic/advantages/max",
+    "entropy": "actor/entropy",
+}
+"""The metrics of `hgpo train` that show how far an iteration moves the policy, by their names in the results."""
 
 
 def file_name(estimator: str) -> str:
@@ -40,7 +47,9 @@ def file_name(estimator: str) -> str:
     return estimator.replace(":", "+")
 
 
-def report(world: str, folder: Path, console: Console, name: str | None = None, *, keep: bool) -> None:
+def report(
+    world: str, folder: Path, console: Console, name: str | None = None, against: Path | None = None, *, keep: bool
+) -> None:
     """Write the table, the JSON and the picture; with `keep`, these replace the kept results.
 
     Args:
@@ -48,6 +57,7 @@ def report(world: str, folder: Path, console: Console, name: str | None = None, 
         folder: The folder of the runs.
         console: Where the tables are printed.
         name: The name of the runs, which is part of the result's name.
+        against: The folder of other runs, with which success on fresh tasks is compared too.
         keep: Whether to replace the kept results.
     """
     found = curves(folder)
@@ -68,7 +78,7 @@ def report(world: str, folder: Path, console: Console, name: str | None = None, 
             f"{row['best']:.1%}",
         )  # fmt: skip
     console.print(table)
-    fresh = fresh_figures(folder)
+    fresh = fresh_figures(folder, against)
     if fresh:
         console.print(fresh_table(world, fresh), differences_table(fresh["differences"]))
     means = ends.group_by("estimator").agg(pl.col("start", "end", "environment_steps").mean()).sort("estimator")
@@ -81,6 +91,7 @@ def report(world: str, folder: Path, console: Console, name: str | None = None, 
         "ends": {estimator: figures for estimator, *figures in means.iter_rows()},
         "curves": found.to_dicts(),
         "fresh": fresh,
+        "training": training_metrics(folder),
         "configurations": configs,
     }
     console.print(store(result, kept, keep=keep))
@@ -113,28 +124,63 @@ def curves(folder: Path) -> pl.DataFrame:
     return pl.DataFrame(rows)
 
 
+def training_metrics(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the metrics of `MEASURED` of each estimator: in the first iteration, in all later ones, in the last one.
+
+    Each is a mean over the runs, up to the last iteration that all of the estimator's runs have.
+    """
+    rows = [
+        {"estimator": path.parent.name.rpartition("-")[0].replace("+", ":"), "run": path.parent.name, **line}
+        for path in runs_of(folder)
+        for line in read_metrics(path)
+        if line["iteration"] > 0
+    ]
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for (estimator,), lines in pl.DataFrame(rows, infer_schema_length=None).group_by("estimator", maintain_order=True):
+        last = lines.group_by("run").agg(pl.col("iteration").max())["iteration"].min()
+        parts = {
+            "first": lines.filter(iteration=1),
+            "later": lines.filter(pl.col("iteration").is_between(2, last)),
+            "last": lines.filter(iteration=last),
+        }
+        found[str(estimator)] = {
+            part: {name: float(each[metric].mean()) for name, metric in MEASURED.items()}
+            for part, each in parts.items()
+        }
+    return found
+
+
 def fresh_folder(folder: Path, name: str) -> Path:
     """Return the step table of fresh tasks for a run's newest checkpoint or for the policy before training."""
     found = list_checkpoints(folder / name / "checkpoints")
     return folder / "fresh" / (f"{name}-{found[-1].name}" if found else name)
 
 
-def fresh_figures(folder: Path) -> dict[str, Any]:
-    """Return success on fresh tasks before training and for each estimator's runs together, and the gain.
+def fresh_figures(folder: Path, against: Path | None = None) -> dict[str, Any]:
+    """Return success on fresh tasks before training and for each estimator's runs together, the gain, and differences.
 
     Intervals are 95% intervals by resampled tasks (`hgpo_train.evaluation`). The result is empty without evaluations.
+    With `against`, each estimator is also compared with those of that folder, whose names begin with the folder's.
     """
-    places = {path.parent.name: fresh_folder(folder, path.parent.name) for path in runs_of(folder)}
-    if not all(place.exists() for place in (*places.values(), fresh_folder(folder, START))):
+    played = fresh_episodes(folder)
+    if not (played and fresh_folder(folder, START).exists()):
         return {}
-    played = {name: episode_table(scan_steps(place)) for name, place in places.items()}
     before = episode_table(scan_steps(fresh_folder(folder, START)))
     figures: dict[str, Any] = {"tasks": before["task_id"].n_unique(), START: success(before)}
-    for estimator, runs in by_estimator(played).items():
+    for estimator, runs in played.items():
         after = pl.concat(runs.values())
         figures[estimator] = success(after) | {"lift": dataclasses.asdict(compare(after, before))}
-    figures["differences"] = differences(by_estimator(played))
+    others = {f"{against.name}/{name}": runs for name, runs in fresh_episodes(against).items()} if against else {}
+    figures["differences"] = differences(played, others)
     return figures
+
+
+def fresh_episodes(folder: Path) -> dict[str, dict[int, pl.DataFrame]]:
+    """Return the episodes on fresh tasks of each estimator by seed; empty unless all runs have been evaluated."""
+    places = {path.parent.name: fresh_folder(folder, path.parent.name) for path in runs_of(folder)}
+    if not all(place.exists() for place in places.values()):
+        return {}
+    return by_estimator({name: episode_table(scan_steps(place)) for name, place in places.items()})
 
 
 def by_estimator(played: dict[str, pl.DataFrame]) -> dict[str, dict[int, pl.DataFrame]]:
@@ -146,19 +192,24 @@ def by_estimator(played: dict[str, pl.DataFrame]) -> dict[str, dict[int, pl.Data
     return found
 
 
-def differences(played: dict[str, dict[int, pl.DataFrame]]) -> list[dict[str, Any]]:
+def differences(
+    played: dict[str, dict[int, pl.DataFrame]], others: dict[str, dict[int, pl.DataFrame]]
+) -> list[dict[str, Any]]:
     """Return the paired difference of success between any two estimators, with two 95% intervals.
+
+    `others` are compared with those of `played`, not with each other.
 
     One interval is by resampled tasks: it holds for these runs. The other is Student's over the seeds' differences: it
     also contains what another run would change. It needs at least two common seeds.
     """
     found = []
-    for first, second in itertools.combinations(played, 2):
-        common = sorted(played[first].keys() & played[second].keys())
+    every = played | others
+    for first, second in (*itertools.combinations(played, 2), *itertools.product(played, others)):
+        common = sorted(every[first].keys() & every[second].keys())
         if not common:
             continue
-        tables = [pl.concat(played[name][seed] for seed in common) for name in (first, second)]
-        each = [compare(played[first][seed], played[second][seed]).difference for seed in common]
+        tables = [pl.concat(every[name][seed] for seed in common) for name in (first, second)]
+        each = [compare(every[first][seed], every[second][seed]).difference for seed in common]
         margin = None
         if len(common) > 1:
             margin = float(student_quantile(0.975, len(common) - 1) * np.std(each, ddof=1) / np.sqrt(len(common)))

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parent))  # if another program runs this scri
 import scaling_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 ROOT: Final = Path(__file__).parent.parent
 RESULTS: Final = Path(__file__).parent / "results"
@@ -32,6 +32,10 @@ SHRINKAGE: Final = tuple(
     ("shrinkage_gae:unit_scale=true", other) for other in ("gigpo:episode_weight=0", "gigpo", "grpo")
 )
 """The estimator that correlates best on ALFWorld, and what it is compared with."""
+HALF_RATE: Final = tuple(
+    ("shrinkage_gae:unit_scale=true", f"switches/{other}") for _, other in (*SHRINKAGE, ("", SHRINKAGE[0][0]))
+)
+"""The same with half the learning rate, and what it is compared with: runs of another experiment."""
 
 COMMANDS: Final = {
     "alfworld_fuzz": (
@@ -326,8 +330,30 @@ def learning_differences(name: str, pairs: Sequence[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def learning_updates(experiments: Mapping[str, str]) -> str:
+    """Return the table of how far the iterations of training moved the policy, as Markdown.
+
+    Args:
+        experiments: What is added to the estimators' titles, by the experiment's name.
+    """
+    lines = [
+        "| estimator | approximate KL: first; later | clipped: first; later | largest A | entropy: first; last |",
+        "|---|---|---|---|---|",
+    ]
+    for name, note in experiments.items():
+        for estimator, found in figures(f"learning_{name}")["training"].items():
+            first, later, last = found["first"], found["later"], found["last"]
+            lines.append(
+                f"| {_title(estimator)}{note} | {first['approx_kl']:.3f}; {later['approx_kl']:.4f} "
+                f"| {first['clip_fraction']:.1%}; {later['clip_fraction']:.1%} | {later['largest_advantage']:.1f} "
+                f"| {first['entropy']:.2f}; {last['entropy']:.2f} |"
+            )
+    return "\n".join(lines)
+
+
 def _title(estimator: str) -> str:
     """Return an estimator's title; one with parameters is written as it is on the command line."""
+    estimator = estimator.rpartition("/")[2]  # without the name of another experiment
     return ESTIMATORS.get(estimator, f"`{estimator}`")
 
 
@@ -462,6 +488,19 @@ def study_models() -> str:
             title = "true advantages" if name == "true" else name
             first = "share of the squares at the last steps of episodes: " if not place else "… "
             rows[f"{first}{title}"] = [f"{cell['last_steps'][name]:.0%}" for cell in cells]
+        shares = {"all": "that the page and the action tell, where they are shared", "last": "… at last steps"}
+        rows |= {
+            f"{'mean square of true advantages ' if part == 'all' else ''}{title}": [
+                f"{value:.0%}" + ("" if low is None else f" ({low:.0%} … {high:.0%})")
+                for value, low, high in (cell["told"][part] for cell in cells)
+            ]
+            for part, title in shares.items()
+        }
+        rows["probability of responses that were not scored"] = [f"{cell['unscored']['all']:.0%}" for cell in cells]
+        if world == "webshop":
+            searches = [f"{cell['unscored']['searches']:.0%}" for cell in cells]
+            rows["… where a valid query was given"] = searches
+        rows["steps whose response was not scored"] = [f"{cell['without_probabilities']:.0%}" for cell in cells]
         history = figures("study_models")["history"][world]
         name = "HGPO (K = 4) − GiGPO's step part"
         rows[name] = [f"{each['value']:+.3f} ({each['low']:+.3f} … {each['high']:+.3f})" for each in history]
@@ -549,6 +588,10 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "switches": partial(learning, "alfworld_switches"),
         "differences of switches": partial(learning_differences, "alfworld_switches", SWITCHES),
         "differences of shrinkage_gae": partial(learning_differences, "alfworld_switches", SHRINKAGE),
+        "updates": partial(
+            learning_updates, {"alfworld_switches": "", "alfworld_half_rate": ", half the learning rate"}
+        ),
+        "differences of half the rate": partial(learning_differences, "alfworld_half_rate", HALF_RATE),
         "rollout correction": rollout_correction,
     },
     "docs/scaling.md": {

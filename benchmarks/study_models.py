@@ -30,9 +30,12 @@ from study import CLAIMS, ESTIMATORS, GROUP, KEPT, WORLDS, Claim, comparison, ju
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
+from hgpo_train.advantages.advantage_tables import join_advantages
 from hgpo_train.advantages.registry import compute_many
 from hgpo_train.analysis.estimator_comparison import read_variants
 from hgpo_train.analysis.estimator_comparison.model_gradients import MODEL_MEASURES
+from hgpo_train.analysis.resampling import ratio_interval
+from hgpo_train.analysis.truth import context_advantages
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.training.config import Config, load_config, template_path
 
@@ -216,6 +219,8 @@ def about(run: Path) -> dict[str, Any]:
         "history": {key: deeper[key] for key in ("value", "low", "high")},
         "shared": {k: levels.filter(depth >= k)["steps"].sum() / truth.height for k in DEPTHS},
         "last_steps": last_steps(run, truth),
+        "told": told(run, truth),
+        "unscored": unscored(run, truth),
         "truth_error": float((truth["advantage_error"] ** 2).mean() ** 0.5),
         "truth_spread": float(truth["advantage"].std()),
     }
@@ -234,6 +239,33 @@ def last_steps(run: Path, truth: pl.DataFrame) -> dict[str, float]:
         name: table.select(pl.col(column).pow(2).filter(last).sum() / pl.col(column).pow(2).sum()).item()
         for name, column in {"true": "true", **named}.items()
     }
+
+
+def told(run: Path, truth: pl.DataFrame) -> dict[str, tuple[float, float | None, float | None]]:
+    """Return the share of the mean square of true advantages that the state's text and the action tell, with intervals.
+
+    Among steps that share both with another one (`context_advantages`): of all, and of those that are last.
+    """
+    table = context_advantages(join_advantages(scan_steps(run), truth.lazy()))
+    last = pl.col("step") == pl.col("step").max().over("trajectory")
+    shared = table.with_columns(last=last).filter(pl.col("context_rows") > 1)
+    sums = {
+        part: rows.group_by("task_id", maintain_order=True).agg(
+            above=(pl.col("context_advantage_first") * pl.col("context_advantage_second")).sum(),
+            below=(pl.col("advantage_first") * pl.col("advantage_second")).sum(),
+        )
+        for part, rows in {"all": shared, "last": shared.filter("last")}.items()
+    }
+    return {part: ratio_interval(each["above"].to_numpy(), each["below"].to_numpy()) for part, each in sums.items()}
+
+
+def unscored(run: Path, truth: pl.DataFrame) -> dict[str, float | None]:
+    """Return the mean probability of responses that were not scored: at all steps, and where a query was searched."""
+    steps = scan_steps(run).select("trajectory", "step", "action", "action_valid").collect()
+    table = truth.join(steps, on=["trajectory", "step"])
+    rest = pl.col("probabilities").list.last().mean()
+    searches = pl.col("action_valid") & pl.col("action").str.starts_with("search[")
+    return {"all": table.select(rest).item(), "searches": table.filter(searches).select(rest).item()}
 
 
 def history(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
