@@ -577,6 +577,36 @@ def _counted(number: str, kind: str) -> str:
     return f"{number} {kind}{'' if number == '1' else 's'}"
 
 
+def truth_speed() -> str:
+    """Return the table of the speed of truths as Markdown."""
+    heads = (
+        "policy `softmax`, memory 2",
+        "mean reward",
+        "10,000 truths",
+        "error of A",
+        "known",
+        "separate rollouts, at that error",
+        "ratio",
+        "`hgpo truth` of n steps: 1; 2 processes",
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---|---|---:|---|---|---:|---:|---|"]
+    for name, found in figures("truth").items():
+        env, _, options = name.partition(" ")
+        world = WORLDS[env.removeprefix("HGPO/").removesuffix("-v0").lower()]
+        values = (
+            f"{world}, {options.replace('=', ' ')}",
+            f"{found['mean reward']:.2f}",
+            f"{found['10k truths, s']:.0f} s",
+            f"{found['error']:.3f}",
+            f"{found['known']:.2f}",
+            f"{found['at that error, s']:,.0f} s",
+            f"{found['ratio']:.0f}",
+            f"{found['command, 1']:.1f} s; {found['command, 2']:.1f} s (n = {found['truths']:,})",
+        )
+        lines.append(f"| {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "README.md": {"figures": short_table},
     "docs/measurements.md": {"figures": table, "commands": commands},
@@ -588,6 +618,9 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "switches": partial(learning, "alfworld_switches"),
         "differences of switches": partial(learning_differences, "alfworld_switches", SWITCHES),
         "differences of shrinkage_gae": partial(learning_differences, "alfworld_switches", SHRINKAGE),
+        "switches on WebShop": partial(learning, "webshop_switches"),
+        "differences of switches on WebShop": partial(learning_differences, "webshop_switches", SWITCHES),
+        "differences of shrinkage_gae on WebShop": partial(learning_differences, "webshop_switches", SHRINKAGE),
         "updates": partial(
             learning_updates, {"alfworld_switches": "", "alfworld_half_rate": ", half the learning rate"}
         ),
@@ -603,6 +636,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "validation": lambda: scaling_tables.validation(figures("scaling")),
         "sharded learner": lambda: scaling_tables.sharded_learner(figures("sharded_learner")),
     },
+    "docs/truth.md": {"speed": truth_speed},
     "docs/viewer.md": {"speed": viewer},
     "docs/serving.md": {"serve": serve},
     "docs/large_runs.md": {"speed": large_runs},

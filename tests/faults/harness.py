@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Tree = Mapping[str, bytes | None]
-LONGEST_S = 60
+LONGEST_S = 300
 """Time limit of a forked run in seconds; exceeding it is a failure."""
 _SCRATCH = re.compile(r"(?<=\.hgpo-)[0-9a-f]{16}(?=\.tmp)")
 """The random part of a scratch folder's name; states that differ only in it are equal."""
