@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from hgpo_datasets.row_errors import RowError, WrongRow
+from hgpo_datasets.row_errors import RowError, WrongRow, name_preview
 from hgpo_datasets.schema import GROUP_KEY, SORT_KEY, columns
 from hgpo_envs import hashing
 
@@ -71,7 +71,8 @@ def broken_steps(frame: pl.DataFrame, first: NDArray[np.bool_]) -> NDArray[np.in
 
 def row_name(frame: pl.DataFrame, row: int) -> str:
     """Return the description of a row for error messages."""
-    return f"task {frame['task_id'][row]!r}, trajectory {frame['trajectory'][row]!r}, step {frame['step'][row]}"
+    task, trajectory = (name_preview(frame[name][row]) for name in ("task_id", "trajectory"))
+    return f"task {task}, trajectory {trajectory}, step {frame['step'][row]}"
 
 
 def value_problems(frame: pl.DataFrame, last: NDArray[np.bool_]) -> list[tuple[str, str, pl.Expr]]:

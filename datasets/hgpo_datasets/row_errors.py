@@ -11,6 +11,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+def preview(value: object, most: int = 80) -> str:
+    """Return a short one-line description of a value for error messages.
+
+    Args:
+        value: Any value.
+        most: The maximum length in characters.
+
+    >>> preview("a" * 100, most=5)
+    "'aaaa"
+    """
+    try:
+        return f"{value!r:.{most}}".replace("\n", " ")
+    except Exception:  # noqa: BLE001 (the repr of a user's object may raise any exception)
+        return f"a {type(value).__name__}"
+
+
+def name_preview(name: object) -> str:
+    """Return the description of a task, trajectory or group, whose names are longer than other values."""
+    return preview(name, 200)
+
+
 @dataclass(frozen=True, slots=True)
 class WrongRow:
     """One row that violates the schema.

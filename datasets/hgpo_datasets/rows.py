@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from hgpo_datasets.reading import first_line
-from hgpo_datasets.row_errors import RowError, WrongRow
+from hgpo_datasets.row_errors import RowError, WrongRow, preview
 from hgpo_datasets.schema import GROUP_KEY, TEXT, TEXTS, Column, columns
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.unicode_text import clean_text
@@ -147,7 +147,7 @@ def _series(name: str, values: list[Any], kind: pl.DataType) -> pl.Series:
         if not wrong:
             raise InputError(f"column {name}: expected {kind}, received values of several types") from error
         raise RowError(
-            WrongRow(row, None, None, name, f"column {name}: expected {kind}, received {_preview(values[row])}")
+            WrongRow(row, None, None, name, f"column {name}: expected {kind}, received {preview(values[row])}")
             for row in wrong
         ) from error
 
@@ -196,14 +196,6 @@ def _fits(value: object, make: Callable[[str, list[Any], pl.DataType], pl.Series
     return True
 
 
-def _preview(value: object) -> str:
-    """Return a short one-line description of a value for error messages."""
-    try:
-        return f"{value!r:.80}".replace("\n", " ")
-    except Exception:  # noqa: BLE001 (the repr of a user's object may raise any exception)
-        return f"a {type(value).__name__}"
-
-
 def _wrong_row(row: int, trajectories: pl.Series | None, column: str, message: str) -> WrongRow:
     return WrongRow(row, None if trajectories is None else trajectories[row], None, column, message)
 
@@ -242,7 +234,7 @@ def _typed(series: pl.Series, column: Column, trajectories: pl.Series | None) ->
         if not wrong:
             raise InputError(line) from error
         raise RowError(
-            _wrong_row(row, trajectories, column.name, f"{line}: {_preview(series[row])}") for row in wrong
+            _wrong_row(row, trajectories, column.name, f"{line}: {preview(series[row])}") for row in wrong
         ) from error
 
 

@@ -25,7 +25,7 @@ import polars as pl
 
 from hgpo_datasets import footer, rows, schema, shards
 from hgpo_datasets.derived_columns import complete, row_name
-from hgpo_datasets.row_errors import RowError, WrongRow
+from hgpo_datasets.row_errors import RowError, WrongRow, name_preview
 from hgpo_datasets.shard_folder import ShardFolder
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
@@ -262,8 +262,8 @@ class StepWriter:
                 places[file.name] = found
         missing = wanted.join(pl.concat([wanted.clear(), *places.values()]), on=key, how="anti")
         if not missing.is_empty():
-            name = missing["trajectory"][0]
-            raise InputError(f"trajectory {name!r} of group {missing.row(0)[:3]} is not in run {self.header.run!r}")
+            name, one = name_preview(missing["trajectory"][0]), name_preview(missing.row(0)[:3])
+            raise InputError(f"trajectory {name} of group {one} is not in run {self.header.run!r}")
         return [self._replace_in(file, found, frame) for file, found in places.items()]
 
     def _replace_in(self, file: str, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
@@ -322,8 +322,9 @@ class StepWriter:
         known = [name for name in names if any(name in some for some in taken)]
         if known:
             raise RowError(
-                WrongRow(None, names[one], 0, "trajectory", f"trajectory {names[one]!r} is already in run {run!r}")
+                WrongRow(None, names[one], 0, "trajectory", f"trajectory {shown} is already in run {run!r}")
                 for one in known
+                for shown in [name_preview(names[one])]
             )
         size = int(frame.estimated_size())
         if size > MOST_BYTES:
@@ -342,7 +343,9 @@ class StepWriter:
             raise RowError(
                 WrongRow(None, name, foreign["step"][row], "run", f"{row_name(foreign, row)}: {other}")
                 for row, name in enumerate(foreign["trajectory"])
-                for other in [f"expected run {run!r}, received {foreign['run'][row]!r}; drop the column to copy rows"]
+                for other in [
+                    f"expected run {run!r}, received {name_preview(foreign['run'][row])}; drop the column to copy rows"
+                ]
             )
         dropped = [pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped]
         return frame.with_columns(_redacted(frame["error"])).with_columns(dropped)
@@ -431,7 +434,7 @@ class StepWriter:
 
     def _check_absent(self, groups: Iterable[GroupKey]) -> None:
         if twice := [name for name in groups if self._holds(name)]:
-            name = tuple(min(twice))
+            name = name_preview(tuple(min(twice)))
             raise InputError(f"group {name} (iteration, task, group) is already in run {self.header.run!r}")
 
     def _read_committed(self) -> tuple[frozenset[GroupKey], frozenset[int]]:

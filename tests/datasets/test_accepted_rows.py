@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 from groups import group, step
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nightly import sample_or_all
 
@@ -64,6 +64,8 @@ def refused_in_one_line(error: InputError) -> None:
 
 @settings(deadline=None, max_examples=EXAMPLES)
 @given(odd_rows, st.booleans())
+@example([("u", "a", 0, {}), ("u", "a", 1, {"iteration": True})], True)
+@example([("u", "a", 0, {}), ("u", "a", 0, {"iteration": True})], True)
 def test_what_is_accepted_is_clean(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[Any], one_by_one: bool
 ) -> None:
@@ -75,8 +77,8 @@ def test_what_is_accepted_is_clean(
             if one_by_one:
                 for row in rows:
                     writer.add(row)
-                for task in {row["task_id"] for row in rows}:
-                    writer.finish(task)
+                for name in list(writer._waiting):  # rows may name an iteration or a group of their own
+                    writer.finish(name.task_id, name.group, name.iteration)
             else:
                 writer.add_group(rows)
             taken = len(rows)
