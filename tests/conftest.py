@@ -1,8 +1,9 @@
-"""Hypothesis profiles, and fixtures for originals and their recordings, which are optional."""
+"""Hypothesis profiles, the limit of a test's CPU time, and fixtures for originals and their recordings, which are optional."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,40 @@ from hypothesis import HealthCheck, settings
 
 for name, examples in (("quick", 10), ("default", 100), ("thorough", 1_000), ("exhaustive", 10_000)):
     settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
+settings.load_profile(PROFILE)
+
+CPU_LIMIT = 2.0
+"""CPU seconds of a test without the mark `slow`. The rule is one second; twice that fails, because machines differ."""
 
 collect_ignore = ["worlds/openenv_client.py", "worlds/verifiers_player.py"]
 """Programs of tests that run in environments of their own, whose packages are not here."""
 
 SHARED = Path(os.environ.get("HGPO_SHARED", Path(__file__).parent.parent.parent / "shared"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported_libraries() -> None:
+    """Import what nearly every test needs, so that no test's CPU time contains it."""
+    import gymnasium
+    import polars
+
+    import hgpo_envs
+    import hgpo_train.advantages  # noqa: F401
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that takes more than `CPU_LIMIT` CPU seconds, with its processes, and is not marked `slow`."""
+    before = sum(os.times()[:4])
+    result = yield
+    seconds = sum(os.times()[:4]) - before
+    limited = PROFILE in {"quick", "default"} and not item.config.pluginmanager.hasplugin("_cov")
+    if limited and seconds > CPU_LIMIT and item.get_closest_marker("slow") is None:
+        pytest.fail(
+            f"took {seconds:.1f} CPU seconds, limit {CPU_LIMIT}: make it shorter or mark it slow", pytrace=False
+        )
+    return result
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import tomllib
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -96,6 +97,7 @@ def closure(requirements):
     return {name for name, _ in found}
 
 
+@pytest.mark.slow
 def test_it_plays_and_computes_with_the_core_alone(tmp_path):
     core = closure(CORE)
     absent = {
