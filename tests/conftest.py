@@ -1,9 +1,10 @@
-"""Hypothesis profiles, the limit of a test's CPU time, and fixtures for originals and their recordings, which are optional."""
+"""Hypothesis profiles, the limit of a test's CPU time, and fixtures for originals and their recordings."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,8 @@ SHARED = Path(os.environ.get("HGPO_SHARED", Path(__file__).parent.parent.parent 
 @pytest.fixture(scope="session", autouse=True)
 def _imported_libraries() -> None:
     """Import what nearly every test needs, so that no test's CPU time contains it."""
-    import gymnasium
-    import polars
-
-    import hgpo_envs
-    import hgpo_train.advantages  # noqa: F401
+    for package in ("gymnasium", "polars", "hgpo_envs", "hgpo_train.advantages"):
+        import_module(package)
 
 
 @pytest.hookimpl(wrapper=True)
