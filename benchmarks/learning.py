@@ -38,8 +38,8 @@ from learning_figures import START, file_name, fresh_folder, report
 from record import add_keep
 from rich.console import Console
 
-from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import write_file
 from hgpo_envs.webshop.generation.bundled import make_bundled_catalogue
 from hgpo_train.analysis.estimator_comparison.variants import Variant, read_variants
 from hgpo_train.models.checkpoint_files import list_checkpoints

@@ -34,10 +34,10 @@ import xxhash
 
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, one_line, unknown
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.memory import as_text
 from hgpo_envs.sandbox import LONGEST_TEMPLATE, Sandbox, render_within
 from hgpo_envs.unicode_text import clean_text
-from hgpo_envs.untrusted_files import read_bytes
 from hgpo_envs.verl_agent_prompts import VERL_AGENT, fill, read_constants
 
 if TYPE_CHECKING:

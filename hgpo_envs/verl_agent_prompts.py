@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.memory import as_text
 from hgpo_envs.unicode_text import clean_text
-from hgpo_envs.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.untrusted_files import read_bytes
+from hgpo_envs.files.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 from hgpo_datasets import reading
 from hgpo_datasets.thrift import Structure, decode
-from hgpo_envs.untrusted_files import open_regular
+from hgpo_envs.files.untrusted_files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.untrusted_files import open_regular
+from hgpo_envs.files.untrusted_files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

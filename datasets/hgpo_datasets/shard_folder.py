@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_datasets import manifest, reading, schema, shards
 from hgpo_datasets.manifest import Header, Manifest, Shard
 from hgpo_datasets.run_paths import STEPS, is_run, shard_folder
-from hgpo_envs import atomic
 from hgpo_envs.errors import InputError
+from hgpo_envs.files import atomic
+from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.plugins import installed_version
-from hgpo_envs.secrets import redact_json
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import polars as pl
 from hgpo_datasets import footer, reading, schema, table_file
 from hgpo_datasets.manifest import Header, Shard, canonical
 from hgpo_envs.errors import InputError
-from hgpo_envs.untrusted_files import open_regular
+from hgpo_envs.files.untrusted_files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

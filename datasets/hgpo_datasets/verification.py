@@ -26,8 +26,8 @@ from hgpo_datasets.derived_columns import broken_steps, derived, first_rows, row
 from hgpo_datasets.processes import check_processes, in_processes
 from hgpo_datasets.run_paths import run_at, run_of_file, runs_below, shard_folder
 from hgpo_datasets.sources import PARQUET
-from hgpo_envs.atomic import scratch_folders, seems_locked
 from hgpo_envs.errors import InputError, ProcessError
+from hgpo_envs.files.atomic import scratch_folders, seems_locked
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.unicode_text import clean_text
 from hgpo_envs.wording import counted

@@ -28,14 +28,14 @@ from hgpo_datasets.derived_columns import complete, row_name
 from hgpo_datasets.row_errors import RowError, WrongRow, name_preview
 from hgpo_datasets.shard_folder import ShardFolder
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.files.secrets import redact
 from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
-from hgpo_envs.secrets import redact
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from hgpo_datasets.manifest import Header, Shard
-    from hgpo_envs.atomic import FolderLock
+    from hgpo_envs.files.atomic import FolderLock
 
 SHARD_ROWS: Final = 100_000
 SHARD_BYTES: Final = 256 << 20
@@ -71,8 +71,8 @@ class StepWriter:
         folder: The run's folder. It is created if it is missing, and resumed if it contains a run.
         run: Name of the run; the folder's name by default.
         config: Configuration of the run (seeds, versions, settings) as JSON values. It is stored in the manifest and in
-            every file, without secrets (`hgpo_envs.secrets`). A resumed run must have the same configuration; None
-            accepts the existing one.
+            every file, without secrets (`hgpo_envs.files.secrets`). A resumed run must have the same configuration;
+            None accepts the existing one.
         depth: Largest k of the history and context hashes to store, at most `schema.MAX_DEPTH`.
         shard_rows: Number of pending rows at which a shard is written. A group is never split.
         shard_bytes: Size of the pending rows in memory, in bytes, at which a shard is written.

@@ -23,7 +23,7 @@ import numpy as np
 import orjson
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.untrusted_files import open_regular, read_unpacked
+from hgpo_envs.files.untrusted_files import open_regular, read_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

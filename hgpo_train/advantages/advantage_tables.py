@@ -21,8 +21,8 @@ from hgpo_datasets import manifest
 from hgpo_datasets.partitions import combined, file_fingerprint
 from hgpo_datasets.reader import StepFile, step_files
 from hgpo_datasets.run_paths import run_at, run_of_file
-from hgpo_envs.atomic import making_folder, new_file
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import making_folder, new_file
 from hgpo_envs.plugins import installed_version
 from hgpo_train.advantages.chunks import ROWS, chunks
 from hgpo_train.advantages.input_columns import batch_keys, row_keys

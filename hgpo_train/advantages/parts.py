@@ -24,8 +24,8 @@ from hgpo_datasets import object_store
 from hgpo_datasets.partitions import Partition, partitions
 from hgpo_datasets.processes import check_processes, in_processes
 from hgpo_datasets.ray_tasks import on_ray
-from hgpo_envs.atomic import LOCK, FolderLock, make_folder, making_folder, remove_folder
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import LOCK, FolderLock, make_folder, making_folder, remove_folder
 from hgpo_train.advantages.advantage_tables import METADATA, metadata_of, scope, write_advantages, writing
 from hgpo_train.advantages.chunks import ROWS, unseen_groups
 from hgpo_train.advantages.input_columns import BATCH_KEYS, group_keys

@@ -12,8 +12,8 @@ import altair as alt
 import polars as pl
 import vl_convert  # noqa: F401 - Altair needs it to write files
 
-from hgpo_envs.atomic import new_path
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import new_path
 from hgpo_train.analysis.statistics import ORACLE
 
 if TYPE_CHECKING:

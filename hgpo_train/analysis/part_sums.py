@@ -16,7 +16,7 @@ import polars as pl
 
 from hgpo_datasets.partitions import Partition
 from hgpo_datasets.processes import in_processes
-from hgpo_envs.atomic import is_scratch, new_folder, remove_folder
+from hgpo_envs.files.atomic import is_scratch, new_folder, remove_folder
 from hgpo_envs.plugins import installed_version
 from hgpo_train.advantages.parts import scratch_folder
 from hgpo_train.advantages.tables import scan_part

@@ -19,7 +19,7 @@ from rich.status import Status
 from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
-    from hgpo_envs import fetch
+    from hgpo_envs.files import fetch
 
 
 class DownloadProgress:

@@ -9,7 +9,7 @@ import traceback
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from hgpo_envs.errors import InputError, ProcessError
-from hgpo_envs.secrets import redact
+from hgpo_envs.files.secrets import redact
 from hgpo_train.rollout.failures import RolloutError
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Remove secrets from the command line's output. The required imports are delayed until something is printed.
 
-`hgpo_envs.secrets` is part of a package that imports Gymnasium and NumPy. Help needs neither.
+`hgpo_envs.files.secrets` is part of a package that imports Gymnasium and NumPy. Help needs neither.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import IO, Any
 
 def redact_output() -> None:
     """Redact both standard streams and all logging of this process from now on; further calls change nothing."""
-    from hgpo_envs.secrets import redact_logging
+    from hgpo_envs.files.secrets import redact_logging
 
     if not isinstance(sys.stdout, RedactedStream):
         sys.stdout = RedactedStream(sys.stdout)
@@ -21,7 +21,7 @@ def redact_output() -> None:
 
 
 def _redact(text: str) -> str:
-    from hgpo_envs.secrets import redact
+    from hgpo_envs.files.secrets import redact
 
     return redact(text)
 

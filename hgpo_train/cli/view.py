@@ -124,8 +124,8 @@ def _write(
     from rich.console import Console
     from rich.progress import Progress
 
-    from hgpo_envs.atomic import making_folder
     from hgpo_envs.errors import InputError
+    from hgpo_envs.files.atomic import making_folder
     from hgpo_envs.wording import counted
     from hgpo_train.view.page import Selection, write_page
 

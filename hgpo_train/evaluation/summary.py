@@ -14,9 +14,9 @@ import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.schema import polars_schema
-from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError
-from hgpo_envs.secrets import redact_json
+from hgpo_envs.files.atomic import write_file
+from hgpo_envs.files.secrets import redact_json
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
 from hgpo_train.rollout.failures import failures_of_run
 from hgpo_train.rollout.sessions import read_sessions

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import VerifyReport
-from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError
-from hgpo_envs.safe_paths import path_inside
-from hgpo_envs.untrusted_files import open_regular, read_bytes
+from hgpo_envs.files.atomic import write_file
+from hgpo_envs.files.safe_paths import path_inside
+from hgpo_envs.files.untrusted_files import open_regular, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

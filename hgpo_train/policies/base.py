@@ -30,7 +30,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.secrets import redact
+from hgpo_envs.files.secrets import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -161,7 +161,7 @@ def _count(counted: int | None, ids: Sequence[int] | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed call or step. Secrets (`hgpo_envs.secrets`) are removed from its texts.
+    """A failed call or step. Secrets (`hgpo_envs.files.secrets`) are removed from its texts.
 
     Attributes:
         kind: The part that failed: ``PolicyFailed``, ``PolicyTimedOut``, ``EnvironmentFailed``, ``WorkerDied``,

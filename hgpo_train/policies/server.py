@@ -5,7 +5,7 @@ The client library retries transient errors (rate limits with Retry-After, time-
 are detected before the first rollout. A server may send its answer byte by byte, or never stop sending: every try has a
 deadline for the complete answer and a limit on its size, which depends on the request.
 
-The key is read only from the environment and appears in no log and no table (`hgpo_envs.secrets`).
+The key is read only from the environment and appears in no log and no table (`hgpo_envs.files.secrets`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.secrets import Secret, redact, redact_logging, register, register_url
+from hgpo_envs.files.secrets import Secret, redact, redact_logging, register, register_url
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
 from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.policies.validation import preview

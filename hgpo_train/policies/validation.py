@@ -4,8 +4,8 @@ The collector validates them before any other use. A value that the step table c
 the reason, and no other.
 
 - Any text is valid. Lone surrogates, which UTF-8 cannot encode, are replaced by U+FFFD, as in the step table: otherwise
-  the next prompt, which contains the text, could not be sent. Registered secrets (`hgpo_envs.secrets`) are replaced,
-  because a server may repeat the key that it received.
+  the next prompt, which contains the text, could not be sent. Registered secrets (`hgpo_envs.files.secrets`) are
+  replaced, because a server may repeat the key that it received.
 - Token ids are integers in [0, 2³¹). Log-probabilities are numbers, neither NaN nor +∞, one for each token id.
 - Rewards and scores are finite numbers of at most `LARGEST` in magnitude, so that their sum, the return, is finite.
 """
@@ -23,7 +23,7 @@ import numpy as np
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
-from hgpo_envs.secrets import redact
+from hgpo_envs.files.secrets import redact
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.policies.base import Failure, Reply
 

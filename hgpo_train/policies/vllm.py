@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.untrusted_files import read_bytes
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.preflight import check_model_source
 from hgpo_train.policies.base import Failure, Reply, attempt

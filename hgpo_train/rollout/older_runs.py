@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.shard_folder import check_same_config
 from hgpo_envs.errors import InputError
-from hgpo_envs.secrets import redact, redact_json
+from hgpo_envs.files.secrets import redact, redact_json
 from hgpo_train.policies.base import Failure
 from hgpo_train.policies.registry import execution_options
 from hgpo_train.policies.validation import checked_task

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import StepWriter, manifest
-from hgpo_envs.atomic import LOCK, FolderLock
+from hgpo_envs.files.atomic import LOCK, FolderLock
 from hgpo_train.policies.registry import execution_options
 from hgpo_train.rollout.collector import Tally
 from hgpo_train.rollout.older_runs import comparable

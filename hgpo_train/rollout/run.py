@@ -14,7 +14,7 @@ import gymnasium
 import hgpo_envs
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.secrets import redact_json
+from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.task_sampling import TASK_SAMPLINGS
 from hgpo_train.policies.registry import execution_options
 from hgpo_train.rollout.collector import Collector, Tally
@@ -291,7 +291,7 @@ def run_config(
     It excludes `ExecutionOptions`, the number of groups, and options of the policy that do not affect its replies
     (`hgpo_train.policies.registry.execution_options`): a server's address, time limits, retries. It contains
     fingerprints of data and models, because the content of a path may change. Secrets are replaced
-    (`hgpo_envs.secrets`), so a run can be resumed with another password.
+    (`hgpo_envs.files.secrets`), so a run can be resumed with another password.
 
     Args:
         handle: The environment.

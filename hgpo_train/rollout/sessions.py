@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field, fields
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import write_file
+from hgpo_envs.files.secrets import redact_json
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.plugins import installed_version
-from hgpo_envs.secrets import redact_json
-from hgpo_envs.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.secrets import register
+from hgpo_envs.files.secrets import register
 from hgpo_train.local_server import address_of, bound_socket, known_hosts
 from hgpo_train.serve.access import Access, token_from_environment
 from hgpo_train.serve.server import EnvironmentServer, Limits

@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Response
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.secrets import redact
+from hgpo_envs.files.secrets import redact
 from hgpo_train.serve.access import Access, Address, Refusal
 from hgpo_train.serve.environments import MOST_TASKS, SCHEMA
 from hgpo_train.serve.messages import Close, MessageError, error_message, read_message

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from hgpo_envs.atomic import new_folder, remove_folder
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import new_folder, remove_folder
 from hgpo_envs.plugins import installed_version
 from hgpo_train.models.checkpoint_files import (
     OPTIMISER,

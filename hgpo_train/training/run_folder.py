@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from hgpo_datasets import manifest
 from hgpo_datasets.run_paths import STEPS
-from hgpo_envs.atomic import LOCK, FolderLock, make_folder, remove_abandoned, write_file
 from hgpo_envs.errors import InputError
-from hgpo_envs.secrets import redact, redact_json
-from hgpo_envs.untrusted_files import read_bytes
+from hgpo_envs.files.atomic import LOCK, FolderLock, make_folder, remove_abandoned, write_file
+from hgpo_envs.files.secrets import redact, redact_json
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.settings import build, to_dict, to_toml
 from hgpo_train.training.config import Config, EnvironmentConfig, SftConfig, load_config
 

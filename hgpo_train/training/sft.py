@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from hgpo_datasets import scan_steps
-from hgpo_envs.atomic import remove_abandoned
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import remove_abandoned
 from hgpo_train.models.checkpoint_files import TrainingState, checkpoint_to_resume, list_checkpoints
 from hgpo_train.models.loading import load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.generation import encode_prompts

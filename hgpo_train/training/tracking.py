@@ -8,10 +8,10 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from hgpo_envs.atomic import append, write_file
 from hgpo_envs.errors import InputError
-from hgpo_envs.secrets import redact_json
-from hgpo_envs.untrusted_files import read_bytes
+from hgpo_envs.files.atomic import append, write_file
+from hgpo_envs.files.secrets import redact_json
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.settings import to_dict
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ import polars as pl
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_datasets.run_paths import STEPS
-from hgpo_envs.atomic import remove_abandoned
+from hgpo_envs.files.atomic import remove_abandoned
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
 from hgpo_train.models.checkpoint_files import TrainingState, checkpoint_to_resume, list_checkpoints

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final, Literal
 import polars as pl
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.secrets import redact_json
-from hgpo_envs.untrusted_files import read_bytes
+from hgpo_envs.files.atomic import new_folder
+from hgpo_envs.files.secrets import redact_json
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.policies.registry import PolicyContext, make_policy

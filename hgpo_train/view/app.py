@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.secrets import redact
+from hgpo_envs.files.secrets import redact
 from hgpo_train.advantages import registry
 from hgpo_train.assignments import read_assignments
 from hgpo_train.local_server import is_known_host, known_hosts

@@ -11,7 +11,7 @@ import polars as pl
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_envs.untrusted_files import read_bytes
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.analysis.describe import describe
 from hgpo_train.analysis.statistics import Statistics, statistics
 from hgpo_train.analysis.uncertainty import default_permutations, uncertainty

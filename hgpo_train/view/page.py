@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from hgpo_envs.atomic import write_file
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.secrets import redact
+from hgpo_envs.files.atomic import write_file
+from hgpo_envs.files.secrets import redact
 from hgpo_train.view.bundle import static_file
 from hgpo_train.view.documents import group_document, step_document
 from hgpo_train.view.estimates import estimate, estimator_documents

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs.untrusted_files import read_bytes
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.models.checkpoint_files import list_checkpoints
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from large_run import OWN, collect
 from hgpo_datasets import StepWriter, manifest, scan_steps, verify
 from hgpo_datasets.partitions import partitions
 from hgpo_datasets.processes import in_processes
-from hgpo_envs.atomic import FolderLock
 from hgpo_envs.errors import InputError, ProcessError
+from hgpo_envs.files.atomic import FolderLock
 from hgpo_train.advantages import EstimatorSpec, compute, get, names
 from hgpo_train.advantages.advantage_tables import fingerprint, write_advantages
 from hgpo_train.advantages.parts import partitions_for, write_folder, write_table

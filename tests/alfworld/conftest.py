@@ -3,7 +3,7 @@
 import pytest
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
-from hgpo_envs.unpack import unpack
+from hgpo_envs.files.unpack import unpack
 
 
 @pytest.fixture(scope="session")

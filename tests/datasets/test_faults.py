@@ -108,7 +108,7 @@ def test_leaving_after_a_failure_keeps_what_was_committed(tmp_path: Path, monkey
 
 
 INTERRUPTIBLE = tuple(
-    f"hgpo_{name}.py" for name in ("datasets/writer", "datasets/shard_folder", "datasets/manifest", "envs/atomic")
+    f"hgpo_{name}.py" for name in ("datasets/writer", "datasets/shard_folder", "datasets/manifest", "envs/files/atomic")
 )
 
 
@@ -178,7 +178,7 @@ from hgpo_datasets import StepWriter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with StepWriter({str(tmp_path)!r}) as writer:
     writer.add_group(group("b"))
-    from hgpo_envs import atomic
+    from hgpo_envs.files import atomic
     write_file = atomic.write_file
     def then_limit(path, data, **options):
         write_file(path, data)

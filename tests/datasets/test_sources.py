@@ -12,8 +12,8 @@ from polars.testing import assert_frame_equal
 
 from hgpo_datasets import StepTableWarning, StepWriter, manifest, run_paths, scan_steps, verify
 from hgpo_datasets.run_summary import summarize_run
-from hgpo_envs.atomic import FolderLock
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import FolderLock
 
 
 def write(folder: Path, *tasks: str) -> Path:

@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 from hgpo_datasets import GroupKey, StepWriter, scan_steps, schema, verify
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-from hgpo_envs.secrets import register
+from hgpo_envs.files.secrets import register
 
 texts = st.one_of(
     st.text(), st.sampled_from(["", "\x00", "a\x00b", "日本", "😀" * 3, "x" * 1_000_000, "\ufeff", "\r\n"])

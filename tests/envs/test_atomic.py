@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hgpo_envs import atomic
-from hgpo_envs.atomic import (
+from hgpo_envs.errors import InputError
+from hgpo_envs.files import atomic
+from hgpo_envs.files.atomic import (
     FolderLock,
     append,
     make_folder,
@@ -24,12 +25,11 @@ from hgpo_envs.atomic import (
     seems_locked,
     write_file,
 )
-from hgpo_envs.errors import InputError
 
 HELD = """
 import sys, time
 from pathlib import Path
-from hgpo_envs.atomic import FolderLock
+from hgpo_envs.files.atomic import FolderLock
 lock = FolderLock(Path(sys.argv[1]), "training")
 print("held", flush=True)
 time.sleep(600)
@@ -38,7 +38,7 @@ time.sleep(600)
 WRITING = """
 import os, signal, sys
 from pathlib import Path
-from hgpo_envs import atomic
+from hgpo_envs.files import atomic
 folder = Path(sys.argv[1])
 with atomic.new_folder(folder / "data", replace=lambda _: True) as made:
     (made / "large").write_bytes(b"x" * 100_000)
@@ -59,7 +59,7 @@ with atomic.new_folder(folder / "data", replace=lambda _: True) as made:
 REMOVING = """
 import os, signal, shutil, sys
 from pathlib import Path
-from hgpo_envs import atomic
+from hgpo_envs.files import atomic
 def killed(path, **options):
     (path / "first").unlink()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -283,7 +283,7 @@ def test_a_lock_file_that_is_not_a_regular_file_is_refused(tmp_path):
 
 def test_a_folder_and_its_missing_parents_are_flushed_to_disk(tmp_path, monkeypatch):
     flushed = []
-    monkeypatch.setattr("hgpo_envs.atomic.sync_folder", flushed.append)
+    monkeypatch.setattr("hgpo_envs.files.atomic.sync_folder", flushed.append)
     make_folder(tmp_path / "a/b/c")
     assert flushed == [tmp_path, tmp_path / "a", tmp_path / "a/b"]
     make_folder(tmp_path / "a/b/c")

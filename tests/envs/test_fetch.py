@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 from local_server import Quiet
 
-from hgpo_envs import secrets
 from hgpo_envs.errors import InputError
-from hgpo_envs.fetch import NoConnection, complete_download, open_partial
+from hgpo_envs.files import secrets
+from hgpo_envs.files.fetch import NoConnection, complete_download, open_partial
 
 BODY = random.Random(5).randbytes(300_000)
 OTHER = random.Random(6).randbytes(280_000)

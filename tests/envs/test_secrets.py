@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs import secrets
-from hgpo_envs.secrets import MARK, Secret, redact, redact_json, redact_logging, register, register_url
+from hgpo_envs.files import secrets
+from hgpo_envs.files.secrets import MARK, Secret, redact, redact_json, redact_logging, register, register_url
 from hgpo_train.cli.redaction import RedactedStream
 
 

@@ -17,9 +17,9 @@ from bounded import outcome
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.unpack import unpack as unpack_into
+from hgpo_envs.files.atomic import new_folder
+from hgpo_envs.files.unpack import unpack as unpack_into
 
 FILES = {
     "json_2.1.1/train/a/trial_1/game.tw-pddl": b"one",
@@ -131,18 +131,18 @@ def test_bomb_by_ratio(tmp_path, kind):
 
 def test_bomb_by_size(tmp_path, monkeypatch):
     archive = make(tmp_path / "x.zip", {"a": bytes(600), "b": bytes(600)})
-    monkeypatch.setattr("hgpo_envs.unpack.LARGEST", 1199)
+    monkeypatch.setattr("hgpo_envs.files.unpack.LARGEST", 1199)
     refused(archive, tmp_path, "more than 1,199 bytes")
-    monkeypatch.setattr("hgpo_envs.unpack.LARGEST", 1200)
+    monkeypatch.setattr("hgpo_envs.files.unpack.LARGEST", 1200)
     assert unpack([archive], tmp_path / "out") == 2
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_bomb_by_number(tmp_path, name, monkeypatch):
     archive = make(tmp_path / name, {str(i): b"" for i in range(20)})
-    monkeypatch.setattr("hgpo_envs.unpack.MOST_FILES", 19)
+    monkeypatch.setattr("hgpo_envs.files.unpack.MOST_FILES", 19)
     refused(archive, tmp_path, "more than 19 entries")
-    monkeypatch.setattr("hgpo_envs.unpack.MOST_FILES", 20)
+    monkeypatch.setattr("hgpo_envs.files.unpack.MOST_FILES", 20)
     assert unpack([archive], tmp_path / "out") == 20
 
 
@@ -309,7 +309,7 @@ def test_bombs_take_little_memory(tmp_path, bomb):
     archive = bomb(tmp_path)
     (tmp_path / "out").mkdir()
     call = "unpack([Path(sys.argv[1])], Path(sys.argv[2]))"
-    line = outcome("from hgpo_envs.unpack import unpack", call, archive, tmp_path / "out", megabytes=200)
+    line = outcome("from hgpo_envs.files.unpack import unpack", call, archive, tmp_path / "out", megabytes=200)
     assert line.startswith("refused: ")
 
 

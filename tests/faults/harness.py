@@ -333,7 +333,7 @@ class Harness:
 
 def sweep_all(root: Path) -> None:
     """Remove abandoned scratch folders as the next writer in each folder does; what remains would stay forever."""
-    from hgpo_envs.atomic import remove_abandoned
+    from hgpo_envs.files.atomic import remove_abandoned
 
     for folder in (root, *[path for path in root.rglob("*") if path.is_dir() and not _SCRATCH.search(str(path))]):
         remove_abandoned(folder)

@@ -52,9 +52,9 @@ def summed(data: bytes) -> bytes:
 
 def unpack(data: bytes, folder: Path) -> object:
     """Unpack an archive; either all of it is in the new folder, or there is no new folder."""
-    from hgpo_envs.atomic import new_folder
     from hgpo_envs.errors import InputError
-    from hgpo_envs.unpack import unpack as unpacked
+    from hgpo_envs.files.atomic import new_folder
+    from hgpo_envs.files.unpack import unpack as unpacked
 
     place = folder / "place"
     place.mkdir()

@@ -173,7 +173,7 @@ NOTE = b' {"made_by": "hgpo", "purpose": "writing x", "process": 1, "host": "h",
 
 def sweep(data: bytes, folder: Path) -> object:
     """Remove a scratch folder with an arbitrary note; nothing else may be changed."""
-    from hgpo_envs import atomic
+    from hgpo_envs.files import atomic
 
     place = folder / "place"
     scratch = place / ".hgpo-0123456789abcdef.tmp"

@@ -124,7 +124,7 @@ def test_a_secret_in_an_error_of_the_program_itself_is_not_printed(tmp_path, fau
     code = f"""
 import sys, threading, warnings, logging
 from hgpo_train import cli
-from hgpo_envs.secrets import Secret, register_url
+from hgpo_envs.files.secrets import Secret, register_url
 key = Secret({secret!r})
 register_url("http://me:" + {secret!r} + "@host/v1")
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs import atomic
+from hgpo_envs.files import atomic
 from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.rollout import run
 from hgpo_train.rollout.finished import FinishedGroup

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from hgpo_envs.atomic import remove_abandoned, scratch_folders
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import remove_abandoned, scratch_folders
 from hgpo_train.models.checkpoint_files import (
     MANIFEST,
     OPTIMISER,
@@ -110,7 +110,8 @@ def stop_at(monkeypatch, at, model, tokenizer):
                 raise Stop
             return rename(self, target)
 
-        monkeypatch.setattr("hgpo_envs.atomic._exchange", lambda *_: False)  # as on systems without atomic exchange
+        # As on systems without atomic exchange.
+        monkeypatch.setattr("hgpo_envs.files.atomic._exchange", lambda *_: False)
         monkeypatch.setattr(Path, "rename", stopping)
         monkeypatch.setattr(Path, "replace", stop)
     else:

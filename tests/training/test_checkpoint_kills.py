@@ -6,7 +6,7 @@ import sys
 import pytest
 from nightly import sample_or_all
 
-from hgpo_envs.atomic import remove_abandoned, scratch_folders
+from hgpo_envs.files.atomic import remove_abandoned, scratch_folders
 from hgpo_train.models.checkpoint_files import list_checkpoints, verify_checkpoint
 
 SAVING = """

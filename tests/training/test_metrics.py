@@ -122,7 +122,7 @@ def test_damaged_lines_are_moved_aside_and_do_not_prevent_resuming(lines, half):
 LOGGING = """
 import os, signal, sys
 from pathlib import Path
-from hgpo_envs import atomic
+from hgpo_envs.files import atomic
 from hgpo_train.training.tracking import JsonLines
 
 path, done, written = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

@@ -341,7 +341,7 @@ def test_fingerprints_of_tasks_change_with_the_data_at_a_path(tmp_path):
 
 def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
     """Secrets are replaced in options and wherever they are repeated; a run is resumed with another password."""
-    from hgpo_envs.secrets import register
+    from hgpo_envs.files.secrets import register
 
     register("opensesame")
     monkeypatch.setattr(DoorsSource, "name", "Doors of opensesame")

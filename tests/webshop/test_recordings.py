@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hgpo_envs.unpack import unpack
+from hgpo_envs.files.unpack import unpack
 from hgpo_envs.webshop.data.build import build
 from hgpo_envs.webshop.data.source import WebShopSource
 from hgpo_envs.webshop.engine import pages

@@ -25,9 +25,9 @@ import orjson
 
 from hgpo_datasets.interchange.verl_prompts import ParsedPrompt, read_prompt, read_response
 from hgpo_datasets.writer import StepWriter
-from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.untrusted_files import open_regular
+from hgpo_envs.files.atomic import new_folder
+from hgpo_envs.files.untrusted_files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

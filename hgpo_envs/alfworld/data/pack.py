@@ -26,9 +26,9 @@ import orjson
 
 from hgpo_envs.alfworld.engine.game import LONGEST_FILE, TEXTS, checked, compile_game
 from hgpo_envs.alfworld.engine.grammar import join_task, split_task
-from hgpo_envs.atomic import new_file
 from hgpo_envs.errors import InputError
-from hgpo_envs.untrusted_files import decompress, open_regular, parse_json, writing
+from hgpo_envs.files.atomic import new_file
+from hgpo_envs.files.untrusted_files import decompress, open_regular, parse_json, writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -13,18 +13,18 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.alfworld.data.source import SPLITS, ALFWorldSource
-from hgpo_envs.atomic import making_folder, new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.fetch import NoConnection, complete_download, open_partial
-from hgpo_envs.secrets import redact
-from hgpo_envs.unpack import CannotWrite, unpack
-from hgpo_envs.untrusted_files import open_regular, writing
+from hgpo_envs.files.atomic import making_folder, new_folder
+from hgpo_envs.files.fetch import NoConnection, complete_download, open_partial
+from hgpo_envs.files.secrets import redact
+from hgpo_envs.files.unpack import CannotWrite, unpack
+from hgpo_envs.files.untrusted_files import open_regular, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from hgpo_envs.fetch import Progress
+    from hgpo_envs.files.fetch import Progress
 
 RELEASES: Final = "https://github.com/alfworld/alfworld/releases/download"
 GAMES: Final = f"{RELEASES}/0.4.0/json_2.1.2_tw-pddl.zip"
@@ -75,12 +75,12 @@ def fetch_release(
     """Download archives and unpack them.
 
     Args:
-        out: A new or empty folder. The archives are stored beside it (`hgpo_envs.partial_download`) until all games are
-            unpacked, so that the next call resumes interrupted downloads.
+        out: A new or empty folder. The archives are stored beside it (`hgpo_envs.files.partial_download`) until all
+            games are unpacked, so that the next call resumes interrupted downloads.
         assets: The archives.
         downloading: Returns the progress callback for an archive's name.
         unpacking: Called with the number of files unpacked so far.
-        **settings: Further arguments of `hgpo_envs.fetch.complete_download`.
+        **settings: Further arguments of `hgpo_envs.files.fetch.complete_download`.
 
     Returns:
         The number of games in each split.

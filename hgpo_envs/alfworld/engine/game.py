@@ -18,7 +18,7 @@ from hgpo_envs.alfworld.engine.goals import TASK_TYPES, Goal, parse_goal
 from hgpo_envs.alfworld.engine.grammar import Grammar, recognise, split_task
 from hgpo_envs.alfworld.engine.state import NOTHING, Ability, GameState, Trait
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.untrusted_files import parse_json, read_bytes
+from hgpo_envs.files.untrusted_files import parse_json, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

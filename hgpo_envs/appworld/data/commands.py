@@ -9,7 +9,7 @@ import tempfile
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.secrets import redact
+from hgpo_envs.files.secrets import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.appworld.data.commands import run
-from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.untrusted_files import writing
+from hgpo_envs.files.atomic import new_folder
+from hgpo_envs.files.untrusted_files import writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.appworld.data.commands import run
 from hgpo_envs.appworld.generation.plan import DEFAULT_TASKS, make_plan
-from hgpo_envs.atomic import new_folder
-from hgpo_envs.untrusted_files import writing
+from hgpo_envs.files.atomic import new_folder
+from hgpo_envs.files.untrusted_files import writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.untrusted_files import open_regular, parse_json, read_unpacked
+from hgpo_envs.files.untrusted_files import open_regular, parse_json, read_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
-from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.untrusted_files import writing
+from hgpo_envs.files.atomic import new_folder
+from hgpo_envs.files.untrusted_files import writing
 from hgpo_envs.webshop.catalogue import Catalogue, products
 from hgpo_envs.webshop.catalogue.catalogue import FORMAT, MANIFEST, is_catalogue
 from hgpo_envs.webshop.catalogue.nouns import noun_finder

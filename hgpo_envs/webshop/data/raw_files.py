@@ -15,7 +15,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.untrusted_files import GZIP, open_regular, unpacked_limit
+from hgpo_envs.files.untrusted_files import GZIP, open_regular, unpacked_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

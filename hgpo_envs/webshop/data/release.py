@@ -7,17 +7,17 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hgpo_envs.atomic import making_folder, new_file, sync_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.fetch import NoConnection, complete_download, open_partial
-from hgpo_envs.partial_download import forget
-from hgpo_envs.untrusted_files import open_regular, writing
+from hgpo_envs.files.atomic import making_folder, new_file, sync_folder
+from hgpo_envs.files.fetch import NoConnection, complete_download, open_partial
+from hgpo_envs.files.partial_download import forget
+from hgpo_envs.files.untrusted_files import open_regular, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from hgpo_envs.fetch import Progress
+    from hgpo_envs.files.fetch import Progress
 
 DRIVE: Final = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
 """Google Drive, as in the original's setup.sh. `confirm` skips its page about files that are too large to scan."""

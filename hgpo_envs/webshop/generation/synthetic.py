@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from hgpo_envs.atomic import new_folder
 from hgpo_envs.errors import InputError
-from hgpo_envs.untrusted_files import parse_json, read_bytes, writing
+from hgpo_envs.files.atomic import new_folder
+from hgpo_envs.files.untrusted_files import parse_json, read_bytes, writing
 from hgpo_envs.webshop.engine.reward import first_colour
 from hgpo_envs.webshop.generation.vocabulary import (
     DESCRIBING,

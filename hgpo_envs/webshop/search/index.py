@@ -20,7 +20,7 @@ import numpy as np
 
 from hgpo_envs.caching import bounded_cache
 from hgpo_envs.errors import InputError
-from hgpo_envs.untrusted_files import open_regular, parse_json, read_bytes
+from hgpo_envs.files.untrusted_files import open_regular, parse_json, read_bytes
 from hgpo_envs.webshop.records import mapped
 from hgpo_envs.webshop.search import bm25
 from hgpo_envs.webshop.search.analyzer import terms

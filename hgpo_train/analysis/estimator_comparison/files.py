@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from hgpo_envs.atomic import new_folder
+from hgpo_envs.files.atomic import new_folder
 from hgpo_train.analysis.estimator_comparison.report import report
 
 if TYPE_CHECKING:

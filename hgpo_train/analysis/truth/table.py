@@ -21,10 +21,10 @@ import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.run_paths import run_at
-from hgpo_envs.atomic import is_scratch, making_folder, new_folder, new_path, remove_folder
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import is_scratch, making_folder, new_folder, new_path, remove_folder
+from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.hashing import text_hash, text_hashes
-from hgpo_envs.secrets import redact_json
 from hgpo_train.advantages.advantage_tables import fingerprint
 from hgpo_train.analysis.truth.graph import Graph, check_memory
 from hgpo_train.analysis.truth.places import Step

@@ -4,7 +4,7 @@ The target's parent folder contains a folder that only this program uses:
 
     .hgpo-downloads/
       <16 hexadecimal digits>/    one download, named after the SHA-256 of its address
-        .lock                     locked by the downloading process (`hgpo_envs.atomic.FolderLock`)
+        .lock                     locked by the downloading process (`hgpo_envs.files.atomic.FolderLock`)
         note.json                 the address and the remote file's validator
         data                      the bytes so far
 
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import orjson
 
-from hgpo_envs.atomic import LOCK, FolderLock, remove_abandoned, scratch_folders, write_file
 from hgpo_envs.errors import InputError
-from hgpo_envs.untrusted_files import parse_json, read_bytes
+from hgpo_envs.files.atomic import LOCK, FolderLock, remove_abandoned, scratch_folders, write_file
+from hgpo_envs.files.untrusted_files import parse_json, read_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,9 +1,9 @@
 """Extraction of zip and tar archives that may be damaged or malicious.
 
 The standard library reads the archives, and this module checks what it would trust. An archive may contain only regular
-files and folders, under distinct names that `hgpo_envs.safe_paths.path_inside` accepts. All extracted bytes, including
-a tar archive's headers, count towards a limit; the sizes that an archive declares are not used. `tarfile`'s filters are
-not used either, because Python 3.11.0 to 3.11.3 lack them and because they accept links.
+files and folders, under distinct names that `hgpo_envs.files.safe_paths.path_inside` accepts. All extracted bytes,
+including a tar archive's headers, count towards a limit; the sizes that an archive declares are not used. `tarfile`'s
+filters are not used either, because Python 3.11.0 to 3.11.3 lack them and because they accept links.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import zlib
 from typing import IO, TYPE_CHECKING, Final, Protocol, Self, cast
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.safe_paths import path_inside
-from hgpo_envs.untrusted_files import open_regular, unpacked_limit
+from hgpo_envs.files.safe_paths import path_inside
+from hgpo_envs.files.untrusted_files import open_regular, unpacked_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ MOST_FILES: Final = 100_000
 """The maximum number of files and folders in an archive."""
 LARGEST: Final = 16 << 30
 """The maximum total size in bytes after extraction. Small archives have a lower limit
-(`hgpo_envs.untrusted_files.unpacked_limit`)."""
+(`hgpo_envs.files.untrusted_files.unpacked_limit`)."""
 PIECE: Final = 1 << 16
 """The number of bytes that are read from a tar archive at a time."""
 LONGEST_HEADER: Final = 2 * PIECE
@@ -79,7 +79,7 @@ def unpack(
 ) -> int:
     """Extract archives into an empty folder.
 
-    Extraction is not atomic. For an atomic result, extract into a folder of `hgpo_envs.atomic.new_folder`.
+    Extraction is not atomic. For an atomic result, extract into a folder of `hgpo_envs.files.atomic.new_folder`.
 
     Args:
         archives: Zip or tar files (plain, gz, bz2, xz). No two may contain the same file.

@@ -1,9 +1,10 @@
 """HTTP downloads that handle lost connections, stalls, wrong lengths and changed files.
 
-The bytes are stored by `hgpo_envs.partial_download` together with a validator that identifies the remote file. After an
-interruption, by the network or by Ctrl-C, the next try requests the rest on the condition that the remote file has not
-changed (RFC 9110, Range with If-Range). If it has changed, or if the server does not support ranges, the server sends
-the whole file again. A download is complete only with the right length and checksum. Passwords and keys in an address
+The bytes are stored by `hgpo_envs.files.partial_download` together with a validator that identifies the remote file.
+After an interruption, by the network or by Ctrl-C, the next try requests the rest on the condition that the remote file
+has not changed (RFC 9110, Range with If-Range). If it has changed, or if the server does not support ranges, the server
+sends the whole file again. A download is complete only with the right length and checksum. Passwords and keys in an
+address
 are neither stored nor printed.
 """
 
@@ -20,8 +21,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import httpx
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.partial_download import Partial
-from hgpo_envs.secrets import redact, register_url
+from hgpo_envs.files.partial_download import Partial
+from hgpo_envs.files.secrets import redact, register_url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +65,7 @@ class Downloaded:
     """A complete download.
 
     Attributes:
-        path: The path of the data (`hgpo_envs.partial_download`).
+        path: The path of the data (`hgpo_envs.files.partial_download`).
         url: The address, redacted.
         size: The size in bytes.
         sha256: The SHA-256 as hexadecimal digits.

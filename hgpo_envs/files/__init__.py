@@ -1,0 +1,1 @@
+"""Files: atomic writes, downloads, archives, files of others, and secrets in texts."""
