@@ -62,7 +62,7 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with their own parame
         "seeds": (0, 1, 2),
         "warm_start": (
             WarmStart(
-                policy="mixture:explorer=0.6,random=0.35,stale=0.05",  # valid commands without a goal
+                policy="mixture:explorer=0.6,random=0.35,outdated=0.05",  # valid commands without a goal
                 demonstrations=3_000,
                 epochs=2,
             ),
@@ -73,14 +73,14 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with their own parame
         "seeds": (0, 1),
         "warm_start": (
             WarmStart(
-                policy="mixture:explorer=0.92,random=0.04,stale=0.04",
+                policy="mixture:explorer=0.92,random=0.04,outdated=0.04",
                 demonstrations=12_800,
                 epochs=2,
                 learning_rate=4e-3,
                 shape=TinyShape(initial=0.07),
             ),
             WarmStart(  # then all steps, failures included, of a player with a third of random actions
-                policy="mixture:explorer=0.65,random=0.3,stale=0.05",
+                policy="mixture:explorer=0.65,random=0.3,outdated=0.05",
                 demonstrations=1_600,
                 rows="all",
                 epochs=1,

@@ -15,8 +15,7 @@ from hgpo_train.analysis.statistics import statistics
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import failures_of_tally, raise_if_too_many
-from hgpo_train.rollout.older_runs import comparable
-from hgpo_train.rollout.run import RolloutSpec, collect, run_config
+from hgpo_train.rollout.run import RolloutSpec, collect_groups, run_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,14 +76,14 @@ def collect_rollouts(run: Path, seed: int, tasks: int, group_size: int, progress
     handle = open_env(ENV, split="train", action_format="command")
     policy = make_policy(POLICY, PolicyContext(handle.shared.source.name, "command"))
     spec = RolloutSpec(tasks, group_size, seed)
-    config = comparable(run, run_config(handle, {"split": "train"}, POLICY, {}, spec), handle)
+    config = run_config(handle, {"split": "train"}, POLICY, {}, spec)
     with StepWriter(run, config=config) as writer:
         if len(writer.committed) > tasks:
             raise InputError(
                 f"{run}: expected at most {tasks} groups, received {len(writer.committed)}; increase --tasks, or use "
                 "another --out"
             )
-        tally = collect(handle, policy, writer, spec, retry_failed=True, progress=progress)
+        tally = collect_groups(handle, policy, writer, spec, retry_failed=True, progress=progress)
     raise_if_too_many(failures_of_tally(tally))
     return tally
 

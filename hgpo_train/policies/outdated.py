@@ -59,7 +59,7 @@ class OutdatedActionPolicy(RandomPolicy):
 
 
 def make(argument: str, context: PolicyContext) -> OutdatedActionPolicy:
-    """Create the policy `outdated`, named `stale` in version 0.1.
+    """Create the policy `outdated`.
 
     Raises:
         InputError: There is an argument or an option, or the benchmark lists no admissible actions.

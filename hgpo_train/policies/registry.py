@@ -94,7 +94,6 @@ _SPECS: Final = {
     "expert": "hgpo_train.policies.scripted:EXPERT",
     "explorer": "hgpo_train.policies.scripted:EXPLORER",
     "outdated": "hgpo_train.policies.outdated:OUTDATED",
-    "stale": "hgpo_train.policies.outdated:OUTDATED",  # its name in version 0.1
     "softmax": "hgpo_train.policies.softmax:SOFTMAX",
     "mixture": "hgpo_train.policies.mixture:MIXTURE",
     "openai": "hgpo_train.policies.server:OPENAI",

@@ -26,14 +26,13 @@ import gymnasium
 import polars as pl
 from rich.console import Console
 
-from hgpo_datasets import scan_steps
+from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.own import has_protocol, name_of, own_policy, source_hash
 from hgpo_train.policies.registry import PolicyContext, PolicySpec, default_action_format, make_policy
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.rollout.failures import MAX_FAILED, failures_of_run, failures_of_tally, raise_if_too_many
-from hgpo_train.rollout.older_runs import stored_config
 from hgpo_train.rollout.open_run import open_run
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, default_slots, run_config
 
@@ -278,7 +277,11 @@ def _with_stored_code(folder: Path, name: str, identity: dict[str, Any]) -> dict
 
     The run can be resumed after a bug in the policy is fixed, but its groups are not played again.
     """
-    stored = (stored_config(folder) or {}).get("policy")
+    try:
+        header = manifest.read(folder).header
+    except InputError:
+        return identity  # opening the run raises the error
+    stored = None if header is None else header.config.get("policy")
     if not isinstance(stored, dict) or stored.get("name") != name or not {"code"} <= stored.keys() & identity.keys():
         return identity
     if stored["code"] != identity["code"]:

@@ -12,7 +12,6 @@ from hgpo_datasets import StepWriter, manifest
 from hgpo_envs.files.atomic import LOCK, FolderLock
 from hgpo_train.policies.registry import execution_options
 from hgpo_train.rollout.collector import Tally
-from hgpo_train.rollout.older_runs import comparable
 from hgpo_train.rollout.progress_line import live_progress
 from hgpo_train.rollout.run import collect_groups, stop_on_interrupt
 from hgpo_train.rollout.sessions import Session, installed_versions, read_sessions, record_session
@@ -104,7 +103,6 @@ def open_run(
         InputError: The folder contains a run with other settings, or cannot be read.
     """
     tally = Tally()
-    config = comparable(out, config, handle, warn)
     earlier = read_sessions(out)
     with (
         _removed_if_unused(out),

@@ -220,10 +220,6 @@ def collect_groups(
         slots.close()
 
 
-collect = collect_groups
-"""Its name in version 0.1. `hgpo_train.rollout.collect` is another function, which opens the environment as well."""
-
-
 def already_collected(
     writer: StepWriter, outcome: str | None, *, retry_failed: bool
 ) -> tuple[Mapping[Key, bool], Mapping[Key, FailedGroup]]:

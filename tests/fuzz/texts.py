@@ -281,12 +281,12 @@ def answer(data: bytes, folder: Path) -> object:
     """Collect rollouts with an arbitrary reply; each is in the run, either complete or aborted with a reason."""
     from hgpo_datasets import StepWriter, scan_steps, verify
     from hgpo_train.rollout.failures import RolloutError
-    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
+    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 
     made = asked()
     made.answer = data
     with StepWriter(folder / "run", run="r") as writer, contextlib.suppress(RolloutError):
-        collect(made.handle, made.policy, writer, RolloutSpec(tasks=1, group_size=2), ExecutionOptions(slots=2))
+        collect_groups(made.handle, made.policy, writer, RolloutSpec(tasks=1, group_size=2), ExecutionOptions(slots=2))
     report = verify(folder / "run")
     assert report.ok, report.problems[0]
     rows = scan_steps(folder / "run").select("trajectory", "aborted", "error").collect()

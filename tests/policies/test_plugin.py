@@ -82,11 +82,6 @@ def test_the_registry_lists_policies_that_can_be_trained() -> None:
             check_trainable(name)
 
 
-def test_the_name_of_version_0_1() -> None:
-    context = PolicyContext("ALFWorld")
-    assert type(make_policy("stale", context)) is type(make_policy("outdated", context))
-
-
 def test_broken_packages_break_no_others(tmp_path: Path) -> None:
     points = {
         "hgpo.policies": {"absent": "absent_module:SPEC", "number": "policies_of_mine:NUMBER", "fine": "fine:SPEC"}

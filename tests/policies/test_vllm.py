@@ -242,13 +242,13 @@ def test_a_collection_by_vllm_becomes_a_step_table(policy: VLLMPolicy, handle: E
     import polars as pl
 
     from hgpo_datasets import StepWriter, scan_steps
-    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
+    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 
     policy.options = GenerationOptions(max_prompt_tokens=900, max_response_tokens=6)
     short = EnvHandle(handle.env_id, handle.shared, handle.settings, handle.tasks)
     object.__setattr__(short.settings, "max_steps", 3)
     with StepWriter(tmp_path / "run", config={}) as writer:
-        tally = collect(short, policy, writer, RolloutSpec(tasks=2, group_size=3), ExecutionOptions(slots=6))
+        tally = collect_groups(short, policy, writer, RolloutSpec(tasks=2, group_size=3), ExecutionOptions(slots=6))
     steps = scan_steps(tmp_path / "run").collect()
     policy.options = OPTIONS
     assert (tally.steps, tally.aborted, len(steps)) == (18, 0, 18)

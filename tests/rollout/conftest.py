@@ -10,7 +10,7 @@ from hgpo_envs.episode import settings_for
 from hgpo_envs.sources import Split, open_shared
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import EnvHandle
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 
 CONTEXT = PolicyContext("Doors", "response")
 
@@ -30,7 +30,7 @@ class Runs:
         policy = make_policy(policy, CONTEXT) if isinstance(policy, str) else policy
         spec = spec or RolloutSpec(tasks=12, group_size=4, seed=3)
         with StepWriter(self.folder / name, run="a run", config={}) as writer:
-            return collect(
+            return collect_groups(
                 handle or self.handle(), policy, writer, spec, execution or ExecutionOptions(slots=16), **others
             )
 

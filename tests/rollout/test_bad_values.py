@@ -22,7 +22,7 @@ from hgpo_train.policies.base import BatchPolicy, Failure, Reply
 from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.policies.validation import checked_reply, checked_state, checked_task
 from hgpo_train.rollout.env_handle import EnvHandle
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 
 WHAT = RolloutSpec(tasks=6, group_size=2, seed=3)
 MACHINE = ExecutionOptions(slots=5, groups_per_shard=4, max_consecutive_failures=64)
@@ -107,7 +107,7 @@ def handle(source) -> EnvHandle:
 
 def play(folder: Path, policy, source=None):
     with StepWriter(folder, run="a run", config={}) as writer:
-        tally = collect(handle(source or WildSource()), policy, writer, WHAT, MACHINE)
+        tally = collect_groups(handle(source or WildSource()), policy, writer, WHAT, MACHINE)
     report = verify(folder)
     assert report.ok, report.problems
     return tally, scan_steps(folder).collect()
@@ -337,7 +337,7 @@ def test_rows_that_the_writer_rejects_abort_only_their_trajectory(tmp_path, soun
     monkeypatch.setattr(commits.GroupCommitter, "_check", check)
     Stubborn.error = error
     with Stubborn(tmp_path / "run", run="a run", config={}) as writer:
-        tally = collect(handle(WildSource()), Wild({}), writer, WHAT, MACHINE)
+        tally = collect_groups(handle(WildSource()), Wild({}), writer, WHAT, MACHINE)
     assert verify(tmp_path / "run").ok
     steps = scan_steps(tmp_path / "run").collect()
     refused = sound.filter(pl.col("action").str.contains("go back"))["trajectory"].unique()
@@ -355,7 +355,7 @@ def test_errors_not_caused_by_a_trajectory_are_raised(tmp_path):
             raise InputError("this run is finished")
 
     with Full(tmp_path / "run") as writer, pytest.raises(InputError, match="this run is finished"):
-        collect(handle(WildSource()), Wild({}), writer, WHAT, MACHINE)
+        collect_groups(handle(WildSource()), Wild({}), writer, WHAT, MACHINE)
 
 
 @pytest.mark.parametrize("ids", [[3], ["\ud800"], [None]])
@@ -363,4 +363,4 @@ def test_task_ids_that_are_not_text_are_refused(tmp_path, ids):
     source = WildSource()
     source.ids = lambda split: ids
     with StepWriter(tmp_path / "run") as writer, pytest.raises(InputError, match="as a task id, received"):
-        collect(handle(source), Wild({}), writer, WHAT, MACHINE)
+        collect_groups(handle(source), Wild({}), writer, WHAT, MACHINE)

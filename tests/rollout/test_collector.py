@@ -16,7 +16,7 @@ from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import RolloutError, allowed_in_a_row
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 
 
 class Slow(AsyncPolicy):
@@ -260,7 +260,7 @@ def test_iterations_continue_the_task_order(runs):
     with StepWriter(runs.folder / "run") as writer:
         for iteration in range(3):
             spec = RolloutSpec(tasks=5, group_size=2, seed=9, iteration=iteration, skip=5 * iteration)
-            collect(handle, policy, writer, spec)
+            collect_groups(handle, policy, writer, spec)
     steps = runs.steps("run")
     tasks = steps.group_by("iteration", maintain_order=True).agg(pl.col("task_id").unique())
     assert tasks["iteration"].to_list() == [0, 1, 2]
@@ -299,7 +299,7 @@ def test_scripted_policies_play_the_same_in_every_action_format(runs, env_id):
     for action_format in ACTION_FORMATS:
         handle = open_env(env_id, split="train", action_format=action_format, max_steps=12)
         context = PolicyContext(handle.shared.source.name, action_format)
-        policy = make_policy("mixture:explorer=0.5,random=0.3,stale=0.2", context)
+        policy = make_policy("mixture:explorer=0.5,random=0.3,outdated=0.2", context)
         runs.collect(action_format, policy, handle, spec=RolloutSpec(tasks=8, seed=1))
     played = {name: runs.steps(name).sort("trajectory", "step") for name in ACTION_FORMATS}
     same = ("trajectory", "step", "state", pl.col("action").str.to_lowercase(), "score", "won")  # responses are lowered
@@ -307,7 +307,7 @@ def test_scripted_policies_play_the_same_in_every_action_format(runs, env_id):
     assert played["response"].select(same).equals(played["command"].select(same))
     written = played["number"]["response"]
     assert (played["command"]["response"] == played["command"]["action"]).all()
-    assert 0.5 < written.str.contains(r"^\d+$").mean() < 1  # searches and stale actions have no number
+    assert 0.5 < written.str.contains(r"^\d+$").mean() < 1  # searches and outdated actions have no number
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ OWN_OPTIONS = {
 }
 MIXTURE = {APPWORLD: "mixture:expert=0.5,explorer=0.5"}
 PLAYERS = ["expert", "explorer"]
-CHOOSING = ["random", "stale", "softmax", "mixture:expert=0.5,random=0.5"]  # among admissible actions
+CHOOSING = ["random", "outdated", "softmax", "mixture:expert=0.5,random=0.5"]  # among admissible actions
 SMALL = {"--tasks": "2", "--group-size": "2", "--max-steps": "3", "--seed": "1"}
 
 
@@ -203,7 +203,7 @@ def test_policy_option(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(played.steps["response"]) == {"<action>look</action>"}
 
 
-@pytest.mark.parametrize("policy", [*PLAYERS, "random", "stale"])
+@pytest.mark.parametrize("policy", [*PLAYERS, "random", "outdated"])
 def test_an_option_that_a_policy_does_not_have_is_refused(play: Play, policy: str) -> None:
     with pytest.raises(InputError, match="has no options, received temperature"):
         play("--policy", policy, "--policy-option", "temperature=1")

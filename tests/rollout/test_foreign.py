@@ -7,7 +7,7 @@ from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 
 GUESS = "foreign:Foreign/Guess-v0"
 
@@ -16,7 +16,7 @@ def play(folder, execution: ExecutionOptions, **options):
     handle = open_env(GUESS, split="train", action_format="response", history_length=1, **options)
     policy = make_policy("random", PolicyContext(handle.shared.source.name))
     with StepWriter(folder, run="run") as writer:
-        collect(handle, policy, writer, RolloutSpec(tasks=20, group_size=4, seed=1), execution)
+        collect_groups(handle, policy, writer, RolloutSpec(tasks=20, group_size=4, seed=1), execution)
     return scan_steps(folder).collect()
 
 

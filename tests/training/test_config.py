@@ -20,7 +20,7 @@ from hgpo_train.advantages.registry import get
 from hgpo_train.cli import app
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.run import RolloutSpec, collect
+from hgpo_train.rollout.run import RolloutSpec, collect_groups
 from hgpo_train.settings import build, field_docs, read_toml, to_dict, to_toml
 from hgpo_train.training.config import Config, SftConfig, load_config, replace, shipped
 from hgpo_train.training.data import open_training_env
@@ -216,7 +216,7 @@ def played(config: Config, run: Path) -> pl.DataFrame:
         "mixture:explorer=0.5,random=0.5", PolicyContext(handle.shared.source.name, config.environment.action_format)
     )
     with StepWriter(run) as writer:
-        tally = collect(handle, policy, writer, RolloutSpec(tasks=6, group_size=2))
+        tally = collect_groups(handle, policy, writer, RolloutSpec(tasks=6, group_size=2))
     assert (tally.aborted, tally.trajectories) == (0, 12)
     return scan_steps(run).collect()
 

@@ -21,7 +21,7 @@ from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.token_sampling import SamplingOptions, sample_responses, sample_tokens
 from hgpo_train.policies.transformers import TransformersPolicy
 from hgpo_train.rollout.env_handle import EnvHandle
-from hgpo_train.rollout.run import RolloutSpec, collect
+from hgpo_train.rollout.run import RolloutSpec, collect_groups
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +280,7 @@ def test_what_was_cut_reaches_the_table(model, tokenizer, tmp_path):
             model, tokenizer, GenerationOptions(max_prompt_tokens=budget, max_response_tokens=2)
         )
         with StepWriter(tmp_path / name) as writer:
-            collect(handle, policy, writer, RolloutSpec(tasks=2, group_size=1))
+            collect_groups(handle, policy, writer, RolloutSpec(tasks=2, group_size=1))
     cut, whole = (scan_steps(tmp_path / name).collect() for name in ("cut", "whole"))
     assert set(whole["cut_tokens"]) == {0}
     for row in cut.iter_rows(named=True):
