@@ -12,21 +12,20 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import polars as pl
 
 from hgpo_datasets import footer, manifest, reading, remote, schema, shards
-from hgpo_datasets.run_paths import STEPS, run_of_file, shard_folder
+from hgpo_datasets.run_paths import STEPS, run_of_file
 from hgpo_datasets.sources import PARQUET, Part, Source, describe_empty, parts_of
 from hgpo_envs.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from hgpo_datasets.manifest import Shard
 
-T = TypeVar("T")
 Choice = Literal["refuse", "skip"]
 
 
@@ -59,7 +58,7 @@ def scan_steps(
 
     A query reads only the columns that it uses. The files keep their order; within a file, rows are sorted by
     iteration, task, group, trajectory and step. For runs of different depths, the result has the hashes that all of
-    them have. A column added in a later schema version is null for older files.
+    them have.
 
     Args:
         source: A run's folder or its `steps/`, a folder that contains runs at any depth, a Parquet file, a glob
@@ -154,7 +153,7 @@ def _files(part: Part, damaged: Choice, uncommitted: Choice, options: Mapping[st
 
 
 def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[StepFile]:
-    place = shard_folder(folder)
+    place = folder / STEPS
     with reading.errors(folder):
         # listed before the manifest is read: a file that an open writer commits in between is then in the manifest
         present = sorted(place.glob(f"*{PARQUET}"))
@@ -193,46 +192,14 @@ def _refuse_or_warn(choice: Choice, line: str) -> None:
 
 
 def _remote_run(url: str, options: Mapping[str, Any]) -> list[StepFile]:
-    """Return the files of a run at a URL.
-
-    A URL cannot be listed in general, so the places of both layouts are tried (see `hgpo_datasets.run_paths`).
-    """
-    base = url.rstrip("/")
-    parent, _, name = base.rpartition("/")
-    run, content = _first_readable(
-        [base, parent if name == STEPS else f"{base}/{STEPS}"],
-        lambda run: remote.read_lines(f"{run}/{manifest.NAME}", manifest.MOST_BYTES, options),
-    )
-    with reading.errors(f"{run}/{manifest.NAME}"):
-        listed = manifest.decode(content)
+    """Return the files of a run at the URL of its folder or of its `steps/`."""
+    run = url.rstrip("/").removesuffix(f"/{STEPS}")
+    name = f"{run}/{manifest.NAME}"
+    with reading.errors(name):
+        listed = manifest.decode(remote.read_lines(name, manifest.MOST_BYTES, options))
     if listed.problem:
         raise InputError(f"{url}: {listed.problem}")
-    if not listed.shards:
-        return []
-    place, _ = _first_readable(
-        [f"{run}/{STEPS}", run],
-        lambda place: pl.read_parquet_metadata(
-            f"{place}/{listed.shards[0].file}", storage_options=dict(options) or None
-        ),
-    )
-    return [StepFile(f"{place}/{shard.file}", shard) for shard in listed.shards]
-
-
-def _first_readable(urls: Sequence[str], read: Callable[[str], T]) -> tuple[str, T]:
-    """Return the first URL that can be read, with its content.
-
-    Raises:
-        InputError: None of them can be read; the error is that of the first.
-    """
-    refused: InputError | None = None
-    for url in urls:
-        try:
-            with reading.errors(url):
-                return url, read(url)
-        except InputError as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
+    return [StepFile(f"{run}/{STEPS}/{shard.file}", shard) for shard in listed.shards]
 
 
 def shared_depth(sources: list[list[str]], options: Mapping[str, Any], *, plain: bool) -> int | None:

@@ -4,8 +4,7 @@
     RUN/.lock, RUN/.hgpo-*.tmp          the writer's lock, and scratch folders
     RUN/steps/steps-000000.parquet …    the shards, and nothing else
 
-Runs of the first version have their shards beside the manifest. Their training runs contain the step table as a run of
-its own, `TRAINING/steps`.
+Only shards are in `steps/`, because Polars rejects a folder with other files.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ T = TypeVar("T")
 
 STEPS: Final = "steps"
 """Name of the folder of a run's shards."""
-_TRAINING: Final = "config.toml"
-"""A file in every training run's folder."""
 MOST_FOLDERS: Final = 100_000
 """Largest number of folders that are searched for runs."""
 
@@ -40,32 +37,14 @@ def is_run(folder: Path) -> bool:
     return os.path.lexists(folder / manifest.NAME)
 
 
-def shard_folder(run: Path) -> Path:
-    """Return the folder of a run's shards: `steps/`, or the run's folder for runs of the first version."""
-    steps = run / STEPS
-    return steps if steps.is_dir() and not is_run(steps) else run
-
-
 def run_at(folder: Path) -> Path | None:
-    """Return the run that a folder means: the folder, its parent if it is `steps/`, or a training run's step table.
-
-    Returns:
-        The folder with the manifest, or None. Runs further below are not searched.
-    """
-    if is_run(folder):
-        return folder
-    if (owner := run_with_steps(folder)) is not None:
-        return owner
-    steps = folder / STEPS
-    # a run of the present layout that happens to be named "steps" is not a training run's table
-    is_table = is_run(steps) and (shard_folder(steps) == steps or os.path.lexists(folder / _TRAINING))
-    return steps if is_table else None
+    """Return the run that a folder means: the folder, or its parent if it is `steps/`; None for other folders."""
+    return folder if is_run(folder) else run_with_steps(folder)
 
 
 def run_of_file(file: Path) -> Path | None:
     """Return the run whose shards are in the file's folder, or None."""
-    place = file.parent
-    return place if is_run(place) and shard_folder(place) == place else run_with_steps(place)
+    return run_with_steps(file.parent)
 
 
 def run_with_steps(folder: Path) -> Path | None:

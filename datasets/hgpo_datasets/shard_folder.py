@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import manifest, reading, schema, shards
 from hgpo_datasets.manifest import Header, Manifest, Shard
-from hgpo_datasets.run_paths import STEPS, is_run, shard_folder
+from hgpo_datasets.run_paths import STEPS, is_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.files import atomic
 from hgpo_envs.files.secrets import redact_json
@@ -41,7 +41,7 @@ class ShardFolder:
 
     Attributes:
         header: The manifest's first line.
-        shards: The folder of the shards: `steps/`, or the run's folder for a run of the first version.
+        shards: The folder of the shards, `steps/`.
 
     Raises:
         InputError: Another writer has the run open, or the folder contains a different run or unknown files.
@@ -69,11 +69,11 @@ class ShardFolder:
             raise InputError(f"expected a held lock of {folder}, received one of {lock.folder}")
         self._own_lock = atomic.FolderLock(folder, "writing a run") if lock is None else None
         try:
-            if not is_run(folder):
-                _check_free(folder / STEPS)
+            _check_free(folder / STEPS)
             self._descriptor = _open_manifest(folder / manifest.NAME)
             self._manifest = self._read(asked)
-            self.shards = _folder_for_shards(folder, self._manifest)
+            self.shards = folder / STEPS
+            atomic.make_folder(self.shards)
             self._shards_status = self.shards.stat()
             assert self._manifest.header is not None
             self.header: Header = self._manifest.header
@@ -172,7 +172,7 @@ class ShardFolder:
         """Read the manifest, or create it."""
         data = _content(self._descriptor)
         listed = manifest.decode(data)
-        if _is_beginning(data) and not _has_shards(self._folder) and not _has_shards(shard_folder(self._folder)):
+        if _is_beginning(data) and not any((self._folder / STEPS).glob(shards.PATTERN)):
             listed = self._begin(asked)
         elif listed.problem:
             raise InputError(f"{self._folder}: {listed.problem}; run `hgpo verify {self._folder}` for details")
@@ -226,29 +226,13 @@ class ShardFolder:
         return same(listed, os.fstat(self._descriptor)) and same(place, self._shards_status)
 
 
-def _folder_for_shards(folder: Path, listed: Manifest) -> Path:
-    """Return the folder of an opened run's shards; create `steps/` if the run has no shards yet.
-
-    Raises:
-        InputError: `steps` is not a folder, or contains a run.
-    """
-    if listed.committed or _has_shards(folder):
-        return shard_folder(folder)
-    _check_free(folder / STEPS)
-    atomic.make_folder(folder / STEPS)
-    return folder / STEPS
-
-
 def _check_free(steps: Path) -> None:
     """Check that `steps/` can be created, or is a folder that belongs to no other run."""
-    if steps.is_symlink() or (os.path.lexists(steps) and not steps.is_dir()):
+    is_link = steps.is_symlink() and not is_run(steps.parent)
+    if is_link or (os.path.lexists(steps) and not steps.is_dir()):
         raise InputError(f"expected a folder {steps}, received another file or a link; remove it, or use another path")
     if is_run(steps):
         raise InputError(f"{steps} contains another run; use another path than {steps.parent}")
-
-
-def _has_shards(folder: Path) -> bool:
-    return any(folder.glob(shards.PATTERN))
 
 
 def _open_manifest(path: Path) -> int:
@@ -302,9 +286,8 @@ def _check_same(folder: Path, there: Header, header: Header, run: str | None, co
         raise InputError(
             f"{folder} was written with schema version {there.schema_version}, not {schema.VERSION}; use another folder"
         )
-    before = redact_json(there.config)  # runs of version 0.1 may contain secrets
     if config is not None:
-        check_same_config(folder, header.config, before)
+        check_same_config(folder, header.config, there.config)
 
 
 def check_same_config(folder: Path, config: Mapping[str, Any], before: Mapping[str, Any]) -> None:

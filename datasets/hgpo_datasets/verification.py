@@ -24,7 +24,7 @@ import polars as pl
 from hgpo_datasets import footer, manifest, reading, schema, shards
 from hgpo_datasets.derived_columns import broken_steps, derived, first_rows, row_name, value_problems
 from hgpo_datasets.processes import check_processes, in_processes
-from hgpo_datasets.run_paths import run_at, run_of_file, runs_below, shard_folder
+from hgpo_datasets.run_paths import STEPS, run_at, run_of_file, runs_below
 from hgpo_datasets.sources import PARQUET
 from hgpo_envs.errors import InputError, ProcessError
 from hgpo_envs.files.atomic import scratch_folders, seems_locked
@@ -196,10 +196,8 @@ def _verify_lone_file(path: Path, report: VerifyReport) -> None:
 def _verify_run(folder: Path, report: VerifyReport, processes: int) -> None:
     # the lock and the listing are read before the manifest, so that a commit in between is not taken for a problem
     at_work = seems_locked(folder)
-    place = shard_folder(folder)
+    place = folder / STEPS
     present = sorted(place.iterdir())
-    for part in sorted(folder.glob(f"{shards.PATTERN}.part")):
-        report.note("leftover", part, "temporary file of an earlier version; it can be removed")
     for scratch in scratch_folders(folder):
         report.note("leftover", scratch, "scratch folder of a writer that was killed or is still open")
     listed = _verify_manifest(folder, place, report, at_work=at_work)
@@ -218,7 +216,7 @@ def _verify_run(folder: Path, report: VerifyReport, processes: int) -> None:
         elif extra.suffix == PARQUET and extra.name not in names:
             with _reporting(extra, report):
                 _report_extra(extra, listed.committed, report, at_work=at_work)
-        elif extra.suffix != PARQUET and place != folder:
+        elif extra.suffix != PARQUET:
             report.note("foreign", extra, "not a Parquet file; other programs may be unable to read the folder")
 
 

@@ -22,13 +22,13 @@ def raw_run(tmp_path: Path) -> Callable[..., Path]:
 
     def make(*frames: pl.DataFrame, depth: int = 8, run: str = "rich") -> Path:
         folder = tmp_path / "raw"
-        folder.mkdir()
+        (folder / "steps").mkdir(parents=True)
         header = manifest.Header(run, depth, schema.VERSION, "test", {})
         text, check = manifest.encode_line(header, "")
         for number, frame in enumerate(frames):
             name = manifest.file_name(number)
             data = shards.encode(frame, {shards.RUN_KEY: run, shards.CONFIG_KEY: "{}"})
-            (folder / name).write_bytes(data)
+            (folder / "steps" / name).write_bytes(data)
             line, check = manifest.encode_line(shards.describe(name, data, frame), check)
             text += line
         (folder / manifest.NAME).write_bytes(text)

@@ -1,4 +1,4 @@
-"""What scan_steps accepts: runs, folders of runs, patterns; and the two layouts of a run."""
+"""What scan_steps accepts: runs, folders of runs, patterns."""
 
 import re
 import shutil
@@ -24,37 +24,19 @@ def write(folder: Path, *tasks: str) -> Path:
     return folder
 
 
-def to_first_layout(run: Path) -> Path:
-    """Move the shards beside the manifest."""
-    for shard in (run / "steps").iterdir():
-        shard.rename(run / shard.name)
-    (run / "steps").rmdir()
-    return run
-
-
-def to_first_training(folder: Path) -> Path:
-    """Make the steps of a training run a run of their own."""
-    (folder / manifest.NAME).rename(folder / "steps" / manifest.NAME)
-    (folder / ".lock").rename(folder / "steps/.lock")
-    return folder
-
-
 def tasks(source: object, **options: object) -> list[str]:
     return scan_steps(source, **options).select("task_id").unique().sort("task_id").collect()["task_id"].to_list()  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A folder of runs at several depths, in both layouts, with everything that is usually beside them."""
+    """A folder of runs at several depths, with everything that is usually beside them."""
     folder = tmp_path / "runs"
     write(folder / "first", "a")
-    to_first_layout(write(folder / "deep/er/second", "b"))
+    write(folder / "deep/er/second", "b")
     training = write(folder / "training", "c")
     (training / "config.toml").touch()
     write(training / "evaluation", "held out")
-    older = to_first_training(write(folder / "older", "d"))
-    (older / "config.toml").touch()
-    to_first_layout(write(older / "evaluation", "held out"))
     for table in ("first.advantages/hgpo.parquet", ".hidden/x.parquet"):
         (folder / table).parent.mkdir()
         pl.DataFrame({"advantage": [0.0]}).write_parquet(folder / table)
@@ -62,7 +44,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_any_level_of_folders_and_patterns(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    everything = ["a", "b", "c", "d"]
+    everything = ["a", "b", "c"]
     for source, expected in (
         (runs, everything),
         (f"{runs}/*", everything),
@@ -79,10 +61,7 @@ def test_any_level_of_folders_and_patterns(runs: Path, monkeypatch: pytest.Monke
         (runs / "training", ["c"]),
         (runs / "training/steps", ["c"]),
         (f"{runs}/training/*", ["c"]),
-        (runs / "older", ["d"]),
-        (runs / "older/steps", ["d"]),
-        (f"{runs}/older/*", ["d"]),
-        (f"{runs}/*/steps", ["a", "c", "d"]),
+        (f"{runs}/*/steps", ["a", "c"]),
         (f"{runs}/*/evaluation", ["held out"]),
         (runs / "training/evaluation/steps", ["held out"]),
         ([runs / "first", f"{runs}/tr*"], ["a", "c"]),
@@ -109,7 +88,7 @@ def test_a_run_that_is_named_twice_is_read_once(runs: Path) -> None:
 def test_links_and_loops(runs: Path) -> None:
     (runs / "deep/loop").symlink_to(runs)
     (runs / "self").symlink_to("self")
-    assert tasks(runs / "deep") == ["a", "b", "c", "d"]
+    assert tasks(runs / "deep") == ["a", "b", "c"]
     elsewhere = runs.parent / "elsewhere"
     elsewhere.symlink_to(runs / "first/steps")
     assert tasks(elsewhere) == ["a"], "a link to the folder of the shards"
@@ -118,8 +97,8 @@ def test_links_and_loops(runs: Path) -> None:
 def test_empty_runs_among_others_are_counted(runs: Path) -> None:
     for name in ("x", "y"):
         StepWriter(runs / name).close()
-    with pytest.warns(StepTableWarning, match="runs: 6 runs, 2 of them without committed rows"):
-        assert tasks(runs) == ["a", "b", "c", "d"]
+    with pytest.warns(StepTableWarning, match="runs: 5 runs, 2 of them without committed rows"):
+        assert tasks(runs) == ["a", "b", "c"]
     with pytest.raises(InputError, match=r"no committed rows in .*\[xy\]: found 2 runs, none of them with committed"):
         scan_steps(f"{runs}/[xy]")
     with pytest.raises(InputError, match=r"no committed rows in .*/x$"):
@@ -132,7 +111,7 @@ def test_errors_say_what_was_found(runs: Path) -> None:
         (runs / ".hidden/none", "no such file or run"),
         (f"{runs}/nothing*", "the pattern matches nothing"),
         (f"{runs}/*.advantages", "the pattern matches 1 folder without runs"),
-        (f"{runs}/**", "matches 4 runs .* and 1 Parquet file outside of them .*hgpo.parquet"),
+        (f"{runs}/**", "matches 3 runs .* and 1 Parquet file outside of them .*hgpo.parquet"),
     ):
         with pytest.raises(InputError, match=line) as error:
             scan_steps(source)
@@ -147,34 +126,9 @@ def test_a_search_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         scan_steps(tmp_path)
 
 
-def test_a_run_of_the_first_layout_is_resumed_in_it(tmp_path: Path) -> None:
-    rows = [rich_group(f"t{number}", number, 2, 3) for number in range(4)]
-    for name, older in (("new", False), ("old", True)):
-        with StepWriter(tmp_path / name, run="same") as writer:
-            writer.add_group(rows[0])
-            writer.commit()
-            writer.add_group(rows[1])
-        if older:
-            to_first_layout(tmp_path / name)
-        with StepWriter(tmp_path / name, run="same") as writer:
-            assert len(writer.committed) == 2
-            writer.add_group(rows[2])
-            writer.commit()
-            writer.replace(rich_group("t0", 9, 2, 3))
-    new, old = tmp_path / "new", tmp_path / "old"
-    assert (new / manifest.NAME).read_bytes() == (old / manifest.NAME).read_bytes()
-    names = [f"steps-{number:06d}.parquet" for number in (1, 2, 3)]
-    assert sorted(path.name for path in old.iterdir()) == [".lock", "manifest.jsonl", *names]
-    assert sorted(path.name for path in (new / "steps").iterdir()) == names
-    assert [verify(run).problems for run in (new, old, new / "steps", old / names[0], new / "steps" / names[0])] == [
-        []
-    ] * 5
-    assert_frame_equal(scan_steps(new).collect(), scan_steps(old).collect())
-
-
-def test_a_run_without_shards_gets_the_present_layout(tmp_path: Path) -> None:
+def test_a_run_without_a_folder_of_shards_gets_one(tmp_path: Path) -> None:
     StepWriter(tmp_path / "run").close()
-    (tmp_path / "run/steps").rmdir()  # the first version created no such folder, and some copies omit empty ones
+    (tmp_path / "run/steps").rmdir()  # some copies omit empty folders
     write(tmp_path / "run", "a")
     assert [path.name for path in (tmp_path / "run/steps").iterdir()] == ["steps-000000.parquet"]
 
@@ -185,7 +139,7 @@ def test_a_folder_of_shards_that_belongs_to_something_else_is_not_used(tmp_path:
     (tmp_path / "linked/steps").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "file").mkdir()
     (tmp_path / "file/steps").touch()
-    to_first_layout(write(tmp_path / "taken/steps", "a"))
+    write(tmp_path / "taken/steps", "a")
     for name, line in (("linked", "received another file or a link"), ("file", "received"), ("taken", "another run")):
         with pytest.raises(InputError, match=line):
             StepWriter(tmp_path / name)

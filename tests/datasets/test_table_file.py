@@ -137,36 +137,6 @@ def flip_last_byte(file: Path, column: int) -> None:
     file.write_bytes(data)
 
 
-RECORDED = Path(__file__).parent / "recorded/written_by_polars"
-"""A run with values in every column, as version 0.1.0 wrote it: by Polars, with checksums added afterwards."""
-
-
-def test_a_table_that_polars_wrote_is_read_verified_and_resumed(tmp_path: Path) -> None:
-    import shutil
-
-    assert verify(RECORDED).problems == []
-    with StepWriter(tmp_path / "now", run="rich", config={"seed": 7}) as writer:
-        for number in range(4):
-            writer.add_group(rich_group(f"task {number}", number))
-    assert_frame_equal(scan_steps(RECORDED).collect(), scan_steps(tmp_path / "now").collect())
-    for file in sorted(RECORDED.glob("*.parquet")):
-        assert_frame_equal(shards.read(file), pl.read_parquet(file))
-        assert footer.damaged_pages(file.read_bytes()) == []
-    folder = tmp_path / "run"
-    shutil.copytree(RECORDED, folder)
-    with StepWriter(folder, config={"seed": 7}) as writer:
-        assert len(writer.committed) == 4
-        writer.add_group(rich_group("task 4", 4))
-        writer.commit()
-        writer.replace(rich_group("task 1", 9))
-    assert verify(folder).problems == []
-    assert scan_steps(folder).collect().height == 75
-    file = folder / "steps-000001.parquet"
-    flip_last_byte(file, 31)
-    (problem,) = verify(folder).problems
-    assert "damaged: row group 0, column " in problem.message
-
-
 def test_changed_bytes_are_not_written_again_under_a_new_digest(rich_run: Path) -> None:
     """`replace` copies what it does not replace; a flipped byte would come out as sound."""
     file = rich_run / "steps/steps-000000.parquet"

@@ -2,7 +2,6 @@
 
 import math
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from hgpo_datasets import GroupKey, StepWriter, scan_steps, schema, verify
+from hgpo_datasets import GroupKey, StepWriter, scan_steps, schema
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import register
@@ -280,22 +279,3 @@ def test_no_secret_is_written(tmp_path: Path) -> None:
         StepWriter(tmp_path, config={**config, "policy": {"base_url": "http://you:other-pw@elsewhere"}})
     assert "hunter2" not in str(refused.value)
     assert "other-pw" not in str(refused.value)
-
-
-RECORDED = Path(__file__).parent / "recorded/version_0_1"
-"""A run that version 0.1.0 wrote, before runs had a lock file."""
-
-
-def test_a_run_of_version_0_1_is_read_and_resumed(tmp_path: Path) -> None:
-    assert verify(RECORDED).problems == []
-    assert scan_steps(RECORDED).select("task_id").collect()["task_id"].n_unique() == 2
-    folder = tmp_path / "run"
-    shutil.copytree(RECORDED, folder)
-    config = {"seed": 1, "base_url": "http://me:another-pw@host/v1"}  # version 0.1 stored the password
-    with StepWriter(folder, run="recorded", config=config, depth=1) as writer:
-        assert sorted(one.task_id for one in writer.committed) == ["t0", "t1"]
-        writer.add_group(group("t2"))
-    assert verify(folder).ok
-    assert scan_steps(folder).select("task_id").collect()["task_id"].n_unique() == 3
-    first = (RECORDED / "manifest.jsonl").read_bytes()
-    assert (folder / "manifest.jsonl").read_bytes().startswith(first), "what was written stays as it was"

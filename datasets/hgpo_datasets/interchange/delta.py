@@ -18,7 +18,7 @@ from hgpo_datasets import manifest
 from hgpo_datasets.object_store import uses_http
 from hgpo_datasets.reader import StepFile, scan_files, source_files
 from hgpo_datasets.reading import first_line
-from hgpo_datasets.run_paths import shard_folder
+from hgpo_datasets.run_paths import STEPS
 from hgpo_datasets.sources import single_run
 from hgpo_envs.errors import InputError
 
@@ -75,7 +75,7 @@ def to_delta(
     if folder is None:
         raise InputError(f"{run}: expected the folder of one run; export several runs one after the other")
     files = [file for some in source_files(folder, {}) for file in some]
-    listed = manifest.current(folder, shard_folder(folder))
+    listed = manifest.current(folder, folder / STEPS)
     assert listed.header is not None  # `source_files` has read it
     app = f"hgpo/{listed.header.run}/{manifest.encode_line(listed.header, '')[1]}"
     place, given = os.fspath(table), dict(storage_options or {})
