@@ -5,24 +5,23 @@
         trainer/optimiser.safetensors   AdamW's moments and steps by parameter; in a subfolder, because vLLM loads
                                         every *.safetensors beside the model
         trainer/state.json              progress of the run
-        trainer/manifest.json           size and SHA-256 of every other file, written last
+        trainer/manifest.json           SHA-256 of every other file, written last
 
-A checkpoint is used only after its files have been compared with its manifest. Checkpoints of version 0.1 have no
-manifest: only their structure is verified, so a flipped bit is not detected.
+A checkpoint is used only after its files have been compared with its manifest.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import json
 import os
 import re
-import stat
-import time
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import Final, Literal, TypeVar
+
+import msgspec
 
 from hgpo_datasets import VerifyReport
 from hgpo_envs.errors import InputError
@@ -30,29 +29,20 @@ from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.safe_paths import path_inside
 from hgpo_envs.files.untrusted_files import open_regular, read_bytes
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 STATE: Final = "trainer/state.json"
 OPTIMISER: Final = "trainer/optimiser.safetensors"
 MANIFEST: Final = "trainer/manifest.json"
 
-_FORMAT: Final = "hgpo checkpoint 1"
 _NAME: Final = re.compile(r"\d{6,}")
 # Suffixes of files that Transformers or vLLM may load: an unlisted file with one of them is a problem, not a note.
 _LOADED: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".json", ".jinja", ".py", ".model"})
-# The files that version 0.1 wrote, which has no manifest to list them.
-_OLD_NAMES: Final = re.compile(
-    r"(.*\.safetensors|.*\.json|chat_template\.jinja|additional_chat_templates/.*\.jinja|merges\.txt|vocab\.txt"
-    r"|.*\.model|README\.md)"
-)
-_JSON_BYTES: Final = 256 << 20
-# Some file systems store times in steps of 2 s: a file that changed more recently may change again with the same time.
-_RACY_NS: Final = 2_000_000_000
+_JSON_BYTES: Final = 1 << 20
+
+T = TypeVar("T")
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint cannot be used, or cannot be verified."""
+    """A checkpoint cannot be used, or was written by other versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +54,7 @@ class TrainingState:
         tasks_drawn: Number of tasks that they took from the task order.
         environment_steps: Number of steps collected for training.
         versions: Versions of the packages that computed it.
-        run: Fingerprint of the run's origin (`hgpo_train.training.run_folder`); empty if unknown.
+        run: Fingerprint of the run's origin (`hgpo_train.training.run_folder`).
     """
 
     iteration: int = 0
@@ -74,12 +64,18 @@ class TrainingState:
     run: str = ""
 
 
+class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
+    format: Literal["hgpo checkpoint 1"]
+    files: dict[str, str]
+    """SHA-256 by the file's name relative to the checkpoint, with `/`."""
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, oldest first, including damaged ones."""
     if not folder.is_dir():
         return []
-    found = (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
-    return sorted((path for path in found if path.is_dir() and _has(path, "trainer")), key=lambda path: int(path.name))
+    numbered = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and os.path.lexists(path / "trainer")]
+    return sorted(numbered, key=lambda path: int(path.name))
 
 
 def newest_valid_checkpoint(folder: Path, *, run: str = "", weights_only: bool = False) -> Path | None:
@@ -87,7 +83,7 @@ def newest_valid_checkpoint(folder: Path, *, run: str = "", weights_only: bool =
 
     Args:
         folder: The folder that contains the checkpoints.
-        run: Accept only checkpoints of this run (`TrainingState.run`) or of an unknown run; empty accepts all.
+        run: Accept only checkpoints of this run (`TrainingState.run`); empty accepts all.
         weights_only: Do not verify the optimiser's state.
 
     Returns:
@@ -98,11 +94,11 @@ def newest_valid_checkpoint(folder: Path, *, run: str = "", weights_only: bool =
     """
     damaged: list[str] = []
     for path in reversed(list_checkpoints(folder)):
-        fault = _problem(path, run, weights_only=weights_only)
+        fault = _fault(path, weights_only=weights_only) or _unfit(path, run, weights_only=weights_only)
         if fault is None:
             if damaged:
-                line = f"{'; '.join(damaged)}: checkpoint {path} is used instead"
-                warnings.warn(line, CheckpointWarning, stacklevel=2)
+                message = f"{'; '.join(damaged)}: checkpoint {path} is used instead"
+                warnings.warn(message, CheckpointWarning, stacklevel=2)
             return path
         damaged.append(f"checkpoint {path.name} cannot be used ({fault})")
     if damaged:
@@ -137,7 +133,7 @@ def resolve_model(path: str) -> str:
     newest = newest_valid_checkpoint(folder / "checkpoints", weights_only=True)
     if newest is not None:
         return str(newest)
-    if _has(folder, MANIFEST) and (fault := _problem(folder, "", weights_only=True, named=False)) is not None:
+    if os.path.lexists(folder / MANIFEST) and (fault := _fault(folder, weights_only=True)) is not None:
         raise InputError(f"checkpoint {path} is damaged ({fault}); use another one")
     return path
 
@@ -157,24 +153,15 @@ def is_removable(folder: Path) -> bool:
     if folder.is_symlink() or not folder.is_dir() or not _NAME.fullmatch(folder.name):
         return False
     try:
-        found = dict(_entries(folder))
-        if any(not stat.S_ISREG(mode) for mode in found.values()):
-            return False
-        if not _has(folder, MANIFEST):
-            read_state(folder)
-            return all(_OLD_NAMES.fullmatch(name) for name in found)
-        return found.keys() <= {*_read_manifest(folder), MANIFEST, OPTIMISER}
+        return {*_files(folder)} <= {*checksums(folder), MANIFEST, OPTIMISER}
     except (OSError, InputError):
         return False
 
 
 def write_manifest(folder: Path) -> None:
-    """Write a checkpoint's manifest: size and SHA-256 of every file. Call it after all other files are written."""
-    files = {}
-    for name, _ in _entries(folder):
-        with (folder / name).open("rb") as file:
-            files[name] = {"bytes": os.fstat(file.fileno()).st_size, "sha256": _sha256(file)}
-    (folder / MANIFEST).write_bytes(_manifest_bytes({"format": _FORMAT, "files": dict(sorted(files.items()))}))
+    """Write a checkpoint's manifest. Call it after all other files are written."""
+    files = {name: _sha256(folder / name) for name in _files(folder)}
+    (folder / MANIFEST).write_bytes(msgspec.json.encode(_Manifest("hgpo checkpoint 1", files)))
 
 
 def remove_optimiser(folder: Path) -> None:
@@ -186,54 +173,45 @@ def remove_optimiser(folder: Path) -> None:
     Raises:
         OSError: The folder cannot be written.
     """
-    if not _has(folder, MANIFEST):  # version 0.1
-        return
-    values = _read_json(folder, MANIFEST)
-    if values["files"].pop(OPTIMISER, None) is not None:
-        write_file(folder / MANIFEST, _manifest_bytes(values), scratch_in=folder.parent)
+    manifest = _Manifest("hgpo checkpoint 1", checksums(folder))
+    if manifest.files.pop(OPTIMISER, None) is not None:
+        write_file(folder / MANIFEST, msgspec.json.encode(manifest), scratch_in=folder.parent)
     (folder / OPTIMISER).unlink(missing_ok=True)
 
 
-def checksums(folder: Path) -> dict[str, str] | None:
-    """Return the SHA-256 of every file that a checkpoint's manifest lists, or None without a manifest."""
-    if not _has(folder, MANIFEST):
-        return None
-    return {name: sha256 for name, (_, sha256) in _read_manifest(folder).items()}
+def checksums(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file that a checkpoint's manifest lists.
+
+    Raises:
+        InputError: The manifest has changed since it was written, or lists what is not a file's name.
+        OSError: There is no manifest, or it cannot be read.
+    """
+    manifest = _read(folder / MANIFEST, _Manifest)
+    if read_bytes(folder / MANIFEST, _JSON_BYTES) != msgspec.json.encode(manifest):
+        raise InputError(f"{MANIFEST} has changed since it was written")
+    for name in manifest.files:
+        if path_inside(folder, name) != folder / name:
+            raise InputError(f"{MANIFEST} lists {name!r}, which is not a valid file name")
+    return manifest.files
 
 
 def write_state(folder: Path, state: TrainingState) -> None:
     """Write a checkpoint's `state.json`."""
-    values = {**asdict(state), "manifest": MANIFEST}  # read_state reports a manifest that is missing
-    (folder / STATE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    (folder / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
 
 
 def read_state(folder: Path) -> TrainingState:
     """Read a checkpoint's `state.json`.
 
     Raises:
-        InputError: The file has another form than training writes, or the manifest that it names is missing.
+        InputError: The file has another form than training writes.
         OSError: The file cannot be read.
     """
-    values = _read_json(folder, STATE)
-    listed = values.pop("manifest", None)
-    if listed is not None and not _has(folder, MANIFEST):
-        raise InputError(f"{MANIFEST} is missing")
-    try:
-        state = TrainingState(**values)
-    except TypeError:
-        raise InputError(f"{STATE} has unexpected keys") from None
-    counts: tuple[Any, ...] = (state.iteration, state.tasks_drawn, state.environment_steps)
-    if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts):
-        raise InputError(f"{STATE}: expected counts of at least 0, received {counts}")
-    names: Any = state.versions
-    texts: list[Any] = [state.run, *names.values()] if isinstance(names, dict) else [None]
-    if not all(isinstance(text, str) for text in texts):
-        raise InputError(f"{STATE}: expected versions as text")
-    return state
+    return _read(folder / STATE, TrainingState)
 
 
 def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> VerifyReport:
-    """Compare a checkpoint's files with its manifest. Without one (version 0.1), verify only their structure.
+    """Compare a checkpoint's files with its manifest.
 
     Args:
         folder: The checkpoint.
@@ -241,175 +219,73 @@ def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> VerifyRepo
     """
     report = VerifyReport(str(folder))
     try:
-        if _has(folder, MANIFEST):
-            _compare(folder, report, weights_only=weights_only)
-        else:
-            _verify_structure(folder, report, weights_only=weights_only)
-        if report.ok:
-            read_state(folder)
+        expected = checksums(folder)
     except (OSError, InputError) as error:
-        name = MANIFEST if _has(folder, MANIFEST) else STATE
-        report.add("unreadable", folder / name, str(error))
+        report.add("unreadable", folder / MANIFEST, str(error))
+        return report
+    for name, sha256 in expected.items():
+        if weights_only and name == OPTIMISER:
+            continue
+        try:
+            if _sha256(folder / name) != sha256:
+                report.add("bytes", folder / name, "its bytes have changed (SHA-256)")
+            report.files += 1
+            report.bytes += (folder / name).stat().st_size
+        except (InputError, OSError) as error:
+            report.add("unreadable", folder / name, str(error))
+    for name in {*_files(folder)} - {*expected, MANIFEST, OPTIMISER}:  # `remove_optimiser` may have been interrupted
+        harmless = (folder / name).is_file() and Path(name).suffix not in _LOADED
+        (report.note if harmless else report.add)("foreign", folder / name, "training did not write it")
     return report
 
 
-_verified: dict[tuple[Path, bool], tuple[object, ...]] = {}
-"""Verified checkpoints (folder, weights_only), with the names, sizes and times of their files."""
+def _fault(folder: Path, *, weights_only: bool) -> str | None:
+    """Return the first problem of a checkpoint's files. They are read again only if they may have changed."""
+    try:
+        seen = [(name, (folder / name).lstat()) for name in _files(folder)]
+    except OSError as error:
+        return str(error)
+    stamps = tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in seen)
+    return _first_problem(folder.resolve(), weights_only, stamps)
 
 
-def _problem(folder: Path, run: str, *, weights_only: bool, named: bool = True) -> str | None:
-    """Return why a checkpoint cannot be used, or None. A verified one is verified again only if it may have changed."""
-    key = (folder.resolve(), weights_only)
-    before = _stamps(folder)
-    if before is None or _verified.get(key) != before:
-        report = verify_checkpoint(folder, weights_only=weights_only)
-        if report.problems:
-            first = report.problems[0]
-            name = os.path.relpath(first.file, folder)
-            return first.message if name in first.message else f"{name}: {first.message}"
-        if before is not None:
-            _verified[key] = before
+@functools.lru_cache(maxsize=64)
+def _first_problem(folder: Path, weights_only: bool, _stamps: object) -> str | None:
+    problems = verify_checkpoint(folder, weights_only=weights_only).problems
+    if not problems:
+        return None
+    name, message = os.path.relpath(problems[0].file, folder), problems[0].message
+    return message if name in message else f"{name}: {message}"
+
+
+def _unfit(folder: Path, run: str, *, weights_only: bool) -> str | None:
+    """Return why an intact checkpoint is not one to continue from, or None."""
     try:
         state = read_state(folder)
     except (OSError, InputError) as error:
         return str(error)
-    if named and state.iteration != int(folder.name):
+    if state.iteration != int(folder.name):
         return f"it was written after iteration {state.iteration}"
-    if run and state.run and state.run != run:
+    if run and state.run != run:
         return "it is of another run"
-    if not weights_only and OPTIMISER not in (checksums(folder) or {OPTIMISER: ""}):
+    if not weights_only and OPTIMISER not in checksums(folder):
         return "it contains no state of the optimiser"
     return None
 
 
-def _stamps(folder: Path) -> tuple[object, ...] | None:
-    """Return names, sizes and times of all files; None if a file changed so recently that times are not reliable."""
-    stamps: list[object] = []
-    newest = 0
+def _read(path: Path, form: type[T]) -> T:
     try:
-        for name, _ in sorted(_entries(folder)):
-            seen = (folder / name).stat()
-            newest = max(newest, seen.st_mtime_ns, seen.st_ctime_ns)
-            stamps += [name, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino]
-    except OSError:
-        return None
-    return tuple(stamps) if newest < time.time_ns() - _RACY_NS else None
+        return msgspec.json.decode(read_bytes(path, _JSON_BYTES), type=form)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InputError(f"{path.parent.name}/{path.name} is damaged: {error}") from None
 
 
-def _compare(folder: Path, report: VerifyReport, *, weights_only: bool) -> None:
-    listed = _read_manifest(folder)
-    for name, (size, sha256) in sorted(listed.items()):
-        if weights_only and name == OPTIMISER:
-            continue
-        try:
-            with open_regular(folder / name, "file of the checkpoint") as file:
-                seen = os.fstat(file.fileno()).st_size
-                if seen != size:
-                    report.add("size", folder / name, f"{seen:,} bytes, {size:,} expected")
-                elif _sha256(file) != sha256:
-                    report.add("bytes", folder / name, "its bytes have changed (SHA-256)")
-                report.files += 1
-                report.bytes += seen
-        except (InputError, OSError) as error:
-            report.add("unreadable", folder / name, str(error))
-    for name, mode in _entries(folder):
-        if name in listed or name in (MANIFEST, OPTIMISER):  # `remove_optimiser` may have been interrupted
-            continue
-        record = report.add if not stat.S_ISREG(mode) or Path(name).suffix in _LOADED else report.note
-        record("foreign", folder / name, "training did not write it")
+def _sha256(path: Path) -> str:
+    with open_regular(path, "file of the checkpoint") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # typeshed's protocol is wider
 
 
-def _verify_structure(folder: Path, report: VerifyReport, *, weights_only: bool) -> None:
-    from safetensors import SafetensorError, safe_open
-
-    read_state(folder)
-    found = dict(_entries(folder))
-    settings = "adapter_config.json" if "adapter_config.json" in found else "config.json"
-    tensors = [name for name in found if name.endswith(".safetensors") and "/" not in name]
-    needed = [settings, *([] if weights_only else [OPTIMISER])]
-    for name in (*needed, *([] if tensors else ["model.safetensors"])):
-        if name not in found:
-            report.add("missing", folder / name, "the file is missing")
-    for name, mode in found.items():
-        if not stat.S_ISREG(mode):
-            report.add("foreign", folder / name, "training did not write it")
-            continue
-        if weights_only and name == OPTIMISER:
-            continue
-        report.files += 1
-        report.bytes += (folder / name).stat().st_size
-        try:
-            if name.endswith(".safetensors"):
-                with safe_open(folder / name, "np"):
-                    pass
-            elif name.endswith(".json"):
-                _read_json(folder, name)
-        except (SafetensorError, InputError) as error:
-            report.add("bytes", folder / name, str(error))
-    report.note("version", folder, "version 0.1 wrote it without checksums: flipped bits are not detected")
-
-
-def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
-    """Return size and SHA-256 of each file that a manifest lists."""
-    values = _read_json(folder, MANIFEST)
-    if read_bytes(folder / MANIFEST, _JSON_BYTES) != _manifest_bytes(values):
-        raise InputError(f"{MANIFEST} has changed since it was written")
-    files = values.get("files")
-    if values.get("format") != _FORMAT or values.keys() != {"format", "files"} or not isinstance(files, dict):
-        raise InputError(f"{MANIFEST} is not of the form {_FORMAT!r}")
-    listed = {}
-    for name, one in files.items():
-        if not isinstance(one, dict) or one.keys() != {"bytes", "sha256"}:
-            raise InputError(f"{MANIFEST} lists {name!r} without size or SHA-256")
-        size, sha256 = one["bytes"], one["sha256"]
-        if not isinstance(size, int) or isinstance(size, bool) or not isinstance(sha256, str):
-            raise InputError(f"{MANIFEST} lists {name!r} without size or SHA-256")
-        if path_inside(folder, name) != folder / name:
-            raise InputError(f"{MANIFEST} lists {name!r}, which is not a valid file name")
-        listed[name] = (size, sha256)
-    if STATE not in listed:
-        raise InputError(f"{MANIFEST} does not list {STATE}")
-    return listed
-
-
-def _manifest_bytes(values: dict[str, Any]) -> bytes:
-    return json.dumps(values, indent=1).encode() + b"\n"
-
-
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    """Read a file that contains a JSON object."""
-    data = read_bytes(folder / name, _JSON_BYTES)
-    try:
-        values = json.loads(data)
-    except (ValueError, RecursionError):
-        raise InputError(f"{name} is not JSON") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{name}: expected a JSON object")
-    return values
-
-
-def _sha256(file: IO[bytes]) -> str:
-    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # typeshed wants a wider protocol
-
-
-def _entries(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield the relative name (with `/`) and the mode of everything below a folder except folders.
-
-    Links to files count as files.
-    """
-    waiting = [folder]
-    while waiting:
-        with os.scandir(waiting.pop()) as inside:
-            for entry in inside:
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(Path(entry.path))
-                    continue
-                try:
-                    mode = entry.stat().st_mode
-                except OSError:  # a broken link
-                    mode = entry.stat(follow_symlinks=False).st_mode
-                yield Path(entry.path).relative_to(folder).as_posix(), mode
-
-
-def _has(folder: Path, name: str) -> bool:
-    return os.path.lexists(folder / name)
+def _files(folder: Path) -> list[str]:
+    """Return the names of all files below a folder, links included, relative to it and with `/`."""
+    paths = folder.rglob("*")
+    return sorted(path.relative_to(folder).as_posix() for path in paths if path.is_symlink() or not path.is_dir())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.checkpoint_files import checksums, resolve_model
+from hgpo_train.models.checkpoint_files import MANIFEST, checksums, resolve_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -68,9 +68,8 @@ def fingerprint_model(path: str) -> str | None:
     folder = Path(resolve_model(path))
     if not folder.is_dir():
         return _commit(path)
-    known = checksums(folder)
-    if known is not None:
-        files = {name: sha256 for name, sha256 in known.items() if "/" not in name}
+    if os.path.lexists(folder / MANIFEST):
+        files = {name: sha256 for name, sha256 in checksums(folder).items() if "/" not in name}
     else:
         try:
             names = [one.name for one in folder.iterdir() if one.is_file()]

@@ -13,9 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import warnings
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from hgpo_datasets import manifest
@@ -25,7 +24,7 @@ from hgpo_envs.files.atomic import LOCK, FolderLock, make_folder, remove_abandon
 from hgpo_envs.files.secrets import redact, redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.settings import build, to_dict, to_toml
-from hgpo_train.training.config import Config, EnvironmentConfig, SftConfig, load_config
+from hgpo_train.training.config import Config, SftConfig, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -37,15 +36,6 @@ CONFIG: Final = "config.toml"
 ORIGIN: Final = "origin.json"
 _CONTENT: Final = (manifest.NAME, STEPS, "evaluation", "checkpoints", "metrics.jsonl", "tensorboard")
 """Names in a folder that mark it as a run."""
-_ADDED: Final[dict[str, Any]] = {
-    "environment.data": "bundled",
-    "update.order": "shuffled",
-    "update.verl_agent_gpus": 2,
-    "update.verl_agent_micro_batch_size": 16,
-    "update.rollout_is": None,
-    "update.rollout_is_threshold": 2.0,
-}
-"""Settings that were added after the first runs, which may not change on resume, with their defaults."""
 FREE: Final = frozenset(
     {
         "tracking",
@@ -61,10 +51,6 @@ FREE: Final = frozenset(
 _FORMAT: Final = "hgpo run 1"
 _ORIGIN_BYTES: Final = 16 << 20
 """Size limit of `origin.json`, in bytes."""
-
-
-class RunFolderWarning(UserWarning):
-    """A problem with a run's folder that does not stop training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +117,9 @@ class RunFolder(Generic[C]):
         Raises:
             InputError: The run was started with other inputs.
         """
-        path = self.folder / ORIGIN
-        if self.begun and os.path.lexists(path):
+        if self.begun:
             self.id = self.compare(origins)
         else:
-            if self.begun:
-                line = f"{self.folder} stores no fingerprints of its data (version 0.1): it may have changed since"
-                warnings.warn(line, RunFolderWarning, stacklevel=2)
             self._store(origins)
         shown = build(type(self.config), redact_json(to_dict(self.config)))
         write_file(self.folder / CONFIG, to_toml(shown).encode())
@@ -152,10 +134,6 @@ class RunFolder(Generic[C]):
         for name, origin in origins.items():
             self._check_origin(name, origin, was["fingerprints"].get(name))
         return str(was["run"])
-
-    def has_separate_steps(self) -> bool:
-        """Return whether the steps are a run of their own in `steps/`, as in the first version."""
-        return any(os.path.lexists(self.folder / STEPS / name) for name in (manifest.NAME, LOCK))
 
     def release(self) -> None:
         """Unlock the folder, and remove it if this process created it and stored nothing. Can be called again."""
@@ -225,7 +203,7 @@ def read_origin(path: Path) -> dict[str, Any]:
             return values
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-    raise InputError(f"{path} is damaged; if data, model and prompt template are unchanged, remove it and resume")
+    raise InputError(f"{path} is damaged; restore it from a backup, or start again in another folder")
 
 
 def fixed_values(config: Config | SftConfig, free: Collection[str]) -> dict[str, Any]:
@@ -239,22 +217,3 @@ def fixed_values(config: Config | SftConfig, free: Collection[str]) -> dict[str,
         named = named or {section: held}
         values |= {name: value for name, value in named.items() if section not in free and name not in free}
     return dict(redact_json(values))
-
-
-def table_values(config: Config | SftConfig, free: Collection[str]) -> dict[str, Any]:
-    """Return the settings that a step table stores: `fixed_values`, without later settings that have their defaults.
-
-    A step table accepts only the configuration that it was created with, and those of earlier runs do not contain
-    settings that were added later (`_ADDED`).
-    """
-    return _without_added(fixed_values(config, free))
-
-
-def environment_values(environment: EnvironmentConfig) -> dict[str, Any]:
-    """Return the settings of an environment that a step table stores, as `table_values` does."""
-    values = _without_added({f"environment.{name}": value for name, value in asdict(environment).items()})
-    return {name.removeprefix("environment."): value for name, value in values.items()}
-
-
-def _without_added(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in _ADDED or value != _ADDED[name]}

@@ -42,7 +42,7 @@ from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, r
 from hgpo_train.training.data import data_options, open_training_env
 from hgpo_train.training.gpu_memory import SharedGpu, check_memory, memory_metrics, reset_peak
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
-from hgpo_train.training.run_folder import FREE, Origin, RunFolder, table_values
+from hgpo_train.training.run_folder import FREE, Origin, RunFolder, fixed_values
 from hgpo_train.training.tracking import log_to, make_trackers
 from hgpo_train.training.update.batches import row_faults, samples_from_steps
 from hgpo_train.training.update.learner import Learner
@@ -294,9 +294,8 @@ class Trainer:
         return steps
 
     def _writer(self, table: str) -> StepWriter:
-        options: dict[str, Any] = {"run": self.config.name, "config": table_values(self.config, _FREE)}
-        # The steps are the folder's own run. In the first version, each table was a run in a subfolder.
-        if table == STEPS and not self._run.has_separate_steps():
+        options: dict[str, Any] = {"run": self.config.name, "config": fixed_values(self.config, _FREE)}
+        if table == STEPS:  # they are the folder's own run
             return StepWriter(self.folder, lock=self._run.lock, **options)
         return StepWriter(self.folder / table, **options)
 

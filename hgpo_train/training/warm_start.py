@@ -11,7 +11,7 @@ that was created from other inputs is an error.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -30,7 +30,6 @@ from hgpo_train.rollout.fingerprints import fingerprint_path, fingerprint_texts
 from hgpo_train.rollout.run import RolloutSpec, collect_groups
 from hgpo_train.training.config import Config, OptimiserConfig, SftConfig, TrackingConfig, UpdateConfig, template_path
 from hgpo_train.training.data import open_training_env
-from hgpo_train.training.run_folder import environment_values
 from hgpo_train.training.sft import run_sft
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def collect_demonstrations(folder: Path, config: Config, start: WarmStart, displ
         "demonstrations": start.demonstrations,
         "seed": start.seed,
         "environment": {
-            **environment_values(environment),
+            **asdict(environment),
             "prompt_template": template and fingerprint_path(Path(template)),
         },
         "data": [fingerprint_path(Path(place)) for place in start.data],

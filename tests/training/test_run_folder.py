@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import polars as pl
@@ -23,9 +22,8 @@ from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_path,
 from hgpo_train.training.config import Config, EnvironmentConfig, SftConfig, replace
 from hgpo_train.training.data import open_training_env
 from hgpo_train.training.display import Display
-from hgpo_train.training.run_folder import Origin, RunFolder, RunFolderWarning, environment_values, table_values
+from hgpo_train.training.run_folder import Origin, RunFolder
 from hgpo_train.training.tracking import read_metrics
-from hgpo_train.training.trainer import _FREE
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
 PATHS = os.pathsep.join(map(str, [ROOT, ROOT / "datasets", ROOT / "tests" / "worlds"]))
@@ -228,16 +226,6 @@ def test_a_damaged_origin_is_reported_in_one_line(tmp_path_factory, data):
         run.pin({})
 
 
-def test_a_run_of_version_0_1_is_resumed_with_a_warning(tmp_path):
-    begin(tmp_path, {})
-    (tmp_path / "origin.json").unlink()
-    with open_run(tmp_path) as run, pytest.warns(RunFolderWarning, match="stores no fingerprints"):
-        run.pin({})
-    with warnings.catch_warnings(), open_run(tmp_path) as run:
-        warnings.simplefilter("error")
-        run.pin({})
-
-
 @pytest.mark.parametrize("name", ["steps", "evaluation", "checkpoints", "metrics.jsonl", "tensorboard"])
 def test_a_folder_with_content_but_no_configuration_is_refused(tmp_path, name):
     (tmp_path / name).mkdir()
@@ -361,58 +349,3 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
     for path in found:
         for value in (b"hunter-two", b"pass-word", b"another-one", b"opensesame"):
             assert value not in path.read_bytes(), path
-
-
-FIRST_SETTINGS = [
-    "advantage.estimator",
-    "advantage.parameters",
-    "environment.action_format",
-    "environment.history_length",
-    "environment.id",
-    "environment.max_steps",
-    "environment.options",
-    "environment.prompt_template",
-    "environment.split",
-    "model.attention",
-    "model.compute_dtype",
-    "model.lora",
-    "model.path",
-    "name",
-    "optimiser.betas",
-    "optimiser.epsilon",
-    "optimiser.gradient_clip",
-    "optimiser.learning_rate",
-    "optimiser.schedule",
-    "optimiser.warmup_iterations",
-    "optimiser.weight_decay",
-    "rollout.engine",
-    "rollout.filter_groups",
-    "rollout.group_size",
-    "rollout.max_generation_batches",
-    "rollout.max_prompt_tokens",
-    "rollout.max_response_tokens",
-    "rollout.overflow",
-    "rollout.tasks",
-    "rollout.temperature",
-    "seed",
-    "update.aggregation",
-    "update.clip_high",
-    "update.clip_low",
-    "update.dual_clip",
-    "update.entropy_weight",
-    "update.epochs",
-    "update.kl_weight",
-    "update.layout",
-    "update.mini_batch_size",
-    "update.old_logprobs",
-]
-"""The settings in the step tables of the first runs, read from one of them."""
-
-
-def test_step_tables_of_the_first_runs_accept_the_default_configuration():
-    """A setting that is added later, and may not change on resume, must be named in `run_folder._ADDED`."""
-    assert sorted(table_values(Config(), _FREE)) == FIRST_SETTINGS
-    first = sorted(name.removeprefix("environment.") for name in FIRST_SETTINGS if name.startswith("environment."))
-    assert sorted(environment_values(Config().environment)) == first
-    changed = replace(Config(), update={"order": "verl-agent"})
-    assert set(table_values(changed, _FREE)) - set(FIRST_SETTINGS) == {"update.order"}

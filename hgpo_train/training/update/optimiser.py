@@ -76,14 +76,13 @@ def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensor
     Args:
         model: The optimiser's model.
         optimiser: The optimiser to restore.
-        tensors: The state by name; the names of version 0.1, ``<moment>.<parameter>``, are accepted as well.
+        tensors: The state by name.
 
     Raises:
         InputError: The tensors belong to another model.
     """
     if not tensors:
         return
-    tensors = {_torch_name(name): value for name, value in tensors.items()}
     groups = {name: value for name, value in _flat_state(model, optimiser).items() if not name.startswith("state.")}
     saved, own = _parameters(tensors), _parameters(groups)
     if saved != own:
@@ -100,11 +99,6 @@ def _flat_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str,
     """
     options = StateDictOptions(flatten_optimizer_state_dict=True, cpu_offload=True)
     return get_optimizer_state_dict(model, optimiser, options=options)
-
-
-def _torch_name(name: str) -> str:
-    moment, _, parameter = name.partition(".")
-    return name if moment == "state" else f"state.{parameter}.{moment}"
 
 
 def _parameters(names: Iterable[str]) -> set[str]:

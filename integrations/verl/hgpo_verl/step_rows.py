@@ -14,7 +14,7 @@ from hgpo_train.rollout.collector import Tally
 from hgpo_train.rollout.commits import GroupCommitter
 from hgpo_train.rollout.finished import FinishedGroup
 from hgpo_train.training.data import env_options
-from hgpo_train.training.run_folder import FREE, table_values
+from hgpo_train.training.run_folder import FREE, fixed_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ class StepTable:
 
     def __init__(self, folder: Path, config: Config, split: str) -> None:
         environment = {"id": config.environment.id, **env_options(config, split)}  # as `hgpo rollout` stores it
-        stored = {"env": environment, "training": table_values(config, _FREE)}
+        stored = {"env": environment, "training": fixed_values(config, _FREE)}
         self._writer = StepWriter(folder, run=config.name, config=stored)
         self._env_id = config.environment.id
 

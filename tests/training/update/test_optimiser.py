@@ -82,17 +82,11 @@ def step_with_ones(model, optimiser):
     optimiser.step()
 
 
-def named_as_in_0_1(tensors):
-    parts = (name.removeprefix("state.").rpartition(".") for name in tensors)
-    return {f"{moment}.{parameter}": tensors[f"state.{parameter}.{moment}"] for parameter, _, moment in parts}
-
-
 @pytest.mark.parametrize("adapters", [False, True])
-@pytest.mark.parametrize("naming", [dict, named_as_in_0_1])
-def test_a_restored_optimiser_takes_the_same_step(model, tmp_path, naming, adapters):
+def test_a_restored_optimiser_takes_the_same_step(model, tmp_path, adapters):
     first = add_adapters(model, LoraConfig(rank=2)) if adapters else model
     optimiser = stepped(first, seed=1, steps=3)
-    save_file(naming(optimiser_tensors(first, optimiser)), tmp_path / "optimiser.safetensors")
+    save_file(optimiser_tensors(first, optimiser), tmp_path / "optimiser.safetensors")
     second = copy.deepcopy(first)
     other = stepped(second, seed=2, steps=1)
     second.load_state_dict(first.state_dict())
