@@ -17,7 +17,7 @@ from hgpo_envs.hashing import DEFAULT_DEPTH
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-VERSION: Final = 1
+VERSION: Final = 2
 """The schema version of written files. A reader of version n reads all versions up to n and rejects later ones."""
 
 MAX_DEPTH: Final = 64
@@ -154,6 +154,13 @@ _FLAGS: Final = _family(
         "penalty); for bare commands, whether the action is admissible.",
         default=True,
     ),
+    Column(
+        "action_admissible",
+        pl.Boolean(),
+        "Whether the environment could execute the action, whatever the form of the response.",
+        "unknown, or the rollout was aborted at this step",
+        since=2,
+    ),
     Column("terminated", pl.Boolean(), "Whether the task ended with this step; last rows only.", default=False),
     Column(
         "truncated",
@@ -168,7 +175,12 @@ _FLAGS: Final = _family(
         "Whether the rollout was aborted at this step for a reason outside the task; last rows only.",
         default=False,
     ),
-    Column("error", TEXT, "Reason why the rollout was aborted.", "the rollout was not aborted"),
+    Column(
+        "error",
+        TEXT,
+        "Reason why the rollout was aborted; or why it was lost, where an action of the policy ended its world.",
+        "neither",
+    ),
 )
 
 _NUMBERS: Final = _family(

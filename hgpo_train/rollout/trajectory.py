@@ -81,6 +81,7 @@ class Trajectory:
         episode = self.episode
         self._open |= {
             "action_valid": episode.action_valid,
+            "action_admissible": episode.state.valid,
             "terminated": episode.terminated,
             "truncated": episode.truncated,
             "won": episode.state.won,
