@@ -70,9 +70,9 @@ def test_runs_of_other_depths_share_their_hashes(tmp_path: Path) -> None:
 def test_a_column_that_came_later_is_null_in_older_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with StepWriter(tmp_path / "old") as writer:
         writer.add_group(group("a"))
-    later = schema.Column("mood", schema.TEXT, "How it felt.", "unknown", since=2, family="text")
+    later = schema.Column("mood", schema.TEXT, "How it felt.", "unknown", since=schema.VERSION + 1, family="text")
     original = schema.columns
-    monkeypatch.setattr(schema, "VERSION", 2)
+    monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
     for module in ("schema", "rows", "derived_columns"):
         monkeypatch.setattr(f"hgpo_datasets.{module}.columns", lambda depth=8: (*original(depth), later))
     with StepWriter(tmp_path / "new") as writer:
@@ -82,7 +82,7 @@ def test_a_column_that_came_later_is_null_in_older_files(tmp_path: Path, monkeyp
     assert both.rows() == [("a", None), ("b", "calm")]
     for name in ("old", "new"):
         assert verify(tmp_path / name).problems == []
-    with pytest.raises(InputError, match="schema version 1"):
+    with pytest.raises(InputError, match="schema version 2, not 3"):
         StepWriter(tmp_path / "old")
 
 
