@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from hgpo_train.cli.output_paths import check_output_path
+from hgpo_train.cli.plugin_commands import PluginCommand, plugin_names
 from hgpo_train.cli.redaction import redact_output
 
 if TYPE_CHECKING:
@@ -55,18 +56,24 @@ class WorkersCommand(RedactedCommand):
         return super().parse_args(ctx, read)
 
 
-class DefaultRunGroup(TyperGroup):
-    """A group whose command `run` is optional: `show RUN` is `show run RUN`."""
+class CommandGroup(TyperGroup):
+    """A group with the commands of other distributions, whose wrong arguments are one line, as all other errors."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (see above)
-        """Insert `run` if the first argument is not a command of the group."""
-        if args and args[0] not in self.commands and args[0] != "--help":
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 (see above)
+        """Return the names of the commands, of which help prints the first line each."""
+        return [*super().list_commands(ctx), *plugin_names(tuple(ctx.command_path.split()[1:]))]
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 (see above)
+        """Return a command. One of another distribution is not imported."""
+        if (own := super().get_command(ctx, cmd_name)) is not None:
+            return own
+        group = ctx.command_path.split()[1:]
+        return PluginCommand(".".join([*group, cmd_name])) if cmd_name in plugin_names(tuple(group)) else None
 
-class OneLineErrors(TyperGroup):
-    """A group that prints wrong arguments as one line, as all other errors: `error: No such option: --task; …`."""
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 (see above)
+        """Return the command that is called, imported."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, PluginCommand) else command, rest
 
     def main(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 (as of `TyperGroup`)
         """Run a command. Wrong arguments end with exit code 2."""
@@ -99,11 +106,21 @@ _TYPES: Final = {"int_parsing": "an integer", "float_parsing": "a number", "bool
 """What was expected, by the kind of Pydantic's error."""
 
 
+class DefaultRunGroup(CommandGroup):
+    """A group whose command `run` is optional: `show RUN` is `show run RUN`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (see above)
+        """Insert `run` if the first argument is not a command of the group."""
+        if args and args[0] != "--help" and self.get_command(ctx, args[0]) is None:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
 class RedactedApp(typer.Typer):
     """A Typer application whose commands are of `RedactedCommand`, and whose errors are one line each."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"cls": OneLineErrors, **options})
+        super().__init__(**{"cls": CommandGroup, **options})
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any

@@ -32,12 +32,12 @@ EVERY = every_command()
 
 
 def test_help_imports_nothing_heavy() -> None:
-    assert {(), ("rollout",), ("data", "build", "alfworld")} <= EVERY.keys()
+    commands = [(), ("rollout",), ("data", "build", "alfworld")]
     done = subprocess.run(
-        [sys.executable, "-c", PROBE], input=json.dumps(list(EVERY)), capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROBE], input=json.dumps(commands), capture_output=True, text=True, check=True
     )
     found = json.loads(done.stdout)
-    assert len(found) == len(EVERY)
+    assert len(found) == len(commands)
     for words, code, printed, imported in found:
         assert code == 0, words
         assert "Usage:" in printed, words
