@@ -23,6 +23,7 @@ collect_ignore = ["worlds/openenv_client.py", "worlds/verifiers_player.py"]
 """Programs of tests that run in environments of their own, whose packages are not here."""
 
 SHARED = Path(os.environ.get("HGPO_SHARED", Path(__file__).parent.parent.parent / "shared"))
+HEAVY = {"torch", "transformers", "marimo", "altair", "datasets", "minari", "pandas"}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,11 +35,16 @@ def _imported_libraries() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that takes more than `CPU_LIMIT` CPU seconds, with its processes, and is not marked `slow`."""
+    """Fail a test that takes more than `CPU_LIMIT` CPU seconds, with its processes, and is not marked `slow`.
+
+    The first test of a process that imports a heavy library is not measured.
+    """
+    absent = HEAVY - sys.modules.keys()
     before = sum(os.times()[:4])
     result = yield
     seconds = sum(os.times()[:4]) - before
-    limited = PROFILE in {"quick", "default"} and not item.config.pluginmanager.hasplugin("_cov")
+    covered = item.config.pluginmanager.hasplugin("_cov")
+    limited = PROFILE in {"quick", "default"} and not covered and not absent & sys.modules.keys()
     if limited and seconds > CPU_LIMIT and item.get_closest_marker("slow") is None:
         pytest.fail(
             f"took {seconds:.1f} CPU seconds, limit {CPU_LIMIT}: make it shorter or mark it slow", pytrace=False

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from command import ROOT, hgpo
+from command import ROOT, hgpo, invoke
 from distribution import write_distribution
 from typer.testing import CliRunner
 
@@ -50,11 +50,8 @@ def test_the_versions_import_no_library() -> None:
     assert not imported & {*LIBRARIES, "hgpo_envs", "hgpo_datasets"}
 
 
-def listed(**environment: str) -> dict[str, dict]:
-    process = hgpo("envs", "--json", **environment)
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == 0, error
-    return {one["id"]: one for one in json.loads(out)}
+def listed() -> dict[str, dict]:
+    return {one["id"]: one for one in json.loads(invoke("envs", "--json"))}
 
 
 @pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
@@ -72,14 +69,16 @@ def test_the_listed_splits_and_arguments_are_those_of_the_environment(env_id: st
     assert sum(bundled["splits"].values()) == len(gymnasium.make(env_id, split="all").unwrapped.tasks)
 
 
-def test_data_in_its_usual_place_is_found_with_its_size(tmp_path: Path) -> None:
+def test_data_in_its_usual_place_is_found_with_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = GeneratedStore(36, 0)
     write_folder(store, store.ids(), tmp_path / "official")
-    found = listed(ALFWORLD_DATA=str(tmp_path / "official"))["HGPO/ALFWorld-v0"]["data"]
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "official"))
+    found = listed()["HGPO/ALFWorld-v0"]["data"]
     assert found[1]["path"] == str(tmp_path / "official")
     assert sum(found[1]["splits"].values()) == 36
     (tmp_path / "empty").mkdir()
-    found = listed(ALFWORLD_DATA=str(tmp_path / "empty"))["HGPO/ALFWorld-v0"]["data"]
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "empty"))
+    found = listed()["HGPO/ALFWorld-v0"]["data"]
     assert "no playable game" in found[1]["error"]
 
 
@@ -89,7 +88,8 @@ def test_environments_of_other_packages_are_listed_and_broken_ones_hide_none(tmp
     broken = {"hgpo.environments": {"Theirs/Broken-v0": "absent_module:SPEC"}}
     write_distribution(tmp_path, "their-house", {}, broken)
     paths = [ROOT, ROOT / "datasets", ROOT / "tests/worlds", tmp_path]
-    found = listed(PYTHONPATH=os.pathsep.join(map(str, paths)))
+    process = hgpo("envs", "--json", PYTHONPATH=os.pathsep.join(map(str, paths)))
+    found = {each["id"]: each for each in json.loads(process.communicate(timeout=60)[0])}
     assert {"HGPO/ALFWorld-v0", "HGPO/WebShop-v0", "Mine/Doors-v0", "Theirs/Broken-v0"} <= found.keys()
     mine = found["Mine/Doors-v0"]
     assert mine["provider"] == "my-house"

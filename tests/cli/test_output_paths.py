@@ -55,15 +55,21 @@ def test_the_commands_with_an_output_are_found() -> None:
 
 
 @pytest.mark.parametrize("words", WITH_OUT, ids=" ".join)
-@pytest.mark.parametrize("bad", ["under a file", "under a file's folder", "no permission", "too long"])
-def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypatch, words, bad) -> None:
+def test_a_path_below_a_file_is_one_line_before_any_work(run, words) -> None:
     Path("file").touch()
-    out = {"too long": "x" * 5000, "no permission": "locked/x"}.get(bad, "file/x")
-    out += "/deep/y" if bad == "under a file's folder" else ""
-    if bad == "no permission":
-        Path("locked").mkdir()
-        access = os.access  # the superuser, who may run these tests, has every permission
-        monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked" and access(path, mode))
+    assert_refused(run, words, "file/x")
+
+
+@pytest.mark.parametrize("out", ["file/x/deep/y", "locked/x", "x" * 5000], ids=lambda out: out[:15])
+def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypatch, out) -> None:
+    Path("file").touch()
+    Path("locked").mkdir()
+    access = os.access  # the superuser, who may run these tests, has every permission
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked" and access(path, mode))
+    assert_refused(run, ("rollout",), out)
+
+
+def assert_refused(run, words, out) -> None:
     before = tree(Path())
     code, lines = run(*words, *arguments_of(WITH_OUT[words], out))
     assert code == 2, lines
@@ -81,40 +87,16 @@ def small_run(tmp_path_factory) -> Path:
 
 FAILED_STARTS = [
     ["train", "tiny-alfworld"],  # its model does not exist yet
-    ["train", "tiny-alfworld", "--set", "environment.options={data='/absent'}"],
-    ["train", "tiny-alfworld", "--set", "advantage.estimator=absent"],
-    ["train", "tiny-alfworld", "--set", "rollout.engine=absent"],
     ["sft", "RUN", "--set", "model.path=/absent"],
     ["rollout", "--policy", "absent"],
-    ["rollout", "--order", "absent"],
     ["rollout", "--tasks", "0"],
     ["rollout", "--env", "Absent/Env-v0"],
-    ["rollout", "--env-option", "absent=1"],
-    ["rollout", "--data", "absent"],
-    ["rollout", "--split", "absent"],
-    ["rollout", "--without", "absent"],
-    ["rollout", "--max-failed", "2"],
-    ["rollout", "--slots", "0"],
-    ["eval", "--policy", "absent"],
-    ["eval", "--policy", "expert", "--split", "absent"],
     ["eval", "--policy", "expert", "--against", "absent"],
-    ["quickstart", "--tasks", "0"],
     ["quickstart", "--group-size", "0"],
     ["advantages", "RUN", "-e", "absent"],
-    ["advantages", "absent"],
-    ["stats", "absent"],
-    ["compare-estimators", "RUN", "--truth", "absent", "-e", "hgpo"],
-    ["compare-estimators", "absent", "--truth", "absent", "-e", "absent"],
     ["stats", "RUN", "--by", "absent"],
-    ["data", "import", "verl-agent", "absent"],
     ["data", "build", "alfworld", "absent"],
-    ["data", "build", "webshop", "--items", "absent", "--attributes", "absent", "--human", "absent"],
-    ["data", "synth", "webshop", "--products", "0"],
-    ["data", "synth", "alfworld", "--games", "3"],
-    ["data", "export", "alfworld", "absent"],
-    ["data", "fetch", "webshop", "--size", "absent"],
     ["data", "fetch", "webshop", "--from", "absent"],
-    ["data", "fetch", "alfworld", "--from", "absent"],
 ]
 
 
@@ -133,7 +115,7 @@ def test_a_failed_start_keeps_a_folder_that_existed(run) -> None:
     assert Path("mine").is_dir()
 
 
-@pytest.mark.parametrize("name", ["bad name", "x/y", "../outside-v0", "/absolute-v0", "no-version", "", "x-v-1"])
+@pytest.mark.parametrize("name", ["bad name", "../outside-v0", ""])
 def test_a_bad_name_of_a_minari_dataset_is_one_line_and_leaves_nothing(run, small_run, monkeypatch, name) -> None:
     pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(Path("minari/datasets").absolute()))

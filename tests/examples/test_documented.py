@@ -50,6 +50,7 @@ def hgpo(folder: Path, *lines: str, path: tuple[Path, ...] = ()) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page(tmp_path):
     (tmp_path / "guess.py").write_text(documented("environments.md", "guess"))
     page = (ROOT / "docs/environments.md").read_text("utf-8")

@@ -82,6 +82,7 @@ print(json.dumps({"estimators": names(), "eval": json.loads(report)}))
 """
 
 
+@pytest.mark.slow
 def test_the_installed_package_works_with_all_commands(tmp_path):
     code = (ROOT / "examples/own_environment.py").read_text("utf-8")
     points = {"hgpo.environments": {BABYAI.id: "babyai_text:BABYAI"}}
