@@ -1,27 +1,45 @@
-"""Partitions of runs: consecutive shards with whole groups of rollouts, for processes and machines that share the work.
+"""Partitions of runs, and functions of partitions, which this process, a process pool or Ray computes.
 
-A group is never split over the shards of a run, so that no group is split over partitions. The partitions depend only
-on the shards and on their largest number of rows, and not on the number of processes that compute them.
+A group is never split over the shards of a run, and therefore not over partitions. The partitions depend only on the
+shards and on their largest number of rows, and not on what computes them. Results come in the partitions' order.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import polars as pl
 
 from hgpo_datasets import reading
 from hgpo_datasets.reader import StepFile, scan_files, shared_depth, source_files
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, ProcessError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from hgpo_datasets.sources import Source
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+RAY_RETRIES: Final = 3
+"""How often Ray repeats the work on a partition whose process ended."""
+
+_THREADS: Final = "POLARS_MAX_THREADS"
+_START: Final = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +50,25 @@ class Partition:
         number: Its place in the source, from 0.
         files: The files.
         depth: Depth of the hashes to read, if the files of the source differ in it.
+        storage_options: Options of the object store.
     """
 
     number: int
     files: tuple[StepFile, ...]
     depth: int | None = None
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
 
     def scan(self, storage_options: Mapping[str, Any] | None = None) -> pl.LazyFrame:
         """Scan the steps of the partition."""
-        return scan_files([file.path for file in self.files], self.depth, storage_options or {})
+        return scan_files([file.path for file in self.files], self.depth, storage_options or self.storage_options)
 
     def rows(self) -> int:
-        """Return the number of rows; read from the footers of files outside of runs, which must be local."""
-        shards = [file.shard for file in self.files if file.shard is not None]
-        if len(shards) == len(self.files):
-            return sum(shard.rows for shard in shards)
-        return int(self.scan().select(pl.len()).collect().item())
+        """Return the number of rows; read from the footers of files outside of runs."""
+        known = [file.shard.rows for file in self.files if file.shard is not None]
+        return sum(known) if len(known) == len(self.files) else int(self.scan().select(pl.len()).collect().item())
 
     def fingerprint(self) -> str:
-        """Return a fingerprint of the content, as ``sha256:<digits>``.
-
-        It is the SHA-256 of the digests of the shards in the manifest; for a file outside of a run, which must be
-        local, that of its size and footer.
-        """
+        """Return a fingerprint of the content, as ``sha256:<digits>``."""
         return combined(file_fingerprint(file) for file in self.files)
 
 
@@ -109,7 +123,174 @@ def partitions(
         if whole:
             may_end = _ends([_values(file.path, whole, depth, options) for file in files])
         borders = _borders([shard.rows for shard in shards], may_end, rows)
-    return [Partition(number, tuple(files[start:end]), depth) for number, (start, end) in enumerate(pairwise(borders))]
+    return [
+        Partition(number, tuple(files[start:end]), depth, options)
+        for number, (start, end) in enumerate(pairwise(borders))
+    ]
+
+
+def map_partitions(
+    function: Callable[[pl.LazyFrame], R],
+    parts: Sequence[Partition | pl.LazyFrame],
+    *,
+    processes: int = 1,
+    ray: bool = False,
+) -> Generator[R]:
+    """Apply a function to the steps of each partition and yield the results in order.
+
+    Close the generator (`contextlib.closing`) if it may not be exhausted: this waits for the partitions that have
+    begun, and for no others.
+
+    Args:
+        function: A function that can be pickled, for example one of a module or a `functools.partial` of it.
+        parts: Partitions, or tables in memory.
+        processes: Number of processes, or of Ray's tasks at a time. With 1 and without Ray, this process computes.
+        ray: Whether to compute on the cluster of `RAY_ADDRESS` or of an earlier `ray.init`. Without these, Ray is
+            started on this machine and stopped at the end. Requires the extra `ray`.
+
+    Raises:
+        InputError: `processes` is less than 1, or the function raised it.
+        ProcessError: Processes ended twice at the same partition, for example because the system killed them for their
+            memory; or the Ray job failed.
+    """
+    work = partial(_of_steps, function)
+    with closing(_on_ray(work, parts, processes) if ray else in_processes(work, parts, processes)) as results:
+        yield from results
+
+
+def _of_steps(function: Callable[[pl.LazyFrame], R], part: Partition | pl.LazyFrame) -> R:
+    return function(part.scan() if isinstance(part, Partition) else part)
+
+
+def in_processes(
+    function: Callable[[T], R], items: Sequence[T], processes: int = 1, *, isolated: bool = False
+) -> Generator[R]:
+    """Apply a function to items and yield the results in order. See `map_partitions`.
+
+    If a process ends, its work is repeated once in new processes. Together, the processes have as many threads as the
+    machine has cores.
+
+    Args:
+        function: A function that can be pickled.
+        items: Its arguments.
+        processes: Number of processes.
+        isolated: Whether a single process or item has a process of its own, too.
+
+    Raises:
+        InputError: `processes` is less than 1.
+        ProcessError: Processes ended twice at the same item. Its place is the number of results that were yielded.
+
+    >>> list(in_processes(abs, [-3, 2]))
+    [3, 2]
+    """
+    check_processes(processes)
+    if not isolated and (processes == 1 or len(items) < 2):
+        yield from map(function, items)
+        return
+    done, failed = 0, -1
+    while done < len(items):
+        alone = failed == done  # of several items that were at work, only this one may be to blame
+        try:
+            with closing(_pooled(function, items[done : done + 1] if alone else items[done:], processes)) as results:
+                for result in results:
+                    done += 1
+                    yield result
+        except BrokenProcessPool as error:
+            if alone:
+                raise ProcessError(
+                    f"a process was killed twice during the work on part {done + 1} of {len(items)}, perhaps for its "
+                    "memory; use fewer processes or smaller parts"
+                ) from error
+            failed = done
+
+
+def check_processes(processes: int) -> None:
+    """Check a number of processes.
+
+    Raises:
+        InputError: It is less than 1.
+    """
+    if processes < 1:
+        raise InputError(f"processes: expected an integer of at least 1, received {processes}")
+
+
+def _pooled(function: Callable[[T], R], items: Sequence[T], processes: int) -> Generator[R]:
+    # never "fork", because Polars' threads do not survive one; a fork server has imported Polars but never used it
+    context = multiprocessing.get_context(_START)
+    context.set_forkserver_preload(["hgpo_datasets.partitions"])
+    with ProcessPoolExecutor(min(processes, len(items)), context, initializer=_begin) as pool:
+        with _threads_of(processes):
+            results = pool.map(function, items)  # starts the processes
+        yield from results
+
+
+@contextmanager
+def _threads_of(processes: int) -> Iterator[None]:
+    """Let new processes share the cores. Polars reads the number of its threads when it is imported."""
+    given = os.environ.get(_THREADS)
+    os.environ[_THREADS] = given or str(max(1, (os.cpu_count() or 1) // processes))
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_THREADS]
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent finishes the parts that have begun
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is killed, because it would wait for work forever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _on_ray(function: Callable[[T], R], items: Sequence[T], workers: int) -> Generator[R]:
+    check_processes(workers)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    with _ray_running(workers):
+        task = ray.remote(num_cpus=1, max_retries=RAY_RETRIES)(_call)
+        begun = [task.remote(function, item) for item in items[:workers]]
+        try:
+            for number in range(len(items)):
+                yield ray.get(begun[number])
+                begun[number] = None
+                begun += [task.remote(function, item) for item in items[number + workers : number + workers + 1]]
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, InputError):
+                raise error.cause from None
+            raise ProcessError(f"the Ray job failed: {reading.first_line(error.cause)}") from error
+        except ray.exceptions.RayError as error:
+            raise ProcessError(f"the Ray job failed: {reading.first_line(error)}") from error
+
+
+def _call(function: Callable[[T], R], item: T) -> R:
+    return function(item)
+
+
+@contextmanager
+def _ray_running(workers: int) -> Iterator[None]:
+    """Start Ray, unless the program has started it, and stop it at the end."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    options: dict[str, Any] = {"runtime_env": {"env_vars": {_THREADS: threads}}}
+    if not os.environ.get("RAY_ADDRESS"):
+        options |= {"num_cpus": workers, "include_dashboard": False}
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _size_and_footer(path: Path) -> bytes:
