@@ -47,25 +47,28 @@ class State:
             and every `click[…]`).
         valid: Whether the last command was admissible and executed. True after a start.
         terminated: Whether the task has ended.
-        won: Whether the task was solved.
+        won: Whether the task was solved; None if the benchmark does not say.
         reward: The benchmark's reward for this step: in ALFWorld 1 when won, in WebShop the score in [0, 1].
         score: The benchmark's score so far, in [0, 1].
         info: Further fields of the benchmark, merged into Gymnasium's info (for WebShop: page, reward parts, …).
+        truncated: Whether the benchmark itself ended the episode before the task did, such as by a limit of its own.
     """
 
     text: str
     actions: Sequence[str]
     valid: bool = True
     terminated: bool = False
-    won: bool = False
+    won: bool | None = False
     reward: float = 0.0
     score: float = 0.0
     info: Mapping[str, Any] = field(default_factory=dict)
+    truncated: bool = False
 
     def __reduce__(self) -> tuple[type[State], tuple[Any, ...]]:
         """See `Task.__reduce__`."""
         flags = (self.valid, self.terminated, self.won)
-        return State, (self.text, self.actions, *flags, self.reward, self.score, dict(self.info))
+        info = dict(self.info)
+        return State, (self.text, self.actions, *flags, self.reward, self.score, info, self.truncated)
 
 
 class Engine(Protocol):

@@ -116,7 +116,7 @@ class Episode:
         action_valid: With ``action_format="response"``, whether the response had the expected form (verl-agent's flag,
             which the invalid-action penalty uses). Otherwise whether the command was admissible. True at the start.
         terminated: Whether the task has ended.
-        truncated: Whether the step limit was reached first.
+        truncated: Whether the step limit, or one of the benchmark's own, was reached first.
     """
 
     task: Task
@@ -173,7 +173,7 @@ class Episode:
         self._memory.clear()
         self._journal.clear()
         self.action, self.action_valid = "", True
-        self.terminated, self.truncated = state.terminated, False
+        self.terminated, self.truncated = state.terminated, state.truncated
 
     def act(self, text: str) -> None:
         """Execute a command or a response, depending on the action format. No text raises an error."""
@@ -204,7 +204,8 @@ class Episode:
         self.action = command
         self.action_valid = self.state.valid if well_formed is None else well_formed
         self.terminated = self.state.terminated
-        self.truncated = not self.terminated and self.steps_taken >= self.settings.max_steps
+        limited = self.state.truncated or self.steps_taken >= self.settings.max_steps
+        self.truncated = not self.terminated and limited
 
     def prompt(self, history_length: int | None = None) -> str:
         """Return the prompt for the current state.

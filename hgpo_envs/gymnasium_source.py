@@ -2,9 +2,13 @@
 
 Its observations must be text, or a dictionary with text under ``state``, ``text``, ``observation`` or ``obs``; its
 actions must be text. A task is a seed: ``reset(seed=int(task_id))``. These fields of its info are used if they are
-present: ``admissible_actions`` (or ``admissible_commands``), ``action_valid``, ``won`` (or ``success``) and ``score``.
-An episode that the environment itself truncates counts as terminated; set a smaller step limit to truncate it here.
-Any other value, such as a NaN reward or an observation that is not text, is an error that names the field.
+present: ``admissible_actions`` (or ``admissible_commands``), ``action_valid``, ``won`` (or ``success``, ``is_success``;
+None if it is not known) and ``score``. Any other value, such as a NaN reward or an observation that is not text, is an
+error that names the field.
+
+Without a field for success, a task is solved if its episode terminates with a reward of at least the
+``reward_threshold`` of the environment's `EnvSpec`, or of 1 if it has none. An episode that the environment truncates
+is not solved.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ SEEDS: Final = 10_000
 """Number of tasks of a source: the seeds 0 … SEEDS - 1."""
 
 _TEXT_KEYS: Final = ("state", "text", "observation", "obs")
-_WON_KEYS: Final = ("won", "success")
+_WON_KEYS: Final = ("won", "success", "is_success")
+_SOLVED: Final = 1.0  # the least reward of a solved task, for environments without a reward threshold
+
 _ACTION_KEYS: Final = ("admissible_actions", "admissible_commands")
 
 
@@ -44,26 +50,32 @@ class GymnasiumEngine:
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
         self._env, self._name = env, name
+        threshold = None if env.spec is None else env.spec.reward_threshold
+        self._solved = _SOLVED if threshold is None else threshold
         self._last: State | None = None
 
     def start(self, task_id: str) -> State:
         """Reset the environment with the task's seed."""
         given = self._env.reset(seed=int(task_id))
         observation, info = self._parts(given, ("observation", "info"), "reset")
-        self._last = _StepOutput(self._name, observation, info).state(0.0, ended=False)
+        self._last = _StepOutput(self._name, observation, info).state(0.0, self._solved)
         return self._last
 
     def act(self, command: str) -> State:
         """Step the environment. After the end of the episode, the last state is returned."""
         if self._last is None:
             raise RuntimeError("start a task first")
-        if self._last.terminated:
+        if self._last.terminated or self._last.truncated:
             return self._last
         names = ("observation", "reward", "terminated", "truncated", "info")
         observation, reward, terminated, truncated, info = self._parts(self._env.step(command), names, "step")
         given = _StepOutput(self._name, observation, info)
-        ended = given.flag("terminated", terminated) or given.flag("truncated", truncated)
-        self._last = given.state(given.number("reward", reward), ended=ended)
+        self._last = given.state(
+            given.number("reward", reward),
+            self._solved,
+            terminated=given.flag("terminated", terminated),
+            truncated=given.flag("truncated", truncated),
+        )
         return self._last
 
     def _parts(self, given: object, names: tuple[str, ...], method: str) -> tuple[Any, ...]:
@@ -82,19 +94,28 @@ class _StepOutput:
             raise self._wrong("info", "a dictionary", info)
         self._info: Mapping[str, Any] = info
 
-    def state(self, reward: float, *, ended: bool) -> State:
-        """Return the state, with defaults for the fields that info lacks."""
-        won = next((self.flag(key, self._info[key]) for key in _WON_KEYS if key in self._info), ended and reward > 0)
+    def state(self, reward: float, solved: float, *, terminated: bool = False, truncated: bool = False) -> State:
+        """Return the state, with defaults for the fields that info lacks.
+
+        Args:
+            reward: The step's reward.
+            solved: The least reward of a solved task, if info does not say whether the task is solved.
+            terminated: Whether the task has ended.
+            truncated: Whether the environment stopped the episode.
+        """
+        truncated = truncated and not terminated
+        key = next((key for key in _WON_KEYS if key in self._info), None)
+        won = terminated and reward >= solved if key is None else self._known(key)
         score = self._info.get("score", reward)
         return State(
             text=self._text(),
             actions=self._actions(),
             valid=self.flag("action_valid", self._info.get("action_valid", True)),
-            terminated=ended,
-            won=won,
+            terminated=terminated,
+            won=won and not truncated,
             reward=reward,
             score=self.number("score", score),
-            info={},
+            truncated=truncated,
         )
 
     def number(self, field: str, value: object) -> float:
@@ -107,6 +128,10 @@ class _StepOutput:
             if math.isfinite(number):
                 return number
         raise self._wrong(field, "a finite number", value)
+
+    def _known(self, key: str) -> bool | None:
+        value = self._info[key]
+        return None if value is None else self.flag(key, value)
 
     def flag(self, field: str, value: object) -> bool:
         """Return a boolean; 0 and 1 are accepted."""

@@ -55,7 +55,9 @@ def print_step(episode: Episode) -> None:
 def _ending(episode: Episode) -> str:
     if episode.state.won:
         return "won"
-    return "ended without success" if episode.terminated else "stopped by the step limit"
+    if not episode.terminated:
+        return "stopped by the step limit"
+    return "ended" if episode.state.won is None else "ended without success"
 
 
 def _printable(text: str) -> str:

@@ -225,6 +225,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
                     values = np.full(self.num_envs, None if dtype is np.object_ else 0, dtype=dtype)
                     columns[key] = values, np.zeros(self.num_envs, dtype=np.bool_)
                 values, present = columns[key]
+                if value is None and values.dtype != np.object_:  # an unknown `won`
+                    values = values.astype(np.object_)
+                    columns[key] = values, present
                 values[slot], present[slot] = value, True
         infos: dict[str, Any] = {}
         for key, (values, present) in columns.items():

@@ -29,7 +29,7 @@ class TaskTypeSummary:
         task_type: The benchmark's name of the task type; None if unknown.
         tasks: Number of distinct tasks.
         episodes: Number of trajectories.
-        success: Fraction of trajectories that were won.
+        success: Fraction of trajectories that were won, of those that say so; None if there is none.
         score: Mean score after the last step; None if the benchmark has no scores.
         mean_return: Mean undiscounted sum of rewards.
         mean_length: Mean number of steps.
@@ -40,7 +40,7 @@ class TaskTypeSummary:
     task_type: str | None
     tasks: int
     episodes: int
-    success: float
+    success: float | None
     score: float | None
     mean_return: float
     mean_length: float
@@ -146,7 +146,8 @@ def _ends(steps: pl.LazyFrame) -> pl.LazyFrame:
     return steps.group_by(_RUN_TRAJECTORY).agg(
         pl.col("env_id", "split", "task_type", "episode_return", "episode_length").first(),
         pl.col("score").sort_by("step").last(),
-        pl.col("won", "aborted").any(),
+        pl.col("won").any(ignore_nulls=False),
+        pl.col("aborted").any(),
         pl.col("action_valid").sum().alias("valid"),
     )
 

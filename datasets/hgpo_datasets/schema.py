@@ -168,7 +168,7 @@ _FLAGS: Final = _family(
         "Whether the step limit ended the trajectory at this step; last rows only.",
         default=False,
     ),
-    Column("won", pl.Boolean(), "Whether this step solved the task.", default=False),
+    Column("won", pl.Boolean(), "Whether this step solved the task.", "the environment does not say"),
     Column(
         "aborted",
         pl.Boolean(),

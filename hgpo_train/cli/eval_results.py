@@ -43,7 +43,8 @@ def print_results(
         as_json: Whether to print JSON instead of tables.
     """
     reports = evaluation_reports(own)
-    measures = ["success", *(["score"] if _scored(reports) else [])]
+    measures = ["success"] if reports[0].measures["success"] else []
+    measures += ["score"] if _scored(reports) else []
     comparisons = [] if other is None else [compare(own, other, measure) for measure in measures]
     if as_json:
         result = {"run": str(out), "reports": [one.as_dict() for one in reports]}
@@ -80,8 +81,8 @@ def _table(reports: list[EvaluationReport]) -> Table:
             *_mean_and_interval(_with_wilson(one.measures["success"]), 100, 1),
             *(_mean_and_interval(one.measures["score"], 1, 3) if scored else ()),
             *(("–" if one.scenario_success is None else f"{100 * one.scenario_success:.1f}",) if grouped else ()),
-            f"{one.measures['length'].mean:.1f}",
-            f"{100 * one.measures['validity'].mean:.1f}",
+            f"{_mean(one, 'length') or 0:.1f}",
+            f"{100 * (_mean(one, 'validity') or 0):.1f}",
             style="bold" if one.name == "all" else "",
         )
     return table
@@ -89,22 +90,31 @@ def _table(reports: list[EvaluationReport]) -> Table:
 
 def _scored(reports: list[EvaluationReport]) -> bool:
     """Return whether mean scores differ from success rates, so they are worth showing."""
-    return any(one.measures["score"].mean != one.measures["success"].mean for one in reports)
+    return any(_mean(one, "score") not in (None, _mean(one, "success")) for one in reports)
 
 
-def _with_wilson(one: MeasureSummary) -> MeasureSummary:
+def _mean(report: EvaluationReport, measure: str) -> float | None:
+    summary = report.measures[measure]
+    return None if summary is None else summary.mean
+
+
+def _with_wilson(one: MeasureSummary | None) -> MeasureSummary | None:
     """Return a success rate with Wilson's interval in place of the bootstrap's, whose width is 0 at 0% and 100%."""
-    if one.wilson_low is None or one.wilson_high is None:
+    if one is None or one.wilson_low is None or one.wilson_high is None:
         return one
     return replace(one, low=one.wilson_low, high=one.wilson_high)
 
 
-def _both_intervals(one: MeasureSummary) -> str:
-    bootstrap, wilson = (f"{100 * part.low:.1f}–{100 * part.high:.1f}" for part in (one, _with_wilson(one)))
+def _both_intervals(one: MeasureSummary | None) -> str:
+    if one is None:
+        return "success of all tasks: unknown"
+    bootstrap, wilson = (f"{100 * part.low:.1f}–{100 * part.high:.1f}" for part in (one, _with_wilson(one) or one))
     return f"success of all tasks: {100 * one.mean:.1f}%, 95% interval {wilson} (Wilson), {bootstrap} (bootstrap)"
 
 
-def _mean_and_interval(one: MeasureSummary, scale: float, places: int) -> tuple[str, str]:
+def _mean_and_interval(one: MeasureSummary | None, scale: float, places: int) -> tuple[str, str]:
+    if one is None:
+        return "unknown", "–"
     spread = "" if one.std is None else f" ±{scale * one.std:.{places}f}"
     return (
         f"{scale * one.mean:.{places}f}{spread}",

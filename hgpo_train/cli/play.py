@@ -194,7 +194,7 @@ def _report(console: Console, run: CollectedRun, before: int) -> None:
     for end in ends.slice(before).iter_rows(named=True):
         if end["next_state"]:
             console.print(Text(end["next_state"], style="dim"))
-        result = "[bold green]Solved[/]" if end["won"] else "[bold red]Not solved[/]"
+        result = {True: "[bold green]Solved[/]", False: "[bold red]Not solved[/]", None: "Ended"}[end["won"]]
         console.print(f"{result} in {end['step'] + 1} steps, return {end['episode_return']:g}")
 
 

@@ -117,7 +117,7 @@ def _report(console: Console, out: Path, tally: Tally, groups: int, *, interrupt
         ("groups in the run", f"{groups}"),
         ("new rollouts", f"{tally.trajectories}" + (f", {tally.aborted} of them failed" if tally.aborted else "")),
         ("steps", f"{tally.steps:,}  ({tally.steps / max(tally.seconds, 1e-9):,.0f}/s)"),
-        ("solved", f"{tally.success:.1%}" if whole else "–"),
+        ("solved", (f"{tally.success:.1%}" if whole > tally.unknown else "unknown") if whole else "–"),
         ("mean score", f"{tally.score / whole:.3f}" if whole else "–"),
     ):
         table.add_row(name, value)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _VALUES: Final[dict[str, Callable[[TaskTypeSummary], str]]] = {
     "tasks": lambda kind: f"{kind.tasks:,}",
     "episodes": lambda kind: f"{kind.episodes:,}",
-    "success": lambda kind: f"{kind.success:.1%}",
+    "success": lambda kind: "unknown" if kind.success is None else f"{kind.success:.1%}",
     "score": lambda kind: "" if kind.score is None else f"{kind.score:.3f}",
     "return": lambda kind: f"{kind.mean_return:.3f}",
     "length": lambda kind: f"{kind.mean_length:.1f}",

@@ -53,14 +53,14 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
         measure: One of `MEASURES`.
 
     Raises:
-        InputError: The evaluations have no task in common.
+        InputError: The evaluations have no task in common in which the measure is known.
 
     >>> table = pl.DataFrame({"task_id": ["a", "b", "c"], "success": [1.0, 1.0, 0.0], "aborted": False})
     >>> compare(table, table.with_columns(success=pl.lit(0.0))).p  # 2 of 3 differ: 2 of 4 sign flips are as extreme
     0.5
     """
     means = [
-        table.filter(~pl.col("aborted")).group_by("task_id").agg(pl.col(measure).mean().alias(name))
+        table.filter(~pl.col("aborted")).drop_nulls(measure).group_by("task_id").agg(pl.col(measure).mean().alias(name))
         for name, table in (("first", first), ("second", second))
     ]
     both = means[0].join(means[1], on="task_id").sort("task_id")

@@ -41,7 +41,7 @@ def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
         steps.group_by("iteration", "task_id", "trajectory")
         .agg(
             pl.col("task_type", "env_id").first(),
-            pl.col("won").any().cast(pl.Float64).alias("success"),
+            pl.col("won").any(ignore_nulls=False).cast(pl.Float64).alias("success"),
             pl.col("score").sort_by("step").last().cast(pl.Float64),
             pl.len().cast(pl.Float64).alias("length"),
             pl.col("action_valid").mean().alias("validity"),
@@ -100,7 +100,7 @@ class EvaluationReport:
         episodes: Number of episodes without failure.
         aborted: Number of episodes that failed for a reason outside the task; the measures exclude them.
         seeds: The seeds.
-        measures: A summary of each of `MEASURES`.
+        measures: A summary of each of `MEASURES`, over the episodes in which it is known; None if there is none.
         scenarios: Number of scenarios; None if the benchmark has none.
         scenario_success: The share of scenarios all of whose episodes of a seed solved their task, as a mean over
             seeds; scenarios with failed episodes are excluded (AppWorld's scenario goal completion).
@@ -111,7 +111,7 @@ class EvaluationReport:
     episodes: int
     aborted: int
     seeds: tuple[int, ...]
-    measures: dict[str, MeasureSummary]
+    measures: dict[str, MeasureSummary | None]
     scenarios: int | None = None
     scenario_success: float | None = None
 
@@ -158,7 +158,10 @@ def _scenarios(table: pl.DataFrame) -> dict[str, Any]:
     return {"scenarios": table["scenario"].n_unique(), "scenario_success": solved["success"].mean()}
 
 
-def _summarize_measure(table: pl.DataFrame, measure: str) -> MeasureSummary:
+def _summarize_measure(table: pl.DataFrame, measure: str) -> MeasureSummary | None:
+    table = table.drop_nulls(measure)
+    if table.is_empty():
+        return None
     seeds = table.group_by("seed").agg(pl.col(measure).mean()).sort("seed")[measure]
     sums = table.group_by("task_id").agg(pl.col(measure).sum(), pl.len()).sort("task_id")
     total, number = sums[measure].to_numpy(), sums["len"].to_numpy().astype(np.float64)

@@ -93,7 +93,8 @@ def checked_state(state: object) -> State | Failure:
     if not isinstance(state, State):
         return Failure("EnvironmentFailed", f"expected a State, received {preview(state)}")
     try:
-        flags = (_flag("valid", state.valid), _flag("terminated", state.terminated), _flag("won", state.won))
+        won = _optional(_flag, "won", state.won)
+        flags = (_flag("valid", state.valid), _flag("terminated", state.terminated), won)
         numbers = (checked_number("reward", state.reward), checked_number("score", state.score))
         return State(
             checked_text("state text", state.text),
@@ -101,6 +102,7 @@ def checked_state(state: object) -> State | Failure:
             *flags,
             *numbers,
             state.info,
+            _flag("truncated", state.truncated),
         )
     except BadValueError as error:
         return Failure("EnvironmentFailed", str(error))

@@ -91,7 +91,7 @@ class CollectedRun:
         rollouts = self.steps.group_by("iteration", "task_id", "group", "trajectory").agg(
             pl.len().alias("length"),
             pl.col("reward").sum(),
-            pl.col("won").fill_null(value=False).any(),
+            pl.col("won").any(ignore_nulls=False),
             pl.col("action_valid").sum(),
             pl.col("aborted").any(),
         )

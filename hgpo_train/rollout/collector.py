@@ -48,6 +48,7 @@ class Tally:
         trajectories: Number of rollouts that ended, including aborted ones.
         aborted: Number of rollouts that failed.
         won: Number of rollouts that solved their task.
+        unknown: Number of rollouts whose environment does not say whether they did.
         score: Sum of the final scores of rollouts that did not fail.
         policy_s: Seconds spent in the policy's calls in this thread.
         environment_s: Seconds spent in engines and prompts.
@@ -66,6 +67,7 @@ class Tally:
     trajectories: int = 0
     aborted: int = 0
     won: int = 0
+    unknown: int = 0
     score: float = 0.0
     policy_s: float = 0.0
     environment_s: float = 0.0
@@ -96,8 +98,8 @@ class Tally:
 
     @property
     def success(self) -> float:
-        """The share of rollouts without failure that solved their task; NaN if there is none."""
-        whole = self.trajectories - self.aborted
+        """The share of rollouts that solved their task, of those that say so and did not fail; NaN if there is none."""
+        whole = self.trajectories - self.aborted - self.unknown
         return self.won / whole if whole else float("nan")
 
 
@@ -351,7 +353,9 @@ class Collector:
             self.tally.failing_tasks.add(trajectory.group.task_id)
             self.tally.reasons.add(failure)
         else:
-            self.tally.won += trajectory.episode.state.won
+            won = trajectory.episode.state.won
+            self.tally.won += won is True
+            self.tally.unknown += won is None
             self.tally.score += trajectory.episode.state.score
         self.tally.trajectories += 1
         place.trajectory = place.action = None

@@ -102,7 +102,7 @@ class Trajectory:
             return
         if not self._open:  # the failure occurred before the first state
             self._open = {**self._common, "step": 0, "state": ""}
-        self._open |= {**failed, "reward": 0.0}
+        self._open |= {**failed, "reward": 0.0, "won": False}
         self._close()
 
     def _close(self) -> None:

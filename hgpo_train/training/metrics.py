@@ -24,7 +24,12 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
     """
     if steps.is_empty():
         return {}
-    flags = [pl.col("won").any(), pl.col("aborted").any(), pl.col("score").last(), pl.col("reward").sum()]
+    flags = [
+        pl.col("won").any(ignore_nulls=False),
+        pl.col("aborted").any(),
+        pl.col("score").last(),
+        pl.col("reward").sum(),
+    ]
     episodes = steps.group_by("trajectory", maintain_order=True).agg(
         *flags, pl.col("task_type").first(), pl.len().alias("length"), pl.col("action_valid").mean()
     )

@@ -44,8 +44,8 @@ class Index:
             group).
         groups: One row per group, in the order of the rows: the columns of `GROUP`, `split`, `task_type`, `task`,
             `number` (its position), `first` (position of its first trajectory), `size`, `row`, `rows`, `won` (number of
-            trajectories), `aborted`, `truncated`, `invalid` (steps), `mean_return` and `mean_length` (without aborted
-            trajectories).
+            trajectories; null if it is unknown of one), `aborted`, `truncated`, `invalid` (steps), `mean_return` and
+            `mean_length` (without aborted trajectories).
         depth: Largest k of the stored contexts.
     """
 
@@ -141,10 +141,19 @@ def read_index(files: Sequence[str]) -> Index:
 
 def _episodes(once: pl.DataFrame, flags: pl.DataFrame, starts: np.ndarray) -> pl.DataFrame:
     """Return one row per trajectory from its constant columns and the flags of all rows."""
-    ever = {name: np.logical_or.reduceat(flags[name].to_numpy(), starts) for name in ("won", "aborted", "truncated")}
+    ever = {name: np.logical_or.reduceat(flags[name].to_numpy(), starts) for name in ("aborted", "truncated")}
+    won = np.maximum.reduceat(flags["won"].fill_null(value=False).to_numpy(), starts)
+    unknown = np.logical_or.reduceat(flags["won"].is_null().to_numpy(), starts) & ~won
     invalid = np.add.reduceat(~flags["action_valid"].to_numpy(), starts, dtype=np.int64)
     length = np.diff(starts, append=flags.height)
-    numbers = {"row": starts.astype(np.int64), "length": length.astype(np.int64), "invalid": invalid, **ever}
+    won = pl.Series(won).set(pl.Series(unknown), None)
+    numbers = {
+        "row": starts.astype(np.int64),
+        "length": length.astype(np.int64),
+        "invalid": invalid,
+        **ever,
+        "won": won,
+    }
     number = pl.struct(GROUP).rle_id().cast(pl.Int64).alias("number")
     return once.with_columns(pl.Series(name, values) for name, values in numbers.items()).with_columns(number)
 
@@ -158,7 +167,8 @@ def _groups(episodes: pl.DataFrame) -> pl.DataFrame:
             pl.len().cast(pl.Int64).alias("size"),
             pl.col("row").first(),
             pl.col("length").sum().alias("rows"),
-            pl.col("won", "aborted", "truncated", "invalid").sum().cast(pl.Int64),
+            pl.col("aborted", "truncated", "invalid").sum().cast(pl.Int64),
+            pl.when(~pl.col("won").filter(whole).has_nulls()).then(pl.col("won").sum().cast(pl.Int64)).alias("won"),
             pl.col("episode_return").filter(whole).mean().alias("mean_return"),
             pl.col("length").filter(whole).mean().alias("mean_length"),
         )

@@ -70,7 +70,7 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
 def _results(episodes: pl.DataFrame) -> dict[str, Any]:
     """Return results. The 95% interval of success takes tasks as independent trials, because rollouts share them."""
     whole = episodes.filter(~pl.col("aborted"))
-    tasks = whole.group_by("env_id", "task_id").agg(pl.col("won").mean())
+    tasks = whole.drop_nulls("won").group_by("env_id", "task_id").agg(pl.col("won").mean())
     interval = None
     if tasks.height:
         interval = wilson_interval(min(1.0, max(0.0, float(str(tasks["won"].mean())))), tasks.height)

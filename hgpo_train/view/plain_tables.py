@@ -38,7 +38,7 @@ def import_table(files: Sequence[str], folder: Path) -> None:
     """Write the rows of plain Parquet files as a run.
 
     A column of the step table is taken over if the table has it. ``task`` stands for ``task_id`` where that is missing.
-    Steps are counted from 0 in each trajectory. Without a column ``won``, a rollout with a positive return is won.
+    Steps are counted from 0 in each trajectory.
 
     Args:
         files: Files with the same columns.
@@ -85,9 +85,8 @@ def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
         name: last & pl.col(name).any().over(within) for name in _FLAGS if name in table.columns
     }
     at_end |= {name: pl.when(last).then(pl.col(name)) for name in _TEXTS if name in table.columns}
-    won = {} if "won" in table.columns else {"won": last & (pl.col("reward").sum().over(within) > 0)}
     first = pl.col("step").min().over(within)
-    table = table.with_columns(pl.col("step") - first, **at_end, **won)
+    table = table.with_columns(pl.col("step") - first, **at_end)
     if table.select(row_keys(table.columns)).is_duplicated().any():
         raise InputError("expected each step of a trajectory once; the table has several rows of one step")
     return table

@@ -84,7 +84,8 @@ def tasks_document(index: Index, chosen: TaskFilter, numbers: list[int] | None =
         pl.col("task_type", "task", "split").first(),
         pl.col("number").min().alias("first_number"),
         pl.col("number").alias("numbers"),
-        pl.col("size", "won", "aborted", "truncated", "invalid", "rows").sum(),
+        pl.col("size", "aborted", "truncated", "invalid", "rows").sum(),
+        pl.when(~pl.col("won").has_nulls()).then(pl.col("won").sum()).alias("won"),
         ((pl.col("mean_return") * whole).sum() / whole.sum()).fill_nan(None).alias("mean_return"),
         ((pl.col("mean_length") * whole).sum() / whole.sum()).fill_nan(None).alias("mean_length"),
     )

@@ -6,11 +6,15 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hgpo_datasets.reader import step_files
 from hgpo_envs.errors import InputError, UnknownTask
 from hgpo_envs.gymnasium_source import SEEDS, GymnasiumEngine, GymnasiumSource
+from hgpo_train.evaluation.report import episode_table, evaluation_reports
+from hgpo_train.rollout.collection import collect
+from hgpo_train.view.index import read_index
 
 
 class Odd(gymnasium.Env):
@@ -50,6 +54,53 @@ def test_gymnasium_environments_are_played(step, reward):
     assert type(state.reward) is type(state.score) is float
     assert {type(flag) for flag in (state.terminated, state.won, state.valid)} == {bool}
     assert all(type(action) is str for action in state.actions)
+
+
+@pytest.mark.parametrize(
+    ("step", "threshold", "won"),
+    [
+        (("x", 1.0, True, False, {}), None, True),
+        (("x", 0.5, True, False, {}), None, False),  # partial credit
+        (("x", 0.5, True, False, {}), 0.5, True),
+        (("x", 1.0, False, False, {}), None, False),  # a reward on the way
+        (("x", 1.0, False, True, {}), None, False),  # truncated by the environment
+        (("x", 1.0, True, True, {}), None, True),
+        (("x", 0.0, True, False, {"is_success": True}), None, True),
+        (("x", 1.0, True, False, {"success": np.False_}), None, False),
+        (("x", 1.0, False, True, {"won": True}), None, False),
+        (("x", 1.0, True, False, {"won": None}), None, None),
+    ],
+)
+def test_success(step, threshold, won):
+    env = Odd(step=step)
+    env.spec = gymnasium.envs.registration.EnvSpec("Odd-v0", reward_threshold=threshold)
+    engine = GymnasiumEngine(env, "Odd-v0")
+    engine.start("0")
+    state = engine.act("x")
+    assert state.won is won
+    assert (state.terminated, state.truncated) == (step[2], step[3] and not step[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "solved"),
+    [
+        ("Guess", lambda ends: (ends["next_state"] == "Right.").mean()),
+        ("Graded", lambda ends: (ends["next_state"] == "Right.").mean()),
+        ("GradedThreshold", lambda ends: ends["terminated"].mean()),  # half a point is enough
+        ("Silent", lambda ends: None),
+    ],
+)
+def test_reported_success_is_that_of_the_episodes(tmp_path, name, solved):
+    """A guessing game was reported as solved in 100% of episodes, because partial credit and truncation counted."""
+    run = collect(f"foreign:Foreign/{name}-v0", "random", tmp_path / "run", tasks=12, group_size=1, limit=2)
+    ends = run.steps.group_by("trajectory").last().collect()
+    rate = solved(ends)
+    assert name == "Silent" or rate > 0
+    assert name == "GradedThreshold" or not rate or rate < 1
+    assert run.summary["success"] == rate
+    report = evaluation_reports(episode_table(run.steps))[0].measures["success"]
+    assert report == rate is None or report.mean == rate
+    assert read_index(step_files(run.path)).episodes["won"].mean() == rate
 
 
 class Unprintable:
@@ -105,6 +156,7 @@ ANYTHING = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(st.tuples(ANYTHING, ANYTHING, ANYTHING, ANYTHING, ANYTHING))
 def test_any_value_gives_a_valid_state_or_a_one_line_error(step):
     try:

@@ -30,4 +30,23 @@ class Guess(gymnasium.Env):
         return self._show("Right." if won else f"Wrong, {self.left} left."), float(won), won, self.left == 0, info
 
 
+class Graded(Guess):
+    """The same game with partial credit: half the reward for a wrong guess, and an end with the second guess."""
+
+    def step(self, action):
+        observation, reward, won, truncated, info = super().step(action)
+        return observation, reward or 0.5, won or self.left == self.limit - 2, truncated, info
+
+
+class Silent(Guess):
+    """The same game; it does not say whether a guess was right."""
+
+    def step(self, action):
+        observation, reward, won, truncated, info = super().step(action)
+        return observation, reward, won, truncated, {**info, "is_success": None}
+
+
 gymnasium.register("Foreign/Guess-v0", entry_point=Guess)
+gymnasium.register("Foreign/Silent-v0", entry_point=Silent)
+gymnasium.register("Foreign/Graded-v0", entry_point=Graded)
+gymnasium.register("Foreign/GradedThreshold-v0", entry_point=Graded, reward_threshold=0.5)

@@ -1,6 +1,7 @@
 // Where documents come from: the server, or the file itself (`hgpo view -o`).
 import { useEffect, useState } from "preact/hooks";
 import type { Group, Head, Task, Tasks } from "./documents";
+import { share } from "./format";
 
 export type Query = Record<string, string | string[] | undefined>;
 
@@ -106,7 +107,7 @@ function find(from: Embedded, run: string, name: string): { group: number; row: 
 
 const SORTS: Record<string, (task: Task) => number | string> = {
   task: (task) => task.task_id,
-  success: (task) => task.won / task.size,
+  success: (task) => share(task.won, task.size) ?? Infinity,
   return: (task) => task.mean_return ?? Infinity,
   length: (task) => task.mean_length ?? Infinity,
   invalid: (task) => task.invalid,
@@ -116,7 +117,7 @@ const SORTS: Record<string, (task: Task) => number | string> = {
 function filtered(all: Tasks, query: Query): Tasks {
   const text = String(query.text ?? "").toLowerCase();
   const tasks = all.tasks.filter((task) => {
-    const outcome = task.won === 0 ? "none" : task.won === task.size ? "all" : "partly";
+    const outcome = task.won === null ? "unknown" : task.won === 0 ? "none" : task.won === task.size ? "all" : "partly";
     const words = `${task.task_id} ${typeof task.task === "string" ? task.task : (task.task?.cut ?? "")}`.toLowerCase();
     return (
       (!query.outcome || query.outcome === "any" || query.outcome === outcome) &&

@@ -84,7 +84,7 @@ export type GroupRow = {
   iteration: number;
   group: number;
   size: number;
-  won: number;
+  won: number | null;
   aborted: number;
   truncated: number;
   invalid: number;
@@ -113,7 +113,7 @@ export type Trajectory = {
   length: number;
   episode_return: number;
   score: number | null;
-  won: boolean;
+  won: boolean | null;
   aborted: boolean;
   truncated: boolean;
   invalid: number;
@@ -134,7 +134,7 @@ export type Group = {
   row: number;
   rows: number;
   size: number;
-  won: number;
+  won: number | null;
   aborted: number;
   truncated: number;
   invalid: number;

@@ -1,6 +1,8 @@
 export const percent = (value: number | null | undefined, digits = 0): string =>
   value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)}%`;
 
+export const share = (part: number | null, whole: number): number | null => (part === null || !whole ? null : part / whole);
+
 export const number = (value: number | null | undefined, digits = 2): string => {
   if (value === null || value === undefined) return "–";
   return Number.isInteger(value) && Math.abs(value) < 1e15 ? value.toLocaleString("en") : value.toFixed(digits);

@@ -38,7 +38,7 @@ function statesOf(group: Group, estimate: Estimate | null): States {
     edges.set(key, edge);
     if (trajectory[row + 1] !== trajectory[row]) {
       const one = group.trajectories[trajectory[row] as number];
-      if (one && !one.aborted) ends.set(to, one.won || ends.get(to) === "won" ? "won" : "dead");
+      if (one && !one.aborted && one.won !== null) ends.set(to, one.won || ends.get(to) === "won" ? "won" : "dead");
     }
   });
   const waiting = [...layer.keys()];
@@ -138,7 +138,7 @@ export function Graph({ run, group, estimate, iterations }: Props) {
         Highlight {iterations ? "an iteration" : "a trajectory"}{" "}
         <select value={overlay} onChange={(event) => setOverlay(event.currentTarget.value)}>
           <option value="">all</option>
-          {iterations ? iterationOptions(group, iterations) : group.trajectories.map((one, place) => <option value={String(place)}>{one.won ? "✓" : one.aborted ? "!" : "✗"} {one.trajectory.slice(0, 60)}</option>)}
+          {iterations ? iterationOptions(group, iterations) : group.trajectories.map((one, place) => <option value={String(place)}>{one.won ? "✓" : one.aborted ? "!" : one.won === null ? "?" : "✗"} {one.trajectory.slice(0, 60)}</option>)}
         </select>
       </label>
       <div class="graph-scroll" ref={scroller} role="region" aria-label="Graph of states; its states are listed below" tabIndex={0}>

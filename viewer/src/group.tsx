@@ -81,8 +81,8 @@ export function GroupHead({ run, group, inner }: { run: string; group: Group; in
       <h1><Marked text={plain(group.task ?? group.task_id)} /></h1>
       <p class="note">
         <bdi><Marked text={group.task_id} /></bdi>
-        {group.task_type && <> · <Line text={group.task_type} most={60} /></>} · {group.won} of {whole} won
-        {whole > 0 && ` (${percent(group.won / whole)})`} · mean return {number(group.mean_return)} · {counted(group.rows, "step")}
+        {group.task_type && <> · <Line text={group.task_type} most={60} /></>} · {group.won === null ? "success unknown" : `${group.won} of ${whole} won`}
+        {group.won !== null && whole > 0 && ` (${percent(group.won / whole)})`} · mean return {number(group.mean_return)} · {counted(group.rows, "step")}
         {group.invalid > 0 && ` · ${counted(group.invalid, "invalid action")}`}
         {group.aborted > 0 && ` · ${group.aborted} aborted`}
       </p>

@@ -3,7 +3,7 @@ import { Fragment } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { get, isFile, type Query, useDocument } from "./data";
 import type { Group, GroupRow, Hit, Overview, Search, Task, Tasks, Trajectory } from "./documents";
-import { counted, number, percent } from "./format";
+import { counted, number, percent, share } from "./format";
 import { go, links, type Route } from "./route";
 import { Line } from "./texts";
 
@@ -325,7 +325,7 @@ function Grid({ path, run, route, version, tasks, open, toggle }: {
                 {(single || open.has(groupId(group))) && (members.get(group.number) ?? []).map((one, place) => (
                   <div key={one.trajectory} {...common(`w ${one.trajectory}`, single ? 2 : 3, undefined, links.step(run, one.trajectory, 0), selected === `w ${one.trajectory}`)}>
                     <span role="gridcell" class="name" title={one.trajectory}><Outcome of={one} /><Line text={shortNames(members.get(group.number) ?? [])[place]} most={60} /></span>
-                    <span role="gridcell">{one.aborted ? "–" : one.won ? "1" : "0"}</span>
+                    <span role="gridcell">{one.aborted || one.won === null ? "–" : one.won ? "1" : "0"}</span>
                     <span role="gridcell">{number(one.episode_return)}</span>
                     <span role="gridcell">{one.length}</span>
                     <span role="gridcell">{one.invalid || ""}</span>
@@ -358,6 +358,7 @@ const Arrow = ({ open }: { open: boolean }) => <span class={`arrow ${open ? "ope
 export function Outcome({ of }: { of: Trajectory }) {
   if (of.aborted) return <span class="mark aborted" role="img" aria-label="aborted" title="aborted">!</span>;
   if (of.won) return <span class="mark won" role="img" aria-label="won" title="won">✓</span>;
+  if (of.won === null) return <span class="mark" role="img" aria-label="success unknown" title="success unknown">?</span>;
   return <span class="mark lost" role="img" aria-label={of.truncated ? "step limit" : "not won"} title={of.truncated ? "step limit" : "not won"}>{of.truncated ? "…" : "✗"}</span>;
 }
 
@@ -365,8 +366,8 @@ function Figures({ of }: { of: Task | GroupRow }) {
   const whole = of.size - of.aborted;
   return (
     <>
-      <span role="gridcell" title={`${of.won} of ${whole} won${of.aborted ? `, ${of.aborted} aborted` : ""}`}>
-        {whole ? percent(of.won / whole) : "–"}{of.aborted > 0 && <span class="mark aborted" role="img" aria-label={`${of.aborted} aborted`}>!</span>}
+      <span role="gridcell" title={`${of.won ?? "unknown number"} of ${whole} won${of.aborted ? `, ${of.aborted} aborted` : ""}`}>
+        {percent(share(of.won, whole))}{of.aborted > 0 && <span class="mark aborted" role="img" aria-label={`${of.aborted} aborted`}>!</span>}
       </span>
       <span role="gridcell">{number(of.mean_return)}</span>
       <span role="gridcell">{number(of.mean_length, 1)}</span>

@@ -77,11 +77,11 @@ class ALFWorldEngine:
             return replace(state, valid=False, reward=0.0)
         command = command.strip()
         if command not in state.actions:
-            return self._show(observations.NOTHING_HAPPENS, state.actions, valid=False, won=state.won, ended=state.won)
+            return self._show(observations.NOTHING_HAPPENS, state.actions, valid=False, won=False, ended=False)
         verb, first, second = self._commands.meaning[command]
         observation = rules.RULES[verb](self.game, self.game_state, first, second)
         actions = state.actions if verb in rules.SEEING else self._commands.offered(self.game_state)
-        won = rules.won(self.game, self.game_state) if state.won or verb in self._deciding else False
+        won = verb in self._deciding and rules.won(self.game, self.game_state)
         return self._show(observation, actions, valid=True, won=won, ended=won)
 
     def fork(self) -> ALFWorldEngine:

@@ -69,7 +69,7 @@ def play_engine(root: Path, python: str, episodes: Sequence[Episode]) -> Iterato
         yield Played(
             tuple(state.text for state in states),
             tuple(state.terminated for state in states),
-            states[-1].won,
+            bool(states[-1].won),
             info["tests_passed"],
             info["tests"],
             tuple(sorted(info["failed_tests"])),

@@ -357,7 +357,7 @@ class Graph:
             state.valid,
             state.terminated,
             (gains[0], gains[1]),
-            self._rewards.final(won=state.won, score=state.score),
+            self._rewards.final(won=bool(state.won), score=state.score),
         )
         return move
 

@@ -111,6 +111,8 @@ def outcome(trajectory: dict[str, Any]) -> tuple[str, str]:
         return "!", "warning"
     if trajectory["won"]:
         return "✓", "success"
+    if trajectory["won"] is None:
+        return "?", "warning"
     return ("…", "warning") if trajectory["truncated"] else ("✗", "error")
 
 

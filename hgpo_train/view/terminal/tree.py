@@ -201,7 +201,7 @@ class TreeScreen(Screen[None]):
         first = index.group(number_)["row"]
         rows = index.members(number_).to_dicts()
         for one, name in zip(rows, short_names([row["trajectory"] for row in rows]), strict=True):
-            won = "–" if one["aborted"] else str(int(one["won"]))
+            won = "–" if one["aborted"] or one["won"] is None else str(int(one["won"]))
             invalid = str(one["invalid"] or "")
             figures = (won, number(one["episode_return"]), str(one["length"]), invalid)
             enter = partial(self._open, index, number_, one["row"] - first)
@@ -257,5 +257,5 @@ class TreeScreen(Screen[None]):
 def _figures(of: dict[str, Any]) -> tuple[str, ...]:
     """Return the figures of a task or a group."""
     whole = of["size"] - of["aborted"]
-    won = f"{of['won'] / whole:.0%}" if whole else "–"
+    won = f"{of['won'] / whole:.0%}" if whole and of["won"] is not None else "–"
     return won, number(of["mean_return"]), number(of["mean_length"], 1), str(of["invalid"] or "")
