@@ -142,20 +142,14 @@ def read_index(files: Sequence[str]) -> Index:
 def _episodes(once: pl.DataFrame, flags: pl.DataFrame, starts: np.ndarray) -> pl.DataFrame:
     """Return one row per trajectory from its constant columns and the flags of all rows."""
     ever = {name: np.logical_or.reduceat(flags[name].to_numpy(), starts) for name in ("aborted", "truncated")}
-    won = np.maximum.reduceat(flags["won"].fill_null(value=False).to_numpy(), starts)
-    unknown = np.logical_or.reduceat(flags["won"].is_null().to_numpy(), starts) & ~won
+    solved = np.logical_or.reduceat(flags["won"].fill_null(value=False).to_numpy(), starts)
+    unknown = np.logical_or.reduceat(flags["won"].is_null().to_numpy(), starts) & ~solved
+    won = pl.Series("won", solved).set(pl.Series(unknown), None)
     invalid = np.add.reduceat(~flags["action_valid"].to_numpy(), starts, dtype=np.int64)
     length = np.diff(starts, append=flags.height)
-    won = pl.Series(won).set(pl.Series(unknown), None)
-    numbers = {
-        "row": starts.astype(np.int64),
-        "length": length.astype(np.int64),
-        "invalid": invalid,
-        **ever,
-        "won": won,
-    }
+    numbers = {"row": starts.astype(np.int64), "length": length.astype(np.int64), "invalid": invalid, **ever}
     number = pl.struct(GROUP).rle_id().cast(pl.Int64).alias("number")
-    return once.with_columns(pl.Series(name, values) for name, values in numbers.items()).with_columns(number)
+    return once.with_columns(*(pl.Series(name, values) for name, values in numbers.items()), won, number)
 
 
 def _groups(episodes: pl.DataFrame) -> pl.DataFrame:

@@ -40,7 +40,7 @@ def test_the_overview_counts(run: Path) -> None:
     assert (seen.steps, seen.shortest, seen.median, seen.longest) == (11, 1, 2.0, 4)
     assert (seen.files, seen.depth, seen.config) == (2, 8, {"seed": 3})
     look, pick, unknown = seen.kinds
-    assert (look.task_type, look.tasks, look.episodes, look.aborted, look.success) == ("look", 1, 2, 1, 0.0)
+    assert (look.task_type, look.tasks, look.episodes, look.aborted, look.success) == ("look", 1, 2, 1, None)
     assert (pick.episodes, pick.success, pick.score, pick.mean_return, pick.mean_length) == (2, 0.5, 0.5, 0.5, 3.0)
     assert pick.valid == 5 / 6
     assert (unknown.task_type, unknown.score, unknown.episodes) == (None, None, 1)

@@ -30,7 +30,8 @@ def test_a_foreign_environment(tmp_path, keyed):
         for row in rows.sort("step").iter_rows(named=True):
             assert (row["state"], row["admissible_actions"]) == (shown, ["0", "1", "2"])
             shown, reward, terminated, truncated, _ = env.step(row["action"])
-            assert (row["reward"], row["terminated"], row["won"]) == (reward, terminated or truncated, bool(reward))
+            assert (row["reward"], row["terminated"], row["won"]) == (reward, terminated, bool(reward))
+            assert row["truncated"] == (truncated and not terminated)
     assert steps.filter("won").height > 20
     assert "Task:" not in steps["prompt"][0]
 
