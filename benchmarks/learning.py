@@ -41,7 +41,7 @@ from rich.console import Console
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import write_file
 from hgpo_envs.webshop.generation.bundled import make_bundled_catalogue
-from hgpo_train.analysis.estimator_comparison.variants import Variant, read_variants
+from hgpo_train.advantages.variants import Variant, read_variants
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.models.tiny import TinyShape
 from hgpo_train.rollout.fingerprints import fingerprint_model

@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from hgpo_train.analysis.power import pooled_deviation, seeds_needed
+from hgpo_research.power import pooled_deviation, seeds_needed
 
 sys.path.append(str(Path(__file__).parent))  # if another program runs this script
 
@@ -636,11 +636,11 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "validation": lambda: scaling_tables.validation(figures("scaling")),
         "sharded learner": lambda: scaling_tables.sharded_learner(figures("sharded_learner")),
     },
-    "docs/truth.md": {"speed": truth_speed},
+    "research/docs/truth.md": {"speed": truth_speed},
     "docs/viewer.md": {"speed": viewer},
     "docs/serving.md": {"serve": serve},
     "docs/large_runs.md": {"speed": large_runs},
-    "docs/study.md": {
+    "research/docs/study.md": {
         "correlations": study_correlations,
         "claims": study_claims,
         "models": study_models,

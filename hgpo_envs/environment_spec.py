@@ -30,7 +30,6 @@ from hgpo_envs.sources import open_shared
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hgpo_envs.action_features import ActionFeatures
     from hgpo_envs.engine import TaskSource
     from hgpo_envs.players import Player
     from hgpo_envs.responses import Response
@@ -61,8 +60,6 @@ class EnvironmentSpec:
         action_tag: The tag around the action in a response, in which scripted players write theirs.
         players: The scripted players ``expert`` and ``explorer``, each as a class (`hgpo_envs.players.Player`) or as
             ``module:class``. Both are optional.
-        action_features: The features of actions for the policy ``softmax``, as a class
-            (`hgpo_envs.action_features.ActionFeatures`) or as ``module:class``. The default uses words.
         admissible_actions: Whether states list their admissible actions. Without them, ``action_format="number"`` is
             refused.
         scenario: Returns the scenario of a task id, for benchmarks that also count scenarios as solved only if all of
@@ -85,7 +82,6 @@ class EnvironmentSpec:
     parse_response: Callable[[str], Response] = parse
     action_tag: str = "action"
     players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
-    action_features: Callable[[], ActionFeatures] | str = "hgpo_envs.action_features:WordFeatures"
     admissible_actions: bool = True
     scenario: Callable[[str], str] | None = None
     evaluation_split: str | None = None

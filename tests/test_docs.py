@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "research").rglob("*.md")])
 
 
 def headings(page: Path) -> set[str]:

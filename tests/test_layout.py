@@ -14,9 +14,9 @@ LAYERS = {
     "hgpo_train": ROOT / "hgpo_train",
 }
 FORBIDDEN = {
-    "hgpo_envs": {"hgpo_datasets", "hgpo_train", "torch"},
-    "hgpo_datasets": {"hgpo_train", "torch"},
-    "hgpo_train": set(),
+    "hgpo_envs": {"hgpo_datasets", "hgpo_train", "hgpo_research", "torch"},
+    "hgpo_datasets": {"hgpo_train", "hgpo_research", "torch"},
+    "hgpo_train": {"hgpo_research"},
 }
 ROOMS = {
     "hgpo_train": [

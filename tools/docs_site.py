@@ -33,6 +33,10 @@ COPIED: Final = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "viewer/README.md": "viewer-page.md",
+    "research/README.md": "research.md",
+    **{
+        f"research/docs/{name}.md": f"{name}.md" for name in ("truth", "estimator_comparison", "study", "shrinkage_gae")
+    },
 }
 """Pages of the repository outside docs/, and their names in the site."""
 
@@ -50,7 +54,6 @@ PACKAGES: Final[dict[str, tuple[str, ...]]] = {
         "engine.TaskSource",
         "players.Player",
         "players.make_player",
-        "action_features.ActionFeatures",
         "prompts.PromptTemplate",
         "errors.InputError",
         "errors.UnknownTask",
@@ -60,8 +63,6 @@ PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     "hgpo_train.rollout": (),
     "hgpo_train.advantages": (),
     "hgpo_train.evaluation": (),
-    "hgpo_train.analysis.truth": (),
-    "hgpo_train.analysis.estimator_comparison": (),
 }
 """The documented packages, each with its public names where it has no `__all__`."""
 

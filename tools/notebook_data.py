@@ -1,12 +1,12 @@
 """Create the data of the notebooks from runs; the columns that they need, in small files.
 
     python -m tools.notebook_data training RUN     every step of a training run  → notebooks/data/training.parquet
-    python -m tools.notebook_data truth RUN TRUTH  a run with its true advantages → notebooks/data/truth.parquet
+    python -m tools.notebook_data truth RUN TRUTH  a run with its true advantages → research/notebooks/data/
 
 The files in the repository were made of these runs:
 
     python benchmarks/learning.py --world webshop --estimators hgpo --seeds 0     its run runs/learning/webshop/hgpo-0
-    python benchmarks/study.py --world webshop                                     its run runs/study/webshop-strong-1
+    python -m research.benchmarks.study --world webshop    its run runs/study/webshop-strong-1
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import polars as pl
 from hgpo_datasets import scan_steps
 from hgpo_train.advantages.advantage_tables import join_advantages
 
-DATA: Final = Path(__file__).parent.parent / "notebooks" / "data"
+ROOT: Final = Path(__file__).parent.parent
+DATA: Final = {"training": ROOT / "notebooks/data", "truth": ROOT / "research/notebooks/data"}
 STEPS: Final = (
     "run", "iteration", "task_id", "group", "trajectory", "step", "task_type", "task", "state", "action",
     "action_valid", "won", "aborted", "reward", "score", "episode_return", *(f"history_hash_{k}" for k in range(5)),
@@ -38,9 +39,9 @@ def main() -> None:
         table = join_advantages(steps, truth.drop("env_id")).collect()
     else:
         sys.exit(__doc__)
-    DATA.mkdir(exist_ok=True)
-    table.write_parquet(DATA / f"{kind}.parquet", compression_level=19)
-    print(f"{table.height:,} steps in {DATA / f'{kind}.parquet'}")
+    path = DATA[kind] / f"{kind}.parquet"
+    table.write_parquet(path, compression_level=19)
+    print(f"{table.height:,} steps in {path}")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,6 @@ ALFWORLD: Final = EnvironmentSpec(
         "expert": "hgpo_envs.alfworld.players.expert:ExpertPlayer",
         "explorer": "hgpo_envs.alfworld.players.explorer:ExplorerPlayer",
     },
-    action_features="hgpo_envs.alfworld.players.features:CommandFeatures",
     evaluation_split="valid_seen",
     splits=("train", "valid_seen", "valid_unseen"),
     data_places=data_places,

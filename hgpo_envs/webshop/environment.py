@@ -106,7 +106,6 @@ WEBSHOP: Final = EnvironmentSpec(
         "expert": "hgpo_envs.webshop.players.expert:ExpertPlayer",
         "explorer": "hgpo_envs.webshop.players.explorer:ExplorerPlayer",
     },
-    action_features="hgpo_envs.webshop.players.features:ShopFeatures",
     evaluation_split="eval",
     splits=("train", "eval", "test"),
     data_places=data_places,

@@ -42,7 +42,6 @@ __all__ = [
     "register",
     "reinforce_pp",
     "rloo",
-    "shrinkage_gae",
 ]
 
 
@@ -89,13 +88,3 @@ def reinforce_pp(
 ) -> pl.LazyFrame:
     """Compare episodes of the whole batch: `compute` with `estimators.reinforce_pp.ReinforcePP`."""
     return compute(steps, "reinforce_pp", column=column, details=details, **parameters)
-
-
-def shrinkage_gae(
-    steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object
-) -> pl.LazyFrame:
-    """Bootstrap from values that are shrunk along histories (experimental).
-
-    See `compute` with `estimators.shrinkage_gae.ShrinkageGAE`.
-    """
-    return compute(steps, "shrinkage_gae", column=column, details=details, **parameters)

@@ -14,7 +14,6 @@ import typer
 from hgpo_train.cli import data
 from hgpo_train.cli.advantages import advantages
 from hgpo_train.cli.command_types import RedactedApp, WorkersCommand
-from hgpo_train.cli.compare_estimators import compare_estimators
 from hgpo_train.cli.envs import envs
 from hgpo_train.cli.eval import evaluate
 from hgpo_train.cli.play import play
@@ -25,7 +24,6 @@ from hgpo_train.cli.serve import serve
 from hgpo_train.cli.sft import sft
 from hgpo_train.cli.stats import stats
 from hgpo_train.cli.train import train
-from hgpo_train.cli.truth import truth
 from hgpo_train.cli.verify import verify
 from hgpo_train.cli.version import show_version
 from hgpo_train.cli.view import view
@@ -62,8 +60,6 @@ app.command(cls=WorkersCommand)(rollout)
 app.command("eval", cls=WorkersCommand)(evaluate)
 app.command()(advantages)
 app.command()(stats)
-app.command()(compare_estimators)
-app.command()(truth)
 app.command()(verify)
 app.command()(view)
 app.command()(play)

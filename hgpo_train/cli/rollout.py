@@ -24,7 +24,7 @@ def rollout(
         str, typer.Option(help="Gymnasium id of the environment, or module:EnvironmentSpec.")
     ] = "HGPO/ALFWorld-v0",
     policy: Annotated[
-        str, typer.Option(help="random, expert, explorer, softmax, mixture:expert=0.7,random=0.3, … (docs/rollouts.md)")
+        str, typer.Option(help="random, expert, explorer, mixture:expert=0.7,random=0.3, … (docs/rollouts.md)")
     ] = "random",
     tasks: Annotated[int, typer.Option(help="Number of tasks, each played by one group.")] = 16,
     group_size: Annotated[int, typer.Option(help="Number of rollouts per group.")] = 8,

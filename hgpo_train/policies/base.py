@@ -8,7 +8,6 @@ for the slowest of a batch unless the policy itself works in batches.
 - `AsyncPolicy`: implement `reply`, a coroutine for one request. For servers. It runs in its own event loop.
 - Engines with continuous batching (vLLM) implement the protocol directly: `submit` adds requests, `collect` steps the
   engine.
-- Policies whose action probabilities are known also implement `DistributionPolicy`.
 
 A call that fails returns a `Failure` instead of raising: it aborts the trajectory of its request and no other. Bugs in
 a user's own policy (`hgpo_train.policies.own`) are an exception: they end the collection and are raised.
@@ -22,11 +21,9 @@ import queue
 import random
 import threading
 from abc import ABC, abstractmethod
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from hgpo_envs.errors import InputError, one_line
@@ -34,9 +31,6 @@ from hgpo_envs.files.secrets import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from hgpo_envs.engine import Engine, State, Task
     from hgpo_envs.memory import Pair
@@ -228,37 +222,6 @@ def is_bug(failure: Failure) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Distribution:
-    """What a policy replies to one request, and with which probabilities.
-
-    Attributes:
-        responses: The distinct responses, in the environment's action format. Some may be inadmissible.
-        probabilities: Their probabilities, float64 of shape (n,) with the sum 1. Not to be changed.
-
-    >>> import numpy as np
-    >>> coin = Distribution(("heads", "tails"), np.array([0.25, 0.75]))
-    >>> coin.draw(0.2), coin.draw(0.3)
-    ('heads', 'tails')
-    """
-
-    responses: tuple[str, ...]
-    probabilities: NDArray[np.float64]
-    _cumulative: list[float] = field(default_factory=list, init=False, repr=False)
-
-    def draw(self, uniform: float) -> str:
-        """Return the response that a uniform number in [0, 1) selects, by inverting the cumulative distribution.
-
-        A response of probability 0 is never drawn.
-        """
-        if not self._cumulative:
-            self._cumulative.extend(accumulate(self.probabilities.tolist()))
-        cumulative = self._cumulative
-        total = cumulative[-1]
-        last = bisect_left(cumulative, total)  # of positive probability, in case the product is rounded up to the sum
-        return self.responses[min(bisect_right(cumulative, uniform * total), last)]
-
-
 class Policy(Protocol):
     """The protocol between the collector and a policy."""
 
@@ -307,63 +270,6 @@ class TrainablePolicy(Policy, Protocol):
             version: The policy version written to rows from now on.
         """
         ...
-
-
-class DistributionPolicy(Policy, Protocol):
-    """A policy whose action probabilities are known.
-
-    Its replies follow `distributions`, independently for requests with different seeds. `check_distributions` returns
-    a policy as one.
-
-    Attributes:
-        memoryless: Whether the distribution depends on nothing but the request: the task's instruction, the state's
-            text and actions, the history and the prompt. Other policies have a memory of the trajectory in each slot.
-        history_read: Number of the newest pairs of the history that the distribution depends on; None for all.
-        prompt_read: Whether it depends on the prompt. If not, the request's prompt may be empty.
-    """
-
-    memoryless: bool
-    history_read: int | None
-    prompt_read: bool
-
-    def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
-        """Return the distribution of the reply to each request. The policy's memory is unchanged.
-
-        Raises:
-            InputError: The probabilities of a reply are not known.
-        """
-        ...
-
-    def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
-        """Make the memory of `new_slot` an independent copy of that of `slot`. Memoryless policies do nothing.
-
-        Args:
-            slot: The slot to copy. Its trajectory has begun.
-            new_slot: The slot that continues from there on its own; what it contained is replaced.
-            engine: The engine of `new_slot`, for players that inspect it.
-
-        Raises:
-            InputError: The memory cannot be copied.
-        """
-        ...
-
-
-def check_distributions(policy: Policy) -> DistributionPolicy:
-    """Return a policy whose action probabilities are known.
-
-    Raises:
-        InputError: They are not known.
-    """
-    if all(callable(getattr(policy, name, None)) for name in ("distributions", "fork")):
-        known: DistributionPolicy = policy  # type: ignore[assignment]  # has its methods
-        return known
-    raise InputError(
-        f"policy {policy.name}: expected a policy whose action probabilities are known: {', '.join(_KNOWN)}, a mixture "
-        "of these, or a policy of your own with `distributions` and `fork`"
-    )
-
-
-_KNOWN: Final = ("random", "outdated", "expert", "explorer", "softmax", "transformers")
 
 
 class BatchPolicy(ABC):
@@ -425,21 +331,6 @@ class BatchPolicy(ABC):
                 f"received {len(listed)}"
             )
         return listed
-
-
-class MemorylessPolicy(BatchPolicy):
-    """A `BatchPolicy` and `DistributionPolicy` whose replies depend on nothing but the request."""
-
-    memoryless: bool = True
-    history_read: int | None = None
-    prompt_read: bool = True
-
-    @abstractmethod
-    def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
-        """See `DistributionPolicy`."""
-
-    def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
-        """See `DistributionPolicy`. There is no memory."""
 
 
 class AsyncPolicy(ABC):

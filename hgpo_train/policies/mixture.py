@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_train.assignments import read_value, split
-from hgpo_train.policies.base import BatchPolicy, Distribution, Failure, Reply, Request, check_distributions
+from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.registry import PolicySpec, make_policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hgpo_envs.engine import Engine
-    from hgpo_train.policies.base import DistributionPolicy
     from hgpo_train.policies.registry import PolicyContext
 
 
@@ -42,41 +37,6 @@ class MixturePolicy(BatchPolicy):
         answers = [policy.respond(requests) for policy, _ in self._parts]
         return [answers[self._drawn(request.seed)][n] for n, request in enumerate(requests)]
 
-    @property
-    def memoryless(self) -> bool:
-        """See `DistributionPolicy`."""
-        return all(policy.memoryless for policy, _ in self._known_parts())
-
-    @property
-    def history_read(self) -> int | None:
-        """See `DistributionPolicy`."""
-        lengths = [policy.history_read for policy, _ in self._known_parts()]
-        known = [length for length in lengths if length is not None]
-        return max(known) if len(known) == len(lengths) else None
-
-    @property
-    def prompt_read(self) -> bool:
-        """See `DistributionPolicy`."""
-        return any(policy.prompt_read for policy, _ in self._known_parts())
-
-    def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
-        """See `DistributionPolicy`. These are the weighted means of the distributions of the parts."""
-        found = [(policy.distributions(requests), weight) for policy, weight in self._known_parts()]
-        return [_mixed([(parts[n], weight) for parts, weight in found]) for n in range(len(requests))]
-
-    def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
-        """See `DistributionPolicy`."""
-        for policy, _ in self._known_parts():
-            policy.fork(slot, new_slot, engine)
-
-    def _known_parts(self) -> list[tuple[DistributionPolicy, float]]:
-        """Return the parts with their weights.
-
-        Raises:
-            InputError: The action probabilities of a part are not known.
-        """
-        return [(check_distributions(policy), weight) for policy, weight in self._parts]
-
     def _drawn(self, seed: int) -> int:
         left = (text_hash(f"{seed}/part") % (1 << 64)) / (1 << 64)
         for number, (_, weight) in enumerate(self._parts):
@@ -84,15 +44,6 @@ class MixturePolicy(BatchPolicy):
             if left < 0:
                 return number
         return len(self._parts) - 1
-
-
-def _mixed(parts: Sequence[tuple[Distribution, float]]) -> Distribution:
-    """Return the weighted mean of distributions."""
-    probabilities: dict[str, float] = defaultdict(float)
-    for distribution, weight in parts:
-        for response, probability in zip(distribution.responses, distribution.probabilities.tolist(), strict=True):
-            probabilities[response] += weight * probability
-    return Distribution(tuple(probabilities), np.array(list(probabilities.values())))
 
 
 def parse_weights(text: str) -> Mapping[str, float]:

@@ -13,10 +13,7 @@ from hgpo_train.policies.random_choice import RandomPolicy, fill_query, seeded_c
 from hgpo_train.policies.registry import PolicySpec, check_admissible_actions, refuse_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hgpo_envs.engine import Engine
-    from hgpo_train.policies.base import Distribution, Request
+    from hgpo_train.policies.base import Request
     from hgpo_train.policies.registry import PolicyContext
 
 
@@ -27,20 +24,10 @@ class OutdatedActionPolicy(RandomPolicy):
     """
 
     name = "outdated"
-    memoryless = False
 
     def __init__(self, action_format: str) -> None:
         super().__init__(action_format)
         self._seen: dict[int, dict[str, None]] = {}
-
-    def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
-        """See `DistributionPolicy`."""
-        return [self._distribution(request, self._actions(request)) for request in requests]
-
-    def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
-        """See `DistributionPolicy`."""
-        del engine
-        self._seen[new_slot] = self._seen[slot].copy()
 
     def _actions(self, request: Request) -> list[str]:
         """Return the actions to draw from."""

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from hgpo_envs.action_features import OPEN_QUERY
 from hgpo_envs.hashing import text_hash
-from hgpo_train.policies.base import Distribution, Failure, MemorylessPolicy, Reply, Request
+from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.registry import PolicySpec, check_admissible_actions, refuse_settings
 from hgpo_train.policies.scripted import format_action
 
@@ -20,11 +15,15 @@ if TYPE_CHECKING:
 
     from hgpo_train.policies.registry import PolicyContext
 
-_WORD = re.compile(r"[^\W_]+")
-_MOST_WORDS = 3
+OPEN_QUERY: Final = "<your query>"
+"""The part of an admissible action that stands for any text."""
+MOST_WORDS: Final = 3
+"""The largest number of words of a query."""
+
+_WORD: Final = re.compile(r"[^\W_]+")
 
 
-class RandomPolicy(MemorylessPolicy):
+class RandomPolicy(BatchPolicy):
     """A policy that draws uniformly from the admissible actions, by the request's seed.
 
     An open search query is filled with one to three words of the instruction.
@@ -35,8 +34,6 @@ class RandomPolicy(MemorylessPolicy):
 
     name = "random"
     reproducible = True
-    history_read = 0
-    prompt_read = False
 
     def __init__(self, action_format: str) -> None:
         super().__init__()
@@ -49,19 +46,6 @@ class RandomPolicy(MemorylessPolicy):
             for request in requests
         ]
 
-    def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
-        """See `DistributionPolicy`. Every query that can fill an open search is a response, thousands for a shop."""
-        return [self._distribution(request, request.state.actions) for request in requests]
-
-    def _distribution(self, request: Request, actions: Sequence[str]) -> Distribution:
-        """Return the distribution of a uniform draw from actions."""
-        probabilities: dict[str, float] = defaultdict(float)
-        for action in actions or ("",):
-            for filled, probability in _fillings(action, request.task.instruction):
-                response = format_action(filled, self._action_format, request.state.actions)
-                probabilities[response] += probability / max(len(actions), 1)
-        return Distribution(tuple(probabilities), np.array(list(probabilities.values())))
-
     def _choose(self, request: Request) -> str:
         actions = request.state.actions
         return fill_query(actions[seeded_choice(request.seed, "action", len(actions))], request) if actions else ""
@@ -73,36 +57,14 @@ def fill_query(action: str, request: Request) -> str:
 
 
 def _query(request: Request) -> str:
-    words = _words(request.task.instruction)
-    count = 1 + seeded_choice(request.seed, "words", _MOST_WORDS)
+    words = instruction_words(request.task.instruction)
+    count = 1 + seeded_choice(request.seed, "words", MOST_WORDS)
     return " ".join(words[seeded_choice(request.seed, f"word {n}", len(words))] for n in range(count))
 
 
-def _words(instruction: str) -> list[str]:
+def instruction_words(instruction: str) -> list[str]:
+    """Return the words that queries consist of."""
     return _WORD.findall(instruction) or [""]
-
-
-def _fillings(action: str, instruction: str) -> Sequence[tuple[str, float]]:
-    """Return what `fill_query` makes of an action, with probabilities."""
-    if OPEN_QUERY not in action:
-        return [(action, 1.0)]
-    return [(action.replace(OPEN_QUERY, query), probability) for query, probability in _queries(instruction)]
-
-
-@lru_cache(maxsize=8)
-def _queries(instruction: str) -> list[tuple[str, float]]:
-    """Return all queries of `fill_query` with their probabilities."""
-    words = _words(instruction)
-    queries: dict[str, float] = defaultdict(float)
-    longer: dict[str, float] = {"": 1.0}
-    for _ in range(_MOST_WORDS):
-        shorter, longer = longer, defaultdict(float)
-        for query, probability in shorter.items():
-            for word in words:
-                longer[f"{query} {word}" if query else word] += probability / len(words)
-        for query, probability in longer.items():
-            queries[query] += probability / _MOST_WORDS
-    return list(queries.items())
 
 
 def seeded_choice(seed: int, what: str, choices: int) -> int:

@@ -94,7 +94,6 @@ _SPECS: Final = {
     "expert": "hgpo_train.policies.scripted:EXPERT",
     "explorer": "hgpo_train.policies.scripted:EXPLORER",
     "outdated": "hgpo_train.policies.outdated:OUTDATED",
-    "softmax": "hgpo_train.policies.softmax:SOFTMAX",
     "mixture": "hgpo_train.policies.mixture:MIXTURE",
     "openai": "hgpo_train.policies.server:OPENAI",
     "vllm": "hgpo_train.policies.vllm:VLLM",

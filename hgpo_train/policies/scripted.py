@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hgpo_envs import players
 from hgpo_envs.environment_spec import spec_named
-from hgpo_train.policies.base import BatchPolicy, Distribution, Failure, Reply, Request
+from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.registry import PolicySpec, refuse_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from hgpo_envs.engine import Engine
     from hgpo_train.policies.registry import PolicyContext
 
 
 class ScriptedPolicy(BatchPolicy):
-    """A scripted player, one instance per slot. Players are deterministic: one response has the probability 1.
+    """A scripted player, one instance per slot.
 
     Args:
         name: The player's name.
@@ -29,9 +26,6 @@ class ScriptedPolicy(BatchPolicy):
     """
 
     reproducible = True
-    memoryless = False
-    history_read = None
-    prompt_read = False
 
     def __init__(self, name: str, make: Callable[[], players.Player], action_format: str, tag: str = "action") -> None:
         super().__init__()
@@ -42,21 +36,6 @@ class ScriptedPolicy(BatchPolicy):
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
         return [self._play(request) for request in requests]
-
-    def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
-        """See `DistributionPolicy`. A copy of the player acts."""
-        return [Distribution((self._act(self._copy(request), request),), np.ones(1)) for request in requests]
-
-    def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
-        """See `DistributionPolicy`."""
-        self._players[new_slot] = players.fork_player(self._players[slot], engine)
-
-    def _copy(self, request: Request) -> players.Player:
-        if request.step:
-            return players.fork_player(self._players[request.slot], request.engine)
-        player = self._make()
-        player.reset(request.task, request.state, request.engine)
-        return player
 
     def _act(self, player: players.Player, request: Request) -> str:
         return format_action(player.act(request.state), self._action_format, request.state.actions, self._tag)
@@ -101,30 +80,6 @@ def format_action(action: str, action_format: str, admissible: Sequence[str], ta
         return f"<think></think><{tag}>{action}</{tag}>"
     if action_format == "number" and action in admissible:
         return str(admissible.index(action) + 1)
-    return action
-
-
-def formatted_actions(chosen: Iterable[str], action_format: str, admissible: Sequence[str]) -> list[str]:
-    """Format many actions, as `format_action` does.
-
-    >>> formatted_actions(["look", "go", "search[shoes]"], "number", ["go", "look"])
-    ['2', '1', 'search[shoes]']
-    """
-    if action_format == "number":
-        numbers = {action: str(number) for number, action in reversed(list(enumerate(admissible, 1)))}
-        return [numbers.get(action, action) for action in chosen]
-    return [format_action(action, action_format, admissible) for action in chosen]
-
-
-def inadmissible_action(admissible: Sequence[str]) -> str:
-    """Return an action that is not admissible. It is no well-formed response either.
-
-    >>> inadmissible_action(["look"])
-    'do nothing'
-    """
-    action = "do nothing"
-    while action in admissible:
-        action += "!"
     return action
 
 

@@ -228,97 +228,6 @@ def graphgpo(rows, mode="mean_std_norm", gamma=0.1, normalize_distance=False):
     return {i: whole[i] + steps[i] for i in steps}
 
 
-class Rollouts:
-    """The steps of a task in the same context, for each level from the task to the deepest history.
-
-    Args:
-        rows: The table.
-        history_length: The deepest history.
-        actions: Whether histories include actions.
-        own: Whether the steps of a step's own rollout are among them.
-    """
-
-    def __init__(self, rows, history_length, actions, own):
-        tasks = defaultdict(list)
-        for i, row in enumerate(rows):
-            tasks[row["task"]].append(i)
-        self.rows, self.steps = rows, []
-        for groups in [tasks, *(histories(rows, k, actions) for k in range(history_length + 1))]:
-            of = {i: members for members in groups.values() for i in members}
-            self.steps.append(
-                [
-                    [j for j in of.get(i, []) if own or rows[j]["trajectory"] != row["trajectory"]]
-                    for i, row in enumerate(rows)
-                ]
-            )
-
-    def count(self, k, i):
-        return len({self.rows[j]["trajectory"] for j in self.steps[k][i]})
-
-    def mean(self, k, i, value):
-        return mean([value[j] for j in self.steps[k][i]])
-
-    def variances(self, value):
-        """The variance within contexts of each level (None if no rollouts share one), and what the level explains."""
-
-        def far(k, i):
-            return float((Fraction(value[i]) - self.mean(k, i, value)) ** 2) * self.count(k, i) / (self.count(k, i) + 1)
-
-        within, explained = [], []
-        for k, steps in enumerate(self.steps):
-            shared = [i for i, members in enumerate(steps) if members]
-            gains = [far(k - 1, i) - far(k, i) for i in shared] if k else []
-            within.append(math.fsum(far(k, i) for i in shared) / len(shared) if shared else None)
-            explained.append(max(0.0, math.fsum(gains) / len(shared)) if gains else 0.0)
-        return within, explained
-
-
-def shrunk_values(known, i, values, within, explained):
-    """The means of some values at a step, shrunk level by level, and the estimated error of the first."""
-    found = [float(known.mean(0, i, value)) for value in values]
-    error = within[0] / known.count(0, i)
-    for k in range(1, len(known.steps)):
-        weight = 0.0
-        if known.steps[k][i] and explained[k] > 0:
-            weight = explained[k] / (explained[k] + within[k] / known.count(k, i))
-            here = [float(known.mean(k, i, value)) for value in values]
-            found = [old + weight * (new - old) for old, new in zip(found, here, strict=True)]
-        error = (1 - weight) ** 2 * error + (1 - weight) * explained[k]
-    return *found, error
-
-
-def shrinkage_gae(rows, history_length=2, context="states", gae_lambda=None, leave_one_out=False, penalty=0.1,
-                  penalty_at="return", returns="per_step", gamma=0.95):  # fmt: skip
-    """Values from mean returns, shrunk level by level, then GAE by its recursion over rewards."""
-    compared = discounted(rows, gamma, penalty, penalty_at, returns)
-    plain = discounted(rows, gamma, 0.0, penalty_at, returns) if penalty_at == "return" else compared
-    others = Rollouts(rows, history_length, context == "states_actions", own=False)
-    known = others if leave_one_out else Rollouts(rows, history_length, context == "states_actions", own=True)
-    within, explained = others.variances(plain)
-    noise = next((variance for variance in reversed(within) if variance is not None), 0.0)
-    value, baseline, trust = {}, {}, {}
-    for i in plain:
-        if others.steps[0][i]:
-            value[i], baseline[i], error = shrunk_values(known, i, (plain, compared), within, explained)
-        else:  # a single rollout: nothing is compared
-            value[i], baseline[i], error = plain[i], compared[i], sum(explained)
-        trust[i] = error / (error + noise) if error + noise > 0 else 1.0
-        trust[i] = trust[i] if gae_lambda is None else gae_lambda
-    result = {}
-    for members in trajectories(rows):
-        after = target = None
-        for i in reversed(members):
-            # the step's own reward follows from the recursion of returns
-            if after is None:
-                target = plain[i]
-            else:
-                reward = plain[i] - gamma * plain[after]
-                target = reward + gamma * (value[after] + trust[after] * (target - value[after]))
-            after = i
-            result[i] = target - (plain[i] - compared[i]) - baseline[i]
-    return result
-
-
 # ---------------------------------------------------------------------------------------------------------- tables
 
 
@@ -410,39 +319,10 @@ def test_graphgpo_matches_its_formulas(rows, mode, gamma, normalize_distance):
     agree(rows, "graphgpo", graphgpo(rows, **p), **p)
 
 
-@settings(max_examples=25)
-@given(tables(), st.integers(0, 3), st.sampled_from(["states", "states_actions"]), st.sampled_from([None, 0.0, 0.5]),
-       st.sampled_from(["return", "reward"]), st.sampled_from(["per_step", "from_end"]),
-       st.sampled_from([0.0, 0.1]), st.booleans())  # fmt: skip
-def test_shrinkage_gae_matches_its_formulas(rows, depth, context, gae_lambda, penalty_at, returns, penalty, leave_out):
-    p = {
-        "history_length": depth,
-        "context": context,
-        "gae_lambda": gae_lambda,
-        "penalty_at": penalty_at,
-        "returns": returns,
-    }
-    agree(rows, "shrinkage_gae", shrinkage_gae(rows, penalty=penalty, **p), invalid_action_penalty=penalty, **p)
-
-
-@settings(max_examples=20)
-@given(tables(), st.integers(0, 2))
-def test_shrinkage_gae_without_bootstrapping_is_a_return_minus_a_value(rows, depth):
-    """With λ = 1 rewards after the step only count through its return, and in equal returns there is no advantage."""
-    p = {"history_length": depth, "gae_lambda": 1.0, "invalid_action_penalty": 0.0}
-    found = compute(pl.DataFrame(rows), "shrinkage_gae", details=True, **p).collect()
-    value = discounted(rows, 0.95, 0.0)
-    size = max(1.0, *(abs(row["reward"]) for row in rows))
-    for i, (advantage, baseline) in enumerate(found.select("advantage", "advantage_value").rows()):
-        assert advantage == pytest.approx(value[i] - baseline, abs=1e-9 * size)
-    equal = pl.DataFrame(rows).with_columns(reward=0.0)
-    assert (compute(equal, "shrinkage_gae", invalid_action_penalty=0.0).collect()["advantage"] == 0).all()
-
-
 # ----------------------------------------------------------------------------------------------------- invariances
 
 
-ALL = ["hgpo", "gigpo", "grpo", "g2po", "graphgpo", "rloo", "reinforce_pp", "shrinkage_gae"]
+ALL = ["hgpo", "gigpo", "grpo", "g2po", "graphgpo", "rloo", "reinforce_pp"]
 
 
 @settings(max_examples=30)

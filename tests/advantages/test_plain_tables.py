@@ -25,7 +25,7 @@ ROWS = {
     "action_valid": [True] * 7 + [False],
 }
 TABLE = pl.DataFrame(ROWS)
-ESTIMATORS = ("hgpo", "gigpo", "grpo", "g2po", "graphgpo", "rloo", "reinforce_pp", "shrinkage_gae")
+ESTIMATORS = ("hgpo", "gigpo", "grpo", "g2po", "graphgpo", "rloo", "reinforce_pp")
 
 
 def write(kind: str, path: Path) -> None:

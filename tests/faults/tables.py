@@ -151,49 +151,6 @@ def estimate_beside(root: Path, note: Note) -> None:
     note("written")
 
 
-def a_truth(root: Path) -> None:
-    """Write a run and a truth table with advantages of 0."""
-    import polars as pl
-
-    a_run(root)
-    numbers = ("value_first", "value_second", "advantage", "advantage_error", "advantage_first", "advantage_second")
-    truth = [
-        {
-            "trajectory": row["trajectory"],
-            "step": row["step"],
-            "prompt_hash": 1,
-            "choice": 0,
-            "probabilities": [0.5, 0.5],
-        }
-        for number in range(GROUPS)
-        for row in rows(number)
-    ]
-    pl.DataFrame(truth).with_columns(pl.lit(0.0).alias(name) for name in numbers).write_parquet(root / "truth.parquet")
-
-
-def compare(root: Path, note: Note) -> None:
-    if not (root / "run.comparison").exists():
-        fast = ("--resamples", 100, "--permutations", 1, "--redraws", 1)
-        hgpo("compare-estimators", root / "run", "--truth", root / "truth.parquet", "-e", "grpo", *fast)
-    note("written")
-
-
-def check_comparison(root: Path, noted: Sequence[str], whole: bool) -> None:
-    import polars as pl
-
-    from hgpo_train.analysis.estimator_comparison.files import FILES
-
-    folder = root / "run.comparison"
-    if not folder.exists():
-        assert not noted
-        assert not whole
-        return
-    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
-    assert pl.read_parquet(folder / "estimates.parquet").height
-    assert (folder / "report.html").read_text().endswith("</html>\n")
-    check_run(root, ["0", "1", "2"], True)
-
-
 def view_page(root: Path, note: Note) -> None:
     if not (root / "made" / "page.html").exists():
         hgpo("view", root / "run", "-o", root / "made" / "page.html", "-e", "grpo")
@@ -208,48 +165,6 @@ def check_page(root: Path, noted: Sequence[str], whole: bool) -> None:
         return
     assert page.read_text().endswith("</html>\n")
     check_run(root, ["0", "1", "2"], True)
-
-
-def warm_truth() -> None:
-    warm()
-    import foreign  # noqa: F401 - registers Foreign/Guess-v0
-
-    import hgpo_train.analysis.truth.table
-    import hgpo_train.rollout.run  # noqa: F401
-
-
-def a_rollout(root: Path) -> None:
-    """Write a run of six tasks, whose truth is computed in two parts."""
-    from hgpo_train.rollout import collect
-
-    options = {"action_format": "command", "limit": 3}
-    collect("foreign:Foreign/Guess-v0", "random", root / "run", tasks=6, group_size=2, seed=1, **options)
-
-
-def true_values(root: Path, note: Note) -> None:
-    """Compute true values by rollouts, and continue what an interrupted command has begun."""
-    out = root / "made" / "truth.parquet"
-    hgpo("truth", root / "run", "--rollouts", 4, "--exact-nodes", 0, "--out", out, "--overwrite")
-    note("written")
-
-
-def check_truth(root: Path, noted: Sequence[str], whole: bool) -> None:
-    import polars as pl
-
-    from hgpo_datasets import scan_steps
-    from hgpo_train.analysis.truth import read_metadata
-
-    table = root / "made" / "truth.parquet"
-    steps = scan_steps(root / "run").select("trajectory", "step").collect()
-    if not table.exists():
-        assert not noted
-        assert not whole
-        return
-    found = pl.read_parquet(table)
-    assert found.select("trajectory", "step").equals(steps)
-    assert found["value"].is_finite().all()
-    assert read_metadata(table)["budget"]["rollouts"] == 4
-    assert not whole or not table.with_name("truth.parquet.parts").exists()
 
 
 def check_beside(root: Path, noted: Sequence[str], whole: bool) -> None:
@@ -296,7 +211,6 @@ def check_replaced(root: Path, noted: Sequence[str], whole: bool) -> None:
 
 RUN_FOREIGN = ("run/notes.txt", "run.new/mine", "run/steps-000000.parquet.tmp", "run/mine.part")
 MADE_FOREIGN = ("made/a.parquet.part/mine", "made/a.parquet.new", "made/.a.parquet.tmp", "run.advantages/mine")
-TRUTH_FOREIGN = ("made/truth.parquet.new", "made/.truth.parquet.tmp", "made/mine", "run.truth/mine")
 
 SCENARIOS = (
     Scenario("step table", write, check_run, warm, foreign=RUN_FOREIGN, **ANY_LOCK),
@@ -305,8 +219,6 @@ SCENARIOS = (
     Scenario("advantages", estimate, check_advantages, warm, a_run, MADE_FOREIGN, **ANY_LOCK),
     Scenario("advantages in parts", estimate_parts, check_parts, warm, a_run, MADE_FOREIGN, **ANY_LOCK),
     Scenario("advantages beside the run", estimate_beside, check_beside, warm, a_run, **ANY_LOCK),
-    Scenario("comparison of estimators", compare, check_comparison, warm, a_truth, **ANY_LOCK),
     Scenario("page of the viewer", view_page, check_page, warm, a_run, **ANY_LOCK),
-    Scenario("truth", true_values, check_truth, warm_truth, a_rollout, TRUTH_FOREIGN, **ANY_LOCK),
     Scenario("advantages over an older table", estimate, check_replaced, warm, another_table, MADE_FOREIGN, **ANY_LOCK),
 )

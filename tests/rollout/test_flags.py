@@ -37,7 +37,7 @@ OWN_OPTIONS = {
 }
 MIXTURE = {APPWORLD: "mixture:expert=0.5,explorer=0.5"}
 PLAYERS = ["expert", "explorer"]
-CHOOSING = ["random", "outdated", "softmax", "mixture:expert=0.5,random=0.5"]  # among admissible actions
+CHOOSING = ["random", "outdated", "mixture:expert=0.5,random=0.5"]  # among admissible actions
 SMALL = {"--tasks": "2", "--group-size": "2", "--max-steps": "3", "--seed": "1"}
 
 

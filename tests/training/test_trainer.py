@@ -464,7 +464,7 @@ def test_dynamic_sampling_trains_only_on_informative_groups(config, runs):
     assert trainer.state.tasks_drawn == returns.height
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gigpo", "g2po", "graphgpo", "rloo", "reinforce_pp", "shrinkage_gae"])
+@pytest.mark.parametrize("estimator", ["grpo", "gigpo", "g2po", "graphgpo", "rloo", "reinforce_pp"])
 def test_every_estimator_trains(config, runs, estimator):
     config = replace(config, iterations=1, evaluation={"every": 0}, advantage={"estimator": estimator})
     with warnings.catch_warnings():

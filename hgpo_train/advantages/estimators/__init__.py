@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hgpo_train.advantages.estimators import g2po, gigpo, graphgpo, grpo, hgpo, reinforce_pp, rloo, shrinkage_gae
+from hgpo_train.advantages.estimators import g2po, gigpo, graphgpo, grpo, hgpo, reinforce_pp, rloo
 
-__all__ = ["g2po", "gigpo", "graphgpo", "grpo", "hgpo", "reinforce_pp", "rloo", "shrinkage_gae"]
+__all__ = ["g2po", "gigpo", "graphgpo", "grpo", "hgpo", "reinforce_pp", "rloo"]

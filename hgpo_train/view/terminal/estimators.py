@@ -9,14 +9,14 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
-from hgpo_train.analysis.estimator_comparison.variants import read_variants
+from hgpo_train.advantages.variants import read_variants
 from hgpo_train.settings import types_of
 from hgpo_train.view.estimates import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hgpo_train.analysis.estimator_comparison.variants import Variant
+    from hgpo_train.advantages.variants import Variant
     from hgpo_train.view.index import Index
 
 DEFAULT: Final = ("hgpo", "gigpo")

@@ -1,0 +1,200 @@
+"""Measure truths a second beside rollouts that are played one by one.
+
+    python -m research.benchmarks.truth                    ALFWorld and WebShop, three policies each, M = 16
+    python -m research.benchmarks.truth --tasks 8 --group-size 64
+
+`truth` is `hgpo_research.truth` for all steps of a group of rollouts of each task, in one process. `plain` is
+what it replaces: for each step, M forks of the episode, one response drawn from the policy's distribution at a time,
+nothing remembered but what the policy itself caches. Both are in the same process with the same policy; times are CPU
+seconds for 10,000 truths. `at that error` is the time of so many plain rollouts that their error is that of `truth`:
+the square of an error falls with the number of rollouts; `ratio` is that time beside `truth`. `command, 1` and
+`command, 2` are the seconds that `hgpo truth` takes with one and two processes, start included, for the steps of such
+a group. `known` is the share of rollout steps that led to a node that was known already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from record import add_keep, store
+from rich.console import Console
+from rich.table import Table
+
+from hgpo_envs.episode import Episode
+from hgpo_research.truth import Budget, Rewards
+from hgpo_research.truth.graph import Graph
+from hgpo_research.truth.places import Step
+from hgpo_research.truth.task import task_truth, without_collector
+from hgpo_train.policies.base import Request
+from hgpo_train.rollout import PolicyContext, make_policy, open_env
+
+if TYPE_CHECKING:
+    from hgpo_train.rollout import EnvHandle
+
+POLICIES: dict[str, list[dict[str, float]]] = {
+    "HGPO/ALFWorld-v0": [{"skill": 0.4}, {"skill": 0.6}, {"skill": 1.0}],
+    "HGPO/WebShop-v0": [{"skill": 0.6}, {"skill": 1.0}, {"temperature": 0.5}],
+}
+PLAIN_S = 3.0
+
+
+def policy_for(handle: EnvHandle, options: dict[str, float]) -> Any:  # noqa: ANN401 - a `DistributionPolicy`
+    """Return a softmax policy that reads two past steps, with empty caches."""
+    return make_policy("softmax", PolicyContext(handle.shared.source.name, "command", {"memory": 2, **options}))
+
+
+def play(episode: Episode, policy: Any, rng: random.Random) -> list[Step]:  # noqa: ANN401
+    """Play an episode to its end and return its steps."""
+    steps = []
+    while not episode.done:
+        now = episode.task, episode.state, None, episode.prompt, episode.history
+        found = policy.distributions([Request(0, "", 0, 0, episode.steps_taken, *now)])[0]
+        state, response = episode.state.text, found.draw(rng.random())
+        episode.act(response)
+        steps.append(Step(state, episode.action, response, episode.action_valid, episode.state.reward))
+    return steps
+
+
+def truth_of(
+    handle: EnvHandle,
+    policy: Any,  # noqa: ANN401 - a `DistributionPolicy`
+    rewards: Rewards,
+    task: str,
+    group: list[list[Step]],
+    budget: Budget,
+    seed: int,
+) -> tuple[dict[str, list[Any]], int, int]:
+    """Return the columns of a task's truth, the number of rollout steps, and that of nodes."""
+    graph = Graph(handle.shared, handle.settings, policy, rewards, task)
+    return *task_truth(graph, group, rewards, budget, [seed]), graph.nodes
+
+
+def measure(env_id: str, options: dict[str, float], tasks: int, group_size: int, rollouts: int) -> dict[str, float]:
+    """Measure one policy."""
+    handle, rng = open_env(env_id, action_format="command"), random.Random(1)
+    groups = {}
+    for task in handle.tasks[:tasks]:
+        start = Episode(handle.shared, handle.settings)
+        start.start(task)
+        policy = policy_for(handle, options)
+        groups[task] = [play(start.fork(), policy, rng) for _ in range(group_size)]
+
+    policy, truths, steps, nodes, errors, rewards = policy_for(handle, options), 0, 0, 0, list[float](), Rewards()
+    began = time.process_time()
+    for number, (task, group) in enumerate(groups.items()):
+        with without_collector():
+            columns, count, size = truth_of(handle, policy, rewards, task, group, Budget(rollouts=rollouts), number)
+        truths, steps, nodes = truths + len(columns["value"]), steps + count, nodes + size
+        errors += columns["advantage_error"]
+    seconds = time.process_time() - began
+
+    plain_seconds, plain_error = plain_truths(
+        handle, policy_for(handle, options), list(groups), rollouts, rewards.gamma
+    )
+    error = float(np.sqrt(np.mean(np.square(errors))))
+    at_that_error = plain_seconds * (plain_error / error) ** 2
+    won = np.mean([group_step[-1].reward for group in groups.values() for group_step in group])
+    commands = {
+        f"command, {processes}": round(wall, 1)
+        for processes, wall in command_seconds(env_id, options, tasks, group_size, rollouts).items()
+    }
+    return {
+        "mean reward": round(float(won), 3),
+        "truths": truths,
+        "truths/s": round(truths / seconds, 1),
+        "10k truths, s": round(10_000 * seconds / truths, 1),
+        "error": round(error, 4),
+        "steps/s": round(steps / seconds),
+        "known": round(max(0.0, 1 - nodes / max(steps, 1)), 3),
+        "plain, s": round(10_000 * plain_seconds, 1),
+        "plain error": round(plain_error, 4),
+        "at that error, s": round(10_000 * at_that_error, 1),
+        "ratio": round(at_that_error * truths / seconds, 1),
+        **commands,
+    }
+
+
+def plain_truths(
+    handle: EnvHandle,
+    policy: Any,  # noqa: ANN401 - a `DistributionPolicy`
+    tasks: list[str],
+    rollouts: int,
+    gamma: float,
+) -> tuple[float, float]:
+    """Return the CPU seconds of a truth by separate rollouts from each step, and the error of its advantages.
+
+    An advantage is r + γ V' - V, so its squared error is γ² that of V' and that of V.
+    """
+    rng, squares, began = random.Random(2), list[float](), time.process_time()
+    while time.process_time() - began < PLAIN_S:
+        episode = Episode(handle.shared, handle.settings)
+        episode.start(rng.choice(tasks))
+        variances = []
+        while not episode.done:
+            played = [play(episode.fork(), policy, rng) for _ in range(rollouts)]
+            returns = [sum(gamma**n * step.reward for n, step in enumerate(steps)) for steps in played]
+            variances.append(np.var(returns, ddof=1) / rollouts)
+            request = Request(0, "", 0, 0, episode.steps_taken, episode.task, episode.state, None, episode.prompt,
+                              episode.history)  # fmt: skip
+            episode.act(policy.distributions([request])[0].draw(rng.random()))
+        squares += [now + gamma**2 * later for now, later in zip(variances, [*variances[1:], 0.0], strict=True)]
+    return (time.process_time() - began) / len(squares), float(np.sqrt(np.mean(squares)))
+
+
+def command_seconds(
+    env_id: str, options: dict[str, float], tasks: int, group_size: int, rollouts: int
+) -> dict[int, float]:
+    """Return the seconds of `hgpo truth` for a saved run, by the number of processes."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        run = str(Path(folder) / "run")
+        policy = [f"--policy-option={key}={value:g}" for key, value in {"memory": 2, **options}.items()]
+        hgpo("rollout", "--env", env_id, "--policy", "softmax", *policy, "--tasks", str(tasks), "--group-size",
+             str(group_size), "--out", run)  # fmt: skip
+        for processes in (1, 2):
+            began = time.perf_counter()
+            hgpo("truth", run, "--rollouts", str(rollouts), "--processes", str(processes), "--out",
+                 str(Path(folder) / f"{processes}.parquet"))  # fmt: skip
+            found[processes] = time.perf_counter() - began
+    return found
+
+
+def hgpo(*arguments: str) -> None:
+    """Run a command; its output is shown only if it fails."""
+    command = [sys.executable, "-c", "from hgpo_train.cli import main; main()", *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        sys.exit(found.stdout + found.stderr)
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=8)
+    parser.add_argument("--group-size", type=int, default=16)
+    parser.add_argument("--rollouts", type=int, default=16)
+    add_keep(parser)
+    given = parser.parse_args()
+    figures = {}
+    for env_id, policies in POLICIES.items():
+        for options in policies:
+            name = f"{env_id} " + ", ".join(f"{key}={value:g}" for key, value in options.items())
+            figures[name] = measure(env_id, options, given.tasks, given.group_size, given.rollouts)
+    table = Table("", *next(iter(figures.values())), title=f"Truths of {given.group_size} rollouts a task, one process")
+    for name, found in figures.items():
+        table.add_row(name, *map(str, found.values()))
+    console = Console(width=160)
+    console.print(table)
+    console.print(store("truth", figures, keep=given.keep))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""True advantages, comparisons of estimators with them, and what only research needs."""

@@ -1,0 +1,1 @@
+"""Commands of `hgpo`, found by the entry points `hgpo.commands`."""

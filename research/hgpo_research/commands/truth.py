@@ -1,0 +1,98 @@
+"""`hgpo truth`: true values and advantages of a policy at the steps of a saved run."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import Annotated
+
+import typer
+
+from hgpo_train.cli import collection  # noqa: TC001 - typer reads the annotations
+
+
+def truth(
+    run: Annotated[Path, typer.Argument(help="The folder of a run. It is not modified.")],
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="The policy whose values are computed; its action probabilities must be known (softmax, random, "
+            "transformers:MODEL, …). Default: the run's, with its options."
+        ),
+    ] = None,
+    policy_option: collection.PolicyOption = None,
+    gamma: Annotated[float, typer.Option(help="Discount factor per step.")] = 0.95,
+    reward: Annotated[str, typer.Option(help="Rewards: reward (of each step), success or score.")] = "reward",
+    reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = 10.0,
+    invalid_action_penalty: Annotated[
+        float, typer.Option(help="Subtracted from the scaled reward of a step with an invalid action.")
+    ] = 0.0,
+    rollouts: Annotated[
+        int, typer.Option(help="M, the number of Monte Carlo rollouts of a step that no visited branch covers.")
+    ] = 16,
+    error: Annotated[
+        float | None,
+        typer.Option(help="Add rollouts until the root mean square of each task's advantage errors is at most this."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Add rollouts as long as those of each task take about this number of steps.")
+    ] = None,
+    most_rollouts: Annotated[
+        int, typer.Option(help="The largest number of rollouts of a step, for --error and --steps.")
+    ] = 4096,
+    exact_nodes: Annotated[
+        int, typer.Option(help="Solve a task exactly if at most this many nodes can be reached.")
+    ] = 300,
+    seed: Annotated[int, typer.Option(help="Seed of the rollouts.")] = 0,
+    processes: Annotated[int, typer.Option(help="Number of processes; affects only the speed.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="The table. Default: <run>.truth/<policy>.parquet.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing table.")] = False,
+) -> None:
+    """Compute true values and advantages of a policy at the steps of a saved run, with standard errors."""
+    from time import perf_counter
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from hgpo_research.truth import Budget, Rewards, plan_truth, write_truth
+    from hgpo_research.truth.table import default_out
+    from hgpo_train.advantages.advantage_tables import refuse_own_input
+    from hgpo_train.assignments import read_assignments
+    from hgpo_train.policies.registry import option_annotations
+    from hgpo_train.rollout.run import stop_on_interrupt
+
+    rewards = Rewards(
+        reward=reward,  # type: ignore[arg-type]  # checked by the dataclass
+        reward_scale=reward_scale,
+        gamma=gamma,
+        invalid_action_penalty=invalid_action_penalty,
+    )
+    budget = Budget(
+        rollouts=rollouts, error=error, steps=steps, most_rollouts=most_rollouts, exact_nodes=exact_nodes, seed=seed
+    )
+    plan = plan_truth(run, rewards, budget, policy=policy)
+    given = read_assignments("--policy-option", policy_option or (), option_annotations(plan.policy))
+    plan = plan_truth(run, rewards, budget, policy=policy, policy_options=given)
+    target = out or default_out(plan)
+    refuse_own_input(run, target)
+    console, began = Console(stderr=True), perf_counter()
+    with (
+        stop_on_interrupt() as stop,
+        Progress(console=console, transient=True, disable=not console.is_terminal) as bars,
+    ):
+        bar = bars.add_task("tasks")
+        report = write_truth(
+            plan,
+            target,
+            processes=processes,
+            overwrite=overwrite,
+            progress=lambda done, total: bars.update(bar, completed=done, total=total),
+            should_stop=stop,
+        )
+    if not report.complete:
+        console.print("Interrupted. Finished tasks are kept; run the same command again to resume.")
+        raise typer.Exit(130)
+    seconds = perf_counter() - began
+    line = f"{report.rows:,} truths ({report.rows / seconds:,.0f}/s), {report.rollout_steps:,} steps of rollouts"
+    console.print(f"{line}. The table is {target}", soft_wrap=True, markup=False, highlight=False)
+    following = f"Next: hgpo compare-estimators {run} --truth {target} -e hgpo,gigpo,grpo"
+    console.print(following, soft_wrap=True, markup=False, highlight=False)

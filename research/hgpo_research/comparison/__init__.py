@@ -1,0 +1,20 @@
+"""The comparison of estimators with true advantages: `compare_estimators(steps, truth, variants)`.
+
+    inputs           a run and its truth table → arrays of steps, for each redraw of the groups
+    measures         steps → sums per task; sums → bias, error, correlation … (defined in that module's docstring)
+    gradients        steps → inner products of tabular policy gradients per task
+    row_gradients    a language model and a run → sketches of the gradient of log π of each step
+    model_gradients  sketches → inner products of the model's policy gradients per task
+    comparison       the tables of all estimators, group sizes and parts
+    report           the tables → a page of HTML; `pictures` draws its pictures
+
+Intervals are those of `hgpo_train.analysis.resampling`. docs/estimator_comparison.md describes how to use it and how to
+read the result.
+"""
+
+from __future__ import annotations
+
+from hgpo_research.comparison.comparison import Comparison, compare_estimators
+from hgpo_train.advantages.variants import Variant, read_variants
+
+__all__ = ["Comparison", "Variant", "compare_estimators", "read_variants"]

@@ -1,0 +1,357 @@
+"""The input of a comparison: a run and its truth table, as arrays of steps for redrawn groups of any size.
+
+Groups are redrawn without replacement: the rollouts of each group are permuted and cut into subgroups of g rollouts,
+several times. Rollouts of a task are independent, so disjoint subgroups are independent groups of that size. The rest
+of a group that is not divisible by g is left out of a redraw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import polars as pl
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.wording import listed
+from hgpo_research.truth.table import METADATA, read_metadata
+from hgpo_train.advantages.advantage_tables import fingerprint
+from hgpo_train.advantages.estimators import hgpo
+from hgpo_train.advantages.input_columns import CHAINS, group_keys, row_keys
+from hgpo_train.advantages.parameters import Parameters
+from hgpo_train.advantages.registry import columns_read, compute_many, prepare
+from hgpo_train.advantages.required_columns import check_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from hgpo_research.comparison.row_gradients import RowGradients
+    from hgpo_train.advantages.parameters import Context
+    from hgpo_train.advantages.variants import Variant
+
+    Floats = NDArray[np.float64]
+    Integers = NDArray[np.int64]
+
+TRUTH_KEYS: Final = ("trajectory", "step")
+TRUTH_NUMBERS: Final = (
+    "value_first",
+    "value_second",
+    "advantage",
+    "advantage_error",
+    "advantage_first",
+    "advantage_second",
+)
+TRUTH_COLUMNS: Final = (*TRUTH_KEYS, *TRUTH_NUMBERS, "prompt_hash", "choice", "probabilities")
+"""The columns of a truth table that a comparison reads."""
+
+TRUTH_REWARDS: Final = Parameters(invalid_action_penalty=0.0, penalty_at="reward")
+"""The rewards of a truth table that does not describe them: those of the environment, with a discount of 0.95."""
+
+_TASK: Final = ("env_id", "task_id")
+_TRAJECTORY, _PLACE, _SKETCH = "(trajectory)", "(place)", "(sketch)"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run joined with its truth table.
+
+    Attributes:
+        steps: The columns that the estimators read, the truth, and `(task)`, the number of the row's task; without
+            aborted rollouts.
+        tasks: Number of tasks.
+        size: The largest number of rollouts in a group.
+        variants: The estimators.
+        counts: Numbers of `steps`, `rollouts`, `groups`, `aborted` rollouts, and of steps that are `without_truth`
+            or, for the gradient, `without_probabilities` and, with a model, `without_model_gradient`.
+    """
+
+    steps: pl.DataFrame
+    tasks: int
+    size: int
+    variants: Sequence[Variant]
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The steps of redrawn groups of one size, with truth and estimates. Every array has one entry per step.
+
+    Attributes:
+        size: Number of rollouts in a group.
+        task: Number of the step's task.
+        redraw: Number of the task's redraw, unique over tasks: the subgroups of one redraw are disjoint.
+        group: Number of the subgroup, unique over redraws.
+        first: True advantage from the first half of the Monte Carlo, in the unit of rewards.
+        second: The same from the second half.
+        sure: Whether the sign of the true advantage is known: it is more than two standard errors from 0.
+        level: Depth of the deepest context that the step shares with another step of its subgroup; -1 if none.
+        step: Position in the episode.
+        prompt: Number of the visible context, unique over tasks; -1 if the step has no action probabilities.
+        choice: Index of the action taken; -1 if unknown.
+        chosen: Probability of the action taken.
+        square: Σ_a π(a)², the sum of squared action probabilities.
+        sketch: Number of the gradient of the step's log-probability (`row_gradients`); -1 if it is not known.
+        estimates: For each estimator, two arrays, equal except for references that contain the truth's halves.
+    """
+
+    size: int
+    task: Integers
+    redraw: Integers
+    group: Integers
+    first: Floats
+    second: Floats
+    sure: NDArray[np.bool_]
+    level: Integers
+    step: Integers
+    prompt: Integers
+    choice: Integers
+    chosen: Floats
+    square: Floats
+    sketch: Integers
+    estimates: dict[str, tuple[Floats, Floats]]
+
+
+def read_run(
+    steps: pl.LazyFrame,
+    truth: pl.LazyFrame,
+    variants: Sequence[Variant],
+    depth: int,
+    gradients: RowGradients | None = None,
+) -> Run:
+    """Join a step table with its truth table.
+
+    Args:
+        steps: A step table.
+        truth: A table with `TRUTH_COLUMNS`.
+        variants: The estimators.
+        depth: The deepest context that is used to classify steps.
+        gradients: The gradients of a language model's log-probabilities.
+
+    Raises:
+        InputError: A column is missing, a step is twice in the truth table, a trajectory is in two runs, or no step of
+            the run has a truth.
+    """
+    schema, known = steps.collect_schema(), truth.collect_schema()
+    if missing := [name for name in TRUTH_COLUMNS if name not in known]:
+        raise InputError(f"the truth table has no {listed(missing)}; write it with hgpo truth")
+    specs = [variant.spec for variant in variants]
+    check_columns(schema, specs)
+    read = {*row_keys(schema), *columns_read(schema, specs), *_history_columns(schema, depth)}
+    read |= {name for name in ("aborted", "policy_version") if name in schema}
+    table = steps.select(name for name in schema if name in read).collect()
+    exact = truth.select(TRUTH_COLUMNS).collect()
+    if exact.select(TRUTH_KEYS).is_duplicated().any():
+        raise InputError("the truth table has several rows for one step; expected one row per trajectory and step")
+    groups = group_keys(schema)
+    if table.select(*groups, "trajectory").unique()["trajectory"].is_duplicated().any():
+        raise InputError("expected names of trajectories that are unique in all runs; compare one run at a time")
+    aborted = table.select(_aborted(schema)).to_series()
+    rollouts = table.filter(~aborted)
+    task = [name for name in groups if name in _TASK or name == "task"]
+    rollouts = rollouts.with_columns(
+        (pl.struct(task).rank("dense").cast(pl.Int64) - 1).alias("(task)"), pl.int_range(pl.len()).alias(_PLACE)
+    )
+    joined = rollouts.join(
+        exact.rename({name: f"(truth) {name}" for name in TRUTH_COLUMNS if name not in TRUTH_KEYS}),
+        on=TRUTH_KEYS,
+        how="left",
+        maintain_order="left",
+    )
+    if gradients is None:
+        joined = joined.with_columns(pl.lit(-1, pl.Int64).alias(_SKETCH))
+    else:
+        numbers = gradients.rows.rename({"sketch": _SKETCH})
+        joined = joined.join(numbers, on=TRUTH_KEYS, how="left", maintain_order="left").with_columns(
+            pl.col(_SKETCH).fill_null(-1)
+        )
+    known_rows = joined.select(_has_truth()).to_series()
+    if not known_rows.any():
+        raise InputError("no step of the run is in the truth table; expected the truth of this run")
+    sizes = joined.group_by(groups).agg(pl.col("trajectory").n_unique())["trajectory"]
+    counts = {
+        "steps": joined.height,
+        "rollouts": joined["trajectory"].n_unique(),
+        "groups": len(sizes),
+        "tasks": joined["(task)"].n_unique(),
+        "aborted": table.filter(aborted)["trajectory"].n_unique(),
+        "without_truth": int((~known_rows).sum()),
+        "without_probabilities": joined.filter(_has_truth() & ~_has_probabilities()).height,
+    }
+    if gradients is not None:
+        counts["without_model_gradient"] = joined.filter(_has_truth() & (pl.col(_SKETCH) < 0)).height
+    return Run(joined, counts["tasks"], int(str(sizes.max())), variants, counts)
+
+
+def truth_rewards(truth: Path, run: Path) -> Parameters:
+    """Return the definition of rewards that a truth table describes; `TRUTH_REWARDS` if it describes none.
+
+    Args:
+        truth: The truth table.
+        run: The run that it is compared with.
+
+    Raises:
+        InputError: It is the truth of another run, or of another state of the run.
+    """
+    if METADATA not in pl.read_parquet_metadata(truth):
+        return TRUTH_REWARDS
+    described = read_metadata(truth)
+    if described.get("run_fingerprint") != fingerprint(run):
+        raise InputError(f"{truth} is not the truth of {run} as it is now; compute it with hgpo truth {run}")
+    return replace(TRUTH_REWARDS, **described["rewards"])
+
+
+def _aborted(schema: pl.Schema) -> pl.Expr:
+    if "aborted" not in schema:
+        return pl.lit(value=False).repeat_by(pl.len()).explode()
+    return pl.col("aborted").cast(pl.Boolean).fill_null(value=False).any().over("trajectory")
+
+
+def _history_columns(schema: pl.Schema, depth: int) -> list[str]:
+    stored = [f"{stem}{k}" for stem in CHAINS.values() for k in range(depth + 1)]
+    return [name for name in (*stored, "state_hash", "state", "action_hash", "action") if name in schema]
+
+
+def _has_truth() -> pl.Expr:
+    numbers = [pl.col(f"(truth) {name}").is_finite().fill_null(value=False) for name in TRUTH_NUMBERS]
+    return pl.all_horizontal(numbers)
+
+
+def _has_probabilities() -> pl.Expr:
+    given = pl.col("(truth) choice").is_not_null() & pl.col("(truth) prompt_hash").is_not_null()
+    return given & (pl.col("(truth) choice") < pl.col("(truth) probabilities").list.len()).fill_null(value=False)
+
+
+def redraw(run: Run, size: int, redraws: int, rng: np.random.Generator) -> pl.DataFrame:
+    """Return the steps of redrawn groups, with new names of groups and trajectories, and columns `(redraw)`, `(group)`.
+
+    Args:
+        run: The run.
+        size: Number of rollouts per subgroup; the run's size for the groups as they are.
+        redraws: Number of redraws of each group; 1 for the groups as they are.
+        rng: The source of the permutations.
+    """
+    groups = group_keys(run.steps.columns)
+    rollouts = (
+        run.steps.select(*groups, "(task)", "trajectory")
+        .unique()
+        .sort(*groups, "trajectory")
+        .with_columns(pl.struct(groups).rank("dense").cast(pl.Int64).alias("(given)"))
+    )
+    if size >= run.size:
+        drawn = rollouts.with_columns(pl.lit(0, pl.Int64).alias("(redraw)"), pl.lit(0, pl.Int64).alias("(part)"))
+    else:
+        several = pl.concat(
+            rollouts.with_columns(
+                pl.lit(number, pl.Int64).alias("(redraw)"), pl.Series("(order)", rng.random(rollouts.height))
+            )
+            for number in range(redraws)
+        )
+        place = pl.col("(order)").rank("ordinal").over("(given)", "(redraw)").cast(pl.Int64) - 1
+        full = pl.len().over("(given)", "(redraw)").cast(pl.Int64) // size
+        drawn = several.with_columns((place // size).alias("(part)")).filter(pl.col("(part)") < full)
+    drawn = drawn.with_columns(pl.struct("(given)", "(redraw)", "(part)").rank("dense").cast(pl.Int64).alias("(group)"))
+    table = run.steps.drop("(task)").join(
+        drawn.select("trajectory", "(task)", "(redraw)", "(part)", "(group)"),
+        on="trajectory",
+        maintain_order="right_left",
+    )
+    # Batches of whole runs are divided like groups, so that estimators with a scope of batches get one of each task.
+    batch = pl.struct(*(name for name in ("run", "iteration") if name in table.columns), "(redraw)", "(part)")
+    return table.with_columns(
+        (batch.rank("dense").cast(pl.Int64)).alias("iteration"),
+        pl.format("{}/{}", "(redraw)", "trajectory").alias("trajectory"),
+    )
+
+
+def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: Context, rewards: Parameters) -> Draw:
+    """Redraw groups of one size, compute all estimators in them, and return the steps that have a truth.
+
+    Args:
+        run: The run.
+        size: Number of rollouts per group.
+        redraws: Number of redraws.
+        seed: Seed of the redraws.
+        depth: The deepest context by which steps are classified.
+        context: The content of contexts.
+        rewards: The definition of the truth's rewards.
+    """
+    rng = np.random.Generator(np.random.PCG64([seed, size]))
+    table = redraw(run, size, redraws, rng)
+    specs = [variant.spec for variant in run.variants]
+    own = [name for name in table.columns if name.startswith("(")]
+    estimates = compute_many(table.drop(own), specs).select(spec.column for spec in specs).collect()
+    p = hgpo.HGPO(**{**vars(rewards), "history_length": depth, "context": context})
+    contexts = [f"{CHAINS[context]}{k}" for k in range(depth + 1)]
+    prepared = prepare(table.drop(own).lazy(), p).select("task_key", "plain_return", *contexts).collect()
+    table = pl.concat([table, prepared.select(pl.all().name.prefix("(made) ")), estimates], how="horizontal")
+    table = table.with_columns(_level([f"(made) {name}" for name in contexts])).filter(_has_truth())
+    return _arrays(run, table, size, rewards)
+
+
+def _level(contexts: Sequence[str]) -> pl.Expr:
+    """Return the depth of the deepest context that a step shares with another step of its group; -1 if none."""
+    shared = [
+        pl.when((pl.len().over("(group)", name) > 1) & pl.col(name).is_not_null()).then(pl.lit(k, pl.Int64))
+        for k, name in enumerate(contexts)
+    ]
+    return pl.max_horizontal(*shared, pl.lit(-1, pl.Int64)).alias("(level)")
+
+
+def _arrays(run: Run, table: pl.DataFrame, size: int, rewards: Parameters) -> Draw:
+    known = _has_probabilities()
+    weights = pl.col("(truth) probabilities")
+    table = table.with_columns(
+        pl.when(known).then(pl.struct("(task)", "(truth) prompt_hash").rank("dense").cast(pl.Int64)).otherwise(-1)
+        .alias("(prompt)"),
+        pl.when(known).then(pl.col("(truth) choice").cast(pl.Int64)).otherwise(-1).alias("(choice)"),
+        pl.when(known).then(weights.list.get(pl.col("(truth) choice"), null_on_oob=True)).otherwise(0.0)
+        .alias("(chosen)"),
+        pl.when(known).then(weights.list.eval(pl.element() * pl.element()).list.sum()).otherwise(0.0).alias("(square)"),
+        pl.struct("(task)", "(redraw)").rank("dense").cast(pl.Int64).alias("(redraw)"),
+    )  # fmt: skip
+    unit = rewards.reward_scale
+    first, second = (_floats(table, f"(truth) advantage_{half}") / unit for half in ("first", "second"))
+    whole, error = _floats(table, "(truth) advantage"), _floats(table, "(truth) advantage_error")
+    estimates = {}
+    for variant in run.variants:
+        scale = variant.spec.parameters.reward_scale
+        if not scale:
+            raise InputError(f"{variant.name}: expected a reward_scale other than 0, received 0")
+        made = _floats(table, variant.spec.column) / scale
+        estimates[variant.name] = (made, made)
+    gained = _floats(table, "(made) plain_return")
+    one, two = ((gained - _floats(table, f"(truth) value_{half}")) / unit for half in ("first", "second"))
+    estimates[REFERENCE] = (one, two)
+    return Draw(
+        size=size,
+        task=_integers(table, "(task)"),
+        redraw=_integers(table, "(redraw)"),
+        group=_integers(table, "(group)"),
+        first=first,
+        second=second,
+        sure=np.abs(whole) > 2 * error,
+        level=_integers(table, "(level)"),
+        step=_integers(table, "step"),
+        prompt=_integers(table, "(prompt)"),
+        choice=_integers(table, "(choice)"),
+        chosen=_floats(table, "(chosen)"),
+        square=_floats(table, "(square)"),
+        sketch=_integers(table, _SKETCH),
+        estimates=estimates,
+    )
+
+
+REFERENCE: Final = "return - true value"
+"""The name of the reference: the return of the step minus the true value of its state, a perfect baseline."""
+
+
+def _floats(table: pl.DataFrame, name: str) -> Floats:
+    return table[name].cast(pl.Float64).to_numpy()
+
+
+def _integers(table: pl.DataFrame, name: str) -> Any:  # noqa: ANN401 (an array of int64, which Polars types as Any)
+    return table[name].cast(pl.Int64).to_numpy()

@@ -1,0 +1,188 @@
+"""The measures of an estimator against true advantages, as functions of sums per task.
+
+For a step, A is the true advantage, A₁ and A₂ are its two halves, independent and unbiased, e is the estimate, in the
+unit of rewards, and E is the mean over the steps of all redraws. Products of the two halves have no noise of the truth
+in expectation, E A₁A₂ = E A², also where the halves are equal because the truth is exact:
+
+    square           E A₁A₂                                            (the scale of the next four)
+    bias             E (e - A)                                         in the unit of rewards
+    error            E (e - A₁)(e - A₂) / square                       MSE; 1 is that of an advantage of 0
+    squared_bias     E d₁ d₂' / square                                 at a fixed context and action, see below
+    variance         (E (e - A₁)(e - A₂) - E d₁ d₂') / square          at a fixed context and action
+    slope            cov(e, A) / var A                                 1 if the expected estimate is A
+    correlation      cov(e, A) / √(var e · var A)                      var A = E A₁A₂ - E A₁ · E A₂
+    affine_error     1 - correlation²                                  error after the best scale and shift, / var A
+    sign             share of the steps with the sign of A             of those whose |A| is above 2 standard errors;
+                                                                       an estimate of 0 counts a half
+    gradient         <g(e), g(A)> / (|g(e)| |g(A)|)                    cosine of the gradients of one group per task
+    gradient_limit   the same of the expected gradients                the limit of many groups
+
+*At a fixed context and action.* d = e - A of a step, d' that of a step of another, disjoint subgroup of the same
+redraw, with the same visible context (`prompt_hash`) and action. Groups of different rollouts are independent, so
+E d d' is the squared mean of d at that context and action. Only steps with such a partner count, also for the error
+from which it is subtracted. The groups as they were played have no partners, unless a task has several.
+
+*Gradients.* g(x) = Σ x_t (onehot(a_t) - π), per visible context, is the gradient of Σ x_t log π with respect to a
+table of logits. `gradient` compares the gradients of the same steps, so it is 1 for true advantages. `gradient_limit`
+uses products of disjoint subgroups, which are independent: it is 1 for every unbiased estimator, whatever its variance.
+See `gradients`. With a language model, `model_gradient` is the cosine of the gradients of all of its parameters, of a
+batch with one group per task, `model_gradient_within` the same without products of different tasks, and
+`model_gradient_limit` that of the expected gradients, the limit of many tasks.
+See `model_gradients`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from hgpo_research.comparison.gradients import gradient_sums, summed
+from hgpo_research.comparison.model_gradients import MODEL_MEASURES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from hgpo_research.comparison.gradients import Contexts
+    from hgpo_research.comparison.inputs import Draw
+
+    Floats = NDArray[np.float64]
+    Sums = Mapping[str, Floats]
+
+MEASURES: Final = (
+    "correlation",
+    "affine_error",
+    "sign",
+    "gradient",
+    "gradient_limit",
+    "bias",
+    "slope",
+    "error",
+    "squared_bias",
+    "variance",
+)
+
+
+def row_sums(found: Draw, contexts: Contexts, estimate: tuple[Floats, Floats]) -> dict[str, Floats]:
+    """Return what is summed over steps, one array per sum and one entry per step.
+
+    Args:
+        found: The steps.
+        contexts: Their visible contexts.
+        estimate: The two halves of the estimate, equal unless it contains those of the truth.
+    """
+    one, two = estimate
+    first, second = found.first, found.second
+    error = (one - first) * (two - second)
+    signs = np.where(one + two == 0, 0.5, np.sign(one + two) == np.sign(first + second))
+    cross, paired = _partners(contexts, one - first, two - second)
+    return {
+        "n": np.ones(len(first)),
+        "e": (one + two) / 2,
+        "first": first,
+        "second": second,
+        "ee": one * two,
+        "ea": (one * second + two * first) / 2,
+        "aa": first * second,
+        "error": error,
+        "sure": found.sure.astype(np.float64),
+        "sign": np.where(found.sure, signs, 0.0),
+        "cross": cross,
+        "paired_error": np.where(paired, error, 0.0),
+        "paired_aa": np.where(paired, first * second, 0.0),
+        "paired": paired.astype(np.float64),
+    }
+
+
+def _partners(contexts: Contexts, first: Floats, second: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return each step's error times the mean error of its partners in other subgroups, and whether it has partners."""
+    usable, cell, own = contexts.usable, contexts.whole.action, contexts.same.action
+    others = _total(np.ones(len(cell)), cell) - _total(np.ones(len(cell)), own)
+    product = np.zeros(len(cell))
+    for here, there in ((first[usable], second[usable]), (second[usable], first[usable])):
+        product += here * (_total(there, cell) - _total(there, own)) / np.maximum(others, 1) / 2
+    cross, paired = np.zeros(len(first)), np.zeros(len(first), np.bool_)
+    cross[usable], paired[usable] = np.where(others > 0, product, 0.0), others > 0
+    return cross, paired
+
+
+def _total(values: Floats, group: NDArray[np.int64]) -> Floats:
+    """Return the sum of each row's group."""
+    return summed(group, values, 0)[group]
+
+
+def task_sums(
+    rows: Sums, task: NDArray[np.int64], tasks: int, part: NDArray[np.bool_] | None = None
+) -> dict[str, Floats]:
+    """Return the sums of each task, arrays of shape (tasks,).
+
+    Args:
+        rows: The sums' terms (`row_sums`).
+        task: Number of each step's task.
+        tasks: Number of tasks.
+        part: The steps that count; None for all.
+    """
+    if part is not None:
+        task, rows = task[part], {name: values[part] for name, values in rows.items()}
+    return {name: summed(task, values, tasks) for name, values in rows.items()}
+
+
+def all_sums(
+    found: Draw, contexts: Contexts, estimate: tuple[Floats, Floats], rows: Sums, tasks: int
+) -> dict[str, Floats]:
+    """Return the sums of each task over all steps, with those of the gradients."""
+    return task_sums(rows, found.task, tasks) | gradient_sums(contexts, estimate, (found.first, found.second), tasks)
+
+
+def measured(sums: Sums) -> dict[str, Floats]:
+    """Return all measures from sums over steps; NaN where a measure is not defined.
+
+    Args:
+        sums: Arrays of any shape, such as one entry per resample of the tasks. Sums of gradients may be missing.
+
+    Returns:
+        `MEASURES`, and `MODEL_MEASURES` if there are sums of a model's gradients.
+    """
+    with np.errstate(all="ignore"):
+        n = sums["n"]
+        mean = {name: values / n for name, values in sums.items()}
+        middle = (mean["first"] + mean["second"]) / 2
+        covariance = mean["ea"] - mean["e"] * middle
+        spread = mean["aa"] - mean["first"] * mean["second"]
+        own = mean["ee"] - mean["e"] ** 2
+        square = mean["aa"]
+        correlation = covariance / np.sqrt(_positive(own) * _positive(spread))
+        paired = sums["paired"]
+        paired_square = _positive(sums["paired_aa"] / paired)
+        squared_bias = sums["cross"] / paired / paired_square
+        found = {
+            "correlation": correlation,
+            "affine_error": 1 - correlation**2,
+            "sign": sums["sign"] / sums["sure"],
+            "bias": mean["e"] - middle,
+            "slope": covariance / _positive(spread),
+            "error": mean["error"] / _positive(square),
+            "squared_bias": squared_bias,
+            "variance": sums["paired_error"] / paired / paired_square - squared_bias,
+        }
+        for name, scope in (("gradient", "same"), ("gradient_limit", "other")):
+            if f"ea_{scope}" in sums:
+                found[name] = _cosine(sums, scope)
+            else:
+                found[name] = np.full(np.shape(n), np.nan)
+        for name, scope in MODEL_MEASURES.items():
+            if f"ea_{scope}" in sums:
+                found[name] = _cosine(sums, scope)
+    return {name: np.where(np.isfinite(values), values, np.nan) for name, values in found.items()}
+
+
+def _cosine(sums: Sums, scope: str) -> Floats:
+    cosine: Floats = sums[f"ea_{scope}"] / np.sqrt(_positive(sums[f"ee_{scope}"]) * _positive(sums[f"aa_{scope}"]))
+    return cosine
+
+
+def _positive(values: Floats) -> Floats:
+    """Return values, with NaN for those that are not positive: estimates of squares, which noise can make negative."""
+    return np.where(values > 0, values, np.nan)

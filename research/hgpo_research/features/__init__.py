@@ -1,0 +1,1 @@
+"""Features of actions for the policy `softmax`."""

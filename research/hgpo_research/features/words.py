@@ -1,0 +1,112 @@
+"""Features of actions: numbers that describe each choice of a state, from what a prompt shows and nothing else.
+
+The policy `softmax` is a log-linear function of them. ALFWorld and WebShop have features of their own;
+`WordFeatures` are those of every other text environment.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, Protocol
+
+from hgpo_train.policies.random_choice import OPEN_QUERY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hgpo_envs.memory import Pair
+
+_WORD: Final = re.compile(r"[^\W_]+")
+
+
+Features = dict[str, float]
+"""The values of a choice's features by name. Missing features are 0."""
+
+
+class ActionFeatures(Protocol):
+    """Describes the choices of a state. The history is separate, because states recur far more often than histories.
+
+    Attributes:
+        weights: The weight of each feature for a capable player, by name.
+    """
+
+    weights: Mapping[str, float]
+
+    def choices(self, instruction: str, observation: str, actions: tuple[str, ...]) -> Mapping[str, Features]:
+        """Return the choices of a state with their features for an empty history.
+
+        Args:
+            instruction: The task's instruction.
+            observation: The state text.
+            actions: The admissible actions.
+
+        Returns:
+            The features by choice, usually an admissible action each. An open query is replaced by one or more texts.
+        """
+        ...
+
+    def changes(
+        self, instruction: str, observation: str, actions: tuple[str, ...], history: Sequence[Pair]
+    ) -> Mapping[str, Features]:
+        """Return the choices whose features the history changes, with all of their features.
+
+        Args:
+            instruction: The task's instruction.
+            observation: The state text.
+            actions: The admissible actions.
+            history: Past pairs, oldest first. The features do not depend on their numbers.
+        """
+        ...
+
+
+class WordFeatures:
+    """Features of any text environment: words that an action shares with the instruction, and repetitions.
+
+    - instruction: share of the action's words that the instruction contains
+    - observation: share of the action's words that the observation contains
+    - repeated: how often the history contains the action at the same observation
+
+    >>> features = WordFeatures().choices("open the door", "A door.", ("open door", "wait"))
+    >>> features["open door"], features["wait"]
+    ({'instruction': 1.0, 'observation': 0.5}, {})
+    """
+
+    weights: Mapping[str, float] = {"instruction": 3.0, "observation": 0.5, "repeated": -1.5}
+
+    def choices(self, instruction: str, observation: str, actions: tuple[str, ...]) -> dict[str, Features]:
+        """See `ActionFeatures`."""
+        wanted, shown = _words(instruction), _words(observation)
+        found = {}
+        for action in actions:
+            choice = action.replace(OPEN_QUERY, instruction) if OPEN_QUERY in action else action
+            words = _words(choice)
+            values = {"instruction": _share(words, wanted), "observation": _share(words, shown)}
+            found[choice] = {name: value for name, value in values.items() if value}
+        return found
+
+    def changes(
+        self, instruction: str, observation: str, actions: tuple[str, ...], history: Sequence[Pair]
+    ) -> dict[str, Features]:
+        """See `ActionFeatures`."""
+        times = repetitions(observation, history)
+        if not times:
+            return {}
+        choices = self.choices(instruction, observation, actions)
+        return {action: {**choices[action], "repeated": times[action]} for action in times if action in choices}
+
+
+def repetitions(observation: str, history: Sequence[Pair]) -> Mapping[str, int]:
+    """Return how often the history contains each action at an observation."""
+    times: dict[str, int] = {}
+    for _, observed, action in history:
+        if observed == observation:
+            times[action] = times.get(action, 0) + 1
+    return times
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(text.lower()))
+
+
+def _share(words: frozenset[str], others: frozenset[str]) -> float:
+    return len(words & others) / len(words) if words else 0.0

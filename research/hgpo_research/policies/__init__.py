@@ -1,0 +1,1 @@
+"""Policies whose action probabilities are known."""

@@ -1,0 +1,137 @@
+"""Action probabilities of `transformers:MODEL`: the responses of admissible actions are scored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.hashing import text_hash
+from hgpo_research.policies.distributions import Distribution, KnownPolicy, formatted_actions, inadmissible_action
+from hgpo_research.policies.response_scoring import score_responses
+from hgpo_train.policies.base import Failure
+from hgpo_train.policies.generation import FittedPrompt, fit_prompts
+from hgpo_train.policies.random_choice import OPEN_QUERY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from hgpo_train.policies.base import Request
+    from hgpo_train.policies.token_sampling import SampledResponse
+    from hgpo_train.policies.transformers import TransformersPolicy
+
+QUERY_SAMPLES: Final = 16
+"""Number of responses that are sampled where an admissible action is an open query."""
+
+_ENCODINGS: Final = 1 << 14
+"""Number of responses whose tokens are kept."""
+
+
+class ScoredModel(KnownPolicy):
+    """The action probabilities of a Transformers model.
+
+    Args:
+        policy: The policy.
+        action_format: ``command``, ``response`` or ``number``.
+    """
+
+    name = "transformers"
+    prompt_read = True
+
+    def __init__(self, policy: TransformersPolicy, action_format: str) -> None:
+        self._policy, self._action_format = policy, action_format
+        self._encodings: dict[str, tuple[int, ...]] = {}
+
+    def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
+        """Return the probability of each admissible action, and of anything else.
+
+        The probability of an action is that of the tokens of its response, as the tokenizer encodes it, at the
+        temperature and `top_p` of sampling, and of a token that ends it. If the response has exactly
+        `max_response_tokens` tokens, nothing has to end it. With ``action_format="response"`` the response has empty
+        thoughts. For an open query, `QUERY_SAMPLES` responses are sampled with seeds that depend on the prompt, and the
+        distinct ones are scored.
+
+        All other responses together are the last response, an inadmissible action. Among them are other spellings of
+        the admissible actions, such as other tokens with the same text.
+
+        Raises:
+            InputError: The policy has stop texts, a prompt does not fit, or the model cannot be scored
+                (`score_responses`).
+        """
+        if self._policy.options.stop:
+            raise InputError("policy transformers: expected no stop texts for probabilities; remove the option stop")
+        fitted = [_checked(one) for one in fit_prompts(self._policy.tokenizer, requests, self._policy.options)]
+        asked = {
+            (tuple(one.tokens), tuple(request.state.actions)): None
+            for one, request in zip(fitted, requests, strict=True)
+        }
+        queries = self._sampled_queries(asked)
+        scored = [self._scored_responses(key[1], queries.get(key, ())) for key in asked]
+        with self._policy.computing():
+            found = score_responses(
+                self._policy.model,
+                [prompt for prompt, _ in asked],
+                [list(responses) for responses in scored],
+                self._policy.sampling(),
+            )
+        made = {
+            key: _distribution(list(responses.values()), probabilities, key[1])
+            for key, responses, probabilities in zip(asked, scored, found, strict=True)
+        }
+        return [
+            made[tuple(one.tokens), tuple(request.state.actions)] for one, request in zip(fitted, requests, strict=True)
+        ]
+
+    def _sampled_queries(
+        self, asked: Iterable[tuple[tuple[int, ...], tuple[str, ...]]]
+    ) -> dict[tuple[tuple[int, ...], tuple[str, ...]], list[SampledResponse]]:
+        """Return `QUERY_SAMPLES` responses for each prompt and its actions, if one of these is an open query."""
+        open_ = [key for key in asked if any(OPEN_QUERY in action for action in key[1])]
+        prompts = [list(prompt) for prompt, _ in open_ for _ in range(QUERY_SAMPLES)]
+        seeds = [
+            text_hash(f"{list(prompt)}/{number}") % (1 << 63) for prompt, _ in open_ for number in range(QUERY_SAMPLES)
+        ]
+        drawn = self._policy.sampled(prompts, seeds) if open_ else []
+        return {key: drawn[QUERY_SAMPLES * place :][:QUERY_SAMPLES] for place, key in enumerate(open_)}
+
+    def _scored_responses(
+        self, actions: Sequence[str], queries: Sequence[SampledResponse]
+    ) -> dict[tuple[int, ...], str]:
+        """Return the tokens of the responses to score, and the responses."""
+        closed = [action for action in actions if OPEN_QUERY not in action]
+        found: dict[tuple[int, ...], str] = {}
+        for text in formatted_actions(closed, self._action_format, actions):
+            found.setdefault(self._encoded(text), text)
+        for sampled in queries:
+            tokens = tuple(int(token) for token in sampled.tokens)
+            tokens = tokens[:-1] if tokens[-1] in self._policy.ends else tokens
+            found.setdefault(tokens, self._policy.tokenizer.decode(tokens, skip_special_tokens=True))
+        return found
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
+        found = self._encodings.get(text)
+        if found is None:
+            if len(self._encodings) >= _ENCODINGS:
+                self._encodings.clear()
+            found = self._encodings[text] = tuple(self._policy.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return found
+
+
+def _checked(fitted: FittedPrompt | Failure) -> FittedPrompt:
+    if isinstance(fitted, Failure):
+        raise InputError(f"policy transformers: {fitted}")
+    return fitted
+
+
+def _distribution(responses: Sequence[str], probabilities: NDArray[np.float64], actions: Sequence[str]) -> Distribution:
+    """Return the distribution of scored responses, some of which may have the same text, and of anything else."""
+    known = dict.fromkeys(responses, 0.0)
+    for response, probability in zip(responses, probabilities.tolist(), strict=True):
+        known[response] += probability
+    other = inadmissible_action([*actions, *known])
+    known[other] = max(0.0, 1.0 - sum(known.values()))
+    values = np.array(list(known.values()))
+    return Distribution(tuple(known), values / values.sum())

@@ -1,0 +1,211 @@
+"""``softmax``: a log-linear softmax over features of the actions, from what the prompt shows and nothing else.
+
+The probability of a choice is proportional to exp((skill · score + taste · noise) / temperature). The score is the
+weighted sum of its features (`hgpo_research.features`) and the noise is a fixed number of variance 1 for each
+instruction, observation and choice. One inadmissible action is among the choices; without noise it is as probable as
+`invalid` choices of score 0.
+
+Its true action probabilities are known, it has no memory, and one number moves it from random to nearly deterministic.
+It therefore serves to measure estimators. A language model's mistakes are other ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
+
+import numpy as np
+from msgspec import Meta
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.hashing import text_hash
+from hgpo_research.features.alfworld import CommandFeatures
+from hgpo_research.features.webshop import ShopFeatures
+from hgpo_research.features.words import ActionFeatures, WordFeatures
+from hgpo_research.policies.distributions import Distribution, formatted_actions, inadmissible_action
+from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
+from hgpo_train.policies.registry import PolicySpec, check_admissible_actions
+from hgpo_train.settings import NonNegativeFloat, NonNegativeInt, build, check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hgpo_envs.engine import Engine
+    from hgpo_envs.memory import Pair
+    from hgpo_train.policies.registry import PolicyContext
+
+FEATURES: Final[Mapping[str, Callable[[], ActionFeatures]]] = {"ALFWorld": CommandFeatures, "WebShop": ShopFeatures}
+"""The features of each benchmark; `WordFeatures` for all others."""
+
+_STATES: Final = 1 << 12
+_DISTRIBUTIONS: Final = 1 << 14
+"""Numbers of states and of distributions that are kept: some tens of megabytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftmaxOptions:
+    """Options of `softmax`."""
+
+    skill: NonNegativeFloat = 1.0
+    """Factor of the scores; 0 ignores the features."""
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    """Sampling temperature: a small one makes the policy nearly deterministic, whatever its skill."""
+    taste: NonNegativeFloat = 0.5
+    """Standard deviation of the noise in the scores, by which the policy prefers some actions without reason."""
+    invalid: NonNegativeFloat = 1.0
+    """Weight of the inadmissible action, in units of an admissible one of score 0; 0 removes it."""
+    memory: NonNegativeInt | Literal["all"] = "all"
+    """Number of past steps that the features take into account, of those that the prompt shows."""
+    variant: NonNegativeInt = 0
+    """Another number is another policy of the same kind: another noise, and weights multiplied by 0.5 to 1.5. The
+    weights of variant 0 are unchanged."""
+
+    def __post_init__(self) -> None:
+        check(self, "policy option")
+
+
+class SoftmaxPolicy(BatchPolicy):
+    """A log-linear softmax policy.
+
+    Args:
+        features: Features and weights of the benchmark.
+        action_format: ``command``, ``response`` or ``number``.
+        options: The options.
+    """
+
+    name = "softmax"
+    reproducible = True
+    memoryless = True
+    prompt_read = False
+
+    def __init__(self, features: ActionFeatures, action_format: str, options: SoftmaxOptions) -> None:
+        super().__init__()
+        self.history_read = None if options.memory == "all" else options.memory
+        self._features, self._action_format, self._options = features, action_format, options
+        scale = options.skill / options.temperature
+        self._weights = {
+            name: scale * weight * _weight_factor(options.variant, name) for name, weight in features.weights.items()
+        }
+        self._states: dict[tuple[str, str, tuple[str, ...]], _State] = {}
+        self._distributions: dict[tuple[object, ...], Distribution] = {}
+
+    def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
+        """See `Policy`."""
+        drawn = zip(self.distributions(requests), requests, strict=True)
+        return [Reply(distribution.draw(_uniform(f"{request.seed}/choice"))) for distribution, request in drawn]
+
+    def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
+        """Return the distribution of the reply to each request (`KnownPolicy`)."""
+        return [self._distribution(request) for request in requests]
+
+    def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
+        """See `KnownPolicy`. There is no memory."""
+
+    def _distribution(self, request: Request) -> Distribution:
+        history = request.history
+        if self.history_read is not None:
+            history = history[max(0, len(history) - self.history_read) :]
+        state = (request.task.instruction, request.state.text, tuple(request.state.actions))
+        key = (state, *[pair[1:] for pair in history])  # without numbers, which the features do not depend on
+        found = self._distributions.get(key)
+        if found is None:
+            if len(self._distributions) >= _DISTRIBUTIONS:
+                self._distributions.clear()
+            found = self._distributions[key] = self._computed(state, history)
+        return found
+
+    def _computed(self, state: tuple[str, str, tuple[str, ...]], history: Sequence[Pair]) -> Distribution:
+        known = self._states.get(state)
+        if known is None:
+            if len(self._states) >= _STATES:
+                self._states.clear()
+            known = self._states[state] = self._read(*state)
+        changed = {
+            known.places[choice]: known.noise[known.places[choice]] + self._score(values)
+            for choice, values in self._features.changes(*state, history).items()
+        }
+        logits, powers = known.logits, known.powers
+        if changed:
+            logits = logits.copy()
+            for place, logit in changed.items():
+                logits[place] = logit
+            most = max(logits)
+            if most == known.most:
+                powers = powers.copy()
+                for place, logit in changed.items():
+                    powers[place] = exp(logit - most)
+            else:
+                powers = [exp(logit - most) for logit in logits]
+        return Distribution(known.responses, np.array(powers) / sum(powers))
+
+    def _read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> _State:
+        choices = self._features.choices(instruction, observation, actions)
+        taste = self._options.taste / self._options.temperature
+        noise = [0.0] * len(choices)
+        if taste:
+            here = text_hash(f"{self._options.variant}/{instruction}/{observation}")
+            noise = [taste * _noise(f"{here}/{choice}") for choice in choices]
+        logits = [offset + self._score(values) for offset, values in zip(noise, choices.values(), strict=True)]
+        responses = formatted_actions(choices, self._action_format, actions)
+        if self._options.invalid or not responses:
+            responses.append(inadmissible_action(actions))
+            logits.append(log(self._options.invalid or 1.0))
+        places = {choice: place for place, choice in enumerate(choices)}
+        most = max(logits)
+        return _State(tuple(responses), logits, most, [exp(logit - most) for logit in logits], noise, places)
+
+    def _score(self, values: Mapping[str, float]) -> float:
+        weights = self._weights
+        return sum([weights[name] * value for name, value in values.items()])
+
+
+class _State(NamedTuple):
+    """What is the same for all histories of a state.
+
+    Attributes:
+        responses: The responses; the inadmissible one is the last.
+        logits: The logit of each response, for an empty history.
+        most: The largest logit.
+        powers: exp(logit - most) of each response.
+        noise: The noise in the logit of each admissible response.
+        places: The place of each choice in these lists.
+    """
+
+    responses: tuple[str, ...]
+    logits: list[float]
+    most: float
+    powers: list[float]
+    noise: list[float]
+    places: dict[str, int]
+
+
+def _uniform(text: str) -> float:
+    """Return a number in [0, 1) that is a function of a text."""
+    return ((text_hash(text) >> 11) % (1 << 53)) / (1 << 53)
+
+
+def _noise(text: str) -> float:
+    """Return a number of mean 0 and variance 1, uniformly distributed over texts."""
+    return (_uniform(text) - 0.5) * sqrt(12)
+
+
+def _weight_factor(variant: int, feature: str) -> float:
+    return 0.5 + _uniform(f"{variant}/{feature}") if variant else 1.0
+
+
+def make(argument: str, context: PolicyContext) -> SoftmaxPolicy:
+    """Create the policy `softmax`.
+
+    Raises:
+        InputError: There is an argument, an option is not valid, or the benchmark lists no admissible actions.
+    """
+    check_admissible_actions("softmax", context)
+    if argument:
+        raise InputError(f"policy softmax: expected nothing after its name, received {argument!r}; use --policy-option")
+    options = build(SoftmaxOptions, context.options, "policy option")
+    features = FEATURES.get(context.benchmark, WordFeatures)()
+    return SoftmaxPolicy(features, context.action_format, options)
+
+
+SOFTMAX = PolicySpec(make, options=SoftmaxOptions)

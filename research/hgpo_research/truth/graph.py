@@ -1,0 +1,403 @@
+"""The decision process of one task under one policy, expanded lazily: hidden states, contexts, nodes and edges.
+
+A *hidden state* is a value of the engine's key. A *node* is a hidden state with everything that the policy's
+distribution can depend on: the state text and the past pairs that the policy reads (and the step, if it reads prompts).
+An *edge* is a response of the policy at a node. Transitions are deterministic and computed once for each hidden state
+and command, distributions once for each context, and both are arrays, so that many rollouts move in one NumPy
+operation (`walks.py`).
+
+A policy with a memory of its own depends on the path. Its graph is a tree: the node before is part of a node. The
+policy's memory at each node is in a slot of the policy, copied from the node before (`KnownPolicy.fork`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from hgpo_envs.engine import State
+from hgpo_envs.episode import Episode
+from hgpo_envs.hashing import text_hash
+from hgpo_envs.memory import Memory, Pair
+from hgpo_train.policies.base import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from numpy.typing import NDArray
+
+    from hgpo_envs.engine import BranchingEngine, Task
+    from hgpo_envs.episode import Settings
+    from hgpo_envs.sources import SharedSource
+    from hgpo_research.policies.distributions import Distribution, KnownPolicy
+    from hgpo_research.truth.rewards import Rewards
+
+    _Node = tuple[int, int, int, tuple[int, ...], int]
+    """The hidden state, the state text, the step (0 for policies that read neither prompts nor a memory of their own),
+    the past pairs, oldest first, and the node before it (0 for policies without a memory of their own). Texts and pairs
+    are numbered: such tuples are hashed in a fraction of a microsecond."""
+
+UNKNOWN: Final = -1
+"""The target of an edge that was not followed yet, and the first edge of a node without a distribution."""
+
+_NO_LIMIT: Final = 1 << 60
+
+
+class _Move(NamedTuple):
+    """What a command does in a hidden state.
+
+    Attributes:
+        hidden: The hidden state after it.
+        text: The number of the state text after it.
+        valid: Whether the command is admissible.
+        terminated: Whether the task ends.
+        gains: The reward of the step if its action counts as invalid, and if it counts as valid.
+        final: The further reward if this is the episode's last step.
+    """
+
+    hidden: int
+    text: int
+    valid: bool
+    terminated: bool
+    gains: tuple[float, float]
+    final: float
+
+
+class _Hidden(NamedTuple):
+    """A hidden state: an engine in it, which is only forked, its first state, and the moves that were tried."""
+
+    engine: BranchingEngine
+    state: State
+    actions: tuple[str, ...]
+    moves: dict[str, _Move]
+
+
+class _Replayed:
+    """An engine without `fork` or `key`, as one with both (`hgpo_envs.engine.BranchingEngine`): its episode has them.
+
+    Args:
+        episode: An episode that has begun.
+    """
+
+    def __init__(self, episode: Episode) -> None:
+        self._episode = episode
+
+    def start(self, task_id: str) -> State:
+        """Start a task."""
+        self._episode.start(task_id)
+        return self._episode.state
+
+    def act(self, command: str) -> State:
+        """Execute a command."""
+        self._episode.observe(command, None, self._episode.engine.act(command))
+        return self._episode.state
+
+    def fork(self) -> _Replayed:
+        """Return an independent engine in the same state."""
+        return _Replayed(self._episode.fork())
+
+    def key(self) -> Hashable:
+        """Return a value of the hidden state."""
+        return self._episode.engine_key()
+
+
+def _branching(episode: Episode) -> BranchingEngine:
+    """Return the engine of an episode that has begun, with `fork` and `key`."""
+    engine: Any = episode.engine
+    has_both = all(callable(getattr(engine, name, None)) for name in ("fork", "key"))
+    return engine if has_both else _Replayed(episode)
+
+
+class Edges:
+    """Columns of edges, which grow.
+
+    Attributes:
+        probability: float64, the probability of the response.
+        response: uint64, the hash of the response.
+        target: int64, the node that the edge leads to, or `UNKNOWN`.
+        ended: bool, whether the task ends.
+        gain: float64, the reward of the step.
+        final: float64, the further reward if this is the episode's last step.
+    """
+
+    _KINDS: Final = {"probability": "f8", "response": "u8", "target": "i8", "ended": "?", "gain": "f8", "final": "f8"}
+
+    probability: NDArray[np.float64]
+    response: NDArray[np.uint64]
+    target: NDArray[np.int64]
+    ended: NDArray[np.bool_]
+    gain: NDArray[np.float64]
+    final: NDArray[np.float64]
+
+    def __init__(self) -> None:
+        self.count = 0
+        for name, kind in self._KINDS.items():
+            setattr(self, name, np.empty(1024, kind))
+
+    def add(
+        self, probabilities: Sequence[NDArray[np.float64]], responses: Sequence[NDArray[np.uint64]]
+    ) -> NDArray[np.int64]:
+        """Append the edges of some nodes and return the number of each node's first one."""
+        sizes = np.array([len(each) for each in probabilities], np.int64)
+        first: NDArray[np.int64] = self.count + np.cumsum(sizes) - sizes
+        start, self.count = self.count, self.count + int(sizes.sum())
+        if self.count > len(self.target):
+            for name in self._KINDS:
+                old = getattr(self, name)
+                setattr(self, name, np.concatenate([old, np.empty(max(len(old), self.count - start), old.dtype)]))
+        self.probability[start : self.count] = np.concatenate(probabilities)
+        self.response[start : self.count] = np.concatenate(responses)
+        self.target[start : self.count] = UNKNOWN
+        return first
+
+
+class Graph:
+    """The lazily expanded graph of one task.
+
+    Args:
+        shared: The task source.
+        settings: The settings of episodes: prompts, parsing, step limit.
+        policy: The policy. A memory of its own must be a function of the requests so far.
+        rewards: The definition of rewards.
+        task_id: The task.
+
+    Attributes:
+        edges: The edges.
+        first: For each node, its first edge, or `UNKNOWN` before `prepare`.
+        size: For each node, its number of edges.
+        tree: Whether no two paths merge in a node, because the policy has a memory of its own.
+    """
+
+    def __init__(
+        self, shared: SharedSource, settings: Settings, policy: KnownPolicy, rewards: Rewards, task_id: str
+    ) -> None:
+        self._settings, self._policy, self._rewards = settings, policy, rewards
+        self.tree = not policy.memoryless
+        self._count_steps = policy.prompt_read or self.tree
+        self._remembered: set[int] = set()  # nodes whose requests the policy has seen
+        self._pairs_kept = settings.history_length
+        if policy.history_read is not None and not policy.prompt_read:
+            self._pairs_kept = min(self._pairs_kept, policy.history_read)
+        self.edges = Edges()
+        self.first, self.size = np.full(256, UNKNOWN, np.int64), np.zeros(256, np.int64)
+        self._hidden: list[_Hidden] = []
+        self._hidden_numbers: dict[Hashable, int] = {}
+        self._texts: list[str] = []
+        self._text_numbers: dict[str, int] = {}
+        self._pairs: list[tuple[str, str]] = []
+        self._pair_numbers: dict[tuple[int, str], int] = {}
+        self._nodes: list[_Node] = []
+        self._node_numbers: dict[_Node, int] = {}
+        self._contexts: dict[tuple[Any, ...], Distribution] = {}
+        self._responses: list[tuple[str, ...]] = []  # of each node
+        self._states: dict[tuple[int, int], State] = {}  # of hidden states with texts, for requests
+        self._hashes: dict[tuple[str, ...], NDArray[np.uint64]] = {}
+        self._parsed: dict[str, tuple[str, bool | None]] = {}
+        self._reader = Episode(shared, replace(settings, history_length=0, max_steps=_NO_LIMIT))
+        self._reader.start(task_id)
+        self.task: Task = self._reader.task
+        state = self._reader.state
+        hidden = self._hidden_state(_branching(self._reader.fork()), state)
+        self.start = self._node((hidden, self._text(state.text), 0, (), 0))
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes."""
+        return len(self._nodes)
+
+    @property
+    def max_steps(self) -> int:
+        """The step limit of episodes."""
+        return self._settings.max_steps
+
+    def text(self, node: int) -> str:
+        """Return a node's state text."""
+        return self._texts[self._nodes[node][1]]
+
+    def responses(self, node: int) -> tuple[str, ...]:
+        """Return the responses of a node's edges."""
+        return self._responses[node]
+
+    def probabilities(self, node: int) -> NDArray[np.float64]:
+        """Return the probabilities of a node's edges."""
+        return self.edges.probability[self.first[node] : self.first[node] + self.size[node]]
+
+    def command(self, node: int, response: str) -> str:
+        """Return the command that a response means at a node."""
+        return self._read(self._hidden[self._nodes[node][0]], response)[0]
+
+    def prepare(self, nodes: Sequence[int]) -> None:
+        """Ask the policy for the distributions of nodes, in one batch, and create their edges."""
+        missing = {node: self._context(node) for node in nodes if self.first[node] == UNKNOWN}
+        asked = {context: node for node, context in missing.items() if context not in self._contexts}
+        if asked:
+            requests = [self._request(number, node) for number, node in enumerate(asked.values())]
+            self._contexts.update(zip(asked, self._policy.distributions(requests), strict=True))
+        if missing:
+            found = [self._contexts[context] for context in missing.values()]
+            numbers = np.fromiter(missing, np.int64, len(missing))
+            self.first[numbers] = self.edges.add(
+                [each.probabilities for each in found], [self._hashes_of(each.responses) for each in found]
+            )
+            self.size[numbers] = [len(each.responses) for each in found]
+            for node, each in zip(missing, found, strict=True):
+                self._responses[node] = each.responses
+
+    def expand(self, nodes: Sequence[int], edges: Sequence[int]) -> None:
+        """Compute where some edges of prepared nodes lead, and their rewards."""
+        rows, firsts = [], self.first[nodes].tolist()
+        for node, edge, first in zip(nodes, edges, firsts, strict=True):
+            hidden = self._hidden[self._nodes[node][0]]
+            command, well_formed = self._read(hidden, self._responses[node][edge - first])
+            move = hidden.moves.get(command) or self._move(hidden, command)
+            valid = move.valid if well_formed is None else well_formed
+            rows.append((self._follow(node, command, move), move.terminated, move.gains[valid], move.final))
+        if rows:
+            at, columns = self.edges, zip(*rows, strict=True)
+            for column, values in zip((at.target, at.ended, at.gain, at.final), columns, strict=True):
+                column[edges] = values
+
+    def follow(self, node: int, command: str) -> tuple[int, _Move]:
+        """Return the node after any command, and what the command did."""
+        hidden = self._hidden[self._nodes[node][0]]
+        move = hidden.moves.get(command) or self._move(hidden, command)
+        return self._follow(node, command, move), move
+
+    def forget(self, nodes: int, edges: int) -> None:
+        """Forget the newest nodes and edges, so that a tree does not grow without a limit.
+
+        Args:
+            nodes: The number of nodes that are kept.
+            edges: The number of edges that are kept. They belong to these nodes.
+        """
+        for node in self._nodes[nodes:]:
+            del self._node_numbers[node]
+        del self._nodes[nodes:], self._responses[nodes:]
+        self.first[nodes:], self.edges.count = UNKNOWN, edges
+        self.first[self.first >= edges] = UNKNOWN
+        targets = self.edges.target[:edges]
+        targets[targets >= nodes] = UNKNOWN
+        self._contexts = {context: found for context, found in self._contexts.items() if context[0] < nodes}
+        self._remembered = {node for node in self._remembered if node < nodes}
+
+    def _hashes_of(self, responses: tuple[str, ...]) -> NDArray[np.uint64]:
+        found = self._hashes.get(responses)
+        if found is None:
+            found = self._hashes[responses] = np.array([text_hash(each) for each in responses]).view(np.uint64)
+        return found
+
+    def _follow(self, node: int, command: str, move: _Move) -> int:
+        _, text, step, pairs, _ = self._nodes[node]
+        kept = self._pairs_kept
+        if kept:
+            pairs = (*pairs, self._pair(text, command))[-kept:]
+        known = len(self._nodes)
+        after = self._node((move.hidden, move.text, step + self._count_steps, pairs, node + 1 if self.tree else 0))
+        if self.tree and after == known:
+            self._remember(node)
+            self._policy.fork(2 * node + 1, 2 * after, self._hidden[move.hidden].engine)
+        return after
+
+    def _remember(self, node: int) -> None:
+        """Let the policy see a node's request. Its memory before is in the slot 2 n, and that after it in 2 n + 1."""
+        if node in self._remembered:
+            return
+        self._remembered.add(node)
+        request = self._request(0, node)
+        if request.step:
+            self._policy.fork(2 * node, 2 * node + 1, request.engine)
+        self._policy.observe(replace(request, slot=2 * node + 1))
+
+    def _node(self, node: _Node) -> int:
+        number = self._node_numbers.get(node)
+        if number is None:
+            number = self._node_numbers[node] = len(self._nodes)
+            self._nodes.append(node)
+            self._responses.append(())
+            if number == len(self.first):
+                self.first = np.concatenate([self.first, np.full(number, UNKNOWN, np.int64)])
+                self.size = np.concatenate([self.size, np.zeros(number, np.int64)])
+        return number
+
+    def _text(self, text: str) -> int:
+        number = self._text_numbers.get(text)
+        if number is None:
+            number = self._text_numbers[text] = len(self._texts)
+            self._texts.append(text)
+        return number
+
+    def _pair(self, text: int, command: str) -> int:
+        pair = text, command
+        number = self._pair_numbers.get(pair)
+        if number is None:
+            number = self._pair_numbers[pair] = len(self._pairs)
+            self._pairs.append((self._texts[text], command))
+        return number
+
+    def _hidden_state(self, engine: BranchingEngine, state: State) -> int:
+        key = engine.key()
+        number = self._hidden_numbers.get(key)
+        if number is None:
+            number = self._hidden_numbers[key] = len(self._hidden)
+            self._hidden.append(_Hidden(engine, state, tuple(state.actions), {}))
+        return number
+
+    def _move(self, hidden: _Hidden, command: str) -> _Move:
+        engine = hidden.engine.fork()
+        state = engine.act(command)
+        gains = [self._rewards.gain(state.reward, valid=valid) for valid in (False, True)]
+        move = hidden.moves[command] = _Move(
+            self._hidden_state(engine, state),
+            self._text(state.text),
+            state.valid,
+            state.terminated,
+            (gains[0], gains[1]),
+            self._rewards.final(won=bool(state.won), score=state.score),
+        )
+        return move
+
+    def _read(self, hidden: _Hidden, response: str) -> tuple[str, bool | None]:
+        if self._settings.action_format == "number":  # a number means another action in each state
+            self._reader.begin(self.task, hidden.state)
+            return self._reader.read(response)
+        found = self._parsed.get(response)
+        if found is None:
+            found = self._parsed[response] = self._reader.read(response)
+        return found
+
+    def _context(self, node: int) -> tuple[Any, ...]:
+        if self.tree:
+            return (node,)
+        hidden, text, step, pairs, _ = self._nodes[node]
+        return self._hidden[hidden].actions, text, step, pairs
+
+    def _request(self, number: int, node: int) -> Request:
+        hidden, text, step, kept, _ = self._nodes[node]
+        state = self._states.get((hidden, text))
+        if state is None:
+            now = self._hidden[hidden].state
+            state = State(self._texts[text], now.actions, won=now.won, score=now.score, info=now.info)
+            self._states[hidden, text] = state
+        first = step - len(kept) + 1 if self._count_steps else 1
+        pairs = tuple([Pair(first + index, *self._pairs[pair]) for index, pair in enumerate(kept)])
+        prompt = partial(self._prompt, state, step, pairs)
+        shown = prompt() if self._policy.prompt_read else ""
+        engine = self._hidden[hidden].engine if self.tree else None
+        slot = 2 * node if self.tree else 0
+        return Request(number, shown, 0, slot, step, self.task, state, engine, prompt, lambda: pairs)
+
+    def _prompt(self, state: State, step: int, pairs: Sequence[Pair], length: int | None = None) -> str:
+        memory = Memory(self._settings.history_length)
+        memory.resume(pairs, step)
+        return self._settings.template.render(
+            task=self.task.instruction,
+            observation=state.text,
+            admissible_actions=list(state.actions),
+            memory=memory,
+            max_steps=self._settings.max_steps,
+            action_format=self._settings.action_format,
+            history_length=length,
+        )

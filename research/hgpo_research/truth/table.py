@@ -1,0 +1,363 @@
+"""Truth tables: true values and advantages of a run's steps, in one Parquet file beside the run.
+
+The tasks of a run are computed in parts of `TASKS_PER_PART`, each by one process and from its own random numbers, so
+that the bytes of the table do not depend on the number of processes. A finished part is a file in the folder
+``<table>.parts``; if the command is interrupted, the same command continues with the parts that are missing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import polars as pl
+
+from hgpo_datasets import manifest, scan_steps
+from hgpo_datasets.run_paths import run_at
+from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import is_scratch, making_folder, new_folder, new_path, remove_folder
+from hgpo_envs.files.secrets import redact_json
+from hgpo_envs.hashing import text_hash, text_hashes
+from hgpo_research.policies.distributions import known_policy
+from hgpo_research.truth.graph import Graph
+from hgpo_research.truth.places import Step
+from hgpo_research.truth.task import Budget, task_truth, without_collector
+from hgpo_train.advantages.advantage_tables import fingerprint
+from hgpo_train.policies.registry import PolicyContext
+from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.rollout.sessions import installed_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from hgpo_research.policies.distributions import KnownPolicy
+    from hgpo_research.truth.rewards import Rewards
+    from hgpo_train.rollout.env_handle import EnvHandle
+
+METADATA: Final = "hgpo.truth"
+"""The key of a truth table's metadata."""
+TASKS_PER_PART: Final = 4
+KEYS: Final = ("run", "iteration", "env_id", "task_id", "group", "trajectory", "step")
+"""The columns that identify a row, as in the step table. Those that it lacks are left out."""
+
+_KINDS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("value", "q", "advantage", "value_error", "q_error", "advantage_error"), pl.Float64),
+    **dict.fromkeys(("value_first", "value_second", "advantage_first", "advantage_second"), pl.Float64),
+    "rollouts": pl.Int32,
+    "exact": pl.Boolean,
+    "choice": pl.Int32,
+    "probabilities": pl.List(pl.Float64),
+}
+_READ: Final = ("state", "action", "response", "action_valid", "reward", "prompt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruthPlan:
+    """What a truth table contains. The same values give the same bytes.
+
+    Attributes:
+        run: The run's folder.
+        env_id: The run's environment.
+        env_options: Keyword arguments of the environment.
+        policy: The policy whose values are computed, by name.
+        policy_options: Its options.
+        rewards: The definition of rewards.
+        budget: How much is computed.
+    """
+
+    run: Path
+    env_id: str
+    env_options: Mapping[str, Any]
+    policy: str
+    policy_options: Mapping[str, Any]
+    rewards: Rewards
+    budget: Budget
+
+
+@dataclass(frozen=True)
+class TruthReport:
+    """What was computed.
+
+    Attributes:
+        rows: Number of steps in the table.
+        rollout_steps: Number of steps of Monte Carlo rollouts, of all sessions.
+        complete: Whether the table was written; False if the command was stopped.
+    """
+
+    rows: int
+    rollout_steps: int
+    complete: bool
+
+
+def plan_truth(
+    run: Path,
+    rewards: Rewards,
+    budget: Budget,
+    *,
+    policy: str | None = None,
+    policy_options: Mapping[str, Any] | None = None,
+) -> TruthPlan:
+    """Return the plan for a run, with the run's environment and, by default, its policy.
+
+    Raises:
+        InputError: The run does not name its environment, or not its policy.
+    """
+    folder = run_at(run)
+    header = None if folder is None else manifest.read(folder).header
+    if folder is None or header is None:
+        raise InputError(f"{run}: expected the folder of a run")
+    env, acting = header.config.get("env"), header.config.get("policy")
+    if not isinstance(env, dict) or "id" not in env:
+        raise InputError(f"{run}: expected a run of `hgpo rollout` or `hgpo eval`, which stores its environment")
+    options = {name: value for name, value in env.items() if name != "id"}
+    given = dict(policy_options or {})
+    if policy is None:
+        if not isinstance(acting, dict) or "name" not in acting:
+            raise InputError(f"{run}: expected a run that stores its policy; choose one with --policy")
+        policy = str(acting["name"])
+        given = {name: value for name, value in acting.items() if name not in ("name", "weights", "code")} | given
+    return TruthPlan(
+        run=folder,
+        env_id=env["id"],
+        env_options=options,
+        policy=policy,
+        policy_options=given,
+        rewards=rewards,
+        budget=budget,
+    )
+
+
+def write_truth(
+    plan: TruthPlan,
+    out: Path,
+    *,
+    processes: int = 1,
+    overwrite: bool = True,
+    progress: Callable[[int, int], object] = lambda _done, _total: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TruthReport:
+    """Compute a run's truth and write the table atomically. Continues what an interrupted call has begun.
+
+    Args:
+        plan: What to compute.
+        out: The file.
+        processes: Number of processes. The table does not depend on it.
+        overwrite: Whether an existing file is replaced.
+        progress: Called with the number of finished tasks and of all tasks.
+        should_stop: Called between tasks' parts; True stops, and finished parts are kept.
+
+    Raises:
+        InputError: The run has no rows, the policy's probabilities are not known, the run's states are not those of its
+            environment, or the file exists.
+    """
+    if processes < 1:
+        raise InputError(f"processes: expected an integer of at least 1, received {processes}")
+    metadata = _metadata(plan)
+    tasks = _tasks(plan.run)
+    groups = [tasks[start : start + TASKS_PER_PART] for start in range(0, len(tasks), TASKS_PER_PART)]
+    with (
+        _open(plan) as (handle, policy),  # before anything is written, to find bad input
+        _replacing(out, overwrite=overwrite),
+        making_folder(out.absolute().parent),
+        _parts(out, metadata) as parts,
+    ):
+        paths = [parts / f"{number:06d}.parquet" for number in range(len(groups))]
+        missing = [(path, group) for path, group in zip(paths, groups, strict=True) if not path.exists()]
+        done = len(tasks) - sum(len(group) for _, group in missing)
+        progress(done, len(tasks))
+        write = partial(_write_part, plan, handle, policy)
+        several = processes > 1 and len(missing) > 1
+        counts = _in_processes(plan, missing, processes, should_stop) if several else _here(write, missing, should_stop)
+        for count in counts:
+            done += count
+            progress(done, len(tasks))
+        steps = sum(int(pl.read_parquet_metadata(path)["hgpo.rollout_steps"]) for path in paths if path.exists())
+        if done < len(tasks):
+            return TruthReport(0, steps, complete=False)
+        table = pl.concat([pl.read_parquet(path, glob=False) for path in paths]).sort("(row)").drop("(row)")
+        with new_path(out) as content:
+            table.write_parquet(content, metadata={METADATA: metadata})
+    remove_folder(parts)
+    return TruthReport(table.height, steps, complete=True)
+
+
+def default_out(plan: TruthPlan) -> Path:
+    """Return the default path of a table: ``<run>.truth/<policy>.parquet``."""
+    name = "".join(character if character.isalnum() or character in "-_.=," else "-" for character in plan.policy)
+    return plan.run.with_name(f"{plan.run.absolute().name}.truth") / f"{name}.parquet"
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Return a truth table's metadata.
+
+    The keys are `environment`, `policy`, `rewards` (reward, reward_scale, gamma, invalid_action_penalty), `budget`
+    (rollouts, error, seed, …), `run`, `run_fingerprint` and `versions`.
+
+    Raises:
+        InputError: The file is not a truth table.
+    """
+    metadata = pl.read_parquet_metadata(path)
+    if METADATA not in metadata:
+        raise InputError(f"{path}: expected a truth table, received a file without the metadata {METADATA}")
+    return dict(orjson.loads(metadata[METADATA]))
+
+
+def _metadata(plan: TruthPlan) -> str:
+    values = {
+        "environment": {"id": plan.env_id, **plan.env_options},
+        "policy": {"name": plan.policy, **plan.policy_options},
+        "rewards": asdict(plan.rewards),
+        "budget": asdict(plan.budget),
+        "run": manifest.read(plan.run).header.run,  # type: ignore[union-attr]  # checked by `plan_truth`
+        "run_fingerprint": fingerprint(plan.run),
+        "versions": installed_versions(),
+    }
+    return orjson.dumps(redact_json(values), option=orjson.OPT_SORT_KEYS).decode()
+
+
+@contextmanager
+def _replacing(out: Path, *, overwrite: bool) -> Iterator[None]:
+    """Check that a file may be written."""
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
+    yield
+
+
+@contextmanager
+def _parts(out: Path, metadata: str) -> Iterator[Path]:
+    """Yield the folder of parts. Those of another plan are removed first, and an empty folder after an error."""
+    folder = out.with_name(f"{out.name}.parts")
+    described = folder / "plan.json"
+    if folder.is_dir() and (not described.is_file() or described.read_bytes() != metadata.encode()):
+        names = [path.name for path in folder.iterdir()]
+        if any(name != described.name and not name.endswith(".parquet") and not is_scratch(name) for name in names):
+            raise InputError(f"{folder}: expected parts of a truth table, received other files; move them elsewhere")
+        remove_folder(folder)
+    if not folder.is_dir():
+        with new_folder(folder) as content:
+            (content / described.name).write_bytes(metadata.encode())
+    try:
+        yield folder
+    except BaseException:
+        if folder.is_dir() and not any(folder.glob("*.parquet")):
+            remove_folder(folder)
+        raise
+
+
+def _steps(run: Path) -> pl.LazyFrame:
+    """Return the rows of the run's complete trajectories, with their position as `(row)`."""
+    steps = scan_steps(run).with_row_index("(row)")
+    columns = steps.collect_schema().names()
+    if "aborted" in columns:
+        steps = steps.filter(~pl.col("aborted").fill_null(False).any().over("trajectory"))
+    for name in ("task_id", "trajectory", "step", "state", "action", "action_valid", "reward"):
+        if name not in columns:
+            raise InputError(f"{run}: expected the column {name}, which this run does not store")
+    return steps.select("(row)", *(name for name in (*KEYS, *_READ) if name in columns))
+
+
+def _tasks(run: Path) -> list[str]:
+    found = _steps(run).select(pl.col("task_id").unique().sort()).collect().to_series().to_list()
+    if not found:
+        raise InputError(f"{run} contains no complete rollouts")
+    return found
+
+
+def _here(
+    write: Callable[[Path, list[str]], None],
+    missing: Sequence[tuple[Path, list[str]]],
+    should_stop: Callable[[], bool],
+) -> Iterator[int]:
+    """Compute parts and yield the number of tasks of each when it is written."""
+    for path, tasks in missing:
+        if should_stop():
+            return
+        write(path, tasks)
+        yield len(tasks)
+
+
+def _in_processes(
+    plan: TruthPlan, missing: Sequence[tuple[Path, list[str]]], processes: int, should_stop: Callable[[], bool]
+) -> Iterator[int]:
+    """Compute parts in several processes and yield the number of tasks of each when it is written."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, initializer=_begin_worker, initargs=(plan,)) as pool:
+        waiting = {pool.submit(_work, path, tasks): len(tasks) for path, tasks in missing}
+        try:
+            while waiting and not should_stop():
+                for future in wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED).done:
+                    future.result()
+                    yield waiting.pop(future)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        yield from (waiting[future] for future in waiting if not future.cancelled() and future.exception() is None)
+
+
+@contextmanager
+def _open(plan: TruthPlan) -> Iterator[tuple[EnvHandle, KnownPolicy]]:
+    handle = open_env(plan.env_id, **plan.env_options)
+    context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
+    with closing(known_policy(plan.policy, context)) as policy:
+        yield handle, policy
+
+
+_worker: Callable[[Path, list[str]], None]
+"""Computes a part in a worker process."""
+
+
+def _begin_worker(plan: TruthPlan) -> None:
+    global _worker  # noqa: PLW0603 - the way in which a pool's workers keep what they have opened
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops them
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    _worker = partial(_write_part, plan, *_open(plan).__enter__())  # open until the process ends
+
+
+def _work(path: Path, tasks: list[str]) -> None:
+    _worker(path, tasks)
+
+
+def _write_part(plan: TruthPlan, handle: EnvHandle, policy: KnownPolicy, path: Path, tasks: Sequence[str]) -> None:
+    rows = _steps(plan.run).filter(pl.col("task_id").is_in(list(tasks))).collect()
+    tables, steps = [], 0
+    for task in tasks:
+        mine = rows.filter(pl.col("task_id") == task).sort("trajectory", "step")
+        with without_collector():
+            columns, count = _columns(plan, handle, policy, task, mine)
+        steps += count
+        tables.append(mine.drop(_READ, strict=False).with_columns(_prompts(mine), *_series(columns)))
+    with new_path(path) as content:
+        pl.concat(tables).write_parquet(content, metadata={"hgpo.rollout_steps": str(steps)})
+
+
+def _columns(
+    plan: TruthPlan, handle: EnvHandle, policy: KnownPolicy, task: str, rows: pl.DataFrame
+) -> tuple[dict[str, list[Any]], int]:
+    trajectories = [_trajectory(part) for part in rows.partition_by("trajectory", maintain_order=True)]
+    graph = Graph(handle.shared, handle.settings, policy, plan.rewards, task)
+    entropy = plan.budget.seed, text_hash(f"truth/{task}") % (1 << 63)
+    return task_truth(graph, trajectories, plan.rewards, plan.budget, entropy)
+
+
+def _trajectory(rows: pl.DataFrame) -> list[Step]:
+    responses = rows["response"] if "response" in rows.columns else [None] * rows.height
+    columns = rows["state"], rows["action"], responses, rows["action_valid"], rows["reward"]
+    return [Step(*values) for values in zip(*columns, strict=True)]
+
+
+def _series(columns: Mapping[str, list[Any]]) -> list[pl.Series]:
+    return [pl.Series(name, values, dtype=_KINDS[name]) for name, values in columns.items()]
+
+
+def _prompts(rows: pl.DataFrame) -> pl.Series:
+    """Return the hashes of the prompts; null if the run does not store them."""
+    if "prompt" not in rows.columns or rows["prompt"].null_count():
+        return pl.Series("prompt_hash", [None] * rows.height, dtype=pl.Int64)
+    return pl.Series("prompt_hash", text_hashes(rows["prompt"]))

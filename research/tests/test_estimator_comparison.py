@@ -1,0 +1,450 @@
+"""The comparison of estimators with truth, on worlds whose true advantages and right answers are known."""
+
+import itertools
+import math
+from collections import defaultdict
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tabular_world import play
+
+from hgpo_envs.errors import InputError
+from hgpo_research.comparison import compare_estimators, read_variants
+from hgpo_research.comparison.gradients import contexts_of, gradient_sums, numbered
+from hgpo_research.comparison.inputs import REFERENCE, Draw, read_run, redraw
+from hgpo_research.comparison.measures import MEASURES, all_sums, measured, row_sums, task_sums
+from hgpo_train.advantages import compute
+from hgpo_train.analysis.resampling import (
+    intervals,
+    resampled,
+    student_quantile,
+    task_weights,
+)
+
+PERFECT = "tabular_world:perfect"
+
+
+def drawn(rng, *, tasks=30, groups=4, steps=6, prompts=3, actions=3, noise=0.0, **given):
+    """Return steps with random truth: every task has `groups` disjoint groups of one redraw."""
+    n = tasks * groups * steps
+    task = np.repeat(np.arange(tasks), groups * steps)
+    true = rng.normal(size=n) + 0.5 * rng.normal(size=tasks)[task]
+    policy = rng.dirichlet(np.ones(actions), size=tasks * prompts)
+    prompt = task * prompts + rng.integers(0, prompts, n)
+    choice = rng.integers(0, actions, n)
+    columns = {
+        "size": 4,
+        "task": task,
+        "redraw": task,
+        "group": np.repeat(np.arange(tasks * groups), steps),
+        "first": true + noise * rng.normal(size=n),
+        "second": true + noise * rng.normal(size=n),
+        "sure": np.ones(n, bool),
+        "level": rng.integers(-1, 3, n),
+        "step": np.tile(np.arange(steps), tasks * groups),
+        "prompt": prompt,
+        "choice": choice,
+        "chosen": policy[prompt, choice],
+        "square": (policy**2).sum(1)[prompt],
+        "sketch": np.arange(n),
+        "estimates": {},
+    }
+    return Draw(**(columns | given)), true, policy
+
+
+def sums_of(found, estimate):
+    contexts = contexts_of(found)
+    return all_sums(
+        found, contexts, (estimate, estimate), row_sums(found, contexts, (estimate, estimate)), found.task.max() + 1
+    )
+
+
+def measures_of(found, estimate):
+    return {
+        name: float(value)
+        for name, value in measured({k: v.sum() for k, v in sums_of(found, estimate).items()}).items()
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- the measures
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(2, 5))
+def test_gradients_match_their_definition(seed, groups, actions):
+    """Products from sums per action equal those of vectors of logits, within and between groups."""
+    rng = np.random.default_rng(seed)
+    found, true, policy = drawn(rng, tasks=2, groups=groups, actions=actions)
+    estimate = rng.normal(size=len(true))
+    vectors = {name: defaultdict(lambda: np.zeros((len(policy), actions))) for name in "ea"}
+    for i, (prompt, choice) in enumerate(zip(found.prompt, found.choice, strict=True)):
+        score = np.eye(actions)[choice] - policy[prompt]
+        vectors["e"][found.task[i], found.group[i]][prompt] += estimate[i] * score
+        vectors["a"][found.task[i], found.group[i]][prompt] += true[i] * score
+    got = gradient_sums(contexts_of(found), (estimate, estimate), (true, true), 2)
+    for x, y in ("ee", "ea", "aa"):
+        for task in range(2):
+            pairs = [
+                (one == other, (vectors[x][one] * vectors[y][other]).sum())
+                for one, other in itertools.product(vectors["e"], repeat=2)
+                if one[0] == other[0] == task
+            ]
+            same = sum(product for equal, product in pairs if equal)
+            other = sum(product for equal, product in pairs if not equal) / max(groups - 1, 1)
+            assert got[f"{x}{y}_same"][task] == pytest.approx(same)
+            assert got[f"{x}{y}_other"][task] == pytest.approx(other, abs=1e-9)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6))
+def test_errors_at_a_fixed_context_match_their_definition(seed):
+    rng = np.random.default_rng(seed)
+    found, true, _ = drawn(rng, tasks=3, groups=3)
+    estimate = rng.normal(size=len(true))
+    rows = row_sums(found, contexts_of(found), (estimate, estimate))
+    error = estimate - true
+    for i in range(len(true)):
+        partners = [
+            error[j]
+            for j in range(len(true))
+            if (found.prompt[j], found.choice[j]) == (found.prompt[i], found.choice[i])
+            and found.group[j] != found.group[i]
+        ]
+        assert rows["paired"][i] == bool(partners)
+        assert rows["cross"][i] == pytest.approx(error[i] * np.mean(partners) if partners else 0.0)
+
+
+def test_the_noise_of_the_truth_is_taken_out():
+    """Over 150 noisy truths of the same steps, each measure's mean is its value with the exact truth."""
+    rng = np.random.default_rng(1)
+    exact, true, _ = drawn(rng, tasks=60, groups=4)
+    estimate = 0.5 * true + rng.normal(size=len(true)) + 0.1
+    sums = sums_of(exact, estimate)
+    wanted = measures_of(exact, estimate)
+    noisy, noisy_sums = defaultdict(list), defaultdict(list)
+    for _ in range(150):
+        halves = {half: true + rng.normal(size=len(true)) for half in ("first", "second")}
+        found = Draw(**{**vars(exact), **halves})
+        for name, value in measures_of(found, estimate).items():
+            noisy[name].append(value)
+        for name, values in sums_of(found, estimate).items():
+            noisy_sums[name].append(values.sum())
+    for name in (
+        "ea",
+        "aa",
+        "error",
+        "cross",
+        "paired_error",
+        "paired_aa",
+        "ea_same",
+        "aa_same",
+        "ea_other",
+        "aa_other",
+    ):
+        values = np.array(noisy_sums[name])
+        assert abs(values.mean() - sums[name].sum()) < 4 * values.std() / math.sqrt(len(values)), name
+    for name in set(MEASURES) - {"sign", "gradient_limit"}:  # smooth in sums that are unbiased
+        values = np.array(noisy[name])
+        assert abs(values.mean() - wanted[name]) < 4 * values.std() / math.sqrt(len(values)) + 0.01, name
+
+
+def test_what_is_not_corrected_would_fail_this_test():
+    """The naive error, with the mean of the halves for the truth, is larger by the noise's variance."""
+    rng = np.random.default_rng(2)
+    found, true, _ = drawn(rng, tasks=200, noise=1.0)
+    naive = np.mean((true - (found.first + found.second) / 2) ** 2) / np.mean(true**2)
+    assert naive > 0.3
+    assert abs(measures_of(found, true)["error"]) < 0.1
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_a_perfect_estimator_has_perfect_measures(noise):
+    found, true, _ = drawn(np.random.default_rng(3), tasks=400, noise=noise)
+    got, tolerance = measures_of(found, true), 1e-9 if noise == 0 else 0.05
+    for name, value in {"correlation": 1, "slope": 1, "gradient": 1, "gradient_limit": 1, "affine_error": 0,
+                        "bias": 0, "error": 0, "squared_bias": 0, "variance": 0}.items():  # fmt: skip
+        # the limit's denominator is small here: the random truth has a weak gradient
+        assert got[name] == pytest.approx(value, abs=tolerance * (6 if name == "gradient_limit" else 1)), name
+    assert noise or got["sign"] == 1
+
+
+def test_bias_and_variance_of_known_size():
+    """e = A + b(context) + noise: squared bias, variance and error are those of the construction."""
+    rng = np.random.default_rng(4)
+    found, true, _ = drawn(rng, tasks=800, groups=4, noise=0.5)
+    cell = numbered(found.prompt, found.choice)
+    shift = rng.normal(size=cell.max() + 1)[cell] * 0.7 + 0.3
+    estimate = true + shift + 0.6 * rng.normal(size=len(true))
+    got, square = measures_of(found, estimate), np.mean(true**2)
+    assert got["bias"] == pytest.approx(0.3, abs=0.05)
+    assert got["squared_bias"] * square == pytest.approx(0.49 + 0.09, rel=0.1)
+    assert got["variance"] * square == pytest.approx(0.36, rel=0.1)
+    assert got["error"] * square == pytest.approx(0.49 + 0.09 + 0.36, rel=0.1)
+
+
+def test_an_unbiased_estimator_has_the_true_expected_gradient_whatever_its_variance():
+    found, true, _ = drawn(np.random.default_rng(5), tasks=400, groups=8, prompts=1)
+    # a truth with a direction: action 0 is better everywhere
+    true = true + 2.0 * (found.choice == 0)
+    found = Draw(**{**vars(found), "first": true, "second": true})
+    estimate = true + 3.0 * np.random.default_rng(6).normal(size=len(true))
+    got = measures_of(found, estimate)
+    assert got["gradient"] < 0.9
+    assert got["gradient_limit"] == pytest.approx(1.0, abs=0.03)
+    assert measures_of(found, -estimate)["gradient_limit"] == pytest.approx(-1.0, abs=0.03)
+
+
+def test_signs_are_compared_where_they_are_known():
+    found, true, _ = drawn(np.random.default_rng(7))
+    known = np.abs(true) > 0.5
+    found = Draw(**{**vars(found), "sure": known})
+    assert measures_of(found, np.where(known, true, -true))["sign"] == 1
+    assert measures_of(found, np.zeros(len(true)))["sign"] == 0.5
+
+
+# --------------------------------------------------------------------------------------------------- the intervals
+
+
+def test_student_quantiles():
+    """Tables of Student's t distribution."""
+    tabled = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 8: 2.306, 15: 2.131, 23: 2.069, 60: 2.000}
+    for freedom, quantile in tabled.items():
+        assert student_quantile(0.975, freedom) == pytest.approx(quantile, rel=0.02 if freedom < 5 else 0.002)
+
+
+def simulated(rng, tasks):
+    """Correlated steps within tasks: two estimators with the same population values, and one that differs."""
+    found, true, _ = drawn(rng, tasks=tasks, groups=2, steps=5)
+    common = rng.normal(size=tasks)[found.task]
+    return found, [true + common + rng.normal(size=len(true)) for _ in range(2)]
+
+
+@pytest.mark.slow
+def test_the_coverage_of_intervals_is_near_its_nominal_level():
+    """1,000 simulated comparisons of 24 tasks: 95% intervals contain the population's value in 92% to 98%."""
+    rng = np.random.default_rng(8)
+    # e = A + task + noise, with var A = 1.25 (0.25 of it between tasks), each of the others 1
+    population = {"correlation": math.sqrt(1.25 / 3.25), "bias": 0.0, "slope": 1.0, "error": 2 / 1.25}
+    trials = 1000
+    hits, hits_all, hits_pair = defaultdict(int), 0, defaultdict(int)
+    for trial in range(trials):
+        found, estimates = simulated(rng, 24)
+        contexts = contexts_of(found)
+        weights = task_weights(24, 500, trial)
+        sums = [task_sums(row_sums(found, contexts, (e, e)), found.task, 24) for e in estimates]
+        values = [measured({k: v.sum() for k, v in each.items()}) for each in sums]
+        draws = [measured(resampled(each, weights)) for each in sums]
+        inside = True
+        for name, wanted in population.items():
+            got = intervals(np.array([values[0][name]]), draws[0][name][:, None], 24)
+            hits[name] += got.low[0] <= wanted <= got.high[0]
+            pair = intervals(
+                np.array([values[0][name] - values[1][name]]), (draws[0][name] - draws[1][name])[:, None], 24
+            )
+            hits_pair[name] += pair.low[0] <= 0 <= pair.high[0]
+        family = intervals(
+            np.array([values[0][name] for name in population]),
+            np.stack([draws[0][name] for name in population], axis=1),
+            24,
+        )
+        for low, high, wanted in zip(family.low_all, family.high_all, population.values(), strict=True):
+            inside &= low <= wanted <= high
+        hits_all += inside
+    for name, count in (hits | {f"pair {k}": v for k, v in hits_pair.items()} | {"family": hits_all}).items():
+        assert 0.92 <= count / trials <= 0.98, (name, count / trials)
+
+
+def test_a_family_has_wider_intervals_and_larger_p_values():
+    rng = np.random.default_rng(9)
+    values, draws = np.full(40, 0.25), 0.25 + 0.1 * rng.normal(size=(4000, 40))
+    alone, family = intervals(values[:1], draws[:, :1], 50), intervals(values, draws, 50)
+    assert family.high_all[0] > alone.high_all[0] > values[0]
+    assert np.allclose(family.high, alone.high, atol=0.02)
+    # a normal number 2.5 deviations from 0: p = 0.012; the largest of 40: 1 - 0.988^40 = 0.39; without the correction
+    assert alone.p[0] == pytest.approx(0.016, abs=0.008)
+    assert family.p[0] == pytest.approx(0.42, abs=0.08)
+
+
+def test_numbers_that_do_not_vary_or_do_not_exist_have_no_false_intervals():
+    draws = np.stack([np.zeros(500), np.full(500, np.nan), np.random.default_rng(0).normal(size=500)], axis=1)
+    got = intervals(np.array([0.0, np.nan, 0.1]), draws, 20)
+    assert (got.low[0], got.high[0], got.p[0]) == (0, 0, 1)
+    assert np.isnan([got.low[1], got.high_all[1], got.p[1]]).all()
+    assert np.isnan(intervals(np.array([0.1]), draws[:, 2:], 1).low).all()
+
+
+# ------------------------------------------------------------------------------------------------ a run and its truth
+
+
+@pytest.fixture(scope="module")
+def world():
+    return play(tasks=24, rollouts=16, seed=1, noise=0.05)
+
+
+@pytest.fixture(scope="module")
+def compared(world):
+    variants = read_variants([f"hgpo,hgpo:history_length=1,grpo,{PERFECT}"], {"reward_scale": 10.0})
+    return compare_estimators(*world, variants, resamples=400, permutations=20)
+
+
+def one(table, **where):
+    found = table.filter(**where)
+    assert found.height == 1
+    return found.row(0, named=True)
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_a_perfect_estimator_is_found_to_be_perfect(compared, size):
+    for measure, value in (("correlation", 1), ("slope", 1), ("gradient", 1), ("error", 0), ("bias", 0)):
+        row = one(compared.estimates, estimator=PERFECT, group_size=size, dimension="all", measure=measure)
+        assert row["low_all"] <= value <= row["high_all"], measure
+        assert abs(row["value"] - value) < 0.03, measure
+
+
+def test_returns_minus_true_values_are_unbiased(compared):
+    for measure, value in (("slope", 1), ("gradient_limit", 1), ("bias", 0)):
+        row = one(compared.estimates, estimator=REFERENCE, group_size=4, dimension="all", measure=measure)
+        assert row["low_all"] <= value <= row["high_all"], measure
+    row = one(compared.estimates, estimator=REFERENCE, group_size=8, dimension="all", measure="correlation")
+    assert row["high_all"] < 1, "one return is noise"
+
+
+def test_chance_is_near_zero(compared):
+    for estimator in ("hgpo", "grpo"):
+        row = one(compared.estimates, estimator=estimator, group_size=8, dimension="all", measure="correlation")
+        assert abs(row["chance"]) < 0.05
+        assert row["chance_low"] < row["chance"] < row["chance_high"] < row["low"]
+        row = one(compared.estimates, estimator=estimator, group_size=8, dimension="all", measure="gradient")
+        assert abs(row["chance"]) < 0.1
+
+
+def test_the_parts_are_complete(compared):
+    whole = one(compared.estimates, estimator="hgpo", group_size=8, dimension="all", measure="error")
+    for dimension in ("shared", "position"):
+        parts = compared.estimates.filter(estimator="hgpo", group_size=8, dimension=dimension, measure="error")
+        assert parts["steps"].sum() == whole["steps"]
+    levels = compared.estimates.filter(estimator="hgpo", group_size=8, dimension="level", measure="error")
+    shared = one(compared.estimates, estimator="hgpo", group_size=8, part="shared", measure="error")
+    assert levels["steps"].sum() == shared["steps"]
+
+
+def test_differences_are_paired(compared):
+    row = one(compared.differences, first="grpo", second=PERFECT, group_size=16, dimension="all", measure="correlation")
+    each = [
+        one(compared.estimates, estimator=name, group_size=16, dimension="all", measure="correlation")["value"]
+        for name in ("grpo", PERFECT)
+    ]
+    assert row["value"] == pytest.approx(each[0] - each[1])
+    assert row["p"] < 0.05
+    assert row["low_all"] < row["low"] < row["high"] < row["high_all"] < 0
+
+
+def test_the_same_seed_gives_the_same_numbers(world, compared):
+    variants = read_variants([f"hgpo,hgpo:history_length=1,grpo,{PERFECT}"], {"reward_scale": 10.0})
+    again = compare_estimators(*world, variants, resamples=400, permutations=20)
+    assert again.estimates.equals(compared.estimates)
+    assert again.differences.equals(compared.differences)
+    shuffled = compare_estimators(
+        world[0].sample(fraction=1, shuffle=True, seed=1), world[1].sample(fraction=1, shuffle=True, seed=2),
+        variants, resamples=400, permutations=0,
+    )  # fmt: skip
+    got, want = (table.estimates["value"].fill_null(9).to_numpy() for table in (shuffled, compared))
+    assert np.allclose(got, want, rtol=1e-9, atol=1e-12)
+
+
+def test_estimates_of_the_given_groups_are_those_of_the_command(world):
+    """The correlation of the run's own groups, computed without this package's code."""
+    steps, truth = world
+    advantage = compute(steps, "hgpo", reward_scale=10.0).collect()["advantage"].to_numpy()
+    first, second = (truth[f"advantage_{half}"].to_numpy() for half in ("first", "second"))
+    covariance = np.mean(advantage * (first + second) / 2) - advantage.mean() * (first + second).mean() / 2
+    spread = np.mean(first * second) - first.mean() * second.mean()
+    found = compare_estimators(steps, truth, read_variants(["hgpo"], {"reward_scale": 10.0}), group_sizes=[16],
+                               resamples=100, permutations=0)  # fmt: skip
+    row = one(found.estimates, estimator="hgpo", dimension="all", measure="correlation")
+    assert row["value"] == pytest.approx(covariance / (advantage.std() * math.sqrt(spread)))
+
+
+def test_redrawn_groups_are_disjoint_and_complete(world):
+    run = read_run(world[0].lazy(), world[1].lazy(), read_variants(["grpo"]), 1)
+    table = redraw(run, 4, 3, np.random.default_rng(0))
+    rollouts = table.select("(redraw)", "(group)", "(part)", "task_id", "trajectory").unique()
+    assert rollouts.height == 24 * 16 * 3
+    assert (rollouts.group_by("(group)").agg(pl.len(), pl.col("task_id").n_unique())["len"] == 4).all()
+    assert rollouts["trajectory"].n_unique() == rollouts.height
+    assert table.group_by("(group)").agg(pl.col("task_id").n_unique())["task_id"].max() == 1
+    uneven = redraw(run, 5, 1, np.random.default_rng(0)).select("(group)", "trajectory").unique()
+    assert uneven.height == 24 * 15
+
+
+def test_steps_without_truth_are_counted_and_left_out(world):
+    steps, truth = world
+    some = truth.filter(pl.int_range(pl.len()) % 3 != 0).with_columns(
+        choice=pl.when(pl.int_range(pl.len()) % 5 == 0).then(None).otherwise("choice")
+    )
+    broken = steps["trajectory"][0]
+    aborted = steps.with_columns(aborted=pl.col("trajectory") == broken)
+    found = compare_estimators(aborted, some, read_variants(["grpo"]), group_sizes=[4], resamples=100, permutations=0)
+    length = steps.filter(trajectory=broken).height
+    kept = some.filter(pl.col("trajectory") != broken)
+    assert found.details["aborted"] == 1
+    assert found.details["steps"] == steps.height - length
+    assert found.details["without_truth"] == steps.height - length - kept.height
+    assert found.details["without_probabilities"] == kept["choice"].null_count()
+    assert (
+        compare_estimators(steps, truth, read_variants(["grpo"]), resamples=100, permutations=0).details["aborted"] == 0
+    )
+
+
+def test_wrong_inputs_are_reported_in_one_line(world):
+    steps, truth = world
+    variants = read_variants(["grpo"])
+    for wrong, line in (
+        (
+            truth.drop("choice", "q", "value_first"),
+            "the truth table has no value_first and choice; write it with hgpo truth",
+        ),
+        (pl.concat([truth, truth[:1]]), "several rows for one step"),
+        (truth.with_columns(trajectory=pl.lit("x")).unique("step"), "no step of the run is in the truth table"),
+    ):
+        with pytest.raises(InputError, match=line):
+            compare_estimators(steps, wrong, variants)
+    both = pl.concat([steps.with_columns(run=pl.lit(name)) for name in "ab"])
+    with pytest.raises(InputError, match="unique in all runs"):
+        compare_estimators(both, truth, variants)
+    with pytest.raises(InputError, match="group_sizes: expected numbers from 2 to the run's 16, received 32"):
+        compare_estimators(steps, truth, variants, group_sizes=[32])
+    with pytest.raises(InputError, match="resamples: expected an integer of at least 100, received 3"):
+        compare_estimators(steps, truth, variants, resamples=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "expected at least one estimator"),
+        ("hgpo,hgpo", "received 'hgpo' twice"),
+        ("hgppo", "did you mean 'hgpo'"),
+        ("hgpo:alfa=1", "did you mean 'alpha'"),
+        ("hgpo:gamma=2", "parameter gamma: expected float <= 1.0, received 2"),
+        ("tabular_world:absent", "expected an estimator as module:object"),
+    ],
+)
+def test_wrong_estimators_are_reported(text, line):
+    with pytest.raises(InputError, match=line):
+        read_variants([text])
+
+
+def test_estimators_have_their_own_and_common_parameters():
+    found = read_variants(
+        ["hgpo:alpha=2:mode=mean_norm", f"{PERFECT}:scale=2,grpo"], {"reward_scale": 10}, ["alpha=3", "gamma=0.9"]
+    )
+    assert [variant.name for variant in found] == ["hgpo:alpha=2:mode=mean_norm", f"{PERFECT}:scale=2", "grpo"]
+    parameters = [variant.spec.parameters for variant in found]
+    assert (parameters[0].alpha, parameters[0].mode, parameters[1].scale) == (2, "mean_norm", 2)
+    assert {p.gamma for p in parameters} == {0.9}
+    assert {p.reward_scale for p in parameters} == {10}
+    with pytest.raises(InputError, match="unknown parameter 'alpha'"):
+        read_variants(["grpo"], {}, ["alpha=3"])
