@@ -23,12 +23,12 @@ def run(tmp_path: Path) -> Path:
     """Two shards: task a won once in two, task b played twice with one aborted, an unknown kind."""
     folder = tmp_path / "first"
     with StepWriter(folder, config={"seed": 3}, defaults={"env_id": "HGPO/ALFWorld-v0", "split": "train"}) as writer:
-        won = [step("a", "a0", 0), step("a", "a0", 1, won=True, terminated=True, reward=1.0, score=1.0)]
-        lost = [step("a", "a1", t, score=0.0, action_valid=t > 0) for t in range(4)]
+        won = [step("a", "a0", 0, won=False), step("a", "a0", 1, won=True, terminated=True, reward=1.0, score=1.0)]
+        lost = [step("a", "a1", t, won=False, score=0.0, action_valid=t > 0) for t in range(4)]
         writer.add_group({**row, "task_type": "pick"} for row in won + lost)
         writer.commit()
-        writer.add_group([step("b", "b0", 0, task_type="look", aborted=True, error="gone")])
-        writer.add_group([step("b", "b1", 0, task_type="look", group=1)])
+        writer.add_group([step("b", "b0", 0, won=False, task_type="look", aborted=True, error="gone")])
+        writer.add_group([step("b", "b1", 0, won=False, task_type="look", group=1)])
         writer.add_group(group("c", 1, 3, iteration=2))
     return folder
 
@@ -40,11 +40,11 @@ def test_the_overview_counts(run: Path) -> None:
     assert (seen.steps, seen.shortest, seen.median, seen.longest) == (11, 1, 2.0, 4)
     assert (seen.files, seen.depth, seen.config) == (2, 8, {"seed": 3})
     look, pick, unknown = seen.kinds
-    assert (look.task_type, look.tasks, look.episodes, look.aborted, look.success) == ("look", 1, 2, 1, None)
+    assert (look.task_type, look.tasks, look.episodes, look.aborted, look.success) == ("look", 1, 2, 1, 0.0)
     assert (pick.episodes, pick.success, pick.score, pick.mean_return, pick.mean_length) == (2, 0.5, 0.5, 0.5, 3.0)
     assert pick.valid == 5 / 6
-    assert (unknown.task_type, unknown.score, unknown.episodes) == (None, None, 1)
-    assert (seen.total.episodes, seen.total.success) == (5, 0.2)
+    assert (unknown.task_type, unknown.success, unknown.score, unknown.episodes) == (None, None, None, 1)
+    assert (seen.total.episodes, seen.total.success) == (5, 0.25)
 
 
 def test_bytes_by_family_are_those_that_the_footer_names(run: Path) -> None:
