@@ -561,7 +561,7 @@ def percent(measured: dict[str, float]) -> str:
 
 
 def appworld_costs() -> str:
-    """Return the table of docs/appworld.md."""
+    """Return the table of integrations/appworld/README.md."""
     found = figures("appworld")
     columns = {_counted(n, "world"): one for n, one in found["worlds"].items()}
     columns |= {_counted(n, "server") + " of the original": one for n, one in found["servers"].items()}
@@ -610,7 +610,7 @@ def truth_speed() -> str:
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "README.md": {"figures": short_table},
     "docs/measurements.md": {"figures": table, "commands": commands},
-    "docs/appworld.md": {"figures": appworld_costs},
+    "integrations/appworld/README.md": {"figures": appworld_costs},
     "docs/training.md": {
         "alfworld": partial(learning, "alfworld"),
         "webshop": partial(learning, "webshop"),

@@ -166,9 +166,11 @@ def imported(place: str) -> Any:  # noqa: ANN401 (whatever is there)
 _OWN: Final = {
     "HGPO/ALFWorld-v0": "hgpo_envs.alfworld.environment:ALFWORLD",
     "HGPO/WebShop-v0": "hgpo_envs.webshop.environment:WEBSHOP",
-    "HGPO/AppWorld-v0": "hgpo_envs.appworld.environment:APPWORLD",
 }
 """Id → ``module:EnvironmentSpec``, imported when asked for, as entry points are."""
+
+_APART: Final = {"HGPO/AppWorld-v0": "appworld"}
+"""Benchmarks of the project's own distributions, by their folders in `integrations`; listed also if not installed."""
 
 _added: dict[str, EnvironmentSpec] = {}
 
@@ -188,7 +190,7 @@ def add_spec(spec: EnvironmentSpec) -> None:
 
 def environment_ids() -> list[str]:
     """Return the ids of all benchmarks: those of this package, of entry points, and those added in this process."""
-    return list(dict.fromkeys([*_OWN, *_installed_ids(), *_added]))
+    return list(dict.fromkeys([*_OWN, *_APART, *_installed_ids(), *_added]))
 
 
 def environment_spec(env_id: str) -> EnvironmentSpec:
@@ -203,6 +205,11 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
         own: EnvironmentSpec = imported(_OWN[env_id])
         return own
     if env_id not in _installed_ids():
+        if folder := _APART.get(env_id):
+            raise InputError(
+                f"{env_id} needs hgpo-{folder}: pip install hgpo-{folder} "
+                f"(in a checkout: pip install ./integrations/{folder})"
+            )
         raise InputError(unknown("environment", env_id, environment_ids()))
     point = installed(ENTRY_POINTS)[env_id]
     found, origin = load(point), f"{ENTRY_POINTS} {env_id!r} of the distribution {distribution(point)}"
@@ -218,7 +225,9 @@ def provider(env_id: str) -> str:
     """Return the name of the distribution that declares a benchmark; empty for one that was added in this process."""
     if env_id in _OWN:
         return "hgpo"
-    return distribution(installed(ENTRY_POINTS)[env_id]) if env_id in _installed_ids() else ""
+    if env_id in _installed_ids():
+        return distribution(installed(ENTRY_POINTS)[env_id])
+    return f"hgpo-{_APART[env_id]}" if env_id in _APART else ""
 
 
 def spec_named(name: str) -> EnvironmentSpec | None:

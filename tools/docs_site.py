@@ -33,6 +33,7 @@ COPIED: Final = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "viewer/README.md": "viewer-page.md",
+    "integrations/appworld/README.md": "appworld.md",
     "research/README.md": "research.md",
     **{
         f"research/docs/{name}.md": f"{name}.md" for name in ("truth", "estimator_comparison", "study", "shrinkage_gae")

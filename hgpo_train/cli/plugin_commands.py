@@ -12,7 +12,13 @@ from typer.core import TyperCommand
 
 ENTRY_POINTS: Final = "hgpo.commands"
 
-KNOWN: Final[dict[str, tuple[str, str]]] = {}
+_APPWORLD: Final = "integrations/appworld"
+
+KNOWN: Final[dict[str, tuple[str, str]]] = {
+    "data.install.appworld": (_APPWORLD, "Install AppWorld into a virtual environment of its own."),
+    "data.fetch.appworld": (_APPWORLD, "Download AppWorld's official tasks with AppWorld itself."),
+    "data.synth.appworld": (_APPWORLD, "Generate a small AppWorld: people, their data in seven apps, and tasks."),
+}
 """Commands of the project's own distributions: the folder in a checkout, and the first line of their help."""
 
 

@@ -25,7 +25,7 @@ SOURCES = {
 
 
 def test_every_registered_environment_is_tested():
-    """AppWorld's is tested in tests/appworld, since it has no bundled data."""
+    """AppWorld's is tested in integrations/appworld/tests."""
     ids = {env_id for env_id in gymnasium.registry if env_id.startswith("HGPO/")}
     assert ids - {"HGPO/AppWorld-v0"} == {
         f"HGPO/{name}-v0" for name in SOURCES if name.isalnum() and name != "Gymnasium"

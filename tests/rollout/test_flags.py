@@ -23,19 +23,15 @@ from hgpo_train.rollout.failures import RolloutError
 
 pytestmark = pytest.mark.slow
 gymnasium.register_envs(hgpo_envs)
-APPWORLD = "HGPO/AppWorld-v0"
-SHIPPED = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0", pytest.param(APPWORLD, marks=pytest.mark.original)]
+SHIPPED = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
 SPLITS = {
     "HGPO/ALFWorld-v0": "train valid_seen valid_unseen all",
     "HGPO/WebShop-v0": "train eval test all",
-    APPWORLD: "train dev test_normal all",
 }
 OWN_OPTIONS = {
     "HGPO/ALFWorld-v0": ["grammar=put", "history_depth=3"],
     "HGPO/WebShop-v0": ["show_attributes=true", "price_seed=5", 'observation_mode="text"'],
-    APPWORLD: ["observation=calls", "max_difficulty=1"],
 }
-MIXTURE = {APPWORLD: "mixture:expert=0.5,explorer=0.5"}
 PLAYERS = ["expert", "explorer"]
 CHOOSING = ["random", "outdated", "mixture:expert=0.5,random=0.5"]  # among admissible actions
 SMALL = {"--tasks": "2", "--group-size": "2", "--max-steps": "3", "--seed": "1"}
@@ -70,8 +66,6 @@ def env_id(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def play(tmp_path: Path, env_id: str, request: pytest.FixtureRequest) -> Play:
     own = {"--policy": "random"}
-    if env_id == APPWORLD:  # has neither admissible actions nor bundled data
-        own = {"--policy": MIXTURE[env_id], "--data": str(request.getfixturevalue("appworld_root"))}
 
     def run(*flags: str, out: str = "run", **small: str) -> Played:
         named = {"--env": env_id, "--out": str(tmp_path / out), **own, **SMALL}
@@ -94,10 +88,6 @@ def test_small(play: Play, env_id: str) -> None:
 
 @pytest.mark.parametrize("policy", [*PLAYERS, *CHOOSING])
 def test_policy(play: Play, env_id: str, policy: str) -> None:
-    if env_id == APPWORLD and policy in CHOOSING:
-        with pytest.raises(InputError, match=r"chooses among admissible actions, which AppWorld does not list; use .*"):
-            play("--policy", policy)
-        return
     played = play("--policy", policy)
     assert played.config["policy"] == {"name": policy}
     assert not played.steps["aborted"].any()
@@ -145,9 +135,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_data(play: Play, env_id: str, data: dict[str, Path]) -> None:
-    if env_id == APPWORLD:
-        assert not play().steps["aborted"].any()  # all tests name its data, since none is bundled
-        return
     played = play("--data", str(data[env_id]))
     assert played.config["env"]["data"] == str(data[env_id])
     assert played.config["tasks"] != play(out="bundled").config["tasks"]
@@ -156,7 +143,7 @@ def test_data(play: Play, env_id: str, data: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 2])
 def test_history_length(play: Play, env_id: str, length: int) -> None:
-    past = r"(?m)^Output \d+:$" if env_id == APPWORLD else r"\[Observation \d+: "
+    past = r"\[Observation \d+: "
     shown = play("--history-length", str(length)).steps.select("step", pl.col("prompt").str.count_matches(past))
     assert all(count == min(step, length) for step, count in shown.iter_rows())
 
@@ -173,12 +160,6 @@ def test_max_steps(play: Play, most: int) -> None:
     ("action_format", "form"), [("response", r"<action>.*</action>"), ("command", r"^\S"), ("number", r"^\d+$|^\S")]
 )
 def test_action_format(play: Play, env_id: str, action_format: str, form: str) -> None:
-    if env_id == APPWORLD and action_format == "number":
-        with pytest.raises(InputError, match="it has no list of admissible actions to number"):
-            play("--action-format", action_format)
-        return
-    if env_id == APPWORLD:
-        form = form.replace("action", "code").replace(".*", r"[\s\S]*")
     steps = play("--action-format", action_format).steps
     said = steps["response"].fill_null("") if action_format == "response" else steps["action"]
     assert said.str.contains(form).all()
@@ -210,7 +191,7 @@ def test_an_option_that_a_policy_does_not_have_is_refused(play: Play, policy: st
 
 
 def test_dynamic(play: Play, env_id: str) -> None:
-    played = play("--dynamic", "5", "--policy", MIXTURE.get(env_id, "mixture:expert=0.5,random=0.5"))
+    played = play("--dynamic", "5", "--policy", "mixture:expert=0.5,random=0.5")
     assert played.config["dynamic"] is True
     groups = played.steps.group_by("task_id", "group").agg(pl.col("episode_return").n_unique() > 1)
     said = groups["episode_return"].sum()
@@ -219,11 +200,7 @@ def test_dynamic(play: Play, env_id: str) -> None:
 
 @pytest.mark.parametrize("flags", [["--slots", "1"], ["--slots", "64"], ["--workers", "2"], ["--workers"]])
 def test_slots_and_workers_change_nothing(play: Play, env_id: str, flags: list[str]) -> None:
-    if env_id == APPWORLD and "--workers" in flags:
-        with pytest.raises(RolloutError, match=r"expert reads the world of its own process; run it without --workers"):
-            play(*flags)
-    player = ["--policy", "explorer"] if env_id == APPWORLD else []
-    assert play(*flags, *player, out="other").rows().equals(play(*player, out="plain").rows())
+    assert play(*flags, out="other").rows().equals(play(out="plain").rows())
 
 
 def test_retry_failed_and_max_failed(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:

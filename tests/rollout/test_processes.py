@@ -16,7 +16,7 @@ from hgpo_train.policies.base import Failure
 from hgpo_train.rollout.env_handle import open_env
 
 gymnasium.register_envs(hgpo_envs)
-SHIPPED = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]  # AppWorld has no bundled data: tests/appworld
+SHIPPED = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

@@ -1,0 +1,148 @@
+"""AppWorld as an engine: an action is a Python program, the state is what it printed.
+
+The first state is empty. The task ends when a program calls ``apis.supervisor.complete_task``; then, and at the step
+limit, AppWorld's tests decide on success, score and reward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from hgpo_envs.engine import State
+from hgpo_envs.unicode_text import clean_text
+
+if TYPE_CHECKING:
+    from hgpo_appworld.engine.process import World
+    from hgpo_appworld.engine.source import AppWorldSource
+
+SUCCESS: Final = 10.0
+"""The reward of a solved task with ``reward_scale="success"``, verl-agent's scale."""
+
+REFUSED: Final = ("...", "except")
+"""What programs must not contain with ``refuse=True``."""
+
+
+class AppWorldEngine:
+    """Plays tasks of a source (`hgpo_envs.engine.Engine`), each in a process of its own.
+
+    It has no `fork`: copies of an episode replay its programs.
+
+    Args:
+        source: The tasks, rules and limits.
+
+    Attributes:
+        programs: The programs of the current task that were executed, for the expert.
+    """
+
+    def __init__(self, source: AppWorldSource) -> None:
+        self._source = source
+        self._world: World | None = None
+        self._task_id = ""
+        self._steps = 0
+        self._calls: list[str] = []
+        self.programs: list[str] = []
+        self._last = State("", ())
+
+    def start(self, task_id: str) -> State:
+        """Start a task in a new process; that of the task before ends.
+
+        Raises:
+            UnknownTask: If there is no such task.
+            WorldFailed: If its process does not start.
+        """
+        self._source.task(task_id)
+        self.close()
+        self._world = self._source.server(task_id).world(task_id, self._source.limits)
+        self._task_id, self._steps, self._last = task_id, 0, State("", ())
+        self._calls.clear()
+        self.programs.clear()
+        return self._last
+
+    def act(self, command: str) -> State:
+        """Execute a program. After the end of the task, the last state is returned.
+
+        A program that raises an error is executed; its error is the output. One that is empty or refused changes
+        nothing and is invalid.
+
+        Raises:
+            WorldFailed: If the process dies, does not answer in time, or cannot continue.
+        """
+        if self._last.terminated:
+            return self._last
+        if self._world is None:
+            raise RuntimeError("no world is open: call start first (the last one may have failed)")
+        self._steps += 1
+        refused = self._refusal(command)
+        try:
+            if refused:
+                answer: dict[str, Any] = {"output": refused, "failed": True, "completed": False, "calls": []}
+            else:
+                answer = self._world.execute(command)
+                self.programs.append(command)
+            self._last = self._state(answer, valid=not refused)
+        except BaseException:
+            self.close()
+            raise
+        if self._last.terminated:
+            self.close()
+        return self._last
+
+    def close(self) -> None:
+        """End the world's process. The next start opens another."""
+        if self._world is not None:
+            self._world.close()
+            self._world = None
+
+    def ground_truth_solution(self) -> str:
+        """Return the current task's solution program, for the expert. Raises InputError if the data has none."""
+        return self._source.solution(self._task_id)
+
+    def _refusal(self, command: str) -> str:
+        """Return why a program is not executed; empty if it is."""
+        if not command.strip():
+            return "Execution failed. Traceback:\nThe program is empty."
+        found = [part for part in REFUSED if part in command] if self._source.rules.refuse else []
+        return f"Execution failed. Traceback:\nA program must not contain {' or '.join(found)}." if found else ""
+
+    def _state(self, answer: dict[str, Any], *, valid: bool) -> State:
+        rules = self._source.rules
+        self._calls += map(clean_text, answer["calls"])
+        info = {"execution_failed": answer["failed"], "api_calls": len(answer["calls"])}
+        text, completed = clean_text(answer["output"]), answer["completed"]
+        if rules.observation == "calls":
+            text = f"{text.rstrip()}\n\n{called(self._calls, self._source.limits.longest)}"
+        if not completed and self._steps < rules.max_steps:
+            return State(text, (), valid, info=info)
+        assert self._world is not None
+        result = self._world.evaluate()
+        won, score = result["success"], result["passed"] / max(result["tests"], 1)
+        info |= {"tests_passed": result["passed"], "tests": result["tests"], "failed_tests": result["failed_tests"]}
+        reward = score if rules.reward_scale == "score" else SUCCESS * won
+        return State(text, (), valid, completed, won, reward, score, info)
+
+
+def called(calls: list[str], longest: int) -> str:
+    """Return calls of APIs as text: each once, in the order of its first call, with how often it was made.
+
+    Args:
+        calls: Method and path of each call.
+        longest: The maximum length. Later calls are left out, and counted.
+
+    >>> print(called(["GET /venmo/account", "POST /venmo/transactions", "GET /venmo/account"], 100))
+    API calls so far:
+    GET /venmo/account (2 times)
+    POST /venmo/transactions
+    """
+    counts: dict[str, int] = {}
+    for call in calls:
+        counts[call] = counts.get(call, 0) + 1
+    lines = ["API calls so far:" if counts else "No API calls so far."]
+    left = longest
+    for number, (call, times) in enumerate(counts.items()):
+        line = call if times == 1 else f"{call} ({times} times)"
+        left -= len(line) + 1
+        if left < 0:
+            lines.append(f"and {len(counts) - number} more")
+            break
+        lines.append(line)
+    return "\n".join(lines)

@@ -1,0 +1,193 @@
+"""Runs AppWorld's worlds for `hgpo_appworld.engine.process`, in the interpreter that has `appworld`.
+
+This process imports AppWorld and plays one step, then forks a process for every world and every evaluation. It has one
+socket, to the process that started it, and opens no port. A request comes with one end of a pair of sockets, over which
+the new process answers. Requests:
+
+- ``{"run": "play" | "evaluate", "number": n, "task": id, "rollout": name, …}`` and a socket: forks process n.
+- ``{"end": n, "patience": seconds, "rollout": name, "remove": bool}``: ends process n, answers with its exit status,
+  and may remove the files of the rollout.
+
+When the socket is closed, everything ends: the processes, the files, and this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from . import confinement, world  # noqa: TID252 - the package has another name in AppWorld's interpreter
+from .framing import send  # noqa: TID252
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LARGEST_REQUEST: Final = 1 << 16
+_LOOK_S: Final = 5.0
+_FILE_SIZE: Final = 1 << 28
+_RUN: Final = {"play": world.play, "evaluate": world.evaluate}
+_LIBRARIES: Final = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64")
+_DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+_SYSTEM: Final = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
+
+
+class Parent:
+    """The process that forks.
+
+    Args:
+        control: The socket to the process that started this one; each message is one packet.
+        settings: scratch (the folder of temporary files), data (AppWorld's data) and confined.
+    """
+
+    def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
+        self._control, self._settings = control, settings
+        self._scratch, self._data = Path(settings["scratch"]), Path(settings["data"])
+        self._processes: dict[int, int] = {}
+
+    def serve(self) -> None:
+        """Answer requests until the other end closes the socket, or its process ends."""
+        owner = os.getppid()
+        self._control.settimeout(_LOOK_S)  # copies of the other end may stay open in processes that it has forked
+        while os.getppid() == owner:
+            try:
+                packet, files, *_ = socket.recv_fds(self._control, _LARGEST_REQUEST, 1)
+            except TimeoutError:
+                continue
+            if not packet:
+                return
+            request = json.loads(packet)
+            if "end" in request:
+                answer: dict[str, Any] = {"status": self._end(request["end"], request["patience"])}
+                if request["remove"]:
+                    shutil.rmtree(self._folder(request["rollout"]), ignore_errors=True)
+            else:
+                answer = self._fork(request, socket.socket(fileno=files[0]))
+            self._control.send(json.dumps(answer).encode())
+
+    def close(self) -> None:
+        """End all processes."""
+        for number in list(self._processes):
+            self._end(number)
+
+    def _fork(self, request: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
+        self._folder(request["rollout"]).mkdir(parents=True, exist_ok=True)
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            return {"failed": f"cannot fork: {error.strerror}"}
+        if pid == 0:
+            self._run(request, connection, parent)
+        connection.close()
+        self._processes[request["number"]] = pid
+        return {"pid": pid}
+
+    def _run(self, request: dict[str, Any], connection: socket.socket, parent: int) -> None:
+        """Run the new process. It never returns: an ordinary exit would take seconds."""
+        status = 1
+        try:
+            confinement.end_with_parent(parent)
+            world.keep_only(connection)
+            self._confine(request)
+            _RUN[request["run"]](connection, request)
+            status = 0
+        except BaseException as error:  # noqa: BLE001 - whatever it is, this process ends and says why
+            with contextlib.suppress(BaseException):
+                send(connection, {"error": world.said(error)})
+        finally:
+            os._exit(status)
+
+    def _confine(self, request: dict[str, Any]) -> None:
+        folder = self._folder(request["rollout"])
+        os.chdir(folder)
+        confinement.limit_resources(request["memory_mb"] << 20, _FILE_SIZE)
+        if not self._settings["confined"]:
+            return
+        task = self._data / "tasks" / request["task"]
+        parts = ("dbs", "specs.json") if request["run"] == "play" else ("",)
+        readable = [
+            *_LIBRARIES,
+            *_DEVICES,
+            *_SYSTEM,
+            str(Path(__file__).parent),  # AppWorld reads the source of all functions on the stack when a test fails
+            *{sys.prefix, sys.base_prefix, *(path for path in sys.path if path)},
+            *(str(self._data / name) for name in ("base_dbs", "api_docs")),
+            *(str(task / name) for name in parts),
+        ]
+        confinement.restrict_files(readable, [str(folder)])
+        confinement.filter_system_calls()
+
+    def _folder(self, rollout: str) -> Path:
+        return self._scratch / "experiments" / "outputs" / rollout
+
+    def _end(self, number: int, patience: float = 0.0) -> int | None:
+        """End a process. Return its exit status, negative for a signal; None if it was killed or does not exist."""
+        pid = self._processes.pop(number, None)
+        if pid is None:
+            return None
+        until = time.monotonic() + patience
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < until:
+            time.sleep(0.01)
+        if ended[0]:
+            return os.waitstatus_to_exitcode(ended[1])
+        os.kill(pid, signal.SIGKILL)  # not yet waited for, so no other process has its number
+        os.waitpid(pid, 0)
+        return None
+
+
+def main(number: str, given: str) -> None:
+    """Import AppWorld, warm it up, say so, and serve. This process ends then.
+
+    Args:
+        number: The file descriptor of the socket.
+        given: The settings of `Parent`, and task (to warm up with) and seconds, in JSON.
+    """
+    settings = json.loads(given)
+    control = socket.socket(fileno=int(number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    scratch = Path(settings["scratch"])
+    environment = dict(os.environ)
+    parent = Parent(control, settings)
+    try:
+        (scratch / "data").symlink_to(settings["data"])
+        import appworld  # type: ignore[import-not-found, unused-ignore]
+
+        world.warm_up({"task": settings["task"], "rollout": "warm-up", "seconds": settings["seconds"]})
+        os.environ.clear()
+        os.environ.update(environment)  # without what AppWorld read from a file .env
+        gc.collect()
+        gc.freeze()
+        control.send(json.dumps({"version": appworld.__version__, "confined": _offered()}).encode())
+        parent.serve()
+    except BaseException as error:  # noqa: BLE001 - the other end reports it
+        with contextlib.suppress(OSError):
+            control.send(json.dumps({"error": world.said(error)}).encode())
+    finally:
+        parent.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+        os._exit(0)
+
+
+def _offered() -> list[str]:
+    """Return what this machine offers to confine a process, tried in a process that ends at once."""
+    ways: dict[str, Callable[[], bool]] = {
+        "landlock": lambda: confinement.restrict_files((), ()),
+        "seccomp": confinement.filter_system_calls,
+    }
+    names = []
+    for name, confine in ways.items():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if confine() else 1)
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
+            names.append(name)
+    return names
