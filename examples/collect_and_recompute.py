@@ -31,7 +31,7 @@ def recompute(folder: Path) -> pl.DataFrame:
     """Compare the advantages of a saved run with those of HGPO with K = 0; each estimator is a row of the result."""
     steps = scan_steps(folder)
     for name, (estimator, parameters) in RUNS.items():
-        steps = compute(steps, estimator, column=name, reward_scale=10.0, **parameters)
+        steps = compute(steps, estimator, column=name, **parameters)
     table = steps.select(list(RUNS)).collect()
     first = pl.col(next(iter(RUNS)))
     return pl.concat(

@@ -102,7 +102,7 @@ def read(pl, scan_steps, source):
 
 @app.cell
 def count(context, depth, reward, statistics, steps, uncertainty):
-    options = {"context": context.value, "reward": reward.value, "reward_scale": 10}
+    options = {"context": context.value, "reward": reward.value}
     found = statistics(steps, history_length=depth.value, **options)
     intervals = uncertainty(steps, history_length=depth.value, **options)
     return found, options, intervals

@@ -85,7 +85,7 @@ def corridor(folder, json, random):
 def from_json_lines(folder, levels_chart, pl, uncertainty):
     names = {"episode": "trajectory", "level": "task", "t": "step", "seen": "state", "did": "action", "won": "reward"}
     mine = pl.read_ndjson(folder / "mine.jsonl").rename(names).with_columns(action_valid=pl.lit(value=True))
-    levels_chart(uncertainty(mine, history_length=3, reward_scale=10), "shared")
+    levels_chart(uncertainty(mine, history_length=3), "shared")
     return (mine,)
 
 
@@ -94,7 +94,7 @@ def explained(levels_chart, mine, mo, uncertainty):
     mo.vstack(
         [
             mo.md("Returns do not depend on the history here, so the intervals should contain chance, the grey ticks."),
-            levels_chart(uncertainty(mine, history_length=3, reward_scale=10), "explained"),
+            levels_chart(uncertainty(mine, history_length=3), "explained"),
         ]
     )
     return
@@ -130,7 +130,7 @@ def from_verl_agent(folder, json, levels_chart, mine, scan_steps, uncertainty, v
     dump()
     verl_agent.import_rollouts(folder / "dumps", folder / "theirs")
     theirs = scan_steps(folder / "theirs")
-    levels_chart(uncertainty(theirs, history_length=3, reward_scale=10), "shared")
+    levels_chart(uncertainty(theirs, history_length=3), "shared")
     return
 
 
@@ -153,7 +153,7 @@ def own_policy(collect, folder, levels_chart, scan_steps, uncertainty):
 
     collect("HGPO/ALFWorld-v0", curious, folder / "curious", tasks=8, group_size=8, action_format="command")
     played = scan_steps(folder / "curious")
-    levels_chart(uncertainty(played, history_length=3, reward_scale=10), "shared")
+    levels_chart(uncertainty(played, history_length=3), "shared")
     return
 
 

@@ -61,7 +61,7 @@ def choose(Path, mo, scan_steps):
 
 @app.cell
 def estimate(chosen, compute_many, pl, read_variants, table, written):
-    variants = read_variants([written.value], {"reward": "success", "reward_scale": 10.0})
+    variants = read_variants([written.value], {"reward": "success"})
     names = {each.spec.column: each.name for each in variants}
     rows = table if chosen.value is None else table.filter(pl.col("iteration") == chosen.value)
     estimated = compute_many(rows, [each.spec for each in variants]).collect().rename(names)

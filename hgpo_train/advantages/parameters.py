@@ -1,10 +1,14 @@
-"""The parameters of all estimators: the computation of returns from stored columns, and rounding."""
+"""The parameters of all estimators: the computation of returns from stored columns, and rounding.
+
+The defaults are verl-agent's, and are defined here alone: Python functions, commands, statistics, viewer and training
+use them, and results contain the values that they were computed with.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from msgspec import Meta
 
@@ -19,6 +23,21 @@ Context = Literal["states", "states_actions"]
 Precision = Literal["mixed", "float64", "float32"]
 Discount = Annotated[float, Meta(ge=0, le=1)]
 
+REWARD_SCALE: Final = 10.0
+"""The default factor of rewards: verl-agent trains with 10 for a success, which environments reward with 1."""
+
+INVALID_ACTION_PENALTY: Final = 0.1
+"""The default penalty of an invalid action, in the scale of scaled rewards."""
+
+GAMMA: Final = 0.95
+"""The default discount per step."""
+
+HISTORY_LENGTH: Final = 2
+"""HGPO's default K."""
+
+STATISTICS_HISTORY_LENGTH: Final = 4
+"""The default depth of the deepest level that statistics describe, the largest K of HGPO's paper."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
@@ -27,8 +46,8 @@ class Parameters:
     Attributes:
         reward: The source of rewards: ``reward`` is the stored reward of each step; ``success`` is 1 at the last step
             of a won trajectory (column ``won``), else 0; ``score`` is the final score at the last step, else 0.
-        reward_scale: A factor of all rewards. verl-agent trains with success × 10: ``reward="success",
-            reward_scale=10``.
+        reward_scale: A factor of all rewards, 10 by default as in verl-agent's training. Use 1 for rewards that are
+            scaled already.
         gamma: γ, the discount per step, in [0, 1].
         returns: ``per_step``: R_t = Σ_j γ^(j-t) r_j. ``from_end``: R_t = γ^(T-t) Σ_j r_j, where T is the last step.
         invalid_action_penalty: The penalty of an invalid action, in the scale of scaled rewards.
@@ -43,10 +62,10 @@ class Parameters:
     """
 
     reward: Literal["reward", "success", "score"] = "reward"
-    reward_scale: float = 1.0
-    gamma: Discount = 0.95
+    reward_scale: float = REWARD_SCALE
+    gamma: Discount = GAMMA
     returns: Literal["per_step", "from_end"] = "per_step"
-    invalid_action_penalty: float = 0.1
+    invalid_action_penalty: float = INVALID_ACTION_PENALTY
     penalty_at: Literal["return", "reward"] = "return"
     epsilon: NonNegativeFloat = 1e-6
     precision: Precision = "mixed"

@@ -136,7 +136,7 @@ def compute(
             is missing. When the result is collected: a reward is not finite, a return or advantage overflows, a step is
             duplicated, a trajectory belongs to two tasks, or the table has no rows.
 
-    >>> table = pl.LazyFrame({"task": "a", "trajectory": ["x", "y"], "step": 0, "state": "s", "reward": [10.0, 0.0],
+    >>> table = pl.LazyFrame({"task": "a", "trajectory": ["x", "y"], "step": 0, "state": "s", "reward": [1.0, 0.0],
     ...                       "action_valid": True})
     >>> compute(table, "hgpo", mode="mean_norm").collect()["advantage"].round(3).to_list()
     [5.0, -5.0]

@@ -38,6 +38,7 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_train.advantages.chunks import ROWS, chunks
 from hgpo_train.advantages.estimators import hgpo
 from hgpo_train.advantages.input_columns import CHAINS, row_keys
+from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.advantages.registry import EstimatorSpec, columns_read, prepare
 from hgpo_train.advantages.required_columns import check_columns
 from hgpo_train.advantages.tables import table_parts
@@ -97,7 +98,7 @@ def statistics(
             on it.
         sums_folder: Folder in which the sums of finished parts are kept, so that another call continues.
         progress: Called with the number of rows of each finished part.
-        **parameters: HGPO's parameters; `history_length` is the deepest level K.
+        **parameters: HGPO's parameters; `history_length` is the deepest level K, 4 by default.
 
     Raises:
         InputError: `steps` is no table, it has no rows, a column is missing, or a parameter is unknown or invalid.
@@ -108,7 +109,7 @@ def statistics(
     [('0', 0.5, 0.0), ('1', 0.0, 1.0), ('oracle', 0.5, 0.0)]
     """
     by = [by] if isinstance(by, str) else list(by)
-    p = hgpo.HGPO.of(parameters)
+    p = hgpo.HGPO.of({"history_length": STATISTICS_HISTORY_LENGTH} | parameters)
     work = partial(_part_sums, by=by, p=p, chunk_rows=chunk_rows)
     parts = sums_of_parts(work, table_parts(steps, chunk_rows), processes, sums_folder, progress)
     found = [part.frames for part in parts]

@@ -22,6 +22,7 @@ import polars as pl
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS
 from hgpo_train.advantages.estimators import hgpo
+from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.advantages.tables import table_parts
 from hgpo_train.analysis.part_sums import PartSums, sums_of_parts
 from hgpo_train.analysis.resampling import intervals, task_weights
@@ -91,7 +92,7 @@ def uncertainty(
             on it.
         sums_folder: Folder in which the sums of finished parts are kept, so that another call continues.
         progress: Called with the number of rows of each finished part.
-        **parameters: HGPO's parameters; `history_length` is the deepest level K.
+        **parameters: HGPO's parameters; `history_length` is the deepest level K, 4 by default.
 
     Returns:
         One row per value of `by`, level and statistic (`STATISTICS`, defined in `statistics`): `level`, `statistic`,
@@ -111,7 +112,7 @@ def uncertainty(
         if number < least:
             raise InputError(f"{name}: expected an integer of at least {least}, received {number}")
     by = [by] if isinstance(by, str) else list(by)
-    p = hgpo.HGPO.of(parameters)
+    p = hgpo.HGPO.of({"history_length": STATISTICS_HISTORY_LENGTH} | parameters)
     units: dict[object, int] = {}
     observed, permuted = [], []
     work = partial(_part_sums, by=by, p=p, permutations=permutations, seed=seed, chunk_rows=chunk_rows)

@@ -44,7 +44,9 @@ def advantages(
     ] = None,
     context: Annotated[str | None, typer.Option(help="Content of a context: states, or states_actions (HGPO).")] = None,
     reward: Annotated[str | None, typer.Option(help="Column of rewards: reward, success or score.")] = None,
-    reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = 10.0,
+    reward_scale: Annotated[
+        float | None, typer.Option(help="Factor of rewards. Default: 10, as in verl-agent.")
+    ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option(
@@ -95,7 +97,8 @@ def advantages(
         _list(console)
         return
     named = {"history_length": history_length, "gamma": gamma, "mode": mode, "context": context, "reward": reward}
-    given = {name: value for name, value in named.items() if value is not None} | {"reward_scale": reward_scale}
+    named["reward_scale"] = reward_scale
+    given = {name: value for name, value in named.items() if value is not None}
     specs = make_specs(estimator or ["hgpo"], given, setting or [], details=details)
     how = {"processes": processes, "chunk_rows": chunk_rows}
     if parts or ray:

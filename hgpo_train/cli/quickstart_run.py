@@ -34,9 +34,6 @@ The explorer acts on observations alone; three actions in ten are ones that were
 Purely random actions rarely lead to the same history twice, so that only the level k = 0 would have groups.
 """
 
-REWARD_SCALE: Final = 10.0
-"""The reward of a success, as in verl-agent's training."""
-
 
 @dataclass(frozen=True)
 class QuickstartResult:
@@ -91,10 +88,7 @@ def collect_rollouts(run: Path, seed: int, tasks: int, group_size: int, progress
 def write_advantages_by_depth(run: Path) -> Path:
     """Write HGPO's advantages for every K of `DEPTHS` to a table beside the run, in one pass. Return its path."""
     hgpo = get("hgpo")
-    specs = [
-        EstimatorSpec(hgpo, hgpo.parameters.of({"history_length": k, "reward_scale": REWARD_SCALE}), f"advantage_k{k}")
-        for k in DEPTHS
-    ]
+    specs = [EstimatorSpec(hgpo, hgpo.parameters.of({"history_length": k}), f"advantage_k{k}") for k in DEPTHS]
     target = run.parent / f"{run.name}.advantages" / "hgpo_by_depth.parquet"
     write_advantages(scan_steps(run), specs, target, fingerprint=fingerprint(run))
     return target
@@ -105,7 +99,7 @@ def compare_depths(run: Path, advantages: Path) -> pl.DataFrame:
 
     See `depths` of `QuickstartResult`.
     """
-    levels = statistics(scan_steps(run), history_length=max(DEPTHS), reward_scale=REWARD_SCALE).levels
+    levels = statistics(scan_steps(run), history_length=max(DEPTHS)).levels
     of_level = {level: shares for level, *shares in levels.select("level", "shared", "differing").iter_rows()}
     table = pl.read_parquet(advantages)
     state_alone = pl.col("advantage_k0")

@@ -54,12 +54,16 @@ def stats(
             "URL."
         ),
     ],
-    history_length: Annotated[int, typer.Option(help="K, the number of past steps in the deepest context.")] = 4,
-    context: Annotated[str, typer.Option(help="Content of a context: states, or states_actions.")] = "states",
+    history_length: Annotated[
+        int | None, typer.Option(help="K, the number of past steps in the deepest context. Default: 4.")
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Content of a context: states, or states_actions.")] = None,
     mode: Annotated[
-        str, typer.Option(help="Normalization in a group: mean_std_norm (by mean and std) or mean_norm.")
-    ] = "mean_std_norm",
-    reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = 10.0,
+        str | None, typer.Option(help="Normalization in a group: mean_std_norm (by mean and std) or mean_norm.")
+    ] = None,
+    reward_scale: Annotated[
+        float | None, typer.Option(help="Factor of rewards. Default: 10, as in verl-agent.")
+    ] = None,
     by: Annotated[
         list[str] | None,
         typer.Option(help="Report statistics per value of a column such as task_type or iteration; may be repeated."),
@@ -111,12 +115,13 @@ def stats(
     steps = scan_steps(run, plain=True)
     total = int(steps.select(pl.len()).collect().item())
     kinds = by or []
-    parameters: dict[str, Any] = {
+    named: dict[str, Any] = {
         "history_length": history_length,
         "context": context,
         "mode": mode,
         "reward_scale": reward_scale,
     }
+    parameters = {name: value for name, value in named.items() if value is not None}
     errors = Console(stderr=True)
     try:
         with (

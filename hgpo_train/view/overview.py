@@ -12,6 +12,7 @@ import polars as pl
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.untrusted_files import read_bytes
+from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.analysis.describe import describe
 from hgpo_train.analysis.statistics import Statistics, statistics
 from hgpo_train.analysis.uncertainty import default_permutations, uncertainty
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
 
-LEVELS: Final = 4
-"""The deepest level of the statistics, if the run stores that many."""
 _METRICS_BYTES: Final = 256 << 20
 _LEVEL_COLUMNS: Final = (
     "level",
@@ -199,7 +198,7 @@ def _statistics(index: Index) -> Statistics:
 
 
 def _parameters(index: Index) -> dict[str, Any]:
-    return {"history_length": min(LEVELS, index.depth), "reward_scale": 10.0}
+    return {"history_length": min(STATISTICS_HISTORY_LENGTH, index.depth)}
 
 
 def _by_iteration(levels: pl.DataFrame) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Selection:
     Attributes:
         tasks: The number of tasks, the first of each run.
         task_ids: Ids of tasks; if there are any, `tasks` is ignored.
-        estimators: Estimators whose advantages it contains, with their default parameters and `reward_scale=10`.
+        estimators: Estimators whose advantages it contains, with their default parameters.
         most_bytes: The largest size of the file. Tasks that would exceed it are left out.
     """
 
@@ -143,7 +143,7 @@ def _answers(
         document = group_document(index, place)
         made.append((f"runs/{number}/groups/{place}", document))
         for name in selection.estimators:
-            found = estimate(index, place, name, ["reward_scale=10"], selection.estimators)
+            found = estimate(index, place, name, [], selection.estimators)
             made.append((f"runs/{number}/groups/{place}/estimates/{name}", found))
         rows = range(document["row"], document["row"] + document["rows"])
         made += [(f"runs/{number}/steps/{row}", step_document(index, row, texts)) for row in rows]

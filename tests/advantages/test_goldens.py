@@ -53,7 +53,7 @@ def table(case: str) -> pl.DataFrame:
 def differences(steps: pl.DataFrame, column: pl.Series, **extra: object) -> tuple[float, int]:
     """Return the largest difference from a recorded column (relative above 1), and the number of differing zeros."""
     name, parameters = configuration(column.name.rsplit("|", 1)[0])
-    got = compute(steps, name, **parameters | extra).collect()["advantage"].to_numpy()
+    got = compute(steps, name, **{"reward_scale": 1.0} | parameters | extra).collect()["advantage"].to_numpy()
     want = column.to_numpy()
     return float((abs(got - want) / abs(want).clip(min=1.0)).max()), int(((got == 0) != (want == 0)).sum())
 
@@ -113,7 +113,7 @@ def test_every_graphgpo_configuration_matches_the_recording(case: str) -> None:
 def test_graphgpo_distances_match_the_recording() -> None:
     for case in cases("graphgpo.manifest.json"):
         recorded = recording("graphgpo", case)["__d_next"]
-        distances = compute(table(case), "graphgpo", details=True).collect()["advantage_distance"]
+        distances = compute(table(case), "graphgpo", details=True, reward_scale=1.0).collect()["advantage_distance"]
         assert distances.to_list() == recorded.to_list(), case
 
 
@@ -149,6 +149,8 @@ def test_float32_recordings_match_within_their_tolerance(case: str) -> None:
     steps, recorded = table(case), recording("expected", case)
     for base in float32_columns(case):
         name, parameters = configuration(base)
-        got = compute(steps, name, **parameters, precision="float32").collect()["advantage"].to_numpy()
+        got = (
+            compute(steps, name, **parameters, reward_scale=1.0, precision="float32").collect()["advantage"].to_numpy()
+        )
         sound = ~noisy_rows(recorded, base)
         assert abs(got - recorded[f"{base}|f32"].to_numpy())[sound].max(initial=0) <= 2e-4, base

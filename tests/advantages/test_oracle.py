@@ -262,7 +262,7 @@ def tables(draw):
 
 def agree(rows, name, want, **parameters):
     """Assert equality to 1e-9, relative to the value or to the rewards that it is a difference of."""
-    got = compute(pl.DataFrame(rows), name, **parameters).collect()["advantage"]
+    got = compute(pl.DataFrame(rows), name, **{"reward_scale": 1.0} | parameters).collect()["advantage"]
     size = max(1.0, *(abs(row["reward"]) for row in rows))
     for i, value in enumerate(got):
         assert value == pytest.approx(want[i], rel=1e-9, abs=1e-9 * size), (i, rows[i])

@@ -75,13 +75,13 @@ def mean_of_others(value, members, i):
 def test_example_estimators_match_plain_python(function, baseline) -> None:
     want = levels(baseline)
     assert any(want)
-    assert compute(TABLE, function).collect()["advantage"].to_list() == pytest.approx(want, abs=1e-5)
+    assert compute(TABLE, function, reward_scale=1.0).collect()["advantage"].to_list() == pytest.approx(want, abs=1e-5)
     shuffled = TABLE.sample(fraction=1.0, shuffle=True, seed=1)
     assert (
-        compute(shuffled, function)
+        compute(shuffled, function, reward_scale=1.0)
         .collect()
         .sort("task", "trajectory", "step")
-        .equals(compute(TABLE, function).collect().sort("task", "trajectory", "step"))
+        .equals(compute(TABLE, function, reward_scale=1.0).collect().sort("task", "trajectory", "step"))
     )
 
 
@@ -93,7 +93,9 @@ def test_credit_by_time_to_success() -> None:
     ]
     task = credit[:8]
     want = [(value - statistics.fmean(task)) / (statistics.pstdev(task) + 1e-6) for value in task] + [0.0]
-    found = compute(TABLE, "time_to_success", gamma=0.5, details=True).collect()  # registered by its decorator
+    found = compute(
+        TABLE, "time_to_success", gamma=0.5, reward_scale=1.0, details=True
+    ).collect()  # registered by its decorator
     assert found["advantage"].to_list() == pytest.approx(want)
     assert found["advantage_credit"].to_list() == credit
 
@@ -153,7 +155,7 @@ from hgpo_train.advantages import compute, names
 
 assert "task_baseline" in names()
 table = pl.DataFrame({"task": "a", "trajectory": ["x", "y"], "step": 0, "reward": [4.0, 0.0], "action_valid": True})
-print(compute(table, "task_baseline", strength=0.5).collect()["advantage"].to_list())
+print(compute(table, "task_baseline", strength=0.5, reward_scale=1.0).collect()["advantage"].to_list())
 """
 
 

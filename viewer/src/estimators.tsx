@@ -12,7 +12,7 @@ const FIRST = ["history_length", "alpha", "mode", "context", "gamma"];
 
 export function startWith(known: Estimator[]): Chosen[] {
   const named = ["hgpo", "gigpo", ...known.map((one) => one.name)].filter((name) => known.some((one) => one.name === name));
-  return [named[0], named[1] ?? named[0]].map((name) => ({ name: name as string, set: { reward_scale: 10 } }));
+  return [named[0], named[1] ?? named[0]].map((name) => ({ name: name as string, set: {} }));
 }
 
 /** The query of an estimate. */
@@ -57,7 +57,7 @@ export function Picker({ label, estimators, chosen, choose, depth, problem }: Pi
       <legend>{label}</legend>
       <select
         aria-label={`${label}: estimator`} value={chosen.name} title={found?.summary}
-        onChange={(event) => choose({ name: event.currentTarget.value, set: { reward_scale: 10 } })}
+        onChange={(event) => choose({ name: event.currentTarget.value, set: {} })}
       >
         {estimators.map((one) => <option value={one.name}>{one.name}</option>)}
       </select>

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hgpo_train.advantages.estimators.grpo import episode_level
 from hgpo_train.advantages.input_columns import CHAINS
-from hgpo_train.advantages.parameters import Context, Mode, Parameters
+from hgpo_train.advantages.parameters import HISTORY_LENGTH, Context, Mode, Parameters
 from hgpo_train.advantages.registry import Estimator, register
 from hgpo_train.advantages.windows import Level, normalise, size, weighted_mean
 from hgpo_train.settings import NonNegativeInt  # noqa: TC001 - evaluated with the annotations
@@ -53,7 +53,7 @@ class HGPO(Parameters):
         ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
     """
 
-    history_length: NonNegativeInt = 2
+    history_length: NonNegativeInt = HISTORY_LENGTH
     alpha: float = 1.0
     mode: Mode = "mean_std_norm"
     base_group: bool = False

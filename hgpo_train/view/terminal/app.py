@@ -12,7 +12,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from hgpo_envs.errors import InputError
-from hgpo_train.view.terminal.estimators import DEFAULT, REWARD_SCALE, read_two
+from hgpo_train.advantages.parameters import REWARD_SCALE
+from hgpo_train.view.terminal.estimators import DEFAULT, read_two
 from hgpo_train.view.terminal.step import StepScreen
 from hgpo_train.view.terminal.texts import visible
 from hgpo_train.view.terminal.tree import TreeScreen
@@ -40,7 +41,7 @@ Step
 Level k of the hierarchy contains the steps in the same state that came
 there through the same k states before, and all deeper levels; a member is
 listed in the deepest level that it shares. A and B are advantages, R the
-return; rewards are multiplied by {REWARD_SCALE} unless reward_scale is given.
+return; rewards are multiplied by {REWARD_SCALE:g} unless reward_scale is given.
 [-red-] is only in this step's history, [+green+] only in the member's."""
 
 

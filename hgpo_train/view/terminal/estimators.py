@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.variants import read_variants
-from hgpo_train.settings import types_of
 from hgpo_train.view.estimates import estimate
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from hgpo_train.view.index import Index
 
 DEFAULT: Final = ("hgpo", "gigpo")
-REWARD_SCALE: Final = 10
-"""The factor of rewards where none is given, as in the browser's viewer and in `hgpo advantages`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ def read_two(texts: Sequence[str]) -> tuple[Chosen, ...]:
         InputError: There are none or more than two, or an estimator or a parameter is unknown or invalid.
 
     >>> [(one.name, one.settings) for one in read_two(["hgpo:alpha=2 grpo:reward_scale=1"])]
-    [('hgpo', ('reward_scale=10', 'alpha=2')), ('grpo', ('reward_scale=1',))]
+    [('hgpo', ('alpha=2',)), ('grpo', ('reward_scale=1',))]
     """
     written = [word for text in texts for word in text.replace(",", " ").split()]
     if not 1 <= len(written) <= 2:
@@ -66,9 +63,8 @@ def read_two(texts: Sequence[str]) -> tuple[Chosen, ...]:
 
 def _chosen(variant: Variant) -> Chosen:
     name = ":".join(takewhile(lambda part: "=" not in part, variant.name.split(":")))
-    scaled = "reward_scale" in types_of(variant.spec.estimator.parameters)
-    values = ({"reward_scale": REWARD_SCALE} if scaled else {}) | variant.assigned
-    return Chosen(variant.name, name, tuple(f"{name}={json.dumps(value)}" for name, value in values.items()))
+    settings = tuple(f"{parameter}={json.dumps(value)}" for parameter, value in variant.assigned.items())
+    return Chosen(variant.name, name, settings)
 
 
 @lru_cache(16)

@@ -1,0 +1,95 @@
+"""One set of defaults: Python, commands, statistics, viewer and training give the same numbers for one run."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from command import invoke
+
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_train import advantages
+from hgpo_train.advantages import compute, get
+from hgpo_train.advantages.advantage_tables import read_metadata
+from hgpo_train.analysis.statistics import statistics
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Write rollouts of two tasks, in which every third action is invalid."""
+    with StepWriter(tmp_path / "run") as writer:
+        for task in range(2):
+            writer.add_group(
+                [
+                    {
+                        "task_id": f"task {task}",
+                        "trajectory": f"{task}/{rollout}",
+                        "step": step,
+                        "state": f"room {(task + rollout * step) % 3}",
+                        "action": "look",
+                        "action_valid": (step + rollout) % 3 > 0,
+                        "reward": float(step == 3 and rollout % 2),
+                        "terminated": step == 3,
+                        "won": step == 3 and rollout % 2 == 1,
+                    }
+                    for rollout in range(4)
+                    for step in range(4)
+                ]
+            )
+    return tmp_path / "run"
+
+
+def viewed(run: Path, estimator: str) -> list[float]:
+    from hgpo_train.view.estimates import estimate
+    from hgpo_train.view.index import read_index
+
+    index = read_index([str(path) for path in sorted(run.glob("steps/*"))])
+    found = [estimate(index, group, estimator, [], [estimator]) for group in range(2)]
+    return [value for group in found for value in group["columns"]["advantage"]]
+
+
+def trained(run: Path, estimator: str) -> pl.Series:
+    from hgpo_train.training.config import AdvantageConfig
+
+    config = AdvantageConfig(estimator=estimator)
+    return compute(scan_steps(run), config.estimator, **config.parameters).collect()["advantage"]
+
+
+@pytest.mark.parametrize("name", ["hgpo", "gigpo", "grpo", "rloo"])
+def test_advantages_are_the_same_wherever_they_are_asked(run: Path, name: str) -> None:
+    expected = compute(scan_steps(run), name).collect()["advantage"]
+    assert getattr(advantages, name)(scan_steps(run)).collect()["advantage"].equals(expected)
+    invoke("advantages", run, "-e", name)
+    table = run.parent / "run.advantages" / f"{name}.parquet"
+    assert pl.read_parquet(table)["advantage"].equals(expected)
+    assert read_metadata(table)["columns"]["advantage"]["parameters"]["reward_scale"] == 10
+    assert viewed(run, name) == expected.to_list()
+    assert trained(run, name).equals(expected)
+    assert "reward_scale=10.0" in invoke("advantages", "--list", "unused")
+
+
+def test_statistics_are_the_same_wherever_they_are_asked(run: Path, tmp_path: Path) -> None:
+    from hgpo_train.view.index import read_index
+    from hgpo_train.view.overview import _statistics
+
+    found = statistics(run)
+    shown = _statistics(read_index([str(path) for path in sorted(run.glob("steps/*"))]))
+    invoke("stats", run, "--out", tmp_path / "tables")
+    assert found.levels["level"].to_list() == ["0", "1", "2", "3", "4", "oracle"]
+    for name, frame in found._asdict().items():
+        printed = pl.read_csv(tmp_path / "tables" / f"{name}.csv", schema=frame.schema)
+        assert printed.equals(frame)
+        assert getattr(shown, name).equals(frame)
+    advantage = compute(scan_steps(run), "hgpo", history_length=4, details=True).collect()
+    assert found.summary["mean_return"].item() == 5.0
+    for k, weight in zip("01234", found.levels["weight"], strict=False):
+        assert advantage[f"advantage_weight_k{k}"].mean() == pytest.approx(weight, abs=1e-12)
+
+
+def test_training_configurations_of_the_papers_name_what_they_use() -> None:
+    from hgpo_train.settings import read_toml
+
+    folder = Path(advantages.__file__).parents[1] / "training" / "configs" / "parts"
+    for name in ("alfworld", "webshop"):
+        parameters = read_toml(folder / f"{name}.toml")["advantage"]["parameters"]
+        assert parameters["reward_scale"] == get("hgpo").parameters().reward_scale == 10
+        assert parameters["invalid_action_penalty"] == get("hgpo").parameters().invalid_action_penalty == 0.1
