@@ -55,7 +55,7 @@ class EnvironmentSpec:
         template: The text of the Jinja template for prompts (`hgpo_envs.prompts` lists its fields). None uses a
             template that shows task, history, state and admissible actions.
         parse_response: Finds the action in a model's response (``action_format="response"``) and decides whether the
-            response is valid. It must be picklable. The default follows verl-agent's rules, which lowercase the action
+            response is valid. It must be picklable. The default follows verl-agent's rules, without their lowercasing
             (`hgpo_envs.responses`).
         action_tag: The tag around the action in a response, in which scripted players write theirs.
         players: The scripted players ``expert`` and ``explorer``, each as a class (`hgpo_envs.players.Player`) or as

@@ -16,7 +16,7 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH
 from hgpo_envs.memory import Memory
 from hgpo_envs.prompts import PromptTemplate, load_template
-from hgpo_envs.responses import numbered, parse
+from hgpo_envs.responses import admissible, numbered, parse
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Episode:
         text = clean_text(text)
         if self.settings.action_format == "response":
             response = self.settings.parse_response(text)
-            return response.action[:LONGEST_COMMAND], response.valid
+            return admissible(response.action[:LONGEST_COMMAND], self.state.actions), response.valid
         text = text[:LONGEST_COMMAND]
         return (numbered(text, self.state.actions) if self.settings.action_format == "number" else text), None
 

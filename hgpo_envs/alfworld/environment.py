@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.environment_spec import EnvironmentSpec
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.responses import parse
 
 if TYPE_CHECKING:
     from hgpo_envs.engine import TaskSource
@@ -56,6 +58,7 @@ ALFWORLD: Final = EnvironmentSpec(
     id="HGPO/ALFWorld-v0",
     source=open_source,
     max_steps=50,
+    parse_response=partial(parse, lowercase=True),
     template=(files("hgpo_envs.alfworld") / "prompt.j2").read_text(encoding="utf-8"),
     players={
         "expert": "hgpo_envs.alfworld.players.expert:ExpertPlayer",

@@ -101,7 +101,7 @@ WEBSHOP: Final = EnvironmentSpec(
     source=open_source,
     max_steps=15,
     template=(files("hgpo_envs.webshop") / "prompt.j2").read_text(encoding="utf-8"),
-    parse_response=partial(parse, fallback_characters=20),
+    parse_response=partial(parse, fallback_characters=20, lowercase=True),
     players={
         "expert": "hgpo_envs.webshop.players.expert:ExpertPlayer",
         "explorer": "hgpo_envs.webshop.players.explorer:ExplorerPlayer",

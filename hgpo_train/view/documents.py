@@ -186,7 +186,7 @@ def why_invalid(valid: bool, action: str | None, response: str | None, admissibl
         return None
     if action is None:
         return "there was no action"
-    parsed = None if response is None else parse(response)
+    parsed = None if response is None else parse(response, lowercase=True)
     if parsed is not None and parsed.flaw and response != action:
         has = "contains" if parsed.flaw.startswith("CJK") else "has"
         return f"the response {has} {parsed.flaw}"

@@ -102,7 +102,7 @@ def test_the_validity_of_a_response_depends_on_its_form():
     env.reset(seed=1)
     well_formed = env.step("<think>hm</think><action>Dance</action>")[4]
     assert (well_formed["action"], well_formed["action_valid"], well_formed["action_admissible"]) == (
-        "dance",
+        "Dance",
         True,
         False,
     )

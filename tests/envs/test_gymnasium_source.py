@@ -103,6 +103,21 @@ def test_reported_success_is_that_of_the_episodes(tmp_path, name, solved):
     assert read_index(step_files(run.path)).episodes["won"].mean() == rate
 
 
+def test_actions_keep_their_case(tmp_path):
+    """49 of 1,849 admissible actions of a word game were lowercased and became inadmissible."""
+
+    def shout(request):
+        action = request.admissible_actions[request.seed % 3]
+        return f"<think>!</think><action>{action.upper() if request.seed % 2 else action}</action>"
+
+    run = collect("foreign:Foreign/Words-v0", shout, tmp_path / "run", tasks=8, action_format="response")
+    steps = run.steps.collect()
+    assert steps["action_valid"].all()
+    assert steps["action_admissible"].all()
+    assert set(steps["action"]) == {"say sivaorP", "take Canadian latchkey", "LOOK"}
+    assert run.summary["success"] > 0.5
+
+
 class Unprintable:
     def __repr__(self):
         raise RuntimeError("no")

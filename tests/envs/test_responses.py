@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs.responses import numbered, parse
+from hgpo_envs.responses import admissible, numbered, parse
 
 PIECES = st.sampled_from(
     ["<action>", "</action>", "<think>", "</think>", "<ACTION>", "</Action>", "<Think>", "look", " ", "\n", "\0"]
@@ -38,20 +38,42 @@ TEXTS = st.one_of(
     ],
 )
 def test_rules(text, action, valid):
+    response = parse(text, lowercase=True)
+    assert response[:2] == (action, valid)
+    assert (response.flaw == "") == valid
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "valid"),
+    [
+        ("<think>a</think><action> Take Canadian latchkey </action>", "Take Canadian latchkey", True),
+        ("<think>a</think><ACTION>sivaorP</ACTION>", "a</think><ACTION>sivaorP</ACTION>"[-30:], False),
+        ("I shall say sivaorP", "I shall say sivaorP", False),
+    ],
+)
+def test_case_is_kept_unless_the_benchmark_is_lowercase(text, action, valid):
     assert parse(text)[:2] == (action, valid)
-    assert (parse(text).flaw == "") == valid
+
+
+def test_an_action_means_the_admissible_one_that_differs_by_case():
+    actions = ["take Canadian latchkey", "Take canadian latchkey", "look", "Straße"]
+    for wanted in actions:
+        assert admissible(wanted, actions) == wanted
+    assert admissible("TAKE CANADIAN LATCHKEY", actions) == actions[0]
+    assert admissible("STRASSE", actions) == "Straße"
+    assert admissible("LOOK twice", actions) == "LOOK twice"
 
 
 def test_fallback_is_the_last_characters_lowered():
     text = "I will GO to the cabinet 1 and then I shall look"
-    assert parse(text, 30).action == text.lower()[-30:]
-    assert parse(text, 20).action == text.lower()[-20:]
-    assert parse(text, 0).action == ""
+    for characters in (30, 20):
+        assert parse(text, characters, lowercase=True).action == text.lower()[-characters:]
+    assert parse(text, 0, lowercase=True).action == ""
 
 
 @given(TEXTS, st.integers(0, 40))
 def test_any_text_agrees_with_an_independent_implementation(text, characters):
-    found = parse(text, characters)
+    found = parse(text, characters, lowercase=True)
     lowered = text.lower()
     both = "<action>" in lowered and "</action>" in lowered
     if both:
@@ -83,7 +105,7 @@ def test_any_text_agrees_with_an_independent_implementation(text, characters):
 )
 def test_eight_megabytes_of_anything(unit, action, flaw):
     """A parser that is not linear would not finish."""
-    found = parse(unit * ((8 << 20) // len(unit)))
+    found = parse(unit * ((8 << 20) // len(unit)), lowercase=True)
     assert (found.action, found.valid, found.flaw) == (action[-30:], not flaw, flaw)
 
 

@@ -46,6 +46,21 @@ class Silent(Guess):
         return observation, reward, won, truncated, {**info, "is_success": None}
 
 
+class Words(Guess):
+    """The same game with words instead of numbers, in upper and lower case."""
+
+    WORDS = ("say sivaorP", "take Canadian latchkey", "LOOK")
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"admissible_commands": self.WORDS}
+
+    def step(self, action):
+        number = str(self.WORDS.index(action)) if action in self.WORDS else ""
+        observation, reward, won, truncated, info = super().step(number)
+        return observation, reward, won, truncated, {**info, "admissible_commands": self.WORDS}
+
+
+gymnasium.register("Foreign/Words-v0", entry_point=Words)
 gymnasium.register("Foreign/Guess-v0", entry_point=Guess)
 gymnasium.register("Foreign/Silent-v0", entry_point=Silent)
 gymnasium.register("Foreign/Graded-v0", entry_point=Graded)

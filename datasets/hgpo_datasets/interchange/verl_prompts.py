@@ -68,5 +68,5 @@ def read_prompt(prompt: str) -> ParsedPrompt | None:
 def read_response(response: str, benchmark: str | None) -> tuple[str, bool]:
     """Return the action in a response, and whether the response has the form that verl-agent calls valid."""
     spec = None if benchmark is None else spec_named(benchmark)
-    found = (parse if spec is None else spec.parse_response)(response)
+    found = parse(response, lowercase=True) if spec is None else spec.parse_response(response)
     return found.action, found.valid
