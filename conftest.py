@@ -18,9 +18,6 @@ settings.load_profile(PROFILE)
 CPU_LIMIT = 2.0
 """CPU seconds of a test without the mark `slow`. The rule is one second; twice that fails, because machines differ."""
 
-collect_ignore = ["tests/worlds/openenv_client.py", "tests/worlds/verifiers_player.py"]
-"""Programs of tests that run in environments of their own, whose packages are not here."""
-
 SHARED = Path(os.environ.get("HGPO_SHARED", Path(__file__).parent.parent / "shared"))
 HEAVY = {"torch", "transformers", "marimo", "altair", "datasets", "minari", "pandas"}
 

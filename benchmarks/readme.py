@@ -638,7 +638,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     },
     "research/docs/truth.md": {"speed": truth_speed},
     "docs/viewer.md": {"speed": viewer},
-    "docs/serving.md": {"serve": serve},
+    "integrations/openenv/README.md": {"serve": serve},
     "docs/large_runs.md": {"speed": large_runs},
     "research/docs/study.md": {
         "correlations": study_correlations,

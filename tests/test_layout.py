@@ -25,7 +25,7 @@ ROOMS = {
         {"policies"},
         {"rollout"},
         {"analysis", "evaluation"},
-        {"training", "view", "serve"},
+        {"training", "view"},
         {"cli"},
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],

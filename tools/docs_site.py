@@ -34,6 +34,9 @@ COPIED: Final = {
     "CHANGELOG.md": "changelog.md",
     "viewer/README.md": "viewer-page.md",
     "integrations/appworld/README.md": "appworld.md",
+    "integrations/openenv/README.md": "serving.md",
+    "integrations/verifiers/README.md": "verifiers.md",
+    "integrations/verl/README.md": "verl.md",
     "research/README.md": "research.md",
     **{
         f"research/docs/{name}.md": f"{name}.md" for name in ("truth", "estimator_comparison", "study", "shrinkage_gae")

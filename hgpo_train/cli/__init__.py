@@ -20,7 +20,6 @@ from hgpo_train.cli.play import play
 from hgpo_train.cli.quickstart import quickstart
 from hgpo_train.cli.redaction import RedactedStream
 from hgpo_train.cli.rollout import rollout
-from hgpo_train.cli.serve import serve
 from hgpo_train.cli.sft import sft
 from hgpo_train.cli.stats import stats
 from hgpo_train.cli.train import train
@@ -63,7 +62,6 @@ app.command()(stats)
 app.command()(verify)
 app.command()(view)
 app.command()(play)
-app.command()(serve)
 app.command()(sft)
 app.command()(train)
 

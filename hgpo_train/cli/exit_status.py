@@ -26,7 +26,6 @@ EXTRAS: Final = {
     **dict.fromkeys(("ray", "obstore"), "ray"),
     "deltalake": "interchange",
     **dict.fromkeys(("starlette", "textual", "uvicorn"), "view"),
-    "websockets": "serve",
 }
 """Optional packages, by the name that is imported, with the extra that installs them."""
 

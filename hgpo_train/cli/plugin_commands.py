@@ -15,6 +15,7 @@ ENTRY_POINTS: Final = "hgpo.commands"
 _APPWORLD: Final = "integrations/appworld"
 
 KNOWN: Final[dict[str, tuple[str, str]]] = {
+    "serve": ("integrations/openenv", "Serve environments to trainers in other processes, in OpenEnv's protocol."),
     "data.install.appworld": (_APPWORLD, "Install AppWorld into a virtual environment of its own."),
     "data.fetch.appworld": (_APPWORLD, "Download AppWorld's official tasks with AppWorld itself."),
     "data.synth.appworld": (_APPWORLD, "Generate a small AppWorld: people, their data in seven apps, and tasks."),

@@ -269,7 +269,9 @@ def alternatives(plan: MemoryPlan, shape: ModelShape) -> list[str]:
         found.append(f"a card of {larger[0].name} or more")
     else:
         name = plan.config.name if plan.config.name in shipped() else "CONFIG"
-        found.append(f"several cards with verl, which shards the weights: `hgpo-verl {name} --gpus 4` (docs/verl.md)")
+        found.append(
+            f"several cards with verl, which shards the weights: `hgpo-verl {name} --gpus 4` (integrations/verl)"
+        )
     return found
 
 

@@ -296,24 +296,6 @@ def answer(data: bytes, folder: Path) -> object:
     return reasons[0].partition(":")[0] if len(reasons) else None
 
 
-MESSAGES = (
-    b'{"type":"reset","data":{"seed":1,"task":"17","episode_id":"mine"}}',
-    b'{"type":"step","data":{"action":"look","metadata":{"a":[1,2.5,null,true]}}}',
-    b'{"type":"state"}',
-)
-
-
-def read_served_message(data: bytes, _: Path) -> str:
-    """Read a message of a client of `hgpo serve`."""
-    from hgpo_envs.errors import InputError
-    from hgpo_train.serve.messages import MessageError, read_message
-
-    try:
-        return type(read_message(data)).__name__
-    except MessageError as error:
-        raise InputError(str(error)) from None
-
-
 def plain(*seeds: bytes) -> Any:
     return lambda _: seeds
 
@@ -321,9 +303,6 @@ def plain(*seeds: bytes) -> Any:
 REPLY_WORDS = (b'"logprob"', b'"token_ids"', b'"content"', b'"finish_reason"')
 
 TARGETS = (
-    Target(
-        "messages of clients", plain(*MESSAGES), read_served_message, 60, (b'"type":', b'"data":', b"\\ud800", b"1e999")
-    ),
     Target("responses", plain(*RESPONSES), read_response, 60, TAGS),
     Target("commands of ALFWorld", plain(*COMMANDS), lambda data, _: play("ALFWorld", data), 10, TAGS),
     Target("commands of WebShop", plain(*CLICKS), lambda data, _: play("WebShop", data), 6, TAGS),

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import orjson
 from websockets.sync.client import ClientConnection, connect
 
+from hgpo_openenv.access import Access
+from hgpo_openenv.environments import ServedEnvironment
+from hgpo_openenv.server import EnvironmentServer, Limits
 from hgpo_train.local_server import bound_socket, known_hosts
-from hgpo_train.serve.access import Access
-from hgpo_train.serve.environments import ServedEnvironment
-from hgpo_train.serve.server import EnvironmentServer, Limits
 
 TOKEN = "a-token-of-tests"
 

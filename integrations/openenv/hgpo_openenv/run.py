@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import register
+from hgpo_openenv.access import Access, token_from_environment
+from hgpo_openenv.server import EnvironmentServer, Limits
 from hgpo_train.local_server import address_of, bound_socket, known_hosts
-from hgpo_train.serve.access import Access, token_from_environment
-from hgpo_train.serve.server import EnvironmentServer, Limits
 
 if TYPE_CHECKING:
     import socket
     from collections import Counter
     from collections.abc import Callable, Mapping, Sequence
 
-    from hgpo_train.serve.environments import ServedEnvironment
+    from hgpo_openenv.environments import ServedEnvironment
 
 SPARE_FILES: Final = 256
 """Open files beside the sessions' connections: data, libraries, requests."""

@@ -12,10 +12,10 @@ import pytest
 from environment_server import TOKEN, running
 
 import hgpo_envs  # noqa: F401 - registers the environments
-from hgpo_train.serve.environments import open_environments
+from hgpo_openenv.environments import open_environments
 
 IDS = {"ALFWorld": "HGPO/ALFWorld-v0", "WebShop": "HGPO/WebShop-v0"}
-CLIENT = Path(__file__).parent.parent / "worlds/openenv_client.py"
+CLIENT = Path(__file__).parent / "openenv_client.py"
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import hgpo_envs  # noqa: F401 - registers the environments
 from hgpo_envs.errors import InputError
-from hgpo_envs.remote import RemoteEnv
-from hgpo_train.serve.environments import open_environments
+from hgpo_openenv.environments import open_environments
+from hgpo_openenv.remote import RemoteEnv
 
 pytest.importorskip("websockets")
 IDS = {"ALFWorld": "HGPO/ALFWorld-v0", "WebShop": "HGPO/WebShop-v0"}
@@ -142,6 +142,7 @@ def replay(env, game):
     return answers
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(seed=st.integers(0, 1 << 30))
 def test_hundreds_of_interleaved_sessions_never_mix(server, seed) -> None:

@@ -162,7 +162,7 @@ def open_environments(
 def _threads(handle: EnvHandle) -> int:
     """Return in how many threads an environment is called.
 
-    A step of ALFWorld or WebShop takes less time than handing it to a thread (benchmarks/serve.py). Environments that
+    A step of ALFWorld or WebShop takes less time than handing it to a thread (its benchmark). Environments that
     wait for other processes say how many calls they allow; those of other packages are called one at a time, in a
     thread, so that a slow or hanging call does not stop other environments.
     """

@@ -13,7 +13,7 @@ from hgpo_verl.launch_files import NAMES, text_of
 from hgpo_verl.run_settings import read_settings
 from hgpo_verl.translate import RULES, Cluster, leaves, translate
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FOLDER = Path("/runs/one")
 PAPERS = [name for name in shipped() if not name.startswith("tiny")]
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError
-from hgpo_train.serve.access import Access, Refusal, token_from_environment
+from hgpo_openenv.access import Access, Refusal, token_from_environment
 
 TOKEN = "abcdefghijklmnop"
 ONE = Access(TOKEN, frozenset({"localhost"}), ("ALFWorld",))

@@ -19,8 +19,8 @@ from hgpo_envs.task_sampling import task_stream
 from hgpo_train.advantages import compute
 from hgpo_train.rollout.env_handle import open_env
 
-ROOT = Path(__file__).parent.parent.parent
-PLAYER = ROOT / "tests/worlds/verifiers_player.py"
+ROOT = Path(__file__).parents[3]
+PLAYER = Path(__file__).parent / "verifiers_player.py"
 WRONG = {"HGPO/ALFWorld-v0": "look", "HGPO/WebShop-v0": "search[nothing]"}
 
 VARIABLES = {

@@ -19,10 +19,10 @@ from websockets.http11 import Response
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.secrets import redact
-from hgpo_train.serve.access import Access, Address, Refusal
-from hgpo_train.serve.environments import MOST_TASKS, SCHEMA
-from hgpo_train.serve.messages import Close, MessageError, error_message, read_message
-from hgpo_train.serve.session import Session
+from hgpo_openenv.access import Access, Address, Refusal
+from hgpo_openenv.environments import MOST_TASKS, SCHEMA
+from hgpo_openenv.messages import Close, MessageError, error_message, read_message
+from hgpo_openenv.session import Session
 
 if TYPE_CHECKING:
     import socket
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from websockets.asyncio.server import Server, ServerConnection
     from websockets.http11 import Request
 
-    from hgpo_train.serve.environments import ServedEnvironment
-    from hgpo_train.serve.messages import GetState, Reset, Step
+    from hgpo_openenv.environments import ServedEnvironment
+    from hgpo_openenv.messages import GetState, Reset, Step
 
 HANDSHAKE_SECONDS: Final = 10.0
 PING_SECONDS: Final = 20.0
@@ -100,7 +100,7 @@ class EnvironmentServer:
 
     async def start(self, listener: socket.socket) -> None:
         """Begin to serve on a bound socket."""
-        silent = logging.getLogger("hgpo_train.serve.silent")  # handshakes that fail are not worth a traceback
+        silent = logging.getLogger("hgpo_openenv.silent")  # handshakes that fail are not worth a traceback
         silent.addHandler(logging.NullHandler())
         silent.propagate = False
         self._server = await serve(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from hgpo_train.serve.messages import GetState, MessageError, Reset, write_message
+from hgpo_openenv.messages import GetState, MessageError, Reset, write_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hgpo_envs.env import TextEnv
-    from hgpo_train.serve.environments import ServedEnvironment
-    from hgpo_train.serve.messages import ResetData, Step
+    from hgpo_openenv.environments import ServedEnvironment
+    from hgpo_openenv.messages import ResetData, Step
 
 
 class Session:

@@ -11,8 +11,8 @@ from hgpo_train.cli import collection  # typer reads the annotations
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hgpo_train.serve.environments import ServedEnvironment
-    from hgpo_train.serve.run import Ended, Ready
+    from hgpo_openenv.environments import ServedEnvironment
+    from hgpo_openenv.run import Ended, Ready
 
 
 def serve(
@@ -52,10 +52,10 @@ def serve(
     from rich.console import Console
 
     from hgpo_envs.errors import InputError
+    from hgpo_openenv.environments import open_environments
+    from hgpo_openenv.run import run_server
+    from hgpo_openenv.server import Limits
     from hgpo_train.local_server import check_port
-    from hgpo_train.serve.environments import open_environments
-    from hgpo_train.serve.run import run_server
-    from hgpo_train.serve.server import Limits
 
     check_port(port)
     env_ids = env or ["HGPO/ALFWorld-v0"]
@@ -89,7 +89,7 @@ def serve(
 
 def _announce(ready: Ready, environments: Mapping[str, ServedEnvironment]) -> None:
     from hgpo_envs.wording import counted
-    from hgpo_train.serve.access import TOKEN_VARIABLE
+    from hgpo_openenv.access import TOKEN_VARIABLE
 
     typer.echo(f"Serving at {ready.address}")
     for name, served in environments.items():

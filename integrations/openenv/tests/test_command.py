@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("websockets")
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.remote import RemoteEnv, RemoteError
-from hgpo_train.serve.run import allow_open_files
+from hgpo_openenv.remote import RemoteEnv, RemoteError
+from hgpo_openenv.run import allow_open_files
 
 CODE = "import sys; from hgpo_train.cli import main; sys.argv[0] = 'hgpo'; main()"
 TOKEN = "token-of-the-environment"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hgpo_train.serve.messages import Close, GetState, MessageError, Reset, Step, error_message, read_message
+from hgpo_openenv.messages import Close, GetState, MessageError, Reset, Step, error_message, read_message
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

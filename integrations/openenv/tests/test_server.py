@@ -17,9 +17,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from hgpo_envs.engine import State, Task
 from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
-from hgpo_envs.remote import RemoteEnv, RemoteError
-from hgpo_train.serve.environments import ServedEnvironment, open_environments
-from hgpo_train.serve.server import Limits
+from hgpo_openenv.environments import ServedEnvironment, open_environments
+from hgpo_openenv.remote import RemoteEnv, RemoteError
+from hgpo_openenv.server import Limits
 
 SECRET = "/home/someone/private/data.pack"
 

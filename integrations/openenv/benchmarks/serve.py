@@ -1,6 +1,6 @@
 """Compare served environments with local ones: the same bytes, and what a session and a step cost over the network.
 
-    python benchmarks/serve.py        about two minutes
+    PYTHONPATH=benchmarks python integrations/openenv/benchmarks/serve.py        about two minutes
 
 `hgpo serve` runs in a process of its own, the clients in this one. 256 sessions play random episodes at the same time,
 first as fast as they can, then with a pause before each step, as a language model makes. The same episodes are then
