@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import polars as pl
@@ -34,8 +34,8 @@ def complete(frame: pl.DataFrame, depth: int) -> pl.DataFrame:
     """Sort the rows and compute every derived column.
 
     Args:
-        frame: Complete trajectories with all columns of the schema. Derived columns may be null; other values must
-            equal the computed ones. Where a text is not stored, its supplied hash is used.
+        frame: Complete trajectories with all columns of the schema. Supplied hashes of states are used: they may be
+            those of keys. Other derived columns may be null or equal to the computed values.
         depth: Largest k of the history and context hashes in the schema.
 
     Raises:
@@ -92,8 +92,19 @@ def value_problems(frame: pl.DataFrame, last: NDArray[np.bool_]) -> list[tuple[s
 
 
 def text_hashes(frame: pl.DataFrame) -> dict[str, Hashes]:
-    """Return the hashes of `state`, `action` and `next_state` by column, with stored hashes where a text is null."""
-    return {name: _hashes_of(frame[name], frame[f"{name}_hash"]) for name in ("state", "action", "next_state")}
+    """Return the hashes of `state`, `action` and `next_state` by column.
+
+    Supplied hashes of states are used, because they may be those of keys; texts are hashed where there are none. The
+    hash of an action is that of its text, and the supplied one only where the text is null.
+    """
+    text = {name: frame[name] for name in ("state", "action", "next_state")}
+    supplied = {name: frame[f"{name}_hash"] for name in text}
+    unhashed = frame.select(
+        pl.when(pl.col("state_hash").is_null()).then(pl.col("state")),
+        "action",
+        pl.when(pl.col("next_state_hash").is_null()).then(pl.col("next_state")),
+    )
+    return {name: _hashes_of(unhashed[name], supplied[name]) for name in text}
 
 
 def derived(
@@ -119,6 +130,7 @@ def derived(
         [
             pl.Series("episode_return", np.repeat(np.array(returns), lengths)),
             pl.Series("episode_length", np.repeat(lengths, lengths).astype(np.int32)),
+            _episode_won(frame["won"], starts, lengths),
             pl.Series("state_hash", state),
             _nullable("action_hash", action, known),
             *(_nullable(f"history_hash_{k}", history[k], exists[k]) for k in range(depth + 1)),
@@ -140,6 +152,13 @@ def _exact_sum(rewards: pl.Series) -> float:
         return float(total)
     except OverflowError:
         return math.inf if total > 0 else -math.inf
+
+
+def _episode_won(won: pl.Series, starts: NDArray[np.intp], lengths: NDArray[np.intp]) -> pl.Series:
+    """Return, for each row, whether a step of its trajectory won; null if none did and the last one is unknown."""
+    any_won = np.logical_or.reduceat(won.fill_null(value=False).to_numpy(), starts)
+    known = any_won | won.is_not_null().to_numpy()[starts + lengths - 1]
+    return _nullable("episode_won", np.repeat(any_won, lengths), np.repeat(known, lengths))
 
 
 def _spans(first: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -172,7 +191,7 @@ def _all_known_between(exists: NDArray[np.bool_], known: NDArray[np.bool_]) -> N
     return whole
 
 
-def _nullable(name: str, values: NDArray[np.int64], defined: NDArray[np.bool_]) -> pl.Series:
+def _nullable(name: str, values: NDArray[Any], defined: NDArray[np.bool_]) -> pl.Series:
     series = pl.Series(name, values)
     return series if defined.all() else series.set(pl.Series(~defined), None)
 
@@ -223,11 +242,12 @@ def _check_values(frame: pl.DataFrame, last: NDArray[np.bool_]) -> None:
 
 
 def _check_states(frame: pl.DataFrame, hashes: Mapping[str, Hashes], last: NDArray[np.bool_]) -> None:
-    (state, known), _, (following, followed) = hashes.values()
+    _, known = hashes["state"]
     needed = "expected `state`, or `state_hash` where texts are not stored"
     _refuse(_wrong(frame, ~known, "state", needed))
-    broken = followed & ~last & (following != np.roll(state, -1))
-    _refuse(_wrong(frame, broken, "next_state", "next_state is not the state of the next step"))
+    broken = frame.select((pl.col("next_state") != pl.col("state").shift(-1)).fill_null(value=False)).to_series()
+    text = "next_state is not the state of the next step"
+    _refuse(_wrong(frame, broken.to_numpy() & ~last, "next_state", text))
 
 
 def _difference(given: pl.Series, wanted: pl.Series) -> Callable[[int], str]:
@@ -245,7 +265,8 @@ def _check_derived(frame: pl.DataFrame, computed: pl.DataFrame) -> None:
         given = frame[wanted.name]
         if given.null_count() == len(given):
             continue
-        differs = (given - wanted).abs() > _ROUNDING if given.dtype.is_float() else given != wanted
+        differs = (given - wanted).abs() > _ROUNDING if given.dtype.is_float() else given.ne_missing(wanted)
         if differs.any():
-            refused += _wrong(frame, differs.fill_null(value=False), given.name, _difference(given, wanted))
+            supplied = differs.fill_null(value=False) & given.is_not_null()
+            refused += _wrong(frame, supplied, given.name, _difference(given, wanted))
     _refuse(refused)

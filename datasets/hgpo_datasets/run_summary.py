@@ -29,7 +29,9 @@ class TaskTypeSummary:
         task_type: The benchmark's name of the task type; None if unknown.
         tasks: Number of distinct tasks.
         episodes: Number of trajectories.
-        success: Fraction of trajectories that were won, of those that say so; None if there is none.
+        success: Fraction of trajectories that were won, without those for which it is unknown; None if it is unknown
+            for all. Aborted ones count as lost.
+        success_at_most: The same fraction if aborted trajectories count as won.
         score: Mean score after the last step; None if the benchmark has no scores.
         mean_return: Mean undiscounted sum of rewards.
         mean_length: Mean number of steps.
@@ -41,6 +43,7 @@ class TaskTypeSummary:
     tasks: int
     episodes: int
     success: float | None
+    success_at_most: float | None
     score: float | None
     mean_return: float
     mean_length: float
@@ -113,7 +116,8 @@ def summarize_run(source: str | os.PathLike[str]) -> RunSummary:
     with reading.errors(source):
         steps = scan_steps(found)
         depth = schema.stored_depth(steps.collect_schema().names())
-        ends = _ends(steps).collect(engine="streaming")
+        won = pl.col("episode_won").first() if "episode_won" in steps.collect_schema() else pl.col("won").any()
+        ends = _ends(steps, won).collect(engine="streaming")
     if ends.is_empty():
         raise InputError(f"no rows in {source}")
     names = ends.select(pl.col("run", "env_id", "split").unique().sort().drop_nulls().implode()).row(0, named=True)
@@ -141,12 +145,12 @@ def summarize_run(source: str | os.PathLike[str]) -> RunSummary:
     )
 
 
-def _ends(steps: pl.LazyFrame) -> pl.LazyFrame:
+def _ends(steps: pl.LazyFrame, won: pl.Expr) -> pl.LazyFrame:
     """Aggregate the steps to one row per trajectory."""
     return steps.group_by(_RUN_TRAJECTORY).agg(
         pl.col("env_id", "split", "task_type", "episode_return", "episode_length").first(),
         pl.col("score").sort_by("step").last(),
-        pl.col("won").any(ignore_nulls=False),
+        won.alias("won"),
         pl.col("aborted").any(),
         pl.col("action_valid").sum().alias("valid"),
     )
@@ -159,6 +163,7 @@ def _task_types(ends: pl.DataFrame) -> list[TaskTypeSummary]:
             pl.col("task_id").n_unique().alias("tasks"),
             pl.len().alias("episodes"),
             pl.col("won").mean().alias("success"),
+            (pl.col("won") | pl.col("aborted")).mean().alias("success_at_most"),
             pl.col("score").mean(),
             pl.col("episode_return").mean().alias("mean_return"),
             pl.col("episode_length").mean().alias("mean_length"),

@@ -168,7 +168,20 @@ _FLAGS: Final = _family(
         "Whether the step limit ended the trajectory at this step; last rows only.",
         default=False,
     ),
-    Column("won", pl.Boolean(), "Whether this step solved the task.", "the environment does not say"),
+    Column(
+        "won",
+        pl.Boolean(),
+        "Whether this step solved the task. For rates of success, use `episode_won`.",
+        "the environment does not tell",
+    ),
+    Column(
+        "episode_won",
+        pl.Boolean(),
+        "Whether a step of the trajectory solved the task; equal in all rows of the trajectory.",
+        "`won` is null in the last row, and true in none",
+        derived=True,
+        since=2,
+    ),
     Column(
         "aborted",
         pl.Boolean(),
@@ -268,14 +281,21 @@ def _hashes(depth: int) -> tuple[Column, ...]:
     )
     return _family(
         "hashes",
-        Column("state_hash", pl.Int64(), "Hash of `state`.", "", bits, derived=True),
+        Column(
+            "state_hash",
+            pl.Int64(),
+            "Hash of `state`, or of the key that is compared instead of it.",
+            "",
+            bits,
+            derived=True,
+        ),
         Column("action_hash", pl.Int64(), "Hash of `action`.", "there was no action", bits, derived=True),
         *keys,
         Column(
             "next_state_hash",
             pl.Int64(),
             "Hash of the state after this step: the next row's `state_hash`, or at a last step the hash of "
-            "`next_state`.",
+            "`next_state` or of its key.",
             "a last step whose next state is unknown",
             bits,
             derived=True,

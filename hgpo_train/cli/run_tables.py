@@ -14,10 +14,19 @@ if TYPE_CHECKING:
 
     from hgpo_datasets.run_summary import RunSummary, TaskTypeSummary
 
+
+def _success(kind: TaskTypeSummary) -> str:
+    """Return the rate of success; with aborted rollouts, from all of them lost to all of them won."""
+    if kind.success is None:
+        return "unknown"
+    least, most = f"{kind.success:.1%}", f"{kind.success_at_most:.1%}"
+    return least if least == most else f"{least[:-1]}–{most}"
+
+
 _VALUES: Final[dict[str, Callable[[TaskTypeSummary], str]]] = {
     "tasks": lambda kind: f"{kind.tasks:,}",
     "episodes": lambda kind: f"{kind.episodes:,}",
-    "success": lambda kind: "unknown" if kind.success is None else f"{kind.success:.1%}",
+    "success": _success,
     "score": lambda kind: "" if kind.score is None else f"{kind.score:.3f}",
     "return": lambda kind: f"{kind.mean_return:.3f}",
     "length": lambda kind: f"{kind.mean_length:.1f}",

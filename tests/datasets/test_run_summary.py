@@ -23,12 +23,12 @@ def run(tmp_path: Path) -> Path:
     """Two shards: task a won once in two, task b played twice with one aborted, an unknown kind."""
     folder = tmp_path / "first"
     with StepWriter(folder, config={"seed": 3}, defaults={"env_id": "HGPO/ALFWorld-v0", "split": "train"}) as writer:
-        won = [step("a", "a0", 0, won=False), step("a", "a0", 1, won=True, terminated=True, reward=1.0, score=1.0)]
-        lost = [step("a", "a1", t, won=False, score=0.0, action_valid=t > 0) for t in range(4)]
+        won = [step("a", "a0", 0), step("a", "a0", 1, won=True, terminated=True, reward=1.0, score=1.0)]
+        lost = [step("a", "a1", t, score=0.0, action_valid=t > 0, won=False) for t in range(4)]
         writer.add_group({**row, "task_type": "pick"} for row in won + lost)
         writer.commit()
-        writer.add_group([step("b", "b0", 0, won=False, task_type="look", aborted=True, error="gone")])
-        writer.add_group([step("b", "b1", 0, won=False, task_type="look", group=1)])
+        writer.add_group([step("b", "b0", 0, task_type="look", won=False, aborted=True, error="gone")])
+        writer.add_group([step("b", "b1", 0, task_type="look", group=1, won=False)])
         writer.add_group(group("c", 1, 3, iteration=2))
     return folder
 
@@ -41,10 +41,11 @@ def test_the_overview_counts(run: Path) -> None:
     assert (seen.files, seen.depth, seen.config) == (2, 8, {"seed": 3})
     look, pick, unknown = seen.kinds
     assert (look.task_type, look.tasks, look.episodes, look.aborted, look.success) == ("look", 1, 2, 1, 0.0)
+    assert [kind.success_at_most for kind in (look, pick, unknown)] == [0.5, 0.5, None]
     assert (pick.episodes, pick.success, pick.score, pick.mean_return, pick.mean_length) == (2, 0.5, 0.5, 0.5, 3.0)
     assert pick.valid == 5 / 6
-    assert (unknown.task_type, unknown.success, unknown.score, unknown.episodes) == (None, None, None, 1)
-    assert (seen.total.episodes, seen.total.success) == (5, 0.25)
+    assert (unknown.task_type, unknown.score, unknown.episodes) == (None, None, 1)
+    assert (seen.total.episodes, seen.total.success, seen.total.success_at_most) == (5, 0.25, 0.5)
 
 
 def test_bytes_by_family_are_those_that_the_footer_names(run: Path) -> None:
@@ -61,6 +62,7 @@ def test_show_prints_json_and_tables(run: Path) -> None:
     assert (shown["steps"], shown["group_sizes"], shown["total"]["episodes"]) == (11, {"1": 3, "2": 1}, 5)
     text = CliRunner().invoke(app, ["data", "show", str(run)]).stdout
     assert all(word in text for word in ("HGPO/ALFWorld-v0", "pick", "unknown", "hashes to depth 8", "Next: hgpo"))
+    assert "0.0–50.0%" in text
 
 
 def test_verify_says_so_with_its_exit_code(run: Path) -> None:

@@ -157,7 +157,8 @@ def change(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.Da
     [
         (change("history_hash_3", 4, 1), "derived", "history_hash_3 differs from the computed value in 1 row"),
         (change("context_hash_8", 4, 1), "derived", "context_hash_8"),
-        (change("state", 3, "another"), "derived", "state_hash"),
+        (change("state_hash", 3, 5), "derived", "history_hash_0"),
+        (change("episode_won", 3, True), "derived", "episode_won"),
         (change("action", 3, "another"), "derived", "action_hash"),
         (change("next_state_hash", 3, 0), "derived", "next_state_hash"),
         (change("episode_return", 3, 5.0), "derived", "episode_return"),

@@ -134,7 +134,6 @@ def np_int(value: int) -> Any:
         ([step("t", "a", 0, response_logprobs=[-1.0], response_token_ids=[1, 2])], "one value per token"),
         ([step("t", "a", 0, terminated=True), step("t", "a", 1)], "terminated before the last row"),
         ([step("t", "a", 0, next_state="elsewhere"), step("t", "a", 1)], "not the state of the next step"),
-        ([step("t", "a", 0, state_hash=5)], "expected state_hash = -?[0-9]+ .*, received 5"),
         ([step("t", "a", 0, history_hash_0=5)], "expected history_hash_0 = -?[0-9]+ .*, received 5"),
         ([step("t", "a", 0, episode_return=5.0)], "expected episode_return = 0.0 .*, received 5.0"),
         ([step("t", "a", 0, state=None)], "expected `state`, or `state_hash`"),

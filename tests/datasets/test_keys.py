@@ -1,0 +1,94 @@
+"""Success, keys of states, and the recipes of docs/step_table.md."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+from groups import group, step
+
+from hgpo_datasets import RowError, StepWriter, scan_steps, verify
+from hgpo_envs.hashing import text_hash
+
+PAGE = Path(__file__).parents[2] / "docs/step_table.md"
+
+
+def blocks(language: str) -> Iterator[str]:
+    section = PAGE.read_text("utf-8").partition("## Keys and success rates")[2].partition("\n## ")[0]
+    return (match[1] for match in re.finditer(rf"```{language}\n(.*?)```", section, re.DOTALL))
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write runs/first: of three tasks with four rollouts each, all, half and none are won in their last steps."""
+    monkeypatch.chdir(tmp_path)
+    with StepWriter("runs/first", defaults={"env_id": "E", "task_type": "pick", "won": False}) as writer:
+        for number, task in enumerate(("all", "half", "none")):
+            rows = group(task, 4, 5)
+            for member, row in enumerate(rows[4::5]):
+                row |= {"won": member >= 2 * number, "terminated": True, "aborted": False}
+            if task == "none":
+                rows.append(step("none", "none/9", 0, won=False, aborted=True, error="lost"))
+            writer.add_group(rows)
+    return Path("runs/first")
+
+
+def test_the_recipes_count_trajectories(first: Path) -> None:
+    names: dict[str, object] = {}
+    for block in blocks("python"):
+        exec(block, names)
+    assert names["success"] == 6 / 13
+    assert isinstance(by_task := names["by_task"], pl.DataFrame)
+    assert by_task.sort("task_id").rows() == [("E", "all", 1.0, 4), ("E", "half", 0.5, 4), ("E", "none", 0.0, 5)]
+    assert isinstance(bounds := names["bounds"], pl.DataFrame)
+    assert bounds.row(0) == (6 / 13, 7 / 13)
+    duckdb = pytest.importorskip("duckdb")
+    (query,) = blocks("sql")
+    assert duckdb.sql(query).fetchall() == [("pick", 6 / 13, 13)]
+    assert scan_steps(first).filter(step=0).select("won").collect()["won"].any() is False  # the trap
+
+
+def test_success_of_a_trajectory(tmp_path: Path) -> None:
+    for flags, expected in (
+        ([False, True, False], True),
+        ([False, False, False], False),
+        ([None, True, None], True),
+        ([None, None, False], False),
+        ([False, False, None], None),
+        ([None, None, None], None),
+    ):
+        rows = [step("t", f"{flags}", t, won=flag) for t, flag in enumerate(flags)]
+        with StepWriter(tmp_path / f"{flags}") as writer:
+            writer.add_group(rows)
+            with pytest.raises(RowError, match="expected episode_won"):
+                writer.add_group([{**row, "task_id": "u", "episode_won": not expected} for row in rows])
+        assert scan_steps(tmp_path / f"{flags}").collect()["episode_won"].to_list() == [expected] * 3
+        assert verify(tmp_path / f"{flags}").ok
+    with StepWriter(tmp_path / "absent") as writer:
+        writer.add_group(group("t"))
+    assert scan_steps(tmp_path / "absent").collect()["episode_won"].null_count() == 6
+
+
+def test_hashes_of_keys_are_kept(tmp_path: Path) -> None:
+    """A status line with a counter does not tell states apart; the texts stay what the policy reads."""
+    rows = [
+        step("t", trajectory, t, state=f"room {t} of {trajectory}", state_hash=text_hash(f"room {t}"))
+        for trajectory in "ab"
+        for t in range(3)
+    ]
+    rows[-1] |= {"next_state": "the end of b", "next_state_hash": text_hash("the end")}
+    with StepWriter(tmp_path / "keys", depth=1) as writer:
+        writer.add_group(rows)
+    with StepWriter(tmp_path / "texts", depth=1) as writer:
+        writer.add_group(group("t", 2, 3))
+    keys, texts = scan_steps(tmp_path / "keys").collect(), scan_steps(tmp_path / "texts").collect()
+    hashes = [name for name in keys.columns if "_hash" in name and name != "next_state_hash"]
+    assert keys.select(hashes).equals(texts.select(hashes))
+    following = [*keys["state_hash"][1:3], None, *keys["state_hash"][4:], text_hash("the end")]
+    assert keys["next_state_hash"].to_list() == following
+    assert keys["state"][3] == "room 0 of b"
+    assert verify(tmp_path / "keys").ok
+    with StepWriter(tmp_path / "copy", run="keys", depth=1) as writer:
+        writer.add_group(keys)
+    assert scan_steps(tmp_path / "copy").collect().equals(keys)
