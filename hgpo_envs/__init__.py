@@ -3,8 +3,6 @@
 Importing this package registers the ids ``HGPO/ALFWorld-v0`` and ``HGPO/WebShop-v0`` with Gymnasium.
 """
 
-from hgpo_envs.old_names import register_old_names
 from hgpo_envs.registration import register_environments
 
-register_old_names()
 register_environments()

@@ -279,11 +279,5 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         if self.render_mode == "human":
             print_step(self.episode)
 
-    def __setstate__(self, kept: dict[str, Any]) -> None:
-        self.__dict__.update(kept)
-        if "_chain" not in kept:  # version 0.1 pickled the last hashes instead
-            self._chain = hashing.Chain(self.episode.settings.history_depth)
-            self._chain.resume(self.__dict__.pop("_hashes"))
-
     def _observation(self, history_hash: NDArray[np.int64]) -> dict[str, Any]:
         return {"state": self.episode.state.text, "prompt": self.episode.prompt(), "history_hash": history_hash}

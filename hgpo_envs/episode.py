@@ -8,7 +8,6 @@ and the texts so far. Copies and pickles therefore store the task and the comman
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.environment_spec import spec_named
@@ -20,7 +19,7 @@ from hgpo_envs.responses import admissible, numbered, parse
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable
 
     from hgpo_envs.engine import Engine, State, Task
     from hgpo_envs.memory import Pair
@@ -67,12 +66,6 @@ class Settings:
                 raise InputError(f"{name}: expected an integer of at least {least}, received {value!r}")
         if self.action_format not in ACTION_FORMATS:
             raise InputError(unknown("action_format", self.action_format, ACTION_FORMATS))
-
-    def __setstate__(self, kept: Mapping[str, Any]) -> None:
-        self.__dict__.update(kept)
-        if "fallback_characters" in kept:  # version 0.1 pickled the one thing that benchmarks parse differently
-            characters = self.__dict__.pop("fallback_characters")
-            self.__dict__["parse_response"] = partial(parse, fallback_characters=characters)
 
 
 def settings_for(benchmark: str, *, prompt_template: str | None = None, **values: Any) -> Settings:

@@ -24,7 +24,7 @@ import numpy as np
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -170,11 +170,6 @@ class Chain:
         hashes = values[::2].astype(np.int64)
         hashes[self._steps :] = UNDEFINED
         return hashes
-
-    def resume(self, hashes: Sequence[int]) -> None:
-        """Continue from the history hashes of the previous step."""
-        self._values = sum((value & _MASK) << 128 * k for k, value in enumerate(hashes))
-        self._steps = len(hashes) - list(hashes).count(UNDEFINED)
 
     def _mix(self, x: int) -> int:
         low = self._low

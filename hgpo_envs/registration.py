@@ -10,7 +10,6 @@ opened once per process (`hgpo_envs.sources`): a thousand environments over one 
 
 from __future__ import annotations
 
-from functools import partial
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
@@ -95,12 +94,6 @@ def make_vector_env(environment: str, *, num_envs: int = 1, **arguments: Any) ->
 
 
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-
-# Entry points in the JSON of `EnvSpec` that version 0.1 wrote.
-make_alfworld = partial(make_env, "HGPO/ALFWorld-v0")
-make_alfworld_vector = partial(make_vector_env, "HGPO/ALFWorld-v0")
-make_webshop = partial(make_env, "HGPO/WebShop-v0")
-make_webshop_vector = partial(make_vector_env, "HGPO/WebShop-v0")
 
 
 def _register_id(env_id: str) -> None:

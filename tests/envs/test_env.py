@@ -187,20 +187,6 @@ def test_copies_are_independent(doors_id, copied):
     assert twin.episode.shared is env.episode.shared
 
 
-@pytest.mark.parametrize("steps", [0, 2, 5])
-def test_an_environment_pickled_by_version_0_1_keeps_its_hashes(steps):
-    env = TextEnv(DoorsSource(), history_depth=3)
-    hashes = env.reset(seed=1)[0]["history_hash"]
-    for _ in range(steps):
-        hashes = env.step("look")[0]["history_hash"]
-    kept = {name: value for name, value in env.__dict__.items() if name != "_chain"}
-    old = TextEnv.__new__(TextEnv)
-    old.__setstate__(copy.deepcopy(kept | {"_hashes": hashes.tolist()}))
-    for action in ("open door", "go on"):
-        expected = env.step(action)[0]["history_hash"]
-        assert old.step(action)[0]["history_hash"].tolist() == expected.tolist()
-
-
 def test_pickles_contain_no_data(doors_id):
     env = gymnasium.make(doors_id, count=100_000).unwrapped
     env.reset(seed=1)

@@ -10,7 +10,6 @@ import gymnasium
 import pytest
 from distribution import write_distribution
 from doors import DoorsSource, solution
-from gymnasium.envs.registration import EnvSpec
 
 from hgpo_envs import environment_spec
 from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, spec_named
@@ -215,14 +214,3 @@ def test_names_of_benchmarks():
     assert spec_named("ALFWorld").id == "HGPO/ALFWorld-v0"
     assert spec_named("Doors") is None
     assert environment_ids()[:3] == ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0", "HGPO/AppWorld-v0"]
-
-
-@pytest.mark.parametrize(("name", "steps"), [("alfworld", 50), ("webshop", 15)])
-def test_descriptions_of_version_0_1(name, steps):
-    env_id = {"alfworld": "HGPO/ALFWorld-v0", "webshop": "HGPO/WebShop-v0"}[name]
-    maker = f"hgpo_envs.registration:make_{name}"
-    old = EnvSpec(id=env_id, entry_point=maker, vector_entry_point=f"{maker}_vector", kwargs={"history_length": 4})
-    settings = gymnasium.make(EnvSpec.from_json(old.to_json())).unwrapped.episode.settings
-    assert (settings.max_steps, settings.history_length) == (steps, 4)
-    vector = gymnasium.make_vec(EnvSpec.from_json(old.to_json()), num_envs=2, vectorization_mode="vector_entry_point")
-    assert vector.unwrapped.num_envs == 2
