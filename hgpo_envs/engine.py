@@ -52,6 +52,8 @@ class State:
         score: The benchmark's score so far, in [0, 1].
         info: Further fields of the benchmark, merged into Gymnasium's info (for WebShop: page, reward parts, …).
         truncated: Whether the benchmark itself ended the episode before the task did, such as by a limit of its own.
+        key: What is compared instead of the text when steps are grouped; None compares the text, or the key that
+            `EnvironmentSpec.state_key` computes from it.
     """
 
     text: str
@@ -63,12 +65,13 @@ class State:
     score: float = 0.0
     info: Mapping[str, Any] = field(default_factory=dict)
     truncated: bool = False
+    key: str | None = None
 
     def __reduce__(self) -> tuple[type[State], tuple[Any, ...]]:
         """See `Task.__reduce__`."""
         flags = (self.valid, self.terminated, self.won)
         info = dict(self.info)
-        return State, (self.text, self.actions, *flags, self.reward, self.score, info, self.truncated)
+        return State, (self.text, self.actions, *flags, self.reward, self.score, info, self.truncated, self.key)
 
 
 class Engine(Protocol):

@@ -228,7 +228,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             self._draws = TaskSampler(self.sampling, self.tasks, drawn_seed)
         task_id = self._draws.draw() if task is None else checked_task(self.shared, self.split, task)
         self.episode.start(task_id)
-        hashes = self._chain.start(hashing.text_hash(self.episode.state.text))
+        hashes = self._chain.start(self.episode.state_hash)
         self._print_step()
         return self._observation(hashes), self.episode.info()
 
@@ -245,7 +245,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         if not episode.started or episode.done:
             raise gymnasium.error.ResetNeeded("the episode has ended or was not started: call reset first")
         episode.act(str(action))
-        hashes = self._chain.advance(hashing.text_hash(episode.state.text))
+        hashes = self._chain.advance(episode.state_hash)
         self._print_step()
         return self._observation(hashes), episode.state.reward, episode.terminated, episode.truncated, episode.info()
 

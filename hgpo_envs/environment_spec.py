@@ -57,6 +57,9 @@ class EnvironmentSpec:
         parse_response: Finds the action in a model's response (``action_format="response"``) and decides whether the
             response is valid. It must be picklable. The default follows verl-agent's rules, without their lowercasing
             (`hgpo_envs.responses`).
+        state_key: What is compared of a state's text when steps are grouped: a function from text to text, or its name
+            (`hgpo_envs.state_keys`); None compares the whole text. The policy reads the text in any case. States that
+            have a key of their own (`hgpo_envs.engine.State.key`) keep it.
         action_tag: The tag around the action in a response, in which scripted players write theirs.
         players: The scripted players ``expert`` and ``explorer``, each as a class (`hgpo_envs.players.Player`) or as
             ``module:class``. Both are optional.
@@ -80,6 +83,7 @@ class EnvironmentSpec:
     max_steps: int = 50
     template: str | None = None
     parse_response: Callable[[str], Response] = parse
+    state_key: Callable[[str], str] | str | None = None
     action_tag: str = "action"
     players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
     admissible_actions: bool = True

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.hashing import DEFAULT_DEPTH
+from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
 from hgpo_envs.memory import Memory
 from hgpo_envs.prompts import PromptTemplate, load_template
 from hgpo_envs.responses import admissible, numbered, parse
+from hgpo_envs.state_keys import state_key
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Settings:
         action_format: ``command``, ``response`` or ``number``.
         max_steps: The step limit. An episode that reaches it is truncated.
         parse_response: Finds the action in a model's response.
+        state_key: Computes a state's key from its text (`hgpo_envs.state_keys`); None compares the texts.
 
     Raises:
         InputError: If a value is out of range.
@@ -58,6 +60,7 @@ class Settings:
     action_format: str = "command"
     max_steps: int = 50
     parse_response: Callable[[str], Response] = parse
+    state_key: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("history_length", 0), ("history_depth", 0), ("max_steps", 1)):
@@ -87,7 +90,9 @@ def settings_for(benchmark: str, *, prompt_template: str | None = None, **values
             f"action_format: expected 'command' or 'response' for {benchmark}, received 'number': "
             "it has no list of admissible actions to number"
         )
-    values.setdefault("parse_response", spec.parse_response if spec else parse)
+    if spec is not None:
+        key = state_key(spec.state_key) if isinstance(spec.state_key, str) else spec.state_key
+        values = {"parse_response": spec.parse_response, "state_key": key} | values
     return Settings(template=load_template(prompt_template, benchmark), **values)
 
 
@@ -144,6 +149,18 @@ class Episode:
     def steps_taken(self) -> int:
         """The number of actions so far."""
         return self._memory.steps_taken
+
+    @property
+    def state_key(self) -> str | None:
+        """What is compared instead of the state's text when steps are grouped; None if it is the text."""
+        key, function = self.state.key, self.settings.state_key
+        return key if key is not None or function is None else function(self.state.text)
+
+    @property
+    def state_hash(self) -> int:
+        """The hash of the state's key, or of its text (`hgpo_envs.hashing`)."""
+        key = self.state_key
+        return text_hash(self.state.text if key is None else key)
 
     def start(self, task_id: str) -> None:
         """Start a task.

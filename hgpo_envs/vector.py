@@ -205,7 +205,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         self._prompts = [episode.prompt() if episode.started else "" for episode in self.episodes]
 
     def _state_hashes(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        return hashing.text_hashes(self.episodes[slot].state.text for slot in slots.tolist())
+        return np.array([self.episodes[slot].state_hash for slot in slots.tolist()], dtype=np.int64)
 
     def _observe(self, slots: NDArray[np.int64]) -> Observation:
         for slot in slots.tolist():

@@ -416,7 +416,7 @@ def _next_state(columns: Collection[str]) -> pl.Expr:
     """Return the hash of each step's next state: the stored value, else the state of the trajectory's next step."""
     stored = [pl.col("next_state_hash")] if "next_state_hash" in columns else []
     texts = [text_hash("next_state")] if "next_state" in columns else []
-    return pl.coalesce(*texts, *stored, neighbour(pl.col("state_hash"), 1))
+    return pl.coalesce(*stored, *texts, neighbour(pl.col("state_hash"), 1))
 
 
 def _with_chain(steps: pl.LazyFrame, stem: str, depth: int, kind: Context) -> pl.LazyFrame:

@@ -103,6 +103,7 @@ def checked_state(state: object) -> State | Failure:
             *numbers,
             state.info,
             _flag("truncated", state.truncated),
+            _optional(checked_text, "state key", state.key),
         )
     except BadValueError as error:
         return Failure("EnvironmentFailed", str(error))

@@ -57,6 +57,8 @@ class Trajectory:
             "prompt": prompt,
             "admissible_actions": list(state.actions),
         }
+        if self.episode.state_key is not None:  # otherwise, the writer hashes the text
+            self._open["state_hash"] = self.episode.state_hash
 
     def add_reply(self, reply: Reply, command: str, seconds: float, version: int) -> None:
         """Add the policy's reply and the command that was parsed from it to the open row."""
@@ -91,19 +93,23 @@ class Trajectory:
         if self._clocked:
             self._open["environment_s"] = seconds
         if episode.done:
-            self._open["next_state"] = episode.state.text
+            self._open |= self._next_state()
         self._close()
 
     def abort(self, failure: Failure) -> None:
         """End the rollout because of a failure. Its rows are kept, and the last one is marked as aborted."""
         failed = {"aborted": True, "error": str(failure)}
         if not self._open and self.rows:  # between two steps
-            self.rows[-1] |= {**failed, "next_state": self.episode.state.text}
+            self.rows[-1] |= {**failed, **self._next_state()}
             return
         if not self._open:  # the failure occurred before the first state
             self._open = {**self._common, "step": 0, "state": ""}
         self._open |= {**failed, "reward": 0.0, "won": False}
         self._close()
+
+    def _next_state(self) -> Row:
+        row = {"next_state": self.episode.state.text}
+        return row if self.episode.state_key is None else {**row, "next_state_hash": self.episode.state_hash}
 
     def _close(self) -> None:
         self.rows.append(self._open)

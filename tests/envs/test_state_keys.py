@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+from typing import TYPE_CHECKING
+
+import gymnasium
+import polars as pl
 import pytest
 
+from hgpo_datasets import verify
+from hgpo_envs import environment_spec
+from hgpo_envs.engine import State, Task
+from hgpo_envs.environment_spec import EnvironmentSpec
 from hgpo_envs.errors import InputError
+from hgpo_envs.registration import register
 from hgpo_envs.state_keys import state_key
+from hgpo_train.rollout.collection import collect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 def test_named_keys() -> None:
@@ -22,3 +38,94 @@ def test_named_keys() -> None:
 def test_unknown_keys(name: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         state_key(name)
+
+
+class CounterEngine:
+    """Two rooms, and a status line that counts the moves of the process: no two states have the same text."""
+
+    moves = 0
+
+    def start(self, task_id: str) -> State:
+        self.room = "hall"
+        return self._state()
+
+    def act(self, command: str) -> State:
+        self.room = command
+        return self._state()
+
+    def fork(self) -> CounterEngine:
+        return copy.copy(self)
+
+    def _state(self) -> State:
+        CounterEngine.moves += 1
+        return State(f"You are in the {self.room}. Moves: {CounterEngine.moves}", ["hall", "attic"])
+
+
+class KeyedEngine(CounterEngine):
+    def _state(self) -> State:
+        return dataclasses.replace(super()._state(), key=self.room)
+
+
+class CounterSource:
+    name = "Counter"
+    engine = CounterEngine
+
+    def ids(self, split: str) -> list[str]:
+        return ["a", "b", "c"]
+
+    def task(self, task_id: str) -> Task:
+        return Task(task_id, "train", "Walk.", "walk")
+
+
+class KeyedSource(CounterSource):
+    name = "Keyed"
+    engine = KeyedEngine
+
+
+class MaskedSource(CounterSource):
+    name = "Masked"
+
+
+SPECS = [
+    EnvironmentSpec(id="Test/Counter-v0", source=CounterSource, max_steps=4),
+    EnvironmentSpec(id="Test/Keyed-v0", source=KeyedSource, max_steps=4, state_key="sort-lines"),
+    EnvironmentSpec(id="Test/Masked-v0", source=MaskedSource, max_steps=4, state_key="mask-numbers"),
+]
+
+
+@pytest.fixture(params=SPECS, ids=lambda spec: spec.name)
+def spec(request: pytest.FixtureRequest) -> Iterator[EnvironmentSpec]:
+    register(request.param)
+    yield request.param
+    environment_spec._added.pop(request.param.id)
+    gymnasium.registry.pop(request.param.id)
+
+
+def test_observations_hash_keys(spec: EnvironmentSpec) -> None:
+    """The hashes of both kinds of environments are of keys, and the texts are what the policy reads."""
+    keyed = spec.name != "Counter"
+    env = gymnasium.make(spec.id)
+    first = env.reset(options={"task": "a"})[0]
+    env.step("attic")
+    again = env.step("hall")[0]
+    assert first["state"] != again["state"]
+    assert first["state"] in first["prompt"]
+    assert (first["history_hash"][0] == again["history_hash"][0]) == keyed
+    vector = gymnasium.make_vec(spec.id, num_envs=2)
+    vector.reset(options={"task": "a"})
+    obs = vector.step(["attic", "attic"])[0]
+    assert (obs["history_hash"][0] == obs["history_hash"][1]).all() == keyed
+
+
+def test_rollouts_group_by_keys(spec: EnvironmentSpec, tmp_path: Path) -> None:
+    """A counter in the status line left almost no step with a group, and made HGPO's advantages 0."""
+    run = collect(spec.id, lambda request: "attic", tmp_path / "run", tasks=3, group_size=4)
+    steps = run.steps.collect()
+    assert steps["state"].n_unique() == steps.height
+    groups = steps.group_by("task_id", "step").agg(pl.col("history_hash_0").n_unique())["history_hash_0"].to_list()
+    assert set(groups) == ({4} if spec.name == "Counter" else {1})
+    assert verify(run).ok
+    last = steps.filter("truncated")
+    assert last["next_state"].str.starts_with("You are in the attic.").all()
+    attic = steps.filter(state=last["state"][0])["state_hash"][0]
+    assert (last["next_state_hash"] == attic).all() == (spec.name != "Counter")
