@@ -30,7 +30,6 @@ def imports():
     from hgpo_train.analysis.describe import describe
     from hgpo_train.analysis.resampling import ratio_interval
     from hgpo_train.analysis.statistics import statistics
-    from hgpo_train.analysis.uncertainty import uncertainty
 
     return (
         Path,
@@ -46,7 +45,6 @@ def imports():
         scan_steps,
         sizes_chart,
         statistics,
-        uncertainty,
     )
 
 
@@ -101,16 +99,15 @@ def read(pl, scan_steps, source):
 
 
 @app.cell
-def count(context, depth, reward, statistics, steps, uncertainty):
+def count(context, depth, reward, statistics, steps):
     options = {"context": context.value, "reward": reward.value}
-    found = statistics(steps, history_length=depth.value, **options)
-    intervals = uncertainty(steps, history_length=depth.value, **options)
-    return found, options, intervals
+    found = statistics(steps, history_length=depth.value, permutations=20, **options)
+    return found, options
 
 
 @app.cell(hide_code=True)
-def in_words(describe, found, mo, intervals):
-    mo.md("## Summary\n\n" + "\n".join(f"- {sentence}" for sentence in describe(found, intervals)))
+def in_words(describe, found, mo):
+    mo.md("## Summary\n\n" + "\n".join(f"- {sentence}" for sentence in describe(found)))
     return
 
 
@@ -127,8 +124,8 @@ def about_thirds(mo):
 
 
 @app.cell
-def thirds(depth, levels_chart, mo, options, steps, uncertainty):
-    by_third = uncertainty(steps, by="iterations", history_length=depth.value, **options)
+def thirds(depth, levels_chart, mo, options, statistics, steps):
+    by_third = statistics(steps, by="iterations", history_length=depth.value, **options, permutations=20).intervals
     split = "iterations" if by_third["iterations"].n_unique() > 1 else None
     mo.hstack([levels_chart(by_third, "shared", by=split), levels_chart(by_third, "differing", by=split)], wrap=True)
     return by_third, split
@@ -174,13 +171,15 @@ def about_kinds(mo):
 
 
 @app.cell
-def kinds(depth, levels_chart, mo, options, pl, steps, uncertainty):
+def kinds(depth, levels_chart, mo, options, pl, statistics, steps):
     def by_type():
         if "task_type" not in steps.columns:
             return mo.md("This run has no task types.")
         frequent = steps["task_type"].value_counts(sort=True)["task_type"].head(6)
         chosen = steps.filter(pl.col("task_type").is_in(frequent.to_list()))
-        split_by_type = uncertainty(chosen, by="task_type", history_length=depth.value, **options)
+        split_by_type = statistics(
+            chosen, by="task_type", history_length=depth.value, **options, permutations=20
+        ).intervals
         names = ("differing", "explained")
         return mo.hstack([levels_chart(split_by_type, name, by="task_type") for name in names], wrap=True)
 

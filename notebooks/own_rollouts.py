@@ -27,7 +27,7 @@ def imports():
     from hgpo_train import collect, compute, scan_steps
     from hgpo_train.advantages.windows import within
     from hgpo_train.analysis.charts import levels_chart
-    from hgpo_train.analysis.uncertainty import uncertainty
+    from hgpo_train.analysis.statistics import statistics
 
     folder = Path(tempfile.mkdtemp(prefix="hgpo-notebook-"))
     return (
@@ -42,7 +42,7 @@ def imports():
         random,
         scan_steps,
         tempfile,
-        uncertainty,
+        statistics,
         verl_agent,
         within,
     )
@@ -82,19 +82,19 @@ def corridor(folder, json, random):
 
 
 @app.cell
-def from_json_lines(folder, levels_chart, pl, uncertainty):
+def from_json_lines(folder, levels_chart, pl, statistics):
     names = {"episode": "trajectory", "level": "task", "t": "step", "seen": "state", "did": "action", "won": "reward"}
     mine = pl.read_ndjson(folder / "mine.jsonl").rename(names).with_columns(action_valid=pl.lit(value=True))
-    levels_chart(uncertainty(mine, history_length=3), "shared")
+    levels_chart(statistics(mine, history_length=3, permutations=20).intervals, "shared")
     return (mine,)
 
 
 @app.cell
-def explained(levels_chart, mine, mo, uncertainty):
+def explained(levels_chart, mine, mo, statistics):
     mo.vstack(
         [
             mo.md("Returns do not depend on the history here, so the intervals should contain chance, the grey ticks."),
-            levels_chart(uncertainty(mine, history_length=3), "explained"),
+            levels_chart(statistics(mine, history_length=3, permutations=20).intervals, "explained"),
         ]
     )
     return
@@ -112,7 +112,7 @@ def about_verl(mo):
 
 
 @app.cell
-def from_verl_agent(folder, json, levels_chart, mine, scan_steps, uncertainty, verl_agent):
+def from_verl_agent(folder, json, levels_chart, mine, scan_steps, statistics, verl_agent):
     def dump():
         (folder / "dumps").mkdir(exist_ok=True)
         lines = [
@@ -130,7 +130,7 @@ def from_verl_agent(folder, json, levels_chart, mine, scan_steps, uncertainty, v
     dump()
     verl_agent.import_rollouts(folder / "dumps", folder / "theirs")
     theirs = scan_steps(folder / "theirs")
-    levels_chart(uncertainty(theirs, history_length=3), "shared")
+    levels_chart(statistics(theirs, history_length=3, permutations=20).intervals, "shared")
     return
 
 
@@ -146,14 +146,14 @@ def about_policy(mo):
 
 
 @app.cell
-def own_policy(collect, folder, levels_chart, scan_steps, uncertainty):
+def own_policy(collect, folder, levels_chart, scan_steps, statistics):
     def curious(request):
         taken = {action for _, _, action in request.history}
         return request.rng.choice([each for each in request.admissible_actions if each not in taken] or ["look"])
 
     collect("HGPO/ALFWorld-v0", curious, folder / "curious", tasks=8, group_size=8, action_format="command")
     played = scan_steps(folder / "curious")
-    levels_chart(uncertainty(played, history_length=3), "shared")
+    levels_chart(statistics(played, history_length=3, permutations=20).intervals, "shared")
     return
 
 

@@ -1,6 +1,6 @@
 """Charts of the statistics of a run, for `hgpo stats --plot` and the notebooks. Requires the extra `notebooks`.
 
-Charts of levels are of a table of `uncertainty` (one row per level and statistic): dots are values, hollow ones have
+Charts of levels are of `Statistics.intervals` (one row per level and statistic): dots are values, hollow ones have
 too few tasks for an interval, lines are 95% intervals, and grey ticks are what chance alone gives.
 """
 
@@ -14,7 +14,7 @@ import vl_convert  # noqa: F401 - Altair needs it to write files
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_path
-from hgpo_train.analysis.statistics import ORACLE
+from hgpo_train.analysis.chunk_sums import ORACLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ def levels_chart(
     """Return a chart of one statistic by level.
 
     Args:
-        intervals: A table of `uncertainty`.
+        intervals: `Statistics.intervals`.
         statistic: The statistic, such as ``shared``.
         by: The column that it was split by, which colours show.
         title: The title; by default, that of `LABELS`.

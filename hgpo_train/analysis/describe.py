@@ -1,181 +1,176 @@
-"""What the statistics of a run say, in plain sentences; for the terminal and notebooks."""
+"""What the statistics of a run say, in plain sentences."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.wording import counted, listed
-from hgpo_train.analysis.statistics import ORACLE
+from hgpo_train.analysis.chunk_sums import ORACLE
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from hgpo_train.analysis.statistics import Statistics
 
-    Bounds = dict[tuple[str, str], dict[str, Any]]
-    """Intervals and chance by level and statistic."""
+    Row = dict[str, Any]
 
-
-def describe(found: Statistics, intervals: pl.DataFrame | None = None) -> list[str]:
-    """Return sentences about statistics that were not split by any column.
-
-    Args:
-        found: The statistics.
-        intervals: The same run's `uncertainty`. With it, sentences contain 95% intervals and what chance gives.
-
-    >>> import polars as pl
-    >>> from hgpo_train.analysis.statistics import statistics
-    >>> table = pl.DataFrame({"task": "a", "trajectory": ["x", "x", "y", "y"], "step": [0, 1, 0, 1], "reward": 0.0,
-    ...                       "state": ["hall", "kitchen", "hall", "cellar"], "action_valid": True})
-    >>> print(describe(statistics(table, history_length=1))[0])
-    4 steps of 2 rollouts in 1 group, 2.0 steps per rollout; none of the rollouts have a positive return.
-    """
-    whole = found.summary.row(0, named=True)
-    if not whole["trajectories"]:
-        return [f"Every rollout was aborted ({whole['aborted']:,}), so there is nothing to compare."]
-    by_level = {row["level"]: row for row in found.levels.iter_rows(named=True)}
-    oracle = by_level.pop(ORACLE, None)
-    rows = list(by_level.values())
-    bounds = (
-        {(row["level"], row["statistic"]): row for row in intervals.iter_rows(named=True)}
-        if intervals is not None
-        else {}
-    )
-    sentences = [_run(whole), *_equal_returns(whole)]
-    if not rows[0]["shared"]:
-        line = "No two steps of a group are at the same state. Every step is a singleton group at every level"
-        return [*sentences, f"{line}, and HGPO's advantages are all 0."]
-    return [
-        *sentences,
-        _shared_contexts(rows, bounds),
-        *_inconsistency(rows, oracle, bounds),
-        *_explained(rows, bounds),
-        *_bias(rows, bounds),
-        _weights(rows),
-        *_equal_groups(rows),
-    ]
-
-
-def _run(whole: dict[str, Any]) -> str:
-    line = (
-        f"{counted(whole['steps'], 'step')} of {counted(whole['trajectories'], 'rollout')} in "
-        f"{counted(whole['groups'], 'group')}, {whole['mean_length']:.1f} steps per rollout; "
-        f"{_share(whole['success'])} of the rollouts have a positive return."
-    )
-    if not whole["aborted"]:
-        return line
-    were = "was" if whole["aborted"] == 1 else "were"
-    return f"{line} {counted(whole['aborted'], 'more rollout')} {were} aborted and not counted."
-
-
-def _equal_returns(whole: dict[str, Any]) -> list[str]:
-    if not whole["flat_groups"]:
-        return []
-    line = (
-        f"In {_share(whole['flat_groups'])} of the groups all rollouts have the same return. From these, episode "
-        "advantages (GRPO) learn nothing except to avoid invalid actions."
-    )
-    return [line]
-
-
-def _shared_contexts(rows: list[dict[str, Any]], bounds: Bounds) -> str:
-    line = (
-        f"{_with_interval(rows[0], 'shared', bounds).capitalize()} of the steps share their state with another step of "
-        f"their group, {_with_interval(rows[0], 'cross', bounds)} with a step of another rollout."
-    )
-    deeper = [f"{_with_interval(row, 'shared', bounds)} for k = {row['level']}" for row in rows[1:] if row["shared"]]
-    alone = [row["level"] for row in rows if not row["shared"]]
-    if alone:
-        deeper.append(f"none for k {'≥' if len(alone) > 1 else '='} {alone[0]}")
-    return f"{line} Together with the k states before it: {listed(deeper)}." if deeper else line
-
-
-def _inconsistency(rows: list[dict[str, Any]], oracle: dict[str, Any] | None, bounds: Bounds) -> list[str]:
-    if len(rows) < 2:
-        return []
-    parts = [f"{_with_interval(rows[1], 'differing', bounds)} differ in the state before"]
-    if len(rows) > 2:
-        parts.append(f"{_with_interval(rows[-1], 'differing', bounds)} within the last {rows[-1]['level']} states")
-    if oracle is not None:
-        parts.append(f"{_with_interval(oracle, 'differing', bounds)} somewhere in their whole histories")
-    line = f"Context inconsistency: of the pairs of steps at the same state, {listed(parts)}."
-    if oracle is not None:
-        line += f" {_share(oracle['shared']).capitalize()} of the steps share their whole history with another step."
-    return [line]
-
-
-def _explained(rows: list[dict[str, Any]], bounds: Bounds) -> list[str]:
-    """Say whether histories explain more of the variance of returns than chance does."""
-    known = [
-        (row["level"], bounds[row["level"], "explained"])
-        for row in rows[1:]
-        if bounds.get((row["level"], "explained"), {}).get("low") is not None
-    ]
-    known = [(level, of) for level, of in known if of["chance"] is not None]
-    if not known:
-        return []
-    parts = [
-        f"{of['value']:.1%} ({of['low']:.1%} to {of['high']:.1%}; chance {of['chance']:.1%}) for k = {level}"
-        for level, of in known
-    ]
-    line = f"Of the variance of returns at the same state, the k states before it explain {listed(parts)}."
-    beyond = [level for level, of in known if of["low"] > of["chance"]]
-    if not beyond:
-        return [f"{line} That is not more than chance: this run does not show that histories matter."]
-    if len(beyond) == len(known):
-        return [f"{line} That is more than chance: histories matter in this run."]
-    return [f"{line} That is more than chance for k = {listed(beyond)} only."]
-
-
-def _bias(rows: list[dict[str, Any]], bounds: Bounds) -> list[str]:
-    first, last = rows[0], rows[-1]
-    if len(rows) < 2 or not last["compared"]:
-        return []
-    share = "shares" if last["compared"] == 1 else "share"
-    history = "state" if last["level"] == "1" else f"{last['level']} states"
-    line = (
-        f"{counted(last['compared'], 'step')} {share} both the state and the {history} before it with another step. "
-        f"There, grouping by state alone changes the advantage by {first['bias']:.2f} on average, and its sign for "
-        f"{_with_interval(first, 'sign_disagreement', bounds)} of these steps."
-    )
-    chance = bounds.get((first["level"], "sign_disagreement"), {}).get("chance")
-    if chance is not None:
-        line += f" By chance alone, the sign would change for {_share(chance)}."
-    if first["in_pairs"]:
-        are = f"{_share(first['in_pairs']).capitalize()} of these steps are in a group of two"
-        line += f" {are}, where any two different returns become advantages of 1 and -1."
-    return [line]
-
-
-def _weights(rows: list[dict[str, Any]]) -> str:
-    total = sum(row["weight"] for row in rows)
-    if not total:
-        return "Steps that share a state in a group have equal returns: HGPO's advantages are all 0."
-    parts = [f"{_weight(row['weight'])} for k = {row['level']}" for row in rows if row["weight"]]
-    line = f"HGPO's weights of the levels, averaged over the steps, are {listed(parts)}."
-    zero = 1 - total
-    if zero < _ROUNDING:
-        return line
-    reason = "at every level, they are alone or the returns of their group are equal"
-    return f"{line} {_share(zero).capitalize()} of the steps have an advantage of 0: {reason}."
-
-
+_MUCH: Final = 0.1
+"""What masking numbers must add to the share of steps with a group to be mentioned."""
+_LARGE: Final = 0.2
+"""The share of pairs at one state that is mentioned."""
 _ROUNDING: Final = 1e-5
 """What a sum of weights may lack of 1, because the estimator adds its epsilon to what it divides by."""
 
 
-def _equal_groups(rows: list[dict[str, Any]]) -> list[str]:
-    shared = [row for row in rows if row["flat"] is not None]
-    if not any(row["flat"] for row in shared):
+def describe(found: Statistics, changed: Statistics | None = None) -> list[str]:
+    """Return sentences about statistics that were not split by any column.
+
+    Args:
+        found: The statistics; with permutations, the sentences compare them with chance.
+        changed: Those of the same table with `without_unchanged`.
+
+    >>> import polars as pl
+    >>> from hgpo_train.analysis.statistics import statistics
+    >>> table = pl.DataFrame({"task": "a", "trajectory": ["x", "x", "y", "y"], "step": [0, 1, 0, 1], "reward": 0.0,
+    ...                       "state": ["hall", "kitchen", "hall", "cellar"], "action_valid": True, "won": False})
+    >>> print(describe(statistics(table, history_length=1))[0])
+    4 steps of 2 rollouts in 1 group; none of the rollouts won.
+    """
+    run = found.summary.row(0, named=True)
+    if not run["trajectories"]:
+        return [f"Every rollout was aborted ({run['aborted']:,}), so there is nothing to compare."]
+    levels = _levels(found)
+    masked = _masking(run["shared_masked"], levels[0]["shared"])
+    if not levels[0]["shared"]:
+        alone = "No two steps of a group are at the same state, so that HGPO's advantages are all 0."
+        return [*_outcomes(run), alone, *masked]
+    return [
+        *_outcomes(run),
+        *_contexts(levels),
+        *_states(found),
+        *([] if changed is None else _unchanged(run, _levels(changed))),
+        *_explained(found, "The"),
+        *([] if changed is None else _explained(changed, "Without replies to actions that changed nothing, the")),
+        *_signs(levels, found),
+        *_zeros(levels),
+        *masked,
+    ]
+
+
+def _levels(found: Statistics) -> list[Row]:
+    """Return the rows of `levels` without the oracle's."""
+    return found.levels.filter(found.levels["level"] != ORACLE).to_dicts()
+
+
+def _outcomes(run: Row) -> list[str]:
+    parts = [counted(run["steps"], "step"), counted(run["trajectories"], "rollout"), counted(run["groups"], "group")]
+    won = "it is not stored which of them won"
+    if run["success"] is not None:
+        won = f"{share(run['success'])} of the rollouts won"
+    sentences = [f"{parts[0]} of {parts[1]} in {parts[2]}; {won}."]
+    if run["aborted"]:
+        were = "rollout was" if run["aborted"] == 1 else "rollouts were"
+        line = f"{run['aborted']:,} more {were} aborted and not counted"
+        if run["success"] is not None:
+            line += f"; {share(run['success_low'])} won if they are lost, {share(run['success_high'])} if they are won"
+        sentences.append(f"{line}.")
+    if run["flat_groups"]:
+        equal = f"In {share(run['flat_groups'])} of the groups all rollouts have the same return"
+        sentences.append(f"{equal}: from them, episode advantages (GRPO) learn only to avoid invalid actions.")
+    return sentences
+
+
+def _contexts(levels: list[Row]) -> list[str]:
+    line = f"{share(levels[0]['shared']).capitalize()} of the steps share their state with another step of their group"
+    if len(levels) == 1:
+        return [f"{line}."]
+    last = levels[-1]
+    before = "the state before it" if last["level"] == "1" else f"the {last['level']} states before it"
+    differ = [f"{share(levels[1]['differing'])} differ in the state before"]
+    if len(levels) > 2:
+        differ.append(f"{share(last['differing'])} within the last {last['level']} states")
+    return [
+        f"{line}, {share(last['shared'])} also {before}.",
+        f"Context inconsistency: of the pairs of steps at the same state, {listed(differ)}.",
+    ]
+
+
+def _states(found: Statistics) -> list[str]:
+    """Name the states that carry many pairs."""
+    return [
+        f"The state “{beginning(row['state'])}” makes up {share(row['pairs'])} of these pairs and "
+        f"{share(row['steps'])} of the steps."
+        for row in found.states.iter_rows(named=True)
+        if row["pairs"] >= _LARGE
+    ]
+
+
+def _unchanged(run: Row, levels: list[Row]) -> list[str]:
+    """Say how many histories differ without replies to actions that changed nothing."""
+    if len(levels) < 2 or levels[1]["differing"] is None:
         return []
-    line = f"{_share(shared[0]['flat']).capitalize()} of the groups of two or more steps at k = 0 have equal returns"
-    if len(shared) > 1:
-        line += f", and {_share(shared[-1]['flat'])} of those at k = {shared[-1]['level']}"
-    return [f"{line}."]
+    differ = [f"{share(levels[1]['differing'])} differ in the state before"]
+    if len(levels) > 2:
+        differ.append(f"{share(levels[-1]['differing'])} within the last {levels[-1]['level']}")
+    replies = f"{share(run['unchanged']).capitalize()} of the steps reply to an action that changed nothing"
+    return [f"{replies}. Without them, {listed(differ)}."]
 
 
-def _share(value: float) -> str:
-    """Return a share in whole percent. Only 0 is called "none", and only 1 "all"."""
+def _explained(found: Statistics, opening: str) -> list[str]:
+    """Say whether histories explain more of the variance of returns than chance does, and more than nothing."""
+    intervals = found.intervals.filter(found.intervals["statistic"] == "explained")
+    known = [
+        row
+        for row in intervals.drop_nulls(["low", "chance"]).iter_rows(named=True)
+        if row["level"] not in ("0", ORACLE)
+    ]
+    if not known:
+        return []
+    last = known[-1]
+    before = "state before a step explains" if last["level"] == "1" else f"{last['level']} states before a step explain"
+    line = (
+        f"{opening} {before} {share(last['value'])} of the variance of returns at its state "
+        f"({percent(last['low'])} to {percent(last['high'])}; by chance {share(last['chance'])})"
+    )
+    beyond = [row["level"] for row in known if row["low"] > max(row["chance"], 0.0)]
+    if not beyond:
+        return [f"{line}: not more than chance."]
+    return [f"{line}: more than chance{'' if len(beyond) == len(known) else f' for k = {listed(beyond)} only'}."]
+
+
+def _signs(levels: list[Row], found: Statistics) -> list[str]:
+    first, last = levels[0], levels[-1]
+    if len(levels) < 2 or not last["compared"]:
+        return []
+    line = (
+        f"Of the {counted(last['compared'], 'step')} with a group at k = {last['level']}, "
+        f"{share(first['sign_disagreement'])} have an advantage of another sign among equal states alone"
+    )
+    chance = found.intervals.filter(level="0", statistic="sign_disagreement")["chance"].item()
+    return [f"{line}." if chance is None else f"{line}; by chance it would be {share(chance)}."]
+
+
+def _zeros(levels: list[Row]) -> list[str]:
+    zero = 1 - sum(row["weight"] for row in levels)
+    if zero < _ROUNDING:
+        return []
+    if zero == 1:
+        return ["Steps that share a state in a group have equal returns: HGPO's advantages are all 0."]
+    reason = "at every level, they are alone or the returns of their group are equal"
+    return [f"{share(zero).capitalize()} of the steps have an advantage of 0: {reason}."]
+
+
+def _masking(masked: float | None, shared: float) -> list[str]:
+    if masked is None or masked - shared < _MUCH:
+        return []
+    line = f"With all numbers in states masked, {share(masked)} instead of {share(shared)} of the steps would share"
+    return [f"{line} their state: see --state-key mask-numbers."]
+
+
+def share(value: float) -> str:
+    """Return a share in whole percent. Only 0 and less is called "none", and only 1 "all".
+
+    >>> [share(value) for value in (-0.048, 0.003, 0.5, 0.998, 1.0)]
+    ['none', 'less than 1%', '50%', 'more than 99%', 'all']
+    """
     if value <= 0:
         return "none"
     if value < 0.005:
@@ -185,13 +180,16 @@ def _share(value: float) -> str:
     return "more than 99%" if value < 1 else "all"
 
 
-def _with_interval(row: dict[str, Any], name: str, bounds: Bounds) -> str:
-    """Return a share with its interval, if it has one."""
-    share, found = _share(row[name]), bounds.get((row["level"], name), {})
-    if found.get("low") is None or row[name] in (0, 1):
-        return share
-    return f"{share} ({100 * found['low']:.0f}–{100 * found['high']:.0f}%)"
+def percent(value: float, digits: int = 0) -> str:
+    """Return a share in percent, without a minus sign before 0.
+
+    >>> percent(-0.0001, 1), percent(-0.048, 1)
+    ('0.0%', '-4.8%')
+    """
+    return f"{round(value, digits + 2) + 0.0:.{digits}%}"
 
 
-def _weight(value: float) -> str:
-    return f"{value:.2f}" if value >= 0.005 else "less than 0.01"
+def beginning(text: str, most: int = 60) -> str:
+    """Return the beginning of a text as one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"

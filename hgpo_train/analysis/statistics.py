@@ -17,7 +17,7 @@ in advantages/estimators/hgpo.py):
     explained       share of the variance of returns at the same state that the k states before it explain, over steps
                     in a group of n_k > 1: 1 - Σ q_k / Σ q_0, where q_k = (R - mean_k)² n_k / (n_k - 1) estimates the
                     variance in the step's group. If they explain nothing, it is 0 on average, and below 0 where
-                    rollouts visit a state repeatedly: `uncertainty` computes what chance gives
+                    rollouts visit a state repeatedly: `chance` is what permuted returns give
     weight          the level's weight in HGPO's sum after levels without advantage are left out, averaged over steps
     bias            mean |A_k - A_K| over the steps that have both (`compared`), where K is the deepest level;
                     sign_disagreement is the share of those steps in which the signs differ, and in_pairs the share in
@@ -25,39 +25,62 @@ in advantages/estimators/hgpo.py):
 
 The last level is the oracle, which groups steps by their whole histories. Its `shared` is the fraction of oracle steps
 and its `inconsistency` is that of k = ∞.
+
+**Intervals.** Tasks are independent; steps, rollouts and groups of one task are not. Each resample draws as many tasks
+as the run has, with replacement; intervals are percentiles that are corrected for few tasks (`resampling`). A share of
+0 or 1, of which all resamples are equal, has Wilson's interval with the tasks as trials. With fewer than six tasks
+there is no interval: with five, all of them are on the same side of the true mean with a probability of 1/16.
+
+**Chance.** If returns from a state do not depend on the history, they can be permuted among the rollouts that visit the
+state. Each permutation keeps groups, histories and the returns at each state. `chance` is the mean of a statistic over
+the permutations; an interval that contains it does not show an influence of histories.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
 import polars as pl
+from polars import selectors
 
-from hgpo_envs.errors import InputError, unknown
-from hgpo_train.advantages.chunks import ROWS, chunks
+from hgpo_datasets.processes import in_processes
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages.chunks import ROWS
 from hgpo_train.advantages.estimators import hgpo
-from hgpo_train.advantages.input_columns import CHAINS, row_keys
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
-from hgpo_train.advantages.registry import EstimatorSpec, columns_read, prepare
-from hgpo_train.advantages.required_columns import check_columns
 from hgpo_train.advantages.tables import table_parts
-from hgpo_train.advantages.windows import along, chain, size
-from hgpo_train.analysis.part_sums import PartSums, sums_of_parts
+from hgpo_train.analysis.chunk_sums import ALL, ORACLE, Settings, part_sums
+from hgpo_train.analysis.level_sums import level_statistics
+from hgpo_train.analysis.resampling import intervals, task_weights
+from hgpo_train.proportions import by_length, success_bounds, wilson_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
-    import numpy as np
-    from polars.dataframe.group_by import GroupBy
-
-    from hgpo_train.advantages.parameters import Context
     from hgpo_train.advantages.tables import StepTable
+    from hgpo_train.analysis.level_sums import Floats
 
-ORACLE: Final = "oracle"
-_SUMS: Final = ("levels", "sizes", "summary")
-"""The frames of `chunk_sums`."""
+SHARES: Final = ("shared", "cross", "differing", "inconsistency", "sign_disagreement", "in_pairs")
+"""The statistics with intervals that are shares of steps or pairs."""
+WITH_INTERVALS: Final = (*SHARES, "explained", "bias")
+"""The statistics of levels that have intervals."""
+OF_RETURNS: Final = ("explained", "bias", "sign_disagreement")
+"""Those that depend on returns, for which chance has a meaning."""
+
+FEWEST_TASKS: Final = 6
+"""The smallest number of tasks with an interval."""
+
+STATES: Final = 10
+"""The number of states that are listed."""
+
+_FIXED: Final = (("differing", 0), ("inconsistency", 0))
+"""Statistics and levels whose value is 0 by definition."""
+
+_UNITS: Final = 4096
+"""The largest number of parts of a run that are resampled; with more tasks, a part has several."""
 
 
 class Statistics(NamedTuple):
@@ -65,25 +88,51 @@ class Statistics(NamedTuple):
 
     Attributes:
         levels: One row per level: `level` ("0", "1" … "oracle") and the statistics listed in this module's docstring.
+        intervals: One row per level and statistic of `WITH_INTERVALS`: `level`, `statistic`, `value`, its 95% interval
+            `low` and `high`, `chance` (without permutations null), and `tasks`. Null where there is none.
         sizes: One row per level and group size: `level`, `size`, `groups`, `steps`.
+        states: The `STATES` states that carry most pairs of steps at the same state: `state` (its text, or its hash if
+            the table has no texts), `pairs` and `steps`, its shares of all pairs and of all steps.
         summary: One row: `groups` (of rollouts), `trajectories`, `steps`, `aborted` (aborted trajectories, which no
-            other column counts), `mean_return`, `success` (share of episodes with a positive return), `flat_groups`
-            (share of groups whose rollouts all have the same return), `mean_length` (in steps), `invalid` (share of
-            invalid actions).
+            other column counts), `mean_return`, `success` (share of the rollouts that won; null if no row says),
+            `success_low` and `success_high` (with aborted rollouts and those of unknown outcome counted as lost, and as
+            won), `flat_groups` (share of groups whose rollouts all have the same return), `mean_length` (in steps),
+            `valid` (share of actions of a valid form), `admissible` (share of the actions that the environment could
+            execute; null if that is not known), `unchanged` (share of steps that reply to an action that changed
+            nothing) and `shared_masked` (`shared` of level 0 if all numbers in states were masked; null without texts).
+        lengths: Rollouts by their number of steps: `steps` (such as ``6–10``), `episodes`, `aborted`, `won`.
     """
 
     levels: pl.DataFrame
+    intervals: pl.DataFrame
     sizes: pl.DataFrame
+    states: pl.DataFrame
     summary: pl.DataFrame
+    lengths: pl.DataFrame
+
+
+def default_permutations(rows: int) -> int:
+    """Return a number of permutations for a table: 20 up to 50,000 rows, fewer for larger ones, and at least 2.
+
+    Each permutation costs as much as the statistics. The more groups there are, the less their means vary.
+
+    >>> [default_permutations(rows) for rows in (1_000, 100_000, 10_000_000)]
+    [20, 10, 2]
+    """
+    return max(2, min(20, 1_000_000 // max(rows, 1)))
 
 
 def statistics(
     steps: StepTable,
     *,
     by: str | Sequence[str] = (),
+    state_key: str | None = None,
+    without_unchanged: bool = False,
+    resamples: int = 1000,
+    permutations: int = 0,
+    seed: int = 0,
     chunk_rows: int = ROWS,
     processes: int = 1,
-    sums_folder: Path | None = None,
     progress: Callable[[int], object] = lambda _: None,
     **parameters: object,
 ) -> Statistics:
@@ -93,10 +142,17 @@ def statistics(
         steps: A step table with the columns of `by` and those that `hgpo_train.advantages.compute` needs, in any form
             that it accepts.
         by: Column or columns to split the statistics by, constant within a group, such as `task_type` or `iteration`.
-        chunk_rows: Approximate number of rows in memory of each process.
+        state_key: What is compared instead of the state's text: a name of `hgpo_envs.state_keys`, ``alfworld-nodes``
+            for the nodes of G2PO in ALFWorld, or ``module:function``.
+        without_unchanged: Whether steps are left out whose state replies to an action that changed nothing: the state
+            is the same as before, begins with "Nothing happens", or follows an action that was not admissible. They
+            remain in the histories of later steps.
+        resamples: Number of resamples of the tasks for intervals.
+        permutations: Number of permutations of the returns for `chance`; each costs as much as the statistics.
+        seed: Seed of resamples and permutations.
+        chunk_rows: Approximate number of rows in memory of each process. Permutations depend on it.
         processes: Number of processes, which share the shards of runs if `steps` is a path. The result does not depend
             on it.
-        sums_folder: Folder in which the sums of finished parts are kept, so that another call continues.
         progress: Called with the number of rows of each finished part.
         **parameters: HGPO's parameters; `history_length` is the deepest level K, 4 by default.
 
@@ -108,273 +164,145 @@ def statistics(
     >>> statistics(table, history_length=1).levels.select("level", "shared", "inconsistency").rows()
     [('0', 0.5, 0.0), ('1', 0.0, 1.0), ('oracle', 0.5, 0.0)]
     """
-    by = [by] if isinstance(by, str) else list(by)
-    p = hgpo.HGPO.of({"history_length": STATISTICS_HISTORY_LENGTH} | parameters)
-    work = partial(_part_sums, by=by, p=p, chunk_rows=chunk_rows)
-    parts = sums_of_parts(work, table_parts(steps, chunk_rows), processes, sums_folder, progress)
-    found = [part.frames for part in parts]
-    sums = {name: pl.concat(frames[name] for frames in found) for name in _SUMS}
-    return Statistics(level_statistics(sums["levels"], by), _sizes(sums["sizes"], by), _summary(sums["summary"], by))
-
-
-def _part_sums(_: int, steps: pl.LazyFrame, *, by: list[str], p: hgpo.HGPO, chunk_rows: int) -> PartSums:
-    """Return the sums of all chunks of a part."""
-    chunks = read_chunks(steps, by, p, chunk_rows)
-    rows, sums = zip(*((chunk.height, chunk_sums(chunk, by, p)) for chunk in chunks), strict=True)
-    return PartSums(sum(rows), {name: pl.concat(frames) for name, *frames in zip(_SUMS, *sums, strict=True)})
-
-
-def read_chunks(steps: pl.LazyFrame, by: Sequence[str], p: hgpo.HGPO, chunk_rows: int) -> Iterator[pl.DataFrame]:
-    """Yield the columns that statistics need, in chunks of whole groups.
-
-    Raises:
-        InputError: A column is missing, or there are no rows.
-    """
-    schema = steps.collect_schema()
-    for name in by:
-        if name not in schema:
-            raise InputError(unknown("column to split by", name, schema))
-    job = EstimatorSpec(hgpo.ESTIMATOR, p, "hgpo", details=True)
-    check_columns(schema, [job])
-    optional = ("state_hash", "state", "action_hash", "action", "aborted", "action_valid")
-    texts = [name for name in optional if name in schema]
-    read = [name for name in schema if name in {*row_keys(schema), *by, *texts, *columns_read(schema, [job])}]
-    rows = 0
-    for chunk in chunks(steps, read, chunk_rows):
-        rows += chunk.height
-        yield chunk
-    if not rows:
-        raise InputError("the step table has no rows")
-
-
-def chunk_sums(
-    chunk: pl.DataFrame, by: list[str], p: hgpo.HGPO, permutation: np.random.Generator | None = None
-) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Return the sums of one chunk, by level, by group size and in total; chunks are combined by adding them.
-
-    Args:
-        chunk: Whole groups, from `read_chunks`.
-        by: The columns to split by.
-        p: HGPO's parameters.
-        permutation: A generator with which returns are permuted among the rollouts that visit the same state.
-    """
-    if "action_valid" not in chunk.columns:
-        chunk = chunk.with_columns(action_valid=pl.lit(value=True))
-    named = chunk.lazy().with_columns(pl.col(name).alias(f"(by) {name}") for name in by)
-    prepared = prepare(named, p).with_columns(whole_history(p.context, named.collect_schema()).alias("(whole)"))
-    contexts = [f"{CHAINS[p.context]}{k}" for k in range(p.history_length + 1)]
-    if permutation is not None:
-        prepared = _permuted(prepared.collect(), contexts[0], permutation).lazy()
-    numbers = ("return", "episode_return", "(whole)", "(aborted)", "action_valid", *contexts, *hgpo.details(p))
-    keys = [pl.col(f"(by) {name}").alias(name) for name in by]
-    rows = hgpo.hgpo_advantages(prepared, p).select(*keys, "task_key", "trajectory_key", *numbers).collect()
-    first = pl.col(contexts[0])
-    counted = rows.filter(~pl.col("(aborted)")).with_columns(_own_variance(first).alias("(state variance)"))
-    levels = {str(k): _level(counted, by, pl.col(context), k, p) for k, context in enumerate(contexts)}
-    if rows["(whole)"].null_count() < rows.height:
-        levels[ORACLE] = _level(counted, by, pl.col("(whole)"), None, p)
-    sums = [frame.with_columns(level=pl.lit(level)) for level, (frame, _) in levels.items()]
-    sizes = [frame.with_columns(level=pl.lit(level)) for level, (_, frame) in levels.items()]
-    return pl.concat(sums, how="diagonal"), pl.concat(sizes), _groups(rows, by)
-
-
-def _permuted(steps: pl.DataFrame, state: str, rng: np.random.Generator) -> pl.DataFrame:
-    """Permute returns at random among the rollouts of a task that visit the same state.
-
-    A rollout's visits of a state receive those of another, in their order, so that what they have in common remains. If
-    it has more visits than the other rollout, that one's returns are used again from the first.
-    """
-    steps = steps.with_row_index("(row)")
-    visits = steps.group_by("task_key", state, "trajectory_key", "(aborted)", maintain_order=True).agg(
-        "(row)", "return"
+    for name, number, least in (("resamples", resamples, 100), ("permutations", permutations, 0), ("seed", seed, 0)):
+        if number < least:
+            raise InputError(f"{name}: expected an integer of at least {least}, received {number}")
+    settings = Settings(
+        ((by,) if isinstance(by, str) else tuple(by)) or (ALL,),
+        hgpo.HGPO.of({"history_length": STATISTICS_HISTORY_LENGTH} | parameters),
+        state_key,
+        without_unchanged,
+        permutations,
+        seed,
+        chunk_rows,
     )
-    places = ("task_key", state, "(aborted)")
-    donor = pl.col("return").sort_by("(order)").over(*places, mapping_strategy="group_to_rows")
-    given = (
-        visits.with_columns(pl.Series("(order)", rng.random(visits.height)))
-        .with_columns(donor.alias("(donor)"), pl.int_ranges(pl.col("(row)").list.len()).alias("(visit)"))
-        .explode("(row)", "(visit)")
-        .select("(row)", pl.col("(donor)").list.get(pl.col("(visit)") % pl.col("(donor)").list.len()).alias("return"))
+    found: dict[str, list[pl.DataFrame]] = {}
+    work = partial(part_sums, settings=settings)
+    with closing(in_processes(work, list(enumerate(table_parts(steps, chunk_rows))), processes)) as parts:
+        for rows, frames in parts:
+            progress(rows)
+            for name, frame in frames:
+                found.setdefault(name, []).append(frame)
+    sums = {name: pl.concat(frames) for name, frames in found.items()}
+    keys = list(settings.by)
+    numbers = sums["sizes"].group_by(*keys, "level", "size", maintain_order=True).agg(pl.col("groups").sum())
+    sizes = numbers.with_columns(steps=pl.col("size") * pl.col("groups"))
+    tables = (
+        *_levels(sums["levels"], sums.get("permuted"), keys, resamples, seed),
+        sizes.sort(*keys, pl.col("level").cast(pl.Enum([*map(str, range(100)), ORACLE])), "size"),
+        _states(sums["states"], keys),
+        _summary(sums["episodes"], sums["levels"], keys),
+        by_length(sums["episodes"], *keys),
     )
-    return steps.with_columns(given.sort("(row)")["return"]).drop("(row)")
+    return Statistics(*(table.drop(ALL, strict=False) for table in tables))
 
 
-def whole_history(context: Context, columns: Collection[str]) -> pl.Expr:
-    """Return a key of all states (and actions) of a trajectory up to each step.
-
-    The key is null where the table stores only context hashes of limited depth. Each item is hashed together with its
-    position, so the running sum of the hashes identifies the sequence.
-    """
-    names = ["state", "action"] if context == "states_actions" else ["state"]
-    if not all(name in columns or f"{name}_hash" in columns for name in names):
-        return pl.lit(None, pl.Int64)
-    item = pl.col("state_hash")
-    if context == "states_actions":
-        item = chain(pl.col("action_hash").shift(1).fill_null(0), item)
-    placed = pl.struct(item.alias("item"), pl.int_range(pl.len()).alias("place")).hash().reinterpret(signed=True)
-    return along(placed.cum_sum())
-
-
-def _level(
-    rows: pl.DataFrame, by: list[str], context: pl.Expr, k: int | None, p: hgpo.HGPO
+def _levels(
+    sums: pl.DataFrame, permuted: pl.DataFrame | None, by: list[str], resamples: int, seed: int
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return one level's sums, one row per value of `by`, and the number of its groups of each size."""
-    n, shared = pl.col("size"), pl.col("size") > 1
-    trajectory, value = pl.col("trajectory_key"), pl.col("return")
-    rows = rows.with_columns(context.alias("context"))
-    rows = rows.with_columns(_own_variance(pl.col("context")).alias("(variance)"))
-    found = rows.select(*by, "task_key", "trajectory_key", "return", "(whole)", "context")
-    groups = (
-        found.drop_nulls("context")
-        .group_by(*by, "task_key", "context", maintain_order=True)
-        .agg(
-            pl.len().cast(pl.Int64).alias("size"),
-            (trajectory.min() != trajectory.max()).alias("cross"),
-            (value.min() == value.max()).alias("flat"),
-            value.var(ddof=0).alias("variance"),
-        )
+    """Return `Statistics.levels` and `Statistics.intervals`."""
+    levels = sums["level"].unique(maintain_order=True).to_list()
+    tasks = sums.group_by(*by, "(task)", "level", maintain_order=True).sum()
+    chance = (
+        _by_value(permuted.group_by(*by, "(permutation)", "level", maintain_order=True).sum(), by, len(levels))
+        if permuted is not None
+        else {}
     )
-    whole = found.group_by(*by, "task_key", pl.coalesce("context", "(whole)").alias("context")).len("size")
-    whole = whole.drop_nulls("context").with_columns(n.cast(pl.Int64))
-    of_groups = _by(groups, by).agg(
-        n.sum().alias("eligible"),
-        n.filter(shared).sum().alias("shared"),
-        n.filter("cross").sum().alias("cross"),
-        (n * n).sum().alias("size_sum"),
-        (n * (n - 1)).sum().alias("pairs"),
-        pl.len().cast(pl.Int64).alias("groups"),
-        shared.sum().cast(pl.Int64).alias("shared_groups"),
-        (shared & pl.col("flat")).sum().cast(pl.Int64).alias("flat"),
-        pl.when(shared & ~pl.col("flat")).then("variance").otherwise(0.0).sum().alias("variance"),
+    tables, bounds = [], []
+    for values, all_tasks in _by_value(tasks, by, len(levels)).items():
+        arrays = {name: array[all_tasks["rows"][:, 0] > 0] for name, array in all_tasks.items()}
+        whole = {name: array.sum(0) for name, array in arrays.items()}
+        found = level_statistics(whole)
+        keys = [pl.lit(value, sums.schema[name]).alias(name) for name, value in zip(by, values, strict=True)]
+        numbers = {"steps": whole["rows"], "groups": whole["groups"], "compared": whole["compared"]}
+        integers = [pl.Series(name, array.astype(np.int64)) for name, array in numbers.items()]
+        table = pl.DataFrame({"level": levels} | found).with_columns(integers)
+        compared = pl.when(pl.col("level") != ORACLE).then("compared")
+        tables.append(table.with_columns(compared).select(*keys, pl.all()))
+        permutations = level_statistics(chance[values]) if chance else {}
+        for name, (low, high) in _intervals(arrays, found, resamples, seed).items():
+            columns = {"value": found[name], "low": low, "high": high}
+            frame = pl.DataFrame({"level": levels, "statistic": name, **columns, "chance": np.nan})
+            if name in OF_RETURNS and chance:
+                frame = frame.with_columns(pl.Series("chance", permutations[name].mean(0)))
+            bounds.append(frame.with_columns(tasks=pl.lit(len(arrays["rows"]))).select(*keys, pl.all()))
+    level_table, interval_table = (
+        pl.concat(frames).with_columns(selectors.float().fill_nan(None)).sort(by, maintain_order=True)
+        for frames in (tables, bounds)
     )
-    parts = [
-        _by(rows, by).agg(
-            pl.len().cast(pl.Int64).alias("rows"),
-            pl.col("(variance)").sum().alias("unexplained"),
-            pl.col("(state variance)").filter(pl.col("(variance)").is_not_null()).sum().alias("state_variance"),
-            *_compared(k, p),
+    return level_table, interval_table
+
+
+def _by_value(sums: pl.DataFrame, by: list[str], levels: int) -> dict[tuple[object, ...], dict[str, Floats]]:
+    """Return sums as arrays of shape (tasks or permutations, levels), by the values of the columns `by`."""
+    numbers = sums.select(selectors.float()).columns
+    parts = sums.partition_by(by, as_dict=True, maintain_order=True)
+    return {
+        values: {name: part[name].to_numpy().reshape(-1, levels) for name in numbers} for values, part in parts.items()
+    }
+
+
+def _intervals(
+    tasks: dict[str, Floats], values: dict[str, Floats], resamples: int, seed: int
+) -> dict[str, tuple[Floats, Floats]]:
+    """Return the bounds of each statistic's interval, one per level; NaN where there is none."""
+    number = len(tasks["rows"])
+    none = np.full(tasks["rows"].shape[1], np.nan)
+    if number < FEWEST_TASKS:
+        return dict.fromkeys(WITH_INTERVALS, (none, none))
+    if number > _UNITS:
+        starts = np.linspace(0, number, _UNITS, endpoint=False).astype(np.int64)
+        tasks = {name: np.add.reduceat(array, starts) for name, array in tasks.items()}
+    weights = task_weights(len(tasks["rows"]), resamples, seed)
+    draws = level_statistics({name: weights @ array for name, array in tasks.items()})
+    bounds = {name: intervals(values[name], draws[name], number)[:2] for name in WITH_INTERVALS}
+    for name in SHARES:
+        low, high = bounds[name]
+        for level in np.flatnonzero((low == high) & np.isin(values[name], (0, 1))).tolist():
+            if (name, level) not in _FIXED:
+                low[level], high[level] = wilson_interval(values[name][level], number)
+    return bounds
+
+
+def _states(sums: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """Return `Statistics.states`."""
+    states = sums.group_by(*by, "key").agg(pl.col("steps", "pairs").sum(), pl.col("state").drop_nulls().first())
+    shares = ((pl.col(name) / pl.col(name).sum().over(by)).fill_nan(None).alias(name) for name in ("pairs", "steps"))
+    named = pl.coalesce("state", pl.col("key").cast(pl.String)).alias("state")
+    listed = states.with_columns(shares).sort(*by, "pairs", "key", descending=[False] * len(by) + [True, False])
+    return listed.filter(pl.int_range(pl.len()).over(by) < STATES).select(*by, named, "pairs", "steps")
+
+
+def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """Return `Statistics.summary` from one row per trajectory."""
+    whole, won, n = ~pl.col("aborted"), pl.col("won").filter(~pl.col("aborted")), pl.col("trajectories")
+    table = episodes.group_by(by, maintain_order=True).agg(
+        pl.col("task_key").filter(whole).n_unique().cast(pl.Int64).alias("groups"),
+        whole.sum().cast(pl.Int64).alias("trajectories"),
+        pl.col("aborted").sum().cast(pl.Int64),
+        pl.col("return").filter(whole).mean().alias("mean_return"),
+        won.sum().cast(pl.Int64).alias("won"),
+        won.count().cast(pl.Int64).alias("outcomes"),
+        *(pl.col(name).filter(whole).sum() for name in ("length", "valid", "unchanged", "admissible", "known")),
+    )
+    equal = (pl.col("return").min() == pl.col("return").max()).alias("flat_groups")
+    flat = episodes.filter(whole).group_by(*by, "task_key").agg(equal).group_by(by).agg(pl.col("flat_groups").mean())
+    masked = levels.filter(level="0").group_by(by).agg((pl.col("masked").sum() / pl.col("rows").sum()).alias("masked"))
+    for frame in (flat, masked):
+        table = table.join(frame, on=by, how="left", nulls_equal=True, maintain_order="left")
+    low, high = success_bounds(pl.col("won"), n - pl.col("outcomes") + pl.col("aborted"), n + pl.col("aborted"))
+    known = pl.col("outcomes") > 0
+    return table.sort(by, maintain_order=True).select(
+        *by,
+        *("groups", "trajectories", pl.col("length").alias("steps"), "aborted", "mean_return"),
+        pl.when(known).then(pl.col("won") / pl.col("outcomes")).alias("success"),
+        pl.when(known).then(low).alias("success_low"),
+        pl.when(known).then(high).alias("success_high"),
+        "flat_groups",
+        (pl.col("length") / n).fill_nan(None).alias("mean_length"),
+        *(
+            (pl.col(name) / pl.col(total)).fill_nan(None).alias(name)
+            for name, total in (("valid", "length"), ("admissible", "known"), ("unchanged", "length"))
         ),
-        of_groups,
-        _by(whole, by).agg((n * (n - 1)).sum().alias("whole_pairs")),
-    ]
-    sums = parts[0]
-    for part in parts[1:]:
-        sums = sums.join(part, on=[*by, "(all)"], how="left", nulls_equal=True, maintain_order="left")
-    number = pl.len().cast(pl.Int64).alias("groups")
-    sizes = groups.group_by(*by, "size", maintain_order=True).agg(n.sum().alias("steps"), number)
-    return sums.drop("(all)").fill_null(0), sizes
-
-
-def _own_variance(context: pl.Expr) -> pl.Expr:
-    """Return an unbiased estimate of the variance of returns in each step's group, null in singleton groups."""
-    value, keys = pl.col("return"), (pl.col("task_key"), context)
-    n = pl.len().over(*keys)
-    squares = (value - value.mean().over(*keys)) ** 2
-    return pl.when((n > 1) & context.is_not_null()).then(squares * n / (n - 1))
-
-
-def _by(frame: pl.DataFrame, by: list[str]) -> GroupBy:
-    """Group rows by the columns of `by`, or into a single group if there are none."""
-    return frame.with_columns(pl.lit(0).alias("(all)")).group_by(*by, "(all)", maintain_order=True)
-
-
-def _compared(k: int | None, p: hgpo.HGPO) -> list[pl.Expr]:
-    """Return the sums of a level's weights and of the differences between its advantages and the deepest level's."""
-    if k is None:
-        return [pl.lit(0.0).alias(name) for name in ("weight", "bias", "sign_disagreement", "compared", "in_pairs")]
-    own, deepest = pl.col(f"k{k}"), pl.col(f"k{p.history_length}")
-    pairs = pl.col(size(f"k{p.history_length}")) == 2
-    return [
-        pl.col(f"weight_k{k}").sum().alias("weight"),
-        (own - deepest).abs().sum().alias("bias"),
-        (own.sign() != deepest.sign()).sum().cast(pl.Float64).alias("sign_disagreement"),
-        (own - deepest).count().cast(pl.Float64).alias("compared"),
-        ((own - deepest).is_not_null() & pairs).sum().cast(pl.Float64).alias("in_pairs"),
-    ]
-
-
-def _groups(rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """Return one row per group of rollouts, and one per aborted trajectory that has only `aborted` set."""
-    episodes = rows.group_by(*by, "task_key", "trajectory_key", maintain_order=True).agg(
-        pl.len().cast(pl.Int64).alias("steps"),
-        pl.col("episode_return").first().alias("reward"),
-        (~pl.col("action_valid").cast(pl.Boolean)).sum().cast(pl.Int64).alias("invalid"),
-        pl.col("(aborted)").any(),
-    )
-    reward, lost = pl.col("reward"), pl.col("(aborted)")
-    groups = (
-        episodes.filter(~lost)
-        .group_by(*by, "task_key", maintain_order=True)
-        .agg(
-            pl.col("steps").sum(),
-            pl.len().cast(pl.Int64).alias("trajectories"),
-            reward.sum().alias("return_sum"),
-            (reward > 0).sum().cast(pl.Int64).alias("successes"),
-            (reward.min() == reward.max()).cast(pl.Int64).alias("flat"),
-            pl.col("invalid").sum(),
-            pl.lit(0, pl.Int64).alias("aborted"),
-            pl.lit(1, pl.Int64).alias("groups"),
-        )
-    )
-    broken = episodes.filter(lost).with_columns(aborted=pl.lit(1, pl.Int64)).select(*by, "aborted")
-    return pl.concat([groups.drop("task_key"), broken], how="diagonal").fill_null(0)
-
-
-def _ratio(above: str | pl.Expr, below: str | pl.Expr) -> pl.Expr:
-    """Return the quotient of two sums, or null where the divisor is 0."""
-    below = pl.col(below) if isinstance(below, str) else below
-    return pl.when(below != 0).then((pl.col(above) if isinstance(above, str) else above) / below)
-
-
-def level_statistics(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """Return the statistics of each level from the sums of all chunks."""
-    sums = parts.group_by(*by, "level", maintain_order=True).sum()
-    all_pairs = pl.col("pairs").filter(pl.col("level") == "0").first()
-    pairs = all_pairs.over(by) if by else all_pairs
-    ours = pl.col("level") != ORACLE
-    return sums.sort(
-        *by, pl.col("level").replace_strict(ORACLE, 1 << 30, default=pl.col("level")).cast(pl.Int64)
-    ).select(
-        *by,
-        "level",
-        pl.col("rows").alias("steps"),
-        _ratio("eligible", "rows").alias("eligible"),
-        _ratio("shared", "rows").alias("shared"),
-        _ratio("cross", "rows").alias("cross"),
-        pl.col("groups").cast(pl.Int64),
-        _ratio("eligible", "groups").alias("mean_size"),
-        _ratio("size_sum", "eligible").alias("step_size"),
-        _ratio(pairs - pl.col("pairs"), pairs).alias("inconsistency"),
-        _ratio(pairs - pl.col("whole_pairs"), pairs).alias("differing"),
-        _ratio("variance", "shared_groups").alias("variance"),
-        _ratio("flat", "shared_groups").alias("flat"),
-        (1 - _ratio("unexplained", "state_variance")).alias("explained"),
-        pl.when(ours).then(_ratio("weight", "rows")).alias("weight"),
-        _ratio("bias", "compared").alias("bias"),
-        _ratio("sign_disagreement", "compared").alias("sign_disagreement"),
-        _ratio("in_pairs", "compared").alias("in_pairs"),
-        pl.when(ours).then(pl.col("compared").cast(pl.Int64)).alias("compared"),
-    )
-
-
-def _sizes(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """Return the number of groups of each size and of the steps in them."""
-    sums = parts.group_by(*by, "level", "size", maintain_order=True).sum()
-    order = pl.col("level").replace_strict(ORACLE, 1 << 30, default=pl.col("level")).cast(pl.Int64)
-    return sums.sort(*by, order, "size").select(
-        *by, "level", "size", pl.col("groups").cast(pl.Int64), pl.col("steps").cast(pl.Int64)
-    )
-
-
-def _summary(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """Return the summary of the table, or of each value of `by`, from one row per group of rollouts."""
-    sums = parts.group_by(by, maintain_order=True).sum() if by else parts.sum()
-    return (sums.sort(by) if by else sums).select(
-        *by,
-        pl.col("groups", "trajectories", "steps", "aborted").cast(pl.Int64),
-        _ratio("return_sum", "trajectories").alias("mean_return"),
-        _ratio("successes", "trajectories").alias("success"),
-        _ratio("flat", "groups").alias("flat_groups"),
-        _ratio("steps", "trajectories").alias("mean_length"),
-        _ratio("invalid", "steps").alias("invalid"),
+        pl.col("masked").fill_nan(None).alias("shared_masked"),
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,36 +14,48 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console
 
-ROWS = {
-    "eligible": ("steps with k previous states", "%"),
-    "shared": ("steps that share a context", "%"),
-    "cross": ("… with another rollout", "%"),
-    "mean_size": ("mean group size", ""),
-    "step_size": ("mean group size per step", ""),
-    "differing": ("same state, different history", "%"),
-    "inconsistency": ("same state, another group", "%"),
-    "variance": ("variance of returns in a group", ""),
-    "flat": ("groups of equal returns", "%"),
-    "explained": ("variance at a state explained", "%"),
-    "weight": ("weight in HGPO's sum", ""),
-    "bias": ("mean |A_k − A_K|", ""),
-    "sign_disagreement": ("signs of A_k and A_K differ", "%"),
-    "in_pairs": ("… in a group of two", "%"),
-    "compared": ("steps that have both", ""),
-}
-"""Row label and unit in the table of levels, by statistic; hgpo_train/analysis/statistics.py defines the statistics."""
+    from hgpo_train.analysis.statistics import Statistics
 
-SUMMARY = {
-    "trajectories": ("rollouts", ""),
-    "steps": ("steps", ""),
-    "mean_length": ("length", ""),
-    "success": ("success", "%"),
-    "flat_groups": ("equal returns", "%"),
-    "invalid": ("invalid", "%"),
+LEVELS: Final = {
+    "eligible": "steps with k previous states",
+    "shared": "steps that share a context",
+    "cross": "… with another rollout",
+    "mean_size": "mean group size",
+    "step_size": "mean group size per step",
+    "differing": "same state, different history",
+    "inconsistency": "same state, another group",
+    "variance": "variance of returns in a group",
+    "flat": "groups of equal returns",
+    "explained": "variance at a state explained",
+    "weight": "weight in HGPO's sum",
+    "bias": "mean |A_k − A_K|",
+    "sign_disagreement": "signs of A_k and A_K differ",
+    "in_pairs": "… in a group of two",
+    "compared": "steps that have both",
 }
-"""Column label and unit in the summary that is printed, by statistic; the files of --out contain all statistics."""
+"""Row labels of the table of levels; hgpo_train/analysis/statistics.py defines the statistics."""
 
-_UNITS = {name: unit for name, (_, unit) in (ROWS | SUMMARY).items()}
+SUMMARY: Final = {
+    "trajectories": "rollouts",
+    "aborted": "aborted",
+    "steps": "steps",
+    "mean_length": "length",
+    "success": "success",
+    "success_low": "at least",
+    "success_high": "at most",
+    "flat_groups": "equal returns",
+    "valid": "valid form",
+    "admissible": "admissible",
+    "unchanged": "nothing changed",
+}
+"""Column labels of the summary."""
+
+NUMBERS: Final = ("mean_size", "step_size", "variance", "weight", "bias", "mean_length")
+"""The statistics that are no shares."""
+CHANGED: Final = ("levels", "intervals", "sizes")
+"""The tables of --out that are also written without replies to actions that changed nothing."""
+_STATES: Final = 3
+"""The number of states that are printed."""
 
 
 def stats(
@@ -64,6 +76,13 @@ def stats(
     reward_scale: Annotated[
         float | None, typer.Option(help="Factor of rewards. Default: 10, as in verl-agent.")
     ] = None,
+    state_key: Annotated[
+        str | None,
+        typer.Option(
+            help="What of a state is compared: mask-numbers, sort-lines, alfworld-nodes (G2PO's), or module:function, "
+            "a function from text to text. Default: the whole state."
+        ),
+    ] = None,
     by: Annotated[
         list[str] | None,
         typer.Option(help="Report statistics per value of a column such as task_type or iteration; may be repeated."),
@@ -81,10 +100,7 @@ def stats(
     ] = 1,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="A folder for levels.csv, sizes.csv, summary.csv and uncertainty.csv. With it, an interrupted command "
-            "continues."
-        ),
+        typer.Option(help="A folder for the tables as CSV files, with intervals: levels.csv, intervals.csv, …"),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -97,118 +113,122 @@ def stats(
     from rich.progress import Progress
 
     from hgpo_datasets import scan_steps
+    from hgpo_envs.errors import InputError
     from hgpo_train.analysis.describe import describe
-    from hgpo_train.analysis.part_sums import sums_folder
-    from hgpo_train.analysis.statistics import statistics
-    from hgpo_train.analysis.uncertainty import default_permutations, uncertainty
+    from hgpo_train.analysis.statistics import default_permutations, statistics
 
     if out is not None:
         check_folder("--out", out)
     if plot is not None:
-        from hgpo_envs.errors import InputError
         from hgpo_train.analysis.charts import check_chart_file
 
         check_chart_file("--plot", plot)
         if by and len(by) > 1:
             raise InputError(f"--plot: expected at most one --by, received {len(by)}")
-    console = Console()
+    console, errors = Console(), Console(stderr=True)
     steps = scan_steps(run, plain=True)
     total = int(steps.select(pl.len()).collect().item())
-    kinds = by or []
-    named: dict[str, Any] = {
-        "history_length": history_length,
-        "context": context,
-        "mode": mode,
-        "reward_scale": reward_scale,
+    named = {"history_length": history_length, "context": context, "mode": mode, "reward_scale": reward_scale}
+    settings: dict[str, Any] = {name: value for name, value in named.items() if value is not None} | {
+        "by": by or (),
+        "state_key": state_key,
+        "permutations": default_permutations(total) if permutations is None else permutations,
+        "seed": seed,
+        "processes": processes,
     }
-    parameters = {name: value for name, value in named.items() if value is not None}
-    errors = Console(stderr=True)
-    try:
-        with (
-            Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress,
-            nullcontext() if out is None else sums_folder(out) as kept,
-        ):
-            first = progress.add_task("intervals and chance", total=total)  # first: it checks permutations and seed
-            intervals = uncertainty(
-                run,
-                by=kinds,
-                permutations=default_permutations(total) if permutations is None else permutations,
-                seed=seed,
-                processes=processes,
-                sums_folder=kept,
-                progress=lambda done: progress.advance(first, done),
-                **parameters,
-            )
-            second = progress.add_task("statistics", total=total)
-            found = statistics(
-                run,
-                by=kinds,
-                processes=processes,
-                sums_folder=kept,
-                progress=lambda done: progress.advance(second, done),
-                **parameters,
-            )
-    except KeyboardInterrupt:
-        again = "starts again; with --out it would continue" if out is None else "continues"
-        errors.print(f"Interrupted. The same command {again}.", highlight=False)
-        raise typer.Exit(130) from None
-    if kinds:
-        _print_summary(console, found.summary, kinds)
-    _print_levels(console, found.levels, kinds)
-    if not kinds:
-        for sentence in describe(found, intervals):
-            console.print(f"• {sentence}", highlight=False)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
+
+        def computed(title: str, *, without_unchanged: bool) -> Statistics:
+            task = progress.add_task(title, total=total)
+            done = partial(progress.advance, task)
+            return statistics(run, without_unchanged=without_unchanged, progress=done, **settings)
+
+        found = computed("all steps", without_unchanged=False)
+        changed = None
+        if (found.summary["unchanged"] > 0).any():
+            changed = computed("without replies to actions that changed nothing", without_unchanged=True)
+    _print(console, found, changed, by or [])
+    if not by:
+        for sentence in describe(found, changed):
+            console.print(f"• {sentence}", highlight=False, markup=False)
     if plot is not None:
         from hgpo_train.analysis.charts import save_chart, statistics_chart
 
-        save_chart(statistics_chart(intervals, by=kinds[0] if kinds else None), plot)
+        save_chart(statistics_chart(found.intervals, by=by[0] if by else None), plot)
         console.print(f"The picture is [bold]{plot}[/].", highlight=False, soft_wrap=True)
     if out is not None:
-        _write(found._asdict() | {"uncertainty": intervals}, out)
-    files = f"The tables are in [bold]{out}[/]. " if out is not None else ""
-    split = not kinds and "task_type" in steps.collect_schema()
+        _write(found, changed, out)
+    files = "" if out is None else f"The tables are in [bold]{out}[/]. "
+    split = not by and "task_type" in steps.collect_schema()
     more = f"[bold]hgpo stats {run} --by task_type[/], " if split else ""
     console.print(f"{files}Next: {more}[bold]hgpo advantages {run}[/]", highlight=False, soft_wrap=True)
 
 
-def _print_summary(console: Console, frame: pl.DataFrame, kinds: list[str]) -> None:
-    from rich.table import Table
+def _write(found: Statistics, changed: Statistics | None, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    tables = found._asdict()
+    if changed is not None:
+        tables |= {f"{name}_without_unchanged": getattr(changed, name) for name in CHANGED}
+    for name, frame in tables.items():
+        frame.write_csv(out / f"{name}.csv")
 
-    table = Table(title="Rollouts", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    columns = {kind: kind.replace("_", " ") for kind in kinds} | {name: words for name, (words, _) in SUMMARY.items()}
-    for name, words in columns.items():
-        table.add_column(words, justify="right" if frame.schema[name].is_numeric() else "left", no_wrap=True)
-    for row in frame.select(list(columns)).iter_rows(named=True):
-        table.add_row(*(_cell(name, value) for name, value in row.items()))
+
+def _print(console: Console, found: Statistics, changed: Statistics | None, by: list[str]) -> None:
+    """Print the summary, the levels with and without replies to actions that changed nothing, and the states."""
+    import polars as pl
+
+    from hgpo_train.analysis.describe import beginning
+
+    hidden = () if found.summary["aborted"].sum() else ("aborted", "success_low", "success_high")
+    columns = {name: name for name in by} | {name: words for name, words in SUMMARY.items() if name not in hidden}
+    _print_rows(console, "Rollouts", columns, found.summary, len(by))
+    if not hidden:
+        lengths = {name: name for name in found.lengths.columns}
+        _print_rows(console, "Rollouts by their number of steps", lengths, found.lengths, len(by) + 1)
+    if not found.summary["trajectories"].sum():
+        return
+    _print_levels(console, "Levels of context", found.levels, by)
+    if changed is not None:
+        title = "Levels of context, without replies to actions that changed nothing"
+        _print_levels(console, title, changed.levels, by)
+    states = found.states.group_by(by, maintain_order=True).head(_STATES) if by else found.states.head(_STATES)
+    texts = [beginning(text) for text in states["state"]]
+    columns = {name: name for name in by} | {"state": "state", "pairs": "of pairs", "steps": "of steps"}
+    title = "States with most pairs of steps at the same state"
+    _print_rows(console, title, columns, states.with_columns(state=pl.Series(texts)), len(by) + 1)
+
+
+def _print_levels(console: Console, title: str, levels: pl.DataFrame, by: list[str]) -> None:
+    """Print one table per value of `by`, with statistics as rows and levels as columns."""
+    for part in levels.partition_by(by, maintain_order=True) if by else [levels]:
+        rows = [[words, *(_cell(name, value) for value in part[name])] for name, words in LEVELS.items()]
+        named = ", ".join([title, *(f"{name} {part[name][0]}" for name in by)])
+        _print_table(console, named, ["k", *part["level"]], rows, 1)
+
+
+def _print_rows(console: Console, title: str, columns: dict[str, str], frame: pl.DataFrame, texts: int) -> None:
+    """Print some columns of a frame with their titles; the first `texts` columns are no numbers."""
+    rows = [[_cell(name, row[name]) for name in columns] for row in frame.iter_rows(named=True)]
+    _print_table(console, title, list(columns.values()), rows, texts)
+
+
+def _print_table(console: Console, title: str, columns: list[str], rows: list[list[str]], texts: int) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"\n{title}", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, name in enumerate(columns):
+        table.add_column(name.replace("_", " "), justify="left" if number < texts else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
     console.print(table)
 
 
-def _print_levels(console: Console, levels: pl.DataFrame, kinds: list[str]) -> None:
-    """Print one table per value of `kinds`, with statistics as rows and levels as columns."""
-    from rich.table import Table
-
-    parts = levels.partition_by(kinds, maintain_order=True, include_key=True) if kinds else [levels]
-    for part in parts:
-        listed = ", ".join(f"{kind} {part[kind][0]}" for kind in kinds)
-        title = f"\nLevels of context{': ' if listed else ''}{listed}"
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("k", no_wrap=True)
-        for level in part["level"]:
-            table.add_column(level, justify="right", no_wrap=True)
-        for name, (words, _) in ROWS.items():
-            table.add_row(words, *(_cell(name, value) for value in part[name]))
-        console.print(table)
-
-
 def _cell(name: str, value: object) -> str:
+    from hgpo_train.analysis.describe import percent
+
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:.1%}" if _UNITS.get(name) else f"{value:.3f}"
+        return f"{value:.3f}" if name in NUMBERS else percent(value, 1)
     return f"{value:,}" if isinstance(value, int) and name != "iteration" else str(value)
-
-
-def _write(found: dict[str, pl.DataFrame], out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    for name, frame in found.items():
-        frame.write_csv(out / f"{name}.csv")

@@ -16,7 +16,7 @@ import polars as pl
 
 from hgpo_envs.environment_spec import environment_spec
 from hgpo_envs.errors import InputError
-from hgpo_train.evaluation.intervals import wilson_interval
+from hgpo_train.proportions import wilson_interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,7 +78,7 @@ class MeasureSummary:
         low: Lower bound of the mean's 95% confidence interval (percentile bootstrap over tasks).
         high: Upper bound of this interval.
         wilson_low: Lower bound of Wilson's 95% interval with the tasks as trials
-            (`hgpo_train.evaluation.intervals.wilson_interval`). None for measures other than success.
+            (`hgpo_train.proportions.wilson_interval`). None for measures other than success.
         wilson_high: Upper bound of this interval.
     """
 

@@ -13,14 +13,14 @@ from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
-from hgpo_train.analysis.describe import describe
-from hgpo_train.analysis.statistics import Statistics, statistics
-from hgpo_train.analysis.uncertainty import default_permutations, uncertainty
-from hgpo_train.evaluation.intervals import wilson_interval
+from hgpo_train.analysis.describe import beginning, describe
+from hgpo_train.analysis.statistics import default_permutations, statistics
+from hgpo_train.proportions import wilson_interval
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hgpo_train.analysis.statistics import Statistics
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
 
@@ -149,23 +149,30 @@ def levels_document(index: Index) -> dict[str, Any]:
     """Return how often steps share a context, by level: of the whole run, and of each iteration if there are several.
 
     Takes seconds for a million steps.
+
+    Returns:
+        ``levels`` and ``levels_changed``: rows of the statistics, of all steps and without replies to actions that
+        changed nothing; ``states`` that carry most pairs; ``sentences``; and ``by_iteration``.
     """
     try:
-        whole = _statistics(index)
+        found, changed = _statistics(index, permutations=0)
     except InputError as error:
-        return {"problem": str(error), "levels": [], "sentences": [], "by_iteration": {}}
+        return {"problem": str(error), "levels": [], "levels_changed": [], "states": [], "sentences": []}
     several = index.episodes["iteration"].n_unique() > 1
     by = statistics(scan_steps(index.files), by="iteration", **_parameters(index)).levels if several else None
+    states = found.states.with_columns(pl.Series("state", [beginning(text) for text in found.states["state"]]))
     return {
-        "levels": whole.levels.select(_LEVEL_COLUMNS).to_dicts(),
-        "sentences": describe(whole),
+        "levels": found.levels.select(_LEVEL_COLUMNS).to_dicts(),
+        "levels_changed": [] if changed is None else changed.levels.select(_LEVEL_COLUMNS).to_dicts(),
+        "states": states.head(3).to_dicts(),
+        "sentences": describe(found, changed),
         "by_iteration": {} if by is None else _by_iteration(by),
     }
 
 
 @lru_cache(4)
 def intervals_document(index: Index) -> dict[str, Any]:
-    """Return the intervals of the statistics of levels, and what chance alone gives (`analysis.uncertainty`).
+    """Return the intervals of the statistics of levels, and what chance alone gives.
 
     Takes several times as long as `levels_document`.
 
@@ -175,26 +182,29 @@ def intervals_document(index: Index) -> dict[str, Any]:
     """
     permutations = default_permutations(index.rows)
     try:
-        whole = _statistics(index)
-        found = uncertainty(scan_steps(index.files), permutations=permutations, **_parameters(index))
+        found, changed = _statistics(index, permutations)
     except InputError as error:
         return {"problem": str(error), "intervals": {}, "sentences": [], "tasks": 0, "permutations": 0}
     intervals: dict[str, dict[str, Any]] = {}
-    for row in found.iter_rows(named=True):
+    for row in found.intervals.iter_rows(named=True):
         bounds = {name: row[name] for name in ("low", "high", "chance")}
         intervals.setdefault(row["statistic"], {})[row["level"]] = bounds
-    tasks = int(found["tasks"][0])
+    tasks = int(found.intervals["tasks"][0])
     return {
         "intervals": intervals,
-        "sentences": describe(whole, found),
+        "sentences": describe(found, changed),
         "tasks": tasks,
         "permutations": permutations,
     }
 
 
-@lru_cache(4)
-def _statistics(index: Index) -> Statistics:
-    return statistics(scan_steps(index.files), **_parameters(index))
+def _statistics(index: Index, permutations: int) -> tuple[Statistics, Statistics | None]:
+    """Return the statistics, and those without replies to actions that changed nothing if there are any."""
+    steps, settings = scan_steps(index.files), _parameters(index) | {"permutations": permutations}
+    found = statistics(steps, **settings)
+    if not found.summary["unchanged"].item():
+        return found, None
+    return found, statistics(steps, without_unchanged=True, **settings)
 
 
 def _parameters(index: Index) -> dict[str, Any]:

@@ -71,8 +71,8 @@ def test_statistics_are_the_same_wherever_they_are_asked(run: Path, tmp_path: Pa
     from hgpo_train.view.index import read_index
     from hgpo_train.view.overview import _statistics
 
-    found = statistics(run)
-    shown = _statistics(read_index([str(path) for path in sorted(run.glob("steps/*"))]))
+    found = statistics(run, permutations=20)
+    shown, _ = _statistics(read_index([str(path) for path in sorted(run.glob("steps/*"))]), permutations=20)
     invoke("stats", run, "--out", tmp_path / "tables")
     assert found.levels["level"].to_list() == ["0", "1", "2", "3", "4", "oracle"]
     for name, frame in found._asdict().items():

@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import polars.testing
@@ -24,8 +22,6 @@ from hgpo_envs.files.atomic import FolderLock
 from hgpo_train.advantages import EstimatorSpec, compute, get, names
 from hgpo_train.advantages.advantage_tables import fingerprint, write_advantages
 from hgpo_train.advantages.parts import partitions_for, write_folder, write_table
-from hgpo_train.analysis.statistics import statistics
-from hgpo_train.analysis.uncertainty import uncertainty
 
 ROWS = 200
 
@@ -130,65 +126,6 @@ def test_row_groups_do_not_depend_on_chunks(tmp_path: Path, monkeypatch: pytest.
     sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     assert set(sizes[:-1]) == {100}
     assert sum(sizes) == table.collect().height
-
-
-@pytest.mark.slow
-def test_processes_give_the_same_statistics(run: Path) -> None:
-    options = {"by": ["task_type"], "history_length": 2, "chunk_rows": ROWS}
-    for found in (statistics, partial(uncertainty, permutations=2)):
-        one, several = (found(run, processes=processes, **options) for processes in (1, 3))
-        for frame, other in zip(*((x,) if isinstance(x, pl.DataFrame) else x for x in (one, several)), strict=True):
-            assert frame.equals(other)
-    at_once = statistics(run, by=["task_type"], history_length=2)
-    divided = statistics(run, **options)
-    for frame, other in zip(at_once, divided, strict=True):
-        pl.testing.assert_frame_equal(frame, other, rel_tol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("found", [statistics, partial(uncertainty, permutations=2)])
-def test_interrupted_statistics_continue(run: Path, tmp_path: Path, found: Any) -> None:
-    """Stopped after some parts, the next call computes the others only, and the numbers are the same."""
-    options = {"by": ["task_type"], "history_length": 2, "chunk_rows": ROWS}
-    whole = found(run, **options)
-    done: list[int] = []
-
-    def stop(rows: int) -> None:
-        done.append(rows)
-        if len(done) == 3:
-            raise KeyboardInterrupt
-
-    folder = tmp_path / "sums"
-    with pytest.raises(KeyboardInterrupt):
-        found(run, sums_folder=folder, progress=stop, **options)
-    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert len(times) == 3
-    again = found(run, sums_folder=folder, **options)
-    for frame, other in zip(*((x,) if isinstance(x, pl.DataFrame) else x for x in (whole, again)), strict=True):
-        assert frame.equals(other)
-    assert {path: path.stat().st_mtime_ns for path in times} == times
-    assert len(list(folder.iterdir())) == len(partitions(run, ROWS)) > 3
-
-    other = found(run, sums_folder=folder, **options | {"history_length": 1})  # other parameters: other sums
-    assert len(list(folder.iterdir())) == 2 * len(partitions(run, ROWS))
-    alone = found(run, **options | {"history_length": 1})
-    for frame, same in zip(*((x,) if isinstance(x, pl.DataFrame) else x for x in (alone, other)), strict=True):
-        assert frame.equals(same)
-
-
-@pytest.mark.slow
-def test_damaged_sums_are_computed_again(run: Path, tmp_path: Path) -> None:
-    whole = statistics(run, chunk_rows=ROWS, sums_folder=tmp_path / "sums")
-    for path in (tmp_path / "sums").rglob("*.arrow"):
-        path.write_bytes(path.read_bytes()[:-20])
-    again = statistics(run, chunk_rows=ROWS, sums_folder=tmp_path / "sums")
-    assert all(frame.equals(other) for frame, other in zip(whole, again, strict=True))
-
-
-def test_the_command_leaves_no_sums(run: Path, tmp_path: Path, hgpo: Any) -> None:
-    code, _, errors = hgpo("stats", run, "--out", tmp_path / "tables", "--permutations", 2)
-    assert code == 0, errors
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "run") == ["tables"]
 
 
 @pytest.mark.slow

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.analysis.describe import describe
-from hgpo_train.analysis.statistics import _permuted, statistics
-from hgpo_train.analysis.uncertainty import STATISTICS, uncertainty
+from hgpo_train.analysis.level_sums import Groups, exchanged
+from hgpo_train.analysis.statistics import WITH_INTERVALS, Statistics, statistics
+from hgpo_train.proportions import wilson_interval
 
 DEPTH = 3
+NAMES = ["task", "trajectory", "step", "state", "reward", "action_valid"]
 
 
 @st.composite
@@ -48,7 +50,7 @@ def histories(rows):
     return found
 
 
-@settings(max_examples=40)
+@settings(max_examples=10)
 @given(tables())
 def test_levels_match_plain_counting(rows):
     found = statistics(pl.DataFrame(rows), history_length=DEPTH)
@@ -93,7 +95,94 @@ def test_levels_match_plain_counting(rows):
             assert level["weight"] == pytest.approx(detailed[f"advantage_weight_k{k}"].mean())
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
+@given(tables())
+def test_replies_to_actions_that_changed_nothing_are_left_out(rows):
+    """They are left out of groups and pairs, and remain in the histories of later steps."""
+    found = statistics(pl.DataFrame(rows), history_length=DEPTH, without_unchanged=True)
+    past = histories(rows)
+    kept = [number for number, states in enumerate(past) if len(states) == 1 or states[-1] != states[-2]]
+    assert found.levels["steps"].unique().to_list() == [len(kept)]
+    assert found.summary["unchanged"].item() == pytest.approx(1 - len(kept) / len(rows))
+    pairs = [
+        (past[i], past[j])
+        for i in kept
+        for j in kept
+        if i != j and rows[i]["task"] == rows[j]["task"] and past[i][-1] == past[j][-1]
+    ]
+    for level in found.levels.iter_rows(named=True):
+        k = 99 if level["level"] == "oracle" else int(level["level"])
+        if pairs:
+            apart = sum(one[-k - 1 :] != other[-k - 1 :] for one, other in pairs)
+            assert level["differing"] == pytest.approx(apart / len(pairs))
+
+
+def rollout(states: list[str], actions: list[str], **columns: object) -> pl.DataFrame:
+    """One rollout of ten, which differ in nothing but their names and tasks."""
+    steps = {"step": range(len(states)), "state": states, "action": actions, "reward": 0.0, "action_valid": True}
+    return pl.concat(
+        pl.DataFrame(steps | columns | {"task": f"task {number // 2}", "trajectory": str(number)})
+        for number in range(10)
+    )
+
+
+def test_what_changed_nothing_is_known_from_the_state_the_action_and_alfworlds_reply():
+    listed = [["go"]] * 5
+    table = rollout(["hall", "hall", "Nothing happens.", "You refuse.", "kitchen"], ["go", "go", "hop", "go", "go"])
+    assert statistics(table).summary["unchanged"].item() == pytest.approx(2 / 5)
+    with_actions = table.with_columns(admissible_actions=pl.Series(listed * 10))
+    assert statistics(with_actions).summary.select("unchanged", "admissible").row(0) == pytest.approx((3 / 5, 4 / 5))
+    assert statistics(table.with_columns(action_admissible=pl.lit(value=True))).summary["admissible"].item() == 1
+
+
+def test_the_states_that_carry_the_pairs_are_named_with_their_shares():
+    table = rollout(["hall", "Nothing happens.", "Nothing happens.", "cellar"], ["go"] * 4)
+    found = statistics(table, history_length=1)
+    assert found.states.rows() == [
+        ("Nothing happens.", pytest.approx(12 / 16), 0.5),
+        ("cellar", pytest.approx(2 / 16), 0.25),
+        ("hall", pytest.approx(2 / 16), 0.25),
+    ] or set(found.states["state"][1:]) == {"cellar", "hall"}
+    text = "\n".join(describe(found, statistics(table, history_length=1, without_unchanged=True)))
+    assert "“Nothing happens.” makes up 75% of these pairs and 50% of the steps" in text
+    assert "Without them, none differ in the state before" in text
+
+
+def test_a_counter_in_states_is_reported_and_can_be_masked():
+    states = ["a hall. Moves: 1", "a kitchen. Moves: 2"]
+    table = pl.concat(
+        rollout([f"{state}, seed {number}" for state in states], ["go"] * 2).with_columns(
+            trajectory=pl.format("{}/{}", "trajectory", pl.lit(number))
+        )
+        for number in range(2)
+    ).filter(pl.col("trajectory").str.starts_with("0") | pl.col("trajectory").str.starts_with("2"))
+    found = statistics(table, history_length=1)
+    masked = statistics(table, history_length=1, state_key="mask-numbers")
+    assert (found.levels["shared"][0], masked.levels["shared"][0]) == (0, 1)
+    assert found.summary["shared_masked"].item() == 1
+    assert "all instead of none of the steps would share their state: see --state-key mask-numbers" in "\n".join(
+        describe(found)
+    )
+    assert "mask-numbers" not in "\n".join(describe(masked))
+    with pytest.raises(InputError, match="unknown state key"):
+        statistics(table, state_key="mask")
+
+
+def test_alfworlds_nodes_are_a_state_key():
+    """What follows "Nothing happens." in different rooms is not one state."""
+    columns = {"admissible_actions": [["go"]] * 3}
+    table = pl.concat(
+        rollout(["start", room, "Nothing happens."], ["go", "hop", "go"], **columns).with_columns(
+            trajectory=pl.format("{}/{}", "trajectory", pl.lit(room))
+        )
+        for room in ("hall", "kitchen")
+    )
+    by_text, by_node = (statistics(table, history_length=0, state_key=key) for key in (None, "alfworld-nodes"))
+    assert by_text.levels["mean_size"][0] == pytest.approx(60 / 20)
+    assert by_node.levels["mean_size"][0] == pytest.approx(60 / 15)
+
+
+@settings(max_examples=5)
 @given(tables(), st.integers(1, 12))
 def test_chunks_and_columns_to_split_by(rows, chunk_rows):
     table = pl.DataFrame(rows)
@@ -105,7 +194,7 @@ def test_chunks_and_columns_to_split_by(rows, chunk_rows):
         pl.testing.assert_frame_equal(one.filter(task_type="even").drop("task_type"), part, rel_tol=1e-12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(tables(), st.integers(0, 3), st.booleans())
 def test_every_table_is_described_truthfully(rows, depth, some_aborted):
     """Only what is exactly none is called none, and nothing is said of groups that are not there."""
@@ -118,22 +207,15 @@ def test_every_table_is_described_truthfully(rows, depth, some_aborted):
     )
     levels = [row for row in found.levels.iter_rows(named=True) if row["level"] != "oracle"]
     if not found.summary["trajectories"].item():
-        assert lines == [
-            f"Every rollout was aborted ({table['trajectory'].n_unique()}), so there is nothing to compare."
-        ]
+        number = table["trajectory"].n_unique()
+        assert lines == [f"Every rollout was aborted ({number}), so there is nothing to compare."]
         return
     if not levels[0]["shared"]:
-        assert "Every step is a singleton group" in lines[-1]
-        assert "weights" not in text
+        assert "so that HGPO's advantages are all 0" in lines[-1]
         return
-    assert "singleton" not in text
-    assert ("HGPO's weights" in text) == (sum(row["weight"] for row in levels) > 0)
     assert ("advantages are all 0" in text) == (sum(row["weight"] for row in levels) == 0)
-    alone = [row["level"] for row in levels if not row["shared"]]
-    assert ("none for k" in text) == bool(alone)
-    for level in alone:
-        assert f"groups of two or more steps at k = {level}" not in text
-        assert f"those at k = {level}" not in text
+    if depth:
+        assert ("none also the" in text) == (levels[-1]["shared"] == 0)
 
 
 def spread(values: list[float]) -> float:
@@ -142,7 +224,7 @@ def spread(values: list[float]) -> float:
     return sum((value - mean) ** 2 for value in values) * len(values) / (len(values) - 1)
 
 
-@settings(max_examples=40)
+@settings(max_examples=10)
 @given(tables())
 def test_explained_variance_matches_plain_counting(rows):
     parameters = {"mode": "mean_norm", "invalid_action_penalty": 0, "precision": "float64"}
@@ -185,13 +267,12 @@ def wandering(rng: np.random.Generator, *, matters: bool) -> pl.DataFrame:
             for step, state in enumerate(("start", f"room {room}", "hall")):
                 reward = 10.0 * won if step == 2 else 0.0
                 rows.append((str(task), f"{task}/{rollout}", step, state, reward, True))
-    return pl.DataFrame(rows, ["task", "trajectory", "step", "state", "reward", "action_valid"], orient="row")
+    return pl.DataFrame(rows, NAMES, orient="row")
 
 
 def explained_at_depth_one(table: pl.DataFrame) -> dict[str, float]:
-    return uncertainty(table, history_length=1).row(
-        by_predicate=(pl.col("level") == "1") & (pl.col("statistic") == "explained"), named=True
-    )
+    found = statistics(table, history_length=1, permutations=20).intervals
+    return found.row(by_predicate=(pl.col("level") == "1") & (pl.col("statistic") == "explained"), named=True)
 
 
 def test_histories_that_decide_are_told_from_chance() -> None:
@@ -219,71 +300,160 @@ def test_a_walk_without_memory_is_not_told_from_chance() -> None:
                 after = place + int(rng.choice((-1, 1)))
                 rows.append((str(task), f"{task}/{rollout}", step, f"place {place}", 10.0 * (after == 6), True))
                 place, step = after, step + 1
-    names = ["task", "trajectory", "step", "state", "reward", "action_valid"]
-    found = uncertainty(pl.DataFrame(rows, names, orient="row"), history_length=3)
+    found = statistics(pl.DataFrame(rows, NAMES, orient="row"), history_length=3, permutations=20).intervals
     explained = found.filter(pl.col("statistic") == "explained", pl.col("level") != "0")
     assert (explained["low"] < explained["chance"]).all()
     assert (explained["chance"] < explained["high"]).all()
 
 
-@settings(max_examples=20)
+@settings(max_examples=5)
 @given(tables(), st.integers(0, 2))
-def test_uncertainty_is_about_the_statistics(rows, seed):
+def test_intervals_are_about_the_statistics(rows, seed):
     table = pl.DataFrame(rows)
-    levels = statistics(table, by="task_type", history_length=2).levels
-    sure = uncertainty(table, by="task_type", history_length=2, resamples=100, permutations=2, seed=seed)
-    again = uncertainty(table, by="task_type", history_length=2, resamples=100, permutations=2, seed=seed)
-    assert sure.equals(again)
-    for name in STATISTICS:
-        expected = levels.select("task_type", "level", pl.col(name).fill_nan(None))
-        got = sure.filter(statistic=name).select("task_type", "level", pl.col("value").alias(name))
-        pl.testing.assert_frame_equal(got, expected, rel_tol=1e-12)
-    bounded = sure.drop_nulls("low")
+    options = {"by": "task_type", "history_length": 2, "resamples": 100, "permutations": 2, "seed": seed}
+    found = statistics(table, **options)
+    assert all(frame.equals(other) for frame, other in zip(found, statistics(table, **options), strict=True))
+    for name in WITH_INTERVALS:
+        expected = found.levels.select("task_type", "level", name)
+        received = found.intervals.filter(statistic=name).select("task_type", "level", pl.col("value").alias(name))
+        pl.testing.assert_frame_equal(received, expected)
+    bounded = found.intervals.drop_nulls("low")
     assert (bounded["low"] <= bounded["high"]).all()
     assert bounded.filter(pl.col("tasks") < 6).is_empty()
 
 
+def test_a_share_of_all_steps_has_an_interval_with_a_width():
+    table = pl.DataFrame(
+        [(str(task), f"{task}/{one}", 0, "hall", 0.0, True) for task in range(36) for one in range(2)],
+        NAMES,
+        orient="row",
+    )
+    found = statistics(table, history_length=1).intervals.filter(level="0", statistic="shared")
+    assert found.select("low", "high").row(0) == wilson_interval(1.0, 36)
+    differing = statistics(table, history_length=1).intervals.filter(level="0", statistic="differing")
+    assert differing.select("low", "high").row(0) == (0, 0)  # by definition, not by chance
+
+
+def states_of(rows):
+    """The groups of level 0 of rows, their trajectories, and a return of each row."""
+    keys = np.unique([f"{row['task']} {row['state']}" for row in rows], return_inverse=True)[1]
+    tasks = np.zeros(len(rows), np.int64)
+    owners = np.unique([row["trajectory"] for row in rows], return_inverse=True)[1]
+    return Groups.of(keys, tasks == 0, tasks, 1), owners, np.arange(len(rows)).astype(float)
+
+
 @settings(max_examples=30)
 @given(tables(), st.integers(0, 99))
-def test_permuted_returns_stay_at_their_states(rows, seed):
+def test_exchanged_returns_stay_at_their_states(rows, seed):
     """The returns of rollouts that visit a state once are permuted: each gets that of one rollout, and none is lost."""
-    table = pl.DataFrame(rows).unique(["trajectory", "state"], keep="first", maintain_order=True)
-    table = table.with_columns(
-        task_key="task",
-        trajectory_key="trajectory",
-        **{"(aborted)": pl.lit(value=False)},
-        **{"return": pl.int_range(pl.len()).cast(pl.Float64)},
-    )
-    exchanged = _permuted(table, "state", np.random.default_rng(seed))
-    pl.testing.assert_frame_equal(exchanged.drop("return"), table.drop("return"))
-    for name in (table, exchanged):
-        assert sorted(name["return"]) == list(range(table.height))
-    own = table.group_by("task", "state").agg(pl.col("return").sort()).sort("task", "state")
-    pl.testing.assert_frame_equal(
-        exchanged.group_by("task", "state").agg(pl.col("return").sort()).sort("task", "state"), own
-    )
+    rows = pl.DataFrame(rows).unique(["trajectory", "state"], keep="first", maintain_order=True).to_dicts()
+    groups, owners, returns = states_of(rows)
+    found = exchanged(groups, owners, returns, np.random.default_rng(seed))
+    for start, number in zip(groups.starts, groups.sizes, strict=True):
+        at_state = groups.rows[start : start + number]
+        assert sorted(found[at_state]) == sorted(returns[at_state])
 
 
-def test_a_rollout_that_returns_to_a_state_keeps_its_visits_together() -> None:
-    table = pl.DataFrame(
-        {"task_key": 0, "trajectory_key": [1, 1, 2], "state": "s", "return": [1.0, 2.0, 3.0], "(aborted)": False}
-    )
-    seen = {tuple(_permuted(table, "state", np.random.default_rng(seed))["return"]) for seed in range(20)}
+def test_a_rollout_that_returns_to_a_state_keeps_its_visits_together():
+    rows = [{"task": "a", "state": "s", "trajectory": trajectory} for trajectory in "xxy"]
+    groups, owners, returns = states_of(rows)
+    seen = {tuple(exchanged(groups, owners, returns + 1, np.random.default_rng(seed))) for seed in range(20)}
     assert seen == {(1.0, 2.0, 3.0), (3.0, 3.0, 1.0)}
 
 
-def test_the_sentences_say_how_sure_they_are() -> None:
-    table = wandering(np.random.default_rng(0), matters=True)
-    text = "\n".join(describe(statistics(table, history_length=1), uncertainty(table, history_length=1)))
-    assert "That is more than chance: histories matter in this run." in text
-    assert re.search(r"By chance alone, the sign would change for \d+%\.", text)
+def test_the_sentences_say_how_sure_they_are():
+    for matters in (True, False):
+        table = wandering(np.random.default_rng(0), matters=matters)
+        text = "\n".join(describe(statistics(table, history_length=1, permutations=20)))
+        assert re.search(rf"\(\S+% to \S+%; by chance .*\): {'' if matters else 'not '}more than chance\.", text)
+        assert "; by chance it would be " in text
+
+
+def test_histories_that_explain_less_than_nothing_do_not_matter():
+    """Above the chance of a walk that returns to its states, which is below 0, is not above nothing."""
     table = wandering(np.random.default_rng(0), matters=False)
-    text = "\n".join(describe(statistics(table, history_length=1), uncertainty(table, history_length=1)))
-    assert "That is not more than chance: this run does not show that histories matter." in text
+    found = statistics(table, history_length=1, permutations=20)
+    of = (pl.col("level") == "1") & (pl.col("statistic") == "explained")
+    columns = {"value": 0.003, "low": -0.02, "high": 0.02, "chance": -0.048}
+    changed = found.intervals.with_columns(
+        pl.when(of).then(value).otherwise(name).alias(name) for name, value in columns.items()
+    )
+    text = "\n".join(describe(found._replace(intervals=changed)))
+    assert "explains less than 1% of the variance" in text
+    assert "by chance none): not more than chance" in text
 
 
-def described(states: str, rewards: list[float], depth: int) -> str:
-    """What is said of two rollouts of one task with these states, half of them each."""
+def with_outcomes(won: list[bool | None], aborted: list[bool]) -> Statistics:
+    steps = [(str(number), one, lost) for number, (one, lost) in enumerate(zip(won, aborted, strict=True))]
+    table = pl.DataFrame(steps, {"trajectory": pl.String, "won": pl.Boolean, "aborted": pl.Boolean}, orient="row")
+    return statistics(
+        table.with_columns(task=pl.lit("a"), step=0, state=pl.lit("s"), reward=0.0, action_valid=True), history_length=1
+    )
+
+
+def test_success_is_what_is_known_with_bounds():
+    """Aborted rollouts and those of unknown outcome count as lost in one bound, and as won in the other."""
+    found = with_outcomes([True, True, False, None, None], [False] * 4 + [True])
+    assert found.summary.select("success", "success_low", "success_high").row(0) == (2 / 3, 2 / 5, 4 / 5)
+    assert found.lengths.rows() == [("1–5", 5, 1, 2)]
+    assert "40% won if they are lost, 80% if they are won" in "\n".join(describe(found))
+    unknown = with_outcomes([None, None], [False, False])
+    assert unknown.summary["success"].item() is None
+    assert "it is not stored which of them won" in "\n".join(describe(unknown))
+
+
+def test_a_run_of_aborted_rollouts_alone_is_described(hgpo, tmp_path):
+    found = with_outcomes([False, False], [True, True])
+    assert describe(found) == ["Every rollout was aborted (2), so there is nothing to compare."]
+    assert found.levels["shared"].null_count() == found.levels.height
+    table = pl.DataFrame(
+        {
+            "task": "a",
+            "trajectory": ["x", "y"],
+            "step": 0,
+            "state": "s",
+            "reward": 0.0,
+            "action_valid": True,
+            "aborted": True,
+        }
+    )
+    table.write_parquet(tmp_path / "steps.parquet")
+    code, out, _ = hgpo("stats", tmp_path / "steps.parquet")
+    assert code == 0
+    assert "Every rollout was aborted (2)" in out
+
+
+def test_no_negative_zero_is_printed(hgpo, tmp_path):
+    wandering(np.random.default_rng(0), matters=True).write_parquet(tmp_path / "steps.parquet")
+    code, out, _ = hgpo("stats", tmp_path / "steps.parquet", "--permutations", 2)
+    assert code == 0
+    assert not re.search(r"-0\.0+%|-0%", out)
+
+
+@pytest.mark.slow
+def test_chunks_and_processes_give_the_same_numbers(tmp_path):
+    from hgpo_datasets import StepWriter
+
+    rng = np.random.default_rng(0)
+    with StepWriter(tmp_path / "run", shard_rows=100) as writer:
+        for task in range(12):
+            writer.add_group(
+                [
+                    {"task_id": str(task), "trajectory": f"{task}/{one}", "step": step, "state": str(rng.integers(3)),
+                     "action": "go", "reward": float(step == 4 and rng.random() < 0.5), "terminated": step == 4}
+                    for one in range(5) for step in range(5)
+                ]
+            )  # fmt: skip
+    options = {"chunk_rows": 100, "permutations": 2}
+    one, several = (statistics(tmp_path / "run", processes=processes, **options) for processes in (1, 3))
+    assert all(frame.equals(other) for frame, other in zip(one, several, strict=True))
+    whole = statistics(tmp_path / "run", chunk_rows=10**6)
+    for name in ("levels", "sizes", "states", "summary", "lengths"):
+        pl.testing.assert_frame_equal(getattr(one, name), getattr(whole, name), rel_tol=1e-12)
+
+
+def test_equal_returns_give_no_weights() -> None:
+    states, rewards = "abcabc", [0, 0, 1, 0, 0, 1]
     length = len(states) // 2
     table = pl.DataFrame(
         {
@@ -295,25 +465,7 @@ def described(states: str, rewards: list[float], depth: int) -> str:
             "action_valid": True,
         }
     )
-    return "\n".join(describe(statistics(table, history_length=depth)))
-
-
-def test_a_level_without_groups_is_called_so() -> None:
-    text = described("acbdcf", [0, 0, 1, 0, 0, 0], 4)
-    assert "33% of the steps share their state" in text
-    assert "none for k ≥ 1" in text
-    assert "k = 4" not in text
-
-
-def test_a_table_of_singletons_is_called_so() -> None:
-    text = described("abcdef", [0, 0, 1, 0, 0, 0], 4)
-    assert "Every step is a singleton group at every level, and HGPO's advantages are all 0." in text
-    assert "0.00" not in text
-
-
-def test_equal_returns_give_no_weights() -> None:
-    text = described("abcabc", [0, 0, 1, 0, 0, 1], 1)
-    assert "equal returns: HGPO's advantages are all 0" in text
+    assert "equal returns: HGPO's advantages are all 0" in "\n".join(describe(statistics(table, history_length=1)))
 
 
 def test_the_states_actions_context() -> None:
@@ -339,5 +491,8 @@ def test_invalid_input_is_reported() -> None:
     row = {"task": "a", "trajectory": "x", "step": 0, "state": "s", "reward": 0.0, "action_valid": True}
     with pytest.raises(InputError, match="did you mean 'trajectory'"):
         statistics(pl.DataFrame([row]), by=["trajectori"])
+    for name in ("resamples", "permutations", "seed"):
+        with pytest.raises(InputError, match=f"{name}: expected an integer of at least"):
+            statistics(pl.DataFrame([row]), **{name: -1})
     with pytest.raises(InputError, match="no rows"):
         statistics(pl.DataFrame([row]).clear())

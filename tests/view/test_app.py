@@ -19,7 +19,7 @@ with warnings.catch_warnings():
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_train.advantages import compute, names
-from hgpo_train.analysis.uncertainty import uncertainty
+from hgpo_train.analysis.statistics import statistics
 from hgpo_train.local_server import is_known_host
 from hgpo_train.view.app import HEADERS, make_app
 from hgpo_train.view.sources import open_sources
@@ -90,7 +90,7 @@ def test_tasks_are_filtered_and_sorted(small_run, get) -> None:
 @pytest.mark.slow
 def test_intervals_are_those_of_the_library(six_tasks, get) -> None:
     seen = get(six_tasks)("runs/0/intervals")
-    expected = uncertainty(scan_steps(six_tasks), history_length=4, reward_scale=10.0, permutations=20)
+    expected = statistics(scan_steps(six_tasks), history_length=4, reward_scale=10.0, permutations=20).intervals
     assert (seen["tasks"], seen["permutations"]) == (6, 20)
     for row in expected.iter_rows(named=True):
         assert seen["intervals"][row["statistic"]][row["level"]] == {
@@ -164,7 +164,7 @@ def test_advantages_are_those_of_the_library(rich_run, get, estimator: str) -> N
 
 def test_the_levels_of_hgpo_by_hand(small_run, get) -> None:
     """Room a is shared by w and x (returns 1 and 0), so A_0 = ±1/2; aborted trajectories have no advantage."""
-    settings = ["mode=mean_norm", "gamma=1", "invalid_action_penalty=0", "history_length=1"]
+    settings = ["mode=mean_norm", "gamma=1", "invalid_action_penalty=0", "history_length=1", "reward_scale=1"]
     seen = get(small_run)("runs/0/groups/0/estimates", estimator="hgpo", set=settings)["columns"]
     assert seen["return"] == [1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0]
     assert seen["size_k0"][:9:3] == [2, 2, 4]

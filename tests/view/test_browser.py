@@ -17,7 +17,7 @@ from viewed import HOSTILE, small_rows
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_train.advantages import compute
-from hgpo_train.analysis.uncertainty import uncertainty
+from hgpo_train.analysis.statistics import statistics
 from hgpo_train.view.page import Selection, write_page
 from hgpo_train.view.sources import open_sources
 
@@ -238,7 +238,7 @@ def test_levels_with_intervals_and_chance(viewer, page, six_tasks) -> None:
     expect = playwright.expect
     levels = page.get_by_role("region", name="Levels")
     expect(page.get_by_text("20 permutations")).to_be_visible(timeout=60_000)
-    found = uncertainty(scan_steps(six_tasks), history_length=4, reward_scale=10.0)
+    found = statistics(scan_steps(six_tasks), history_length=4, reward_scale=10.0, permutations=20).intervals
     row = found.filter(level="1", statistic="explained").row(0, named=True)
     cell = levels.get_by_role("row", name="variance of returns").get_by_role("cell").nth(1)
     expect(cell).to_contain_text(f"{row['value']:.1%}")

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError
-from hgpo_train.evaluation.intervals import Z, wilson_interval
 from hgpo_train.evaluation.report import evaluation_reports
+from hgpo_train.proportions import Z, wilson_interval
 
 TRIALS = st.integers(1, 2000)
 

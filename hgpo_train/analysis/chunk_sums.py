@@ -1,0 +1,248 @@
+"""The sums of a chunk of a step table from which statistics are made: one row per task and level, state or episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import polars as pl
+
+from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.state_keys import mask_numbers
+from hgpo_train.advantages.alfworld_nodes import NOTHING
+from hgpo_train.advantages.chunks import chunks
+from hgpo_train.advantages.estimators import hgpo
+from hgpo_train.advantages.input_columns import CHAINS, row_keys
+from hgpo_train.advantages.keyed_states import ALFWORLD_NODES, key_hash, with_state_key
+from hgpo_train.advantages.registry import EstimatorSpec, columns_read, prepare
+from hgpo_train.advantages.required_columns import check_columns
+from hgpo_train.advantages.tables import scan_part
+from hgpo_train.advantages.windows import along, chain, size
+from hgpo_train.analysis.level_sums import Groups, advantage_sums, counts, exchanged, spread, sum_by
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from hgpo_datasets.partitions import Partition
+    from hgpo_train.advantages.parameters import Context
+    from hgpo_train.analysis.level_sums import Floats
+
+ORACLE: Final = "oracle"
+ALL: Final = "(all)"
+"""The column that statistics are split by if the caller names none."""
+TEXTS: Final = 100
+"""The number of states of a chunk whose texts are kept."""
+
+_READ: Final = (
+    *("state_hash", "state", "action_hash", "action", "admissible_actions", "action_admissible", "aborted"),
+    *("action_valid", "won"),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `statistics` that the sums of a chunk depend on."""
+
+    by: tuple[str, ...]
+    p: hgpo.HGPO
+    state_key: str | None
+    without_unchanged: bool
+    permutations: int
+    seed: int
+    chunk_rows: int
+
+
+def part_sums(
+    numbered: tuple[int, Partition | pl.LazyFrame], settings: Settings
+) -> tuple[int, list[tuple[str, pl.DataFrame]]]:
+    """Return the number of rows of a part of a table, and the named sums of its chunks.
+
+    Raises:
+        InputError: A column is missing, or there are no rows.
+    """
+    place, part = numbered
+    steps = scan_part(part)
+    schema = steps.collect_schema()
+    for name in settings.by:
+        if name not in schema and name != ALL:
+            raise InputError(unknown("column to split by", name, schema))
+    job = EstimatorSpec(hgpo.ESTIMATOR, settings.p, "hgpo", details=True)
+    check_columns(schema, [job])
+    wanted = {*row_keys(schema), *settings.by, *_READ, *columns_read(schema, [job])}
+    if "action_admissible" in schema and settings.state_key != ALFWORLD_NODES:
+        wanted.discard("admissible_actions")  # the widest column
+    rows = 0
+    sums: list[tuple[str, pl.DataFrame]] = []
+    for number, chunk in enumerate(chunks(steps, [name for name in schema if name in wanted], settings.chunk_rows)):
+        rows += chunk.height
+        sums += _chunk_sums(chunk, settings, (place, number))
+    if not rows:
+        raise InputError("the step table has no rows")
+    return rows, sums
+
+
+def _chunk_sums(chunk: pl.DataFrame, settings: Settings, place: tuple[int, int]) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield the named sums of one chunk; random numbers depend on its place in the table."""
+    p, by = settings.p, list(settings.by)
+    task = pl.col("task_id" if "task_id" in chunk.columns else "task").cast(pl.String)
+    chunk = chunk.with_columns(pl.lit(0).alias(ALL), task.alias("(task)"))
+    units = chunk.select(*by, "(task)").unique(maintain_order=True).with_row_index("(unit)").cast({"(unit)": pl.Int64})
+    chunk = chunk.join(units, on=[*by, "(task)"], how="left", nulls_equal=True, maintain_order="left")
+    steps = _prepared(chunk, settings)
+    yield "episodes", _episode_sums(steps, units.drop("(task)"))
+    steps = steps.filter(~pl.col("(aborted)"))
+    if settings.without_unchanged:
+        steps = steps.filter(~pl.col("(unchanged)"))
+    levels = {str(k): pl.col(f"{CHAINS[p.context]}{k}") for k in range(p.history_length + 1)}
+    if _has_histories(p.context, chunk.columns):
+        levels[ORACLE] = pl.col("(whole)")
+    groups = {level: _groups(steps, context, units.height) for level, context in levels.items()}
+    yield "sizes", pl.concat(_sizes(level, group, units) for level, group in groups.items())
+    yield "states", _states(steps, f"{CHAINS[p.context]}0", groups["0"], units)
+    trajectories, returns = steps["trajectory_key"].to_numpy(), steps["return"].to_numpy()
+    rows = sum_by(steps["(unit)"].to_numpy(), np.ones(steps.height), units.height)
+    masked = np.full(units.height, np.nan)
+    if "state" in steps.columns and settings.state_key is None:
+        masked = counts(_groups(steps, pl.col("(masked)"), units.height), trajectories)["shared"]
+    whole = {k: _groups(steps, pl.coalesce(context, "(whole)"), units.height) for k, context in levels.items()}
+    structure = {
+        level: counts(group, trajectories) | {"rows": rows, "masked": masked, "whole_pairs": whole[level].pairs()}
+        for level, group in groups.items()
+    }
+    yield "levels", _framed(_with_returns(structure, steps, returns, groups, p), units)
+    for permutation in range(settings.permutations):
+        rng = np.random.Generator(np.random.PCG64([settings.seed, place[0], permutation, place[1]]))
+        sums = _with_returns(structure, steps, exchanged(groups["0"], trajectories, returns, rng), groups, p)
+        yield "permuted", _framed(sums, units.drop("(task)")).with_columns(pl.lit(permutation).alias("(permutation)"))
+
+
+def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
+    """Return a chunk with the input columns of estimators and those that statistics need in addition.
+
+    These are `(whole)`, a key of the whole history; `(masked)`, a key of the state without its numbers; `(admissible)`,
+    whether the environment could execute the action; and `(unchanged)`, whether the state replies to an action that
+    changed nothing.
+    """
+    steps = chunk.lazy()
+    if settings.state_key is not None:
+        steps = with_state_key(steps, settings.state_key)
+    if "action_valid" not in chunk.columns:
+        steps = steps.with_columns(action_valid=pl.lit(value=True))
+    texts = "state" in chunk.columns
+    admissible = pl.lit(None, pl.Boolean)
+    if "action_admissible" in chunk.columns:
+        admissible = pl.col("action_admissible")
+    elif {"action", "admissible_actions"} <= set(chunk.columns):
+        admissible = pl.col("admissible_actions").list.contains(pl.col("action"))
+    same = pl.col("state" if texts else f"{CHAINS[settings.p.context]}0")
+    unchanged = [along((same == same.shift(1)) | ~pl.col("(admissible)").shift(1).fill_null(value=True))]
+    if texts:
+        unchanged.append(pl.col("state").str.starts_with(NOTHING))
+    steps = prepare(steps, settings.p)
+    return (
+        steps.with_columns(
+            _whole_history(settings.p.context, chunk.columns).alias("(whole)"),
+            (key_hash(mask_numbers) if texts else pl.lit(None, pl.Int64)).alias("(masked)"),
+            admissible.alias("(admissible)"),
+        )
+        .with_columns(pl.any_horizontal(unchanged).fill_null(value=False).alias("(unchanged)"))
+        .collect()
+    )
+
+
+def _has_histories(context: Context, columns: Collection[str]) -> bool:
+    """Return whether a table has every state (and action), and not only hashes of contexts of limited depth."""
+    names = ["state", "action"] if context == "states_actions" else ["state"]
+    return all(name in columns or f"{name}_hash" in columns for name in names)
+
+
+def _whole_history(context: Context, columns: Collection[str]) -> pl.Expr:
+    """Return a key of all states (and actions) of a trajectory up to each step.
+
+    The key is null where the table stores only context hashes of limited depth. Each item is hashed together with its
+    position, so the running sum of the hashes identifies the sequence.
+    """
+    if not _has_histories(context, columns):
+        return pl.lit(None, pl.Int64)
+    item = pl.col("state_hash")
+    if context == "states_actions":
+        item = chain(pl.col("action_hash").shift(1).fill_null(0), item)
+    placed = pl.struct(item.alias("item"), pl.int_range(pl.len()).alias("position")).hash().reinterpret(signed=True)
+    return along(placed.cum_sum())
+
+
+def _episode_sums(steps: pl.DataFrame, units: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per trajectory."""
+    won = pl.col("won").cast(pl.Boolean).any(ignore_nulls=False) if "won" in steps.columns else pl.lit(None, pl.Boolean)
+    episodes = steps.group_by("(unit)", "task_key", "trajectory_key", maintain_order=True).agg(
+        pl.len().cast(pl.Int64).alias("length"),
+        pl.col("episode_return").first().alias("return"),
+        pl.col("action_valid").cast(pl.Boolean).sum().cast(pl.Int64).alias("valid"),
+        pl.col("(admissible)").sum().cast(pl.Int64).alias("admissible"),
+        pl.col("(admissible)").count().cast(pl.Int64).alias("known"),
+        pl.col("(unchanged)").sum().cast(pl.Int64).alias("unchanged"),
+        pl.col("(aborted)").any().alias("aborted"),
+        won.alias("won"),
+    )
+    return units.join(episodes, on="(unit)").drop("(unit)")
+
+
+def _groups(steps: pl.DataFrame, context: pl.Expr, count: int) -> Groups:
+    """Return the groups of the steps of a task with an equal context; steps whose context is null are in none."""
+    keys = steps.select(chain(chain(pl.col("task_key"), context), pl.col("(unit)"))).to_series()
+    units = steps["(unit)"].to_numpy()
+    return Groups.of(keys.fill_null(0).to_numpy(), keys.is_not_null().to_numpy(), units, count)
+
+
+def _with_returns(
+    structure: Mapping[str, dict[str, Floats]],
+    steps: pl.DataFrame,
+    returns: Floats,
+    groups: Mapping[str, Groups],
+    p: hgpo.HGPO,
+) -> dict[str, dict[str, Floats]]:
+    """Return the sums of each level: those of its structure, and those that depend on returns."""
+    found = hgpo.hgpo_advantages(steps.lazy().with_columns(pl.Series("return", returns)), p)
+    columns = found.select(pl.col(hgpo.details(p)).cast(pl.Float64).fill_null(np.nan)).collect()
+    units, nothing, k = steps["(unit)"].to_numpy(), np.full(steps.height, np.nan), p.history_length
+    deepest, sizes = columns[f"k{k}"].to_numpy(), columns[size(f"k{k}")].to_numpy()
+    sums = {}
+    for level, group in groups.items():
+        own = weight = nothing
+        if level != ORACLE:
+            own, weight = columns[f"k{level}"].to_numpy(), columns[f"weight_k{level}"].to_numpy()
+        compared = advantage_sums(own, deepest, sizes, weight, units, group.count)
+        sums[level] = structure[level] | spread(group, groups["0"], returns) | compared
+    return sums
+
+
+def _framed(sums: Mapping[str, Mapping[str, Floats]], units: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per unit and level."""
+    levels = list(sums)
+    names = sums[levels[0]]
+    columns = {name: np.stack([sums[level][name] for level in levels], axis=1).ravel() for name in names}
+    repeated = units.drop("(unit)")[np.repeat(np.arange(units.height), len(levels))]
+    return repeated.hstack(pl.DataFrame({"level": levels * units.height, **columns}))
+
+
+def _sizes(level: str, groups: Groups, units: pl.DataFrame) -> pl.DataFrame:
+    """Return the number of groups of each size."""
+    by = units.drop("(unit)", "(task)")
+    frame = by[groups.units].with_columns(pl.lit(level).alias("level"), pl.Series("size", groups.sizes))
+    return frame.group_by(*by.columns, "level", "size", maintain_order=True).agg(
+        pl.len().cast(pl.Int64).alias("groups")
+    )
+
+
+def _states(steps: pl.DataFrame, state: str, groups: Groups, units: pl.DataFrame) -> pl.DataFrame:
+    """Return the number of steps and of pairs of steps at each state, with the texts of the states of most pairs."""
+    text = pl.col("state") if "state" in steps.columns else pl.lit(None, pl.String)
+    first = steps.select("(unit)", pl.col(state).alias("key"), text.alias("state"))[groups.rows[groups.starts]]
+    n = groups.sizes
+    frame = first.with_columns(pl.Series("steps", n), pl.Series("pairs", n * (n - 1)))
+    by = [name for name in units.columns if name not in ("(unit)", "(task)")]
+    states = units.join(frame, on="(unit)").group_by(*by, "key", maintain_order=True)
+    sums = states.agg(pl.col("steps", "pairs").sum(), pl.col("state").first())
+    kept = pl.col("pairs").rank("ordinal", descending=True).over(by) <= TEXTS
+    return sums.with_columns(pl.when(kept).then("state").alias("state"))
