@@ -30,8 +30,7 @@ from torch.utils._pytree import tree_leaves
 from hgpo_train.models.loading import add_adapters, checkpoint_layers, compute_dtype
 from hgpo_train.models.shapes import model_config, model_shape
 from hgpo_train.training.config import Config, load_config, replace
-from hgpo_train.training.memory_plan import GIB, named_card, plan_memory
-from hgpo_train.training.plan_text import plan_table
+from hgpo_train.training.memory_plan import GIB, named_card, plan_memory, plan_text
 from hgpo_train.training.update.logprobs import ResponseScorer
 from hgpo_train.training.update.optimiser import make_optimiser
 
@@ -143,8 +142,8 @@ def compare(name: str, rows: int) -> dict[str, Any]:
     began = time.perf_counter()
     peak = fake_peak(config, rows)
     seconds = time.perf_counter() - began
-    learner = plan_memory(config, model_shape(config.model.path), named_card(CARDS[0])).learner
-    planned = learner.update - learner.reference
+    plan = plan_memory(config, model_shape(config.model.path), named_card(CARDS[0]))
+    planned = plan.weights + plan.gradients + plan.moments + plan.activations
     return {
         "configuration": name,
         "rows": rows,
@@ -152,7 +151,7 @@ def compare(name: str, rows: int) -> dict[str, Any]:
         "planned_gib": planned / GIB,
         "fake_peak_gib": peak / GIB,
         "planned/fake": planned / peak,
-        "reference_gib": learner.reference / GIB,
+        "reference_gib": plan.reference / GIB,
         "seconds": seconds,
     }
 
@@ -177,7 +176,7 @@ def main() -> None:
         config = load_config(name)
         shape = model_shape(config.model.path)
         for card in CARDS:
-            console.print(plan_table(plan_memory(config, shape, named_card(card)), shape), soft_wrap=True)
+            console.print(plan_text(plan_memory(config, shape, named_card(card)), shape), soft_wrap=True)
     console.print(store("memory_plan", {"learner": found}, keep=given.keep))
 
 

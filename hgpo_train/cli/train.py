@@ -64,17 +64,17 @@ def train(
 def _print_plan(settings: Config, card: str | None, console: Console) -> None:
     from hgpo_train.models.loading import choose_device
     from hgpo_train.models.shapes import model_shape
-    from hgpo_train.training.memory_plan import named_card, plan_memory, this_card
-    from hgpo_train.training.plan_text import cards_table, plan_table
+    from hgpo_train.training.memory_plan import CARDS, named_card, plan_memory, plan_text, this_card, verdict
 
-    shown = named_card(card) if card is not None else this_card(choose_device(settings.model.device))
+    this = named_card(card) if card is not None else this_card(choose_device(settings.model.device))
     shape = model_shape(settings.model.path)
-    if shown is None:
-        console.print(cards_table(settings, shape), highlight=False, soft_wrap=True)
+    if this is None:
+        for known in CARDS:
+            console.print(verdict(plan_memory(settings, shape, known), shape), highlight=False, soft_wrap=True)
         return
-    made = plan_memory(settings, shape, shown)
-    console.print(plan_table(made, shape), highlight=False, soft_wrap=True)
-    if not made.fits:
+    plan = plan_memory(settings, shape, this)
+    console.print(plan_text(plan, shape), highlight=False, soft_wrap=True, markup=False)
+    if not plan.fits:
         raise typer.Exit(1)
 
 

@@ -1,14 +1,9 @@
-"""Sizes of a language model from its configuration alone: nothing is loaded but `config.json`.
-
-The model is built on torch's meta device, which has shapes and no memory, so that parameters are counted and not
-estimated.
-"""
+"""Sizes of a language model from its configuration alone: it is built on torch's meta device, which has no memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -18,33 +13,33 @@ from hgpo_train.models.checkpoint_files import resolve_model
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_QWEN_1_5B: Final[dict[str, Any]] = {
-    "vocab_size": 151_936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32_768,
-    "tie_word_embeddings": True,
+PUBLISHED: Final[dict[str, dict[str, Any]]] = {
+    "Qwen/Qwen2.5-1.5B-Instruct": {
+        "vocab_size": 151_936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32_768,
+        "tie_word_embeddings": True,
+    },
+    "Qwen/Qwen2.5-7B-Instruct": {
+        "vocab_size": 152_064,
+        "hidden_size": 3584,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32_768,
+        "tie_word_embeddings": False,
+    },
 }
-_QWEN_7B: Final[dict[str, Any]] = {
-    "vocab_size": 152_064,
-    "hidden_size": 3584,
-    "intermediate_size": 18_944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 32_768,
-    "tie_word_embeddings": False,
-}
-PUBLISHED: Final = {"Qwen/Qwen2.5-1.5B-Instruct": _QWEN_1_5B, "Qwen/Qwen2.5-7B-Instruct": _QWEN_7B}
 """Configurations of the models of the shipped runs, from `config.json` of these repositories on the Hugging Face hub.
 They need no network."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
+class ModelShape(NamedTuple):
     """Sizes of a decoder, in elements.
 
     Attributes:
@@ -76,12 +71,11 @@ class ModelShape:
 
     def adapters(self, rank: int, targets: Iterable[str]) -> int:
         """Return the number of weights of low-rank adapters: rank · (inputs + outputs) of each target layer."""
-        named = set(targets)
-        return sum(rank * (inputs + outputs) for name, inputs, outputs in self.linear if name in named)
+        return sum(rank * (inputs + outputs) for name, inputs, outputs in self.linear if name in targets)
 
-    def cache_per_token(self, bytes_per_value: int = 2) -> int:
-        """Return the bytes of keys and values of one token in all layers."""
-        return 2 * self.layers * self.key_value * bytes_per_value
+    def cache_per_token(self) -> int:
+        """Return the bytes of keys and values of one token in all layers, in 16 bits."""
+        return 2 * self.layers * self.key_value * 2
 
 
 def model_shape(path: str) -> ModelShape:
@@ -108,6 +102,7 @@ def model_shape(path: str) -> ModelShape:
             )
         heads = config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        linear = [(name, part) for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
         return ModelShape(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
@@ -117,11 +112,7 @@ def model_shape(path: str) -> ModelShape:
             vocabulary=model.get_input_embeddings().weight.shape[0],
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             tied=model.get_output_embeddings().weight is model.get_input_embeddings().weight,
-            linear=tuple(
-                (name.rpartition(".")[2], part.in_features, part.out_features)
-                for name, part in model.named_modules()
-                if isinstance(part, torch.nn.Linear)
-            ),
+            linear=tuple((name.rpartition(".")[2], part.in_features, part.out_features) for name, part in linear),
         )
     except (AttributeError, ValueError) as error:
         raise InputError(f"cannot plan the memory of {path!r}: {str(error).splitlines()[0]}") from error

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import choose_device
 from hgpo_train.models.shapes import model_shape
-from hgpo_train.training.memory_plan import GIB, MemoryPlan, plan_memory, this_card
-from hgpo_train.training.plan_text import plan_table, verdict
+from hgpo_train.training.memory_plan import GIB, MemoryPlan, plan_memory, plan_text, this_card, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,73 +24,42 @@ def check_memory(config: Config, display: Display) -> MemoryPlan | None:
     """Print the memory plan for the GPU that a run will use; None without a GPU.
 
     Raises:
-        InputError: The run does not fit and `check_memory` is set; the error names what would fit. Nothing is loaded.
+        InputError: The run does not fit and `check_memory` is set; the error names what needs less. Nothing is loaded.
     """
     card = this_card(choose_device(config.model.device))
     if card is None:
         return None
     shape = model_shape(config.model.path)
     plan = plan_memory(config, shape, card)
-    display.show(plan_table(plan, shape))
+    display.show(plan_text(plan, shape))
     if config.check_memory and not plan.fits:
         raise InputError(f"{verdict(plan, shape)}; check_memory = false starts nevertheless")
     return plan
 
 
-class SharedGpu:
-    """Moves the engine's and the optimiser's memory off the GPU while the other part of an iteration runs.
-
-    Args:
-        config: The settings, of which `sleep` and `offload_optimiser` are used.
-        optimiser: The learner's optimiser.
-        device: The device of its state during the update.
-    """
-
-    def __init__(self, config: RolloutConfig, optimiser: torch.optim.Optimizer, device: torch.device) -> None:
-        self._config, self._optimiser, self._device = config, optimiser, device
-
-    def free(self) -> None:
-        """Give the engine what the learner does not need during the rollout."""
-        if self._config.offload_optimiser:
-            move_state(self._optimiser, torch.device("cpu"))
-        release_cache()
-
-    @contextmanager
-    def update(self, policy: TrainablePolicy) -> Iterator[None]:
-        """Within the block, the optimiser's state is on the device, and the engine sleeps if it can.
-
-        Args:
-            policy: The policy that generates rollouts. `sleep` and `wake_up` are called if it has them.
-        """
-        sleeper = policy if self._config.sleep and isinstance(policy, Sleeper) else None
-        if sleeper is not None:
-            sleeper.sleep()
-        if self._config.offload_optimiser:
-            move_state(self._optimiser, self._device)
-        yield
-        if sleeper is not None or self._config.offload_optimiser:
-            self.free()
-        if sleeper is not None:
-            sleeper.wake_up()
+def free_gpu(config: RolloutConfig, optimiser: torch.optim.Optimizer) -> None:
+    """Give the engine what the learner does not need during the rollout."""
+    if config.offload_optimiser:
+        move_state(optimiser, torch.device("cpu"))
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
-@runtime_checkable
-class Sleeper(Protocol):
-    """A policy whose engine can free its memory on the GPU."""
-
-    def sleep(self) -> None:
-        """Free the memory; no requests run and none are submitted until `wake_up`."""
-        ...
-
-    def wake_up(self) -> None:
-        """Allocate the memory again, with the weights of before."""
-        ...
-
-
-def reset_peak(device: torch.device) -> None:
-    """Start a new measurement of the peak that `memory_metrics` returns."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+@contextmanager
+def gpu_for_update(
+    config: RolloutConfig, policy: TrainablePolicy, optimiser: torch.optim.Optimizer, device: torch.device
+) -> Iterator[None]:
+    """Within the block, the optimiser's state is on the device, and the engine sleeps if it can."""
+    sleeps = config.sleep and hasattr(policy, "sleep") and hasattr(policy, "wake_up")
+    if sleeps:
+        policy.sleep()
+    if config.offload_optimiser:
+        move_state(optimiser, device)
+    yield
+    if sleeps or config.offload_optimiser:
+        free_gpu(config, optimiser)
+    if sleeps:
+        policy.wake_up()
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
@@ -125,9 +93,3 @@ def move_state(optimiser: torch.optim.Optimizer, device: torch.device) -> None:
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.dim() > 0:
                 state[name] = value.to(device)
-
-
-def release_cache() -> None:
-    """Return the allocator's unused memory to the GPU, where another process, such as the engine's, can use it."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The memory and the disk that a training run needs, computed before anything is loaded.
+"""The memory that a training run needs on a graphics card, computed before anything is loaded.
 
 Two moments decide whether a run fits on a card: the rollout (the engine's weights and cache beside the learner's
 weights and moments) and the update (gradients and activations, with the engine's memory still allocated unless it
@@ -10,33 +10,23 @@ and the reserve are assumptions that have not been measured on a GPU.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from hgpo_envs.errors import InputError
-from hgpo_train.training.activations import activation_bytes
-from hgpo_train.training.config import replace, shipped
+from hgpo_train.training.config import shipped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hgpo_train.models.shapes import ModelShape
-    from hgpo_train.training.config import Config
+    from hgpo_train.training.config import Config, SftConfig
 
 GIB: Final = 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A graphics card.
-
-    Attributes:
-        name: Its name.
-        memory: Its memory in bytes, as `torch.cuda.get_device_properties` reports it.
-    """
+class Card(NamedTuple):
+    """A graphics card: its name, and its memory in bytes as `torch.cuda.get_device_properties` reports it."""
 
     name: str
     memory: int
@@ -45,8 +35,48 @@ class Card:
 _GIB: Final = {"4090-24": 23.5, "A100-40": 39.4, "L40S-48": 44.4, "A100-80": 79.1, "H100-80": 79.1, "H200-141": 139.8}
 """Total memory in GiB as torch reports it ("total capacity" of its out-of-memory errors), in ascending order. It is
 less than the number in the name, because the driver keeps a part."""
-
 CARDS: Final = tuple(Card(name, int(size * GIB)) for name, size in _GIB.items())
+
+_UTILIZATION: Final = "gpu_memory_utilization"
+_CONTEXTS: Final = int(1.5 * GIB)
+"""CUDA contexts and kernels of the learner's and the engine's process."""
+_FRAGMENTED: Final = 0.03
+"""Share of a card that the allocator cannot use."""
+_LARGEST_SHARE: Final = 0.90
+_FEWEST_SEQUENCES: Final = 8
+"""The engine's cache must hold at least this number of sequences of the greatest length."""
+_ENGINE_TOKENS: Final = 16_384
+_ENGINE_SEQUENCES: Final = 1024
+"""Tokens and sequences of one step of vLLM (its defaults for `LLM` on cards of 70 GiB and more)."""
+_ENGINE_GRAPHS: Final = GIB // 2
+"""CUDA graphs and small buffers of the engine."""
+_LOGIT_BYTES: Final = 20
+"""Bytes per logit of a chunk in the backward pass: five float32 tensors."""
+
+# Bytes per token that a layer needs, per unit of (hidden, intermediate, query, adapters' rank), and further bytes. They
+# were determined by counting the storages that are alive in a pass of `ResponseScorer` with fake tensors, for models of
+# other widths than the benchmark prints, with attention that stores no matrix of length × length.
+_STORED: Final = {
+    ("weights", "bfloat16"): (28, 8, 8, 0, 0),
+    ("adapters", "bfloat16"): (18, 8, 10, 144, 0),
+    ("weights", "float32"): (28, 16, 16, 0, 0),
+    ("adapters", "float32"): (18, 16, 16, 144, 0),
+}
+"""What each layer stores for the backward pass, without gradient checkpointing."""
+_WORKING: Final = {
+    ("weights", "bfloat16"): (25, 0.5, 0, 0, 0),
+    ("adapters", "bfloat16"): (16, 6, 0, 0, 0),
+    ("weights", "float32"): (8, 8, 0, 0, 0),
+    ("adapters", "float32"): (8, 8, 0, 0, 0),
+}
+"""What the layer at work needs beyond that, at the peak of the backward pass."""
+_RECOMPUTED: Final = {
+    ("weights", "bfloat16"): (30, 12, 8, 0, 0),
+    ("adapters", "bfloat16"): (28, 14, 10, 14, 3640),
+    ("weights", "float32"): (30, 24, 16, 0, 0),
+    ("adapters", "float32"): (16, 24, 16, 24, 6200),
+}
+"""What the layer at work needs at the peak of the backward pass with gradient checkpointing, with recomputed values."""
 
 
 def named_card(text: str) -> Card:
@@ -61,9 +91,8 @@ def named_card(text: str) -> Card:
     for card in CARDS:
         if card.name.lower() == text.lower():
             return card
-    number = text.lower().removesuffix("gb").strip()
     try:
-        size = float(number)
+        size = float(text.lower().removesuffix("gb"))
     except ValueError:
         size = 0.0
     if not 1 <= size <= 10_000:
@@ -76,161 +105,70 @@ def this_card(device: torch.device) -> Card | None:
     """Return the card of a CUDA device; None for any other device."""
     if device.type != "cuda":
         return None
-    found = torch.cuda.get_device_properties(device)
-    return Card(str(found.name), int(found.total_memory))
-
-
-UTILIZATION: Final = "gpu_memory_utilization"
-_FIXED_SHARE: Final = "kv_cache_memory_bytes"
-"""The other argument of `vllm.LLM` that sets the size of the cache."""
-
-_CONTEXTS: Final = int(1.5 * GIB)
-"""CUDA contexts and kernels of the learner's and the engine's process."""
-_FRAGMENTED: Final = 0.03
-"""Share of a card that the allocator cannot use."""
-_LARGEST_SHARE: Final = 0.90
-_FEWEST_SEQUENCES: Final = 8
-"""The engine's cache must hold at least this number of sequences of the greatest length."""
-_ENGINE_TOKENS: Final = 16_384
-_ENGINE_SEQUENCES: Final = 1024
-"""Tokens and sequences of one step of vLLM (its defaults for `LLM` on cards of 70 GiB and more)."""
-_ENGINE_GRAPHS: Final = GIB // 2
-"""CUDA graphs and small buffers of the engine."""
-_ROW_BYTES: Final = 6_000
-"""A generous size of a row of the step table: that of a row with texts and tokens as JSON lines. The same row takes 254
-bytes in Parquet (docs/measurements.md)."""
+    properties = torch.cuda.get_device_properties(device)
+    return Card(str(properties.name), int(properties.total_memory))
 
 
 @dataclass(frozen=True, slots=True)
-class Learner:
-    """Bytes of the learner on the card.
+class MemoryPlan:
+    """What a run needs on a card, in bytes.
 
     Attributes:
+        config: The run's configuration.
+        card: The card.
         weights: The trained weights in float32; with adapters also the frozen base model in the compute dtype.
         gradients: Gradients in float32.
         moments: Adam's two moments in float32.
         reference: The frozen copy for the KL term, in the compute dtype.
         activations: The peak of one micro-batch.
+        engine: The engine's weights and working memory; 0 if it generates with the learner's weights.
+        sequence: Keys and values of one sequence of the greatest length.
+        concurrent: Number of sequences that run at the same time at most.
+        share: What the engine gets of the card.
+        reserve: What neither uses: CUDA contexts, and what the allocator cannot use.
     """
 
+    config: Config
+    card: Card
     weights: int
     gradients: int
     moments: int
     reference: int
     activations: int
-
-    @property
-    def update(self) -> int:
-        """Bytes during the update."""
-        return self.weights + self.gradients + self.moments + self.reference + self.activations
-
-    def rollout(self, *, offload: bool) -> int:
-        """Return the bytes during the rollout."""
-        return self.weights + self.reference + (0 if offload else self.moments)
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """Bytes of the engine that generates rollouts.
-
-    Attributes:
-        weights: Its own copy of the weights; 0 if it uses the learner's.
-        working: Memory of one step: activations, logits, CUDA graphs.
-        sequence: Keys and values of one sequence of the greatest length.
-        sequences: Number of sequences that can run at the same time at most.
-    """
-
-    weights: int
-    working: int
+    engine: int
     sequence: int
-    sequences: int
-
-    @property
-    def least(self) -> int:
-        """The fewest bytes that the engine can work with."""
-        return self.weights + self.working + min(self.sequences, _FEWEST_SEQUENCES) * self.sequence
-
-    @property
-    def most(self) -> int:
-        """The bytes with a cache for all sequences; more have no use."""
-        return self.weights + self.working + self.sequences * self.sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Disk:
-    """Bytes on the disk.
-
-    Attributes:
-        weights: Weights of one checkpoint.
-        moments: Adam's moments in one checkpoint.
-        checkpoints: Bound on all checkpoints. A new one is written before an old one is removed.
-        steps: Bound on the step tables of training and evaluation, for rows of `_ROW_BYTES`.
-    """
-
-    weights: int
-    moments: int
-    checkpoints: int
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """What a run needs on a card.
-
-    Attributes:
-        config: The run's configuration.
-        card: The card.
-        learner: The learner's parts.
-        engine: The engine's parts.
-        share: Bytes of the card that the engine gets.
-        reserve: Bytes that neither uses: CUDA contexts, and what the allocator cannot use.
-        disk: Bytes on the disk.
-    """
-
-    config: Config
-    card: Card
-    learner: Learner
-    engine: Engine
+    concurrent: int
     share: int
     reserve: int
-    disk: Disk
 
     @property
     def update(self) -> int:
         """Bytes on the card during the update."""
-        return self.learner.update + self.reserve + (self.share if self.engine_stays else 0)
+        learner = self.weights + self.gradients + self.moments + self.reference + self.activations
+        return learner + self.reserve + (self.share if _engine_stays(self.config) else 0)
 
     @property
     def rollout(self) -> int:
         """Bytes on the card during the rollout."""
-        return self.learner.rollout(offload=self.config.rollout.offload_optimiser) + self.reserve + self.share
+        moments = 0 if self.config.rollout.offload_optimiser else self.moments
+        return self.weights + self.reference + moments + self.reserve + self.share
 
     @property
-    def engine_stays(self) -> bool:
-        """Whether the engine keeps its memory during the update."""
-        return self.config.rollout.engine == "vllm" and not self.config.rollout.sleep
+    def least(self) -> int:
+        """The fewest bytes that the engine can work with."""
+        return self.engine + min(self.concurrent, _FEWEST_SEQUENCES) * self.sequence
 
     @property
     def fits(self) -> bool:
         """Whether the card has enough memory at all times."""
-        return max(self.update, self.rollout) <= self.card.memory and self.share >= self.engine.least
+        return max(self.update, self.rollout) <= self.card.memory and self.share >= self.least
 
-    @property
-    def sequences(self) -> int:
-        """Number of sequences of the greatest length that fit into the engine's cache."""
-        return max(0, self.share - self.engine.weights - self.engine.working) // self.engine.sequence
-
-    @property
-    def utilization(self) -> float:
-        """The engine's share of the card."""
-        return self.share / self.card.memory
-
-    def engine_options(self) -> dict[str, object]:
+    def engine_options(self) -> dict[str, Any]:
         """Return the arguments of `vllm.LLM` that follow from the plan; the configuration's own take precedence."""
-        options: dict[str, object] = {}
-        if self.config.rollout.engine == "vllm" and _FIXED_SHARE not in self.config.rollout.engine_options:
-            options[UTILIZATION] = round(self.utilization, 2)
-        return options | self.config.rollout.engine_options
+        configured = self.config.rollout.engine_options
+        if self.config.rollout.engine != "vllm" or "kv_cache_memory_bytes" in configured:  # that sets the cache's size
+            return dict(configured)
+        return {_UTILIZATION: round(self.share / self.card.memory, 2)} | configured
 
 
 def plan_memory(config: Config, shape: ModelShape, card: Card) -> MemoryPlan:
@@ -241,127 +179,154 @@ def plan_memory(config: Config, shape: ModelShape, card: Card) -> MemoryPlan:
         shape: The sizes of its model.
         card: The card.
     """
-    learner, engine = _learner(config, shape), _engine(config, shape)
-    reserve = _CONTEXTS + int(_FRAGMENTED * card.memory)
-    share = _share(config, learner, engine, card, reserve)
-    return MemoryPlan(config, card, learner, engine, share, reserve, _disk(config, shape))
-
-
-def alternatives(plan: MemoryPlan, shape: ModelShape) -> list[str]:
-    """Return what would fit where a plan does not.
-
-    These are settings for the same card that give the same result, adapters, and the smallest card of `CARDS` that the
-    configuration fits on as it is.
-
-    Args:
-        plan: A plan that does not fit.
-        shape: The sizes of its model.
-    """
-    found = []
-    for changes in _same_results(plan.config):
-        if plan_memory(replace(plan.config, **changes), shape, plan.card).fits:
-            found.append(" ".join(_set(changes)))
-            break
-    if not plan.config.model.lora.rank:
-        found += _adapters(plan, shape)
-    larger = [card for card in CARDS if plan_memory(plan.config, shape, card).fits]
-    if larger:
-        found.append(f"a card of {larger[0].name} or more")
-    else:
-        name = plan.config.name if plan.config.name in shipped() else "CONFIG"
-        found.append(
-            f"several cards with verl, which shards the weights: `hgpo-verl {name} --gpus 4` (integrations/verl)"
-        )
-    return found
-
-
-def _learner(config: Config, shape: ModelShape) -> Learner:
+    rollout, rank = config.rollout, config.model.lora.rank
     half = 2 if config.model.compute_dtype == "bfloat16" else 4
-    rank = config.model.lora.rank
-    trained = shape.adapters(rank, config.model.lora.targets) if rank else shape.parameters
-    frozen = half * shape.parameters if rank else 0
+    adapters = shape.adapters(rank, config.model.lora.targets) if rank else 0
+    trained = adapters or shape.parameters
+    weights = 4 * trained + (half * shape.parameters if rank else 0)
     reference = half * shape.parameters if config.update.kl_weight > 0 and not rank else 0
-    return Learner(4 * trained + frozen, 4 * trained, 8 * trained, reference, activation_bytes(config, shape))
+    activations = activation_bytes(config, shape)
 
-
-def _engine(config: Config, shape: ModelShape) -> Engine:
-    rollout = config.rollout
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
     sequence = longest * shape.cache_per_token()
-    sequences = min(rollout.slots, rollout.tasks * rollout.group_size)
-    if rollout.engine != "vllm":  # the engine generates with the learner's weights, in batches of a bounded size
+    concurrent = min(rollout.slots, rollout.tasks * rollout.group_size)
+    reserve = _CONTEXTS + int(_FRAGMENTED * card.memory)
+    if rollout.engine == "vllm":
+        step = _ENGINE_TOKENS * 2 * (2 * shape.intermediate + 2 * shape.hidden)
+        logits = _ENGINE_SEQUENCES * shape.vocabulary * 8
+        engine = 2 * (shape.parameters + adapters) + step + logits + _ENGINE_GRAPHS
+        during_rollout = weights + reference + (0 if rollout.offload_optimiser else 8 * trained)
+        during_update = weights + reference + 12 * trained + activations
+        free = card.memory - reserve - max(during_rollout, 0 if rollout.sleep else during_update)
+        percent = card.memory // 100  # the share is given in percent
+        useful = engine + concurrent * sequence + percent
+        share = max(0, min(free, int(_LARGEST_SHARE * card.memory), useful) // percent * percent)
+        if _UTILIZATION in rollout.engine_options:
+            share = int(float(rollout.engine_options[_UTILIZATION]) * card.memory)
+    else:  # it generates with the learner's weights, in batches of a configured size
         batch = int(rollout.engine_options.get("max_batch_tokens", 131_072))
-        return Engine(0, 0, sequence, max(1, min(sequences, batch // longest)))
-    rank = config.model.lora.rank
-    adapters = shape.adapters(rank, config.model.lora.targets) if rank else 0
-    step = _ENGINE_TOKENS * 2 * (2 * shape.intermediate + 2 * shape.hidden)
-    logits = _ENGINE_SEQUENCES * shape.vocabulary * 8
-    return Engine(2 * (shape.parameters + adapters), step + logits + _ENGINE_GRAPHS, sequence, sequences)
-
-
-def _share(config: Config, learner: Learner, engine: Engine, card: Card, reserve: int) -> int:
-    """Return the engine's bytes: those configured, or what the learner leaves of the card, up to what has a use."""
-    rollout = config.rollout
-    if rollout.engine != "vllm":
-        return engine.most  # its batches have a configured size
-    if UTILIZATION in rollout.engine_options:
-        return int(float(rollout.engine_options[UTILIZATION]) * card.memory)
-    during_rollout = learner.rollout(offload=rollout.offload_optimiser)
-    beside = during_rollout if rollout.sleep else max(during_rollout, learner.update)
-    available = min(card.memory - reserve - beside, int(_LARGEST_SHARE * card.memory))
-    percent = card.memory // 100  # the share is given in percent
-    return max(0, min(available, engine.most + percent) // percent * percent)
-
-
-def _disk(config: Config, shape: ModelShape) -> Disk:
-    rank = config.model.lora.rank
-    weights = 4 * (shape.adapters(rank, config.model.lora.targets) if rank else shape.parameters)
-    written = math.ceil(config.iterations / config.checkpoint.every)
-    kept = min(written, config.checkpoint.keep + 1) if config.checkpoint.keep else written
-    rollout, evaluation = config.rollout, config.evaluation
-    batches = rollout.max_generation_batches if rollout.filter_groups else 1
-    trained = config.iterations * rollout.tasks * rollout.group_size * batches
-    evaluations = 1 + config.iterations // evaluation.every if evaluation.every else 0
-    played = trained + evaluations * evaluation.tasks * evaluation.group_size
-    return Disk(
-        weights,
-        2 * weights,
-        (kept + 2 * (kept if config.checkpoint.optimiser == "all" else min(written, 2))) * weights,
-        played * config.environment.max_steps * _ROW_BYTES,
+        concurrent = max(1, min(concurrent, batch // longest))
+        engine, share = 0, concurrent * sequence
+    return MemoryPlan(
+        config=config,
+        card=card,
+        weights=weights,
+        gradients=4 * trained,
+        moments=8 * trained,
+        reference=reference,
+        activations=activations,
+        engine=engine,
+        sequence=sequence,
+        concurrent=concurrent,
+        share=share,
+        reserve=reserve,
     )
 
 
-def _same_results(config: Config) -> Iterator[dict[str, dict[str, object]]]:
-    """Yield changes that need less memory and have the same result, from the cheapest to the slowest."""
-    longest = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    engine: list[dict[str, dict[str, object]]] = [{}]
+def activation_bytes(config: Config, shape: ModelShape) -> int:
+    """Return the peak of a micro-batch of `update.micro_batch_tokens` beyond weights, gradients and moments, in bytes.
+
+    The peak is the largest of four moments: the end of the forward pass (autocast keeps a copy of every trained weight
+    in the compute dtype until then), the output layer's backward pass, the backward pass of the last layer, and that
+    of the input embedding.
+    """
+    model, update, rank = config.model, config.update, config.model.lora.rank
+    tokens, full, half = update.micro_batch_tokens, not rank, model.compute_dtype == "bfloat16"
+
+    def layer_bytes(table: dict[tuple[str, str], tuple[float, ...]]) -> float:
+        per_unit = table["weights" if full else "adapters", model.compute_dtype]
+        units = (shape.hidden, shape.intermediate, shape.query, rank, 1)
+        return tokens * sum(size * unit for size, unit in zip(per_unit, units, strict=True))
+
+    if model.gradient_checkpointing:
+        residual = 2 if half and not full else 4  # the input of each layer, which is stored
+        stored, layer = float(tokens * shape.layers * shape.hidden * residual), layer_bytes(_RECOMPUTED)
+    else:
+        stored, layer = shape.layers * layer_bytes(_STORED), layer_bytes(_WORKING)
+    logits = _LOGIT_BYTES * shape.vocabulary * (min(update.logit_chunk, tokens) or tokens)
+    cast = 2 * shape.parameters if full and half else 0
+    forward = stored + tokens * (10 * shape.hidden + (6 if half else 12) * shape.intermediate) + cast
+    head = stored + tokens * 4 * shape.hidden + logits + (8 * shape.embedding if full else 0)
+    # The gradient of tied embeddings waits for its second part until the end of the backward pass.
+    last_layer = stored + layer + (4 * shape.embedding if full and shape.tied else 0)
+    embedding = (12 if shape.tied else 8) * shape.embedding if full else 0
+    # Without variable-length kernels the mask of packed rows is a matrix: booleans, and the additive mask.
+    mask = 3 * tokens**2 if update.layout == "packed" and model.attention == "sdpa" else 0
+    return int(max(forward, head, last_layer, embedding) + mask)
+
+
+def plan_text(plan: MemoryPlan, shape: ModelShape) -> str:
+    """Return a plan's parts during the rollout and during the update, and the verdict, in lines."""
+    config = plan.config
+    stays = _engine_stays(config)
+    parts = (
+        ("weights" if not config.model.lora.rank else "weights, frozen and trained", plan.weights, plan.weights),
+        ("gradients", 0, plan.gradients),
+        ("optimiser (two moments)", 0 if config.rollout.offload_optimiser else plan.moments, plan.moments),
+        ("reference", plan.reference, plan.reference),
+        (f"activations of {config.update.micro_batch_tokens:,} tokens", 0, plan.activations),
+        ("engine: weights and working memory", plan.engine, plan.engine if stays else 0),
+        ("engine: cache", max(0, plan.share - plan.engine), max(0, plan.share - plan.engine) if stays else 0),
+        ("reserve", plan.reserve, plan.reserve),
+        ("total", plan.rollout, plan.update),
+    )
+    lines = [
+        f"{config.name} on {plan.card.name}, {_gib(plan.card.memory)} GiB",
+        f"{'GiB':<36}{'rollout':>9}{'update':>9}",
+    ]
+    lines += [f"{name:<36}{_gib(rollout):>9}{_gib(update):>9}" for name, rollout, update in parts if rollout or update]
     if config.rollout.engine == "vllm":
-        engine.append({"rollout": {"sleep": True}})
-    engine.append({"rollout": {**engine[-1].get("rollout", {}), "offload_optimiser": True}})
-    tokens = config.update.micro_batch_tokens
-    while tokens >= longest:
-        smaller: dict[str, dict[str, object]] = {"update": {"micro_batch_tokens": tokens}}
-        yield from ({**changes, **(smaller if tokens < config.update.micro_batch_tokens else {})} for changes in engine)
-        tokens //= 2
+        cached = max(0, plan.share - plan.engine) // plan.sequence
+        lines.append(
+            f"gpu_memory_utilization = {plan.share / plan.card.memory:.2f}; the cache holds {cached} sequences of the "
+            f"greatest length, of {plan.concurrent} that run at the same time"
+        )
+    lines.append("the engine's working memory and the reserve are assumptions, not measured on a GPU")
+    return "\n".join([*lines, verdict(plan, shape)])
 
 
-def _adapters(plan: MemoryPlan, shape: ModelShape) -> list[str]:
-    """Return the shipped configuration with adapters, or the setting, if it fits on the card."""
-    changes: dict[str, dict[str, object]] = {"model": {"lora": {"rank": 64, "alpha": 64}}}
-    for more in _same_results(plan.config):
-        if plan_memory(replace(plan.config, **changes, **more), shape, plan.card).fits:
-            name = f"{plan.config.name}-lora"
-            shown = f"the configuration {name}" if name in shipped() else " ".join(_set(changes))
-            return [" ".join(["adapters:", shown, *_set(more)])]
-    return []
+def verdict(plan: MemoryPlan, shape: ModelShape) -> str:
+    """Return whether a plan fits, and otherwise what it needs and what would fit, as one line."""
+    if plan.fits:
+        return f"fits on {plan.card.name}"
+    name = plan.config.name if plan.config.name in shipped() else "CONFIG"
+    cards = [card.name for card in CARDS if plan_memory(plan.config, shape, card).fits]
+    several = f"several cards with verl, which shards the weights: `hgpo-verl {name} --gpus 4` (integrations/verl)"
+    return (
+        f"{plan.config.name} does not fit on {plan.card.name} of {_gib(plan.card.memory)} GiB (in GiB: "
+        f"weights {_gib(plan.weights)}, gradients {_gib(plan.gradients)}, optimiser {_gib(plan.moments)}, "
+        f"reference {_gib(plan.reference)}, activations of {plan.config.update.micro_batch_tokens:,} tokens "
+        f"{_gib(plan.activations)}, engine {_gib(max(plan.share, plan.least))}, reserve {_gib(plan.reserve)}); "
+        f"what needs less: {'; '.join(smaller_settings(plan.config))}; or "
+        + (f"use a card of {cards[0]} or more" if cards else several)
+    )
 
 
-def _set(changes: dict[str, dict[str, object]]) -> list[str]:
-    """Return changes as options of the command line."""
-    found = []
-    for section, values in changes.items():
-        for name, value in values.items():
-            nested = value if isinstance(value, dict) else {}
-            found += [f"--set {section}.{name}.{inner}={inside}" for inner, inside in nested.items()]
-            found += [] if nested else [f"--set {section}.{name}={str(value).lower()}"]
-    return found
+def smaller_settings(config: Config | SftConfig) -> list[str]:
+    """Return the settings that reduce the memory of a run, cheapest first, without those that are in effect.
+
+    All but the last, adapters, have the same result.
+
+    >>> from hgpo_train.training.config import Config, replace
+    >>> smaller_settings(replace(Config(), rollout={"engine": "vllm", "sleep": True}))
+    ['rollout.offload_optimiser = true', 'update.micro_batch_tokens = 8192', 'adapters: model.lora.rank = 64']
+    """
+    model, update, rollout = config.model, config.update, getattr(config, "rollout", None)
+    settings = {
+        "model.gradient_checkpointing = true": not model.gradient_checkpointing,
+        "update.logit_chunk = 128": not 0 < update.logit_chunk <= 128,
+        "rollout.sleep = true": rollout is not None and rollout.engine == "vllm" and not rollout.sleep,
+        "rollout.offload_optimiser = true": rollout is not None and not rollout.offload_optimiser,
+        f"update.micro_batch_tokens = {update.micro_batch_tokens // 2}": update.micro_batch_tokens > 1,
+        "adapters: model.lora.rank = 64": not model.lora.rank,
+    }
+    return [setting for setting, useful in settings.items() if useful]
+
+
+def _engine_stays(config: Config) -> bool:
+    """Return whether the engine keeps its memory during the update."""
+    return config.rollout.engine == "vllm" and not config.rollout.sleep
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:,.1f}"

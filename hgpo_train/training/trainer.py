@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import polars as pl
+import torch
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_datasets.run_paths import STEPS
@@ -40,7 +41,7 @@ from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
 from hgpo_train.training.data import data_options, open_training_env
-from hgpo_train.training.gpu_memory import SharedGpu, check_memory, memory_metrics, reset_peak
+from hgpo_train.training.gpu_memory import check_memory, free_gpu, gpu_for_update, memory_metrics
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
 from hgpo_train.training.run_folder import FREE, Origin, RunFolder, fixed_values
 from hgpo_train.training.tracking import log_to, make_trackers
@@ -132,8 +133,7 @@ class Trainer:
         if (newest := checkpoint_to_resume(folder / "checkpoints", run.id)) is not None:
             self.state = resumed_state(load_checkpoint(newest, self.model, self.learner.optimiser), self.state)
             remove_superseded(folder / "checkpoints", newest, config.checkpoint.keep, config.checkpoint.optimiser)
-        self._gpu = SharedGpu(config.rollout, self.learner.optimiser, self.learner.device)
-        self._gpu.free()
+        free_gpu(config.rollout, self.learner.optimiser)
         # The engine is created last: its share is fixed by the plan, and what the learner holds by then is not its own.
         context = _trainable_context(config, plan)
         self.policy = make_trainable(config.rollout.engine, self.model, self.tokenizer, context)
@@ -165,7 +165,8 @@ class Trainer:
             RolloutError: Too many rollouts failed.
         """
         clock = StageTimer()
-        reset_peak(self.learner.device)
+        if self.learner.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.learner.device)
         iteration = self.state.iteration
         with clock("gen"), self._display.stage("collect"):
             steps, drawn = self._collect(iteration)
@@ -174,7 +175,8 @@ class Trainer:
             rows, left_out = self._usable(self._compute_advantages(steps))
         metrics["training/rows_left_out"] = float(left_out)
         metrics |= batch_metrics(rows, self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens)
-        with clock("update_actor"), self._display.stage("update"), self._gpu.update(self.policy):
+        gpu = gpu_for_update(self.config.rollout, self.policy, self.learner.optimiser, self.learner.device)
+        with clock("update_actor"), self._display.stage("update"), gpu:
             rate = learning_rate(self.config.optimiser, iteration, self.config.iterations)
             # The last number separates this stream from others that are derived from the same seed.
             rng = np.random.default_rng([self.config.seed, iteration, 2])

@@ -4,22 +4,25 @@ import io
 from pathlib import Path
 
 import pytest
-import torch
 from doors import DoorsEngine, DoorsSource, solution
 from rich.console import Console
 
 from hgpo_train.models.checkpoint_files import list_checkpoints
-from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.display import Display
-from hgpo_train.training.trainer import Trainer, start_run
 
 TEMPLATE = "{{ task }}\n{{ observation }}\n{{ admissible_actions | join(', ') }}"
-SHAPE = TinyShape(vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread():
+def _imported():
+    """Import the heavy libraries before the first test, so that no test's CPU time contains them."""
+    import torch
+    from torch.utils import tensorboard  # noqa: F401
+    from transformers import Qwen2ForCausalLM, Qwen3ForCausalLM  # noqa: F401
+
+    import hgpo_train.training.trainer  # noqa: F401
+
     torch.set_num_threads(1)
 
 
@@ -35,7 +38,10 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"), texts() * 3, SHAPE, seed=1)
+    from hgpo_train.models.tiny import TinyShape, save_tiny
+
+    shape = TinyShape(vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+    return save_tiny(tmp_path_factory.mktemp("tiny"), texts() * 3, shape, seed=1)
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +78,9 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def trainer(self, config: Config, name: str = "run", *, resume: bool = False, display=None) -> Trainer:
+    def trainer(self, config: Config, name: str = "run", *, resume: bool = False, display=None):
+        from hgpo_train.training.trainer import Trainer, start_run
+
         run = start_run(config, self.folder / name, resume=resume)
         console = Console(file=io.StringIO(), width=200)
         try:
@@ -81,7 +89,7 @@ class Runs:
             run.release()
             raise
 
-    def train(self, config: Config, name: str = "run", *, resume: bool = False) -> Trainer:
+    def train(self, config: Config, name: str = "run", *, resume: bool = False):
         trainer = self.trainer(config, name, resume=resume)
         trainer.run()
         return trainer

@@ -13,7 +13,7 @@ import torch
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import compute_dtype
 from hgpo_train.models.reference import Reference
-from hgpo_train.training.plan_text import out_of_memory
+from hgpo_train.training.memory_plan import smaller_settings
 from hgpo_train.training.update.batches import micro_batches, mini_batches
 from hgpo_train.training.update.logprobs import ResponseScorer
 from hgpo_train.training.update.losses import policy_loss, token_weights
@@ -262,7 +262,10 @@ class Learner:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            raise InputError(out_of_memory(self.config)) from error
+            raise InputError(
+                f"out of memory with update.micro_batch_tokens = {self.config.update.micro_batch_tokens}; set "
+                f"{', or '.join(smaller_settings(self.config))}; `hgpo train CONFIG --plan` prints what each part needs"
+            ) from error
 
     def _gap(self, samples: Samples, old: NDArray[np.float32]) -> dict[str, float]:
         """Return the differences between the engine's log-probabilities and the trainer's, under verl's names."""
