@@ -276,7 +276,7 @@ def _unfit(folder: Path, run: str, *, weights_only: bool) -> str | None:
 def _read(path: Path, form: type[T]) -> T:
     try:
         return msgspec.json.decode(read_bytes(path, _JSON_BYTES), type=form)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path.parent.name}/{path.name} is damaged: {error}") from None
 
 

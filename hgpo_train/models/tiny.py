@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import tokenizers
-import torch
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from hgpo_train.models.hf import no_progress_bars
@@ -109,6 +108,7 @@ def make_model(tokenizer: Tokenizer, shape: TinyShape | None = None, seed: int =
 
     Global random state is unchanged.
     """
+    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     shape = shape or TinyShape()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import warnings
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import append, write_file
 from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
+from hgpo_train.models.checkpoint_files import rename_damaged
 from hgpo_train.settings import to_dict
 
 if TYPE_CHECKING:
@@ -33,8 +36,6 @@ class Tracker(Protocol):
         ...
 
 
-DAMAGED: Final = ".damaged"
-"""Suffix of the file that damaged lines are moved to."""
 _METRICS_BYTES: Final = 4 << 30
 """Size limit of `metrics.jsonl`, in bytes."""
 
@@ -46,8 +47,8 @@ class TrackingWarning(UserWarning):
 class JsonLines:
     """A tracker that writes `metrics.jsonl`: one object per iteration, with the key `iteration` first.
 
-    A line is on disk when `log` returns. Damaged lines are moved to `metrics.jsonl.damaged`. An incomplete last line is
-    dropped, because its iteration is logged again.
+    A line is on disk when `log` returns. An incomplete last line is dropped, because its iteration is logged again. A
+    file with other damaged lines is renamed to `metrics.jsonl.damaged`, and its intact lines are written again.
 
     Args:
         path: The file; its lines of iterations from `start` on are dropped, because they are logged again.
@@ -59,28 +60,18 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, start: int) -> None:
-        self.path = path
-        data, lines, damaged = _read(path)
+        lines, damaged = _read(path)
         if damaged:
-            aside = path.with_name(path.name + DAMAGED)
-            before = read_bytes(aside, _METRICS_BYTES) if os.path.lexists(aside) else b""
-            if not before.endswith(joined := b"".join(line + b"\n" for line in damaged)):
-                write_file(aside, before + joined)
-            warnings.warn(
-                f"{path} contains {len(damaged)} damaged lines; moved them to {aside.name}",
-                TrackingWarning,
-                stacklevel=2,
-            )
+            moved = rename_damaged(path).name
+            message = f"{path} contains {damaged} damaged lines; the file with them is now {moved}"
+            warnings.warn(message, TrackingWarning, stacklevel=2)
         kept = {line["iteration"]: line for line in lines if line["iteration"] < start}
-        whole = b"".join(_line(kept[iteration]) for iteration in sorted(kept))
-        if data != whole or not path.exists():
-            write_file(path, whole)
+        write_file(path, b"".join(_line(kept[iteration]) for iteration in sorted(kept)))
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
         """See `Tracker`. Values that are not finite are written as null."""
-        finite = {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}
-        append(self._descriptor, _line({"iteration": iteration, **finite}))
+        append(self._descriptor, _line({"iteration": iteration, **dict(sorted(metrics.items()))}))
 
     def close(self) -> None:
         """See `Tracker`. Calling this again has no effect."""
@@ -97,39 +88,30 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises:
         InputError: `path` is not a file, or cannot be read.
     """
-    _, lines, damaged = _read(path)
+    lines, damaged = _read(path)
     if damaged:
-        warnings.warn(f"{path} contains {len(damaged)} damaged lines; ignored them", TrackingWarning, stacklevel=2)
+        warnings.warn(f"{path} contains {damaged} damaged lines; ignored them", TrackingWarning, stacklevel=2)
     return lines
 
 
-def _read(path: Path) -> tuple[bytes, list[dict[str, Any]], list[bytes]]:
-    """Return a file's bytes, its parsed lines and its damaged lines."""
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return a file's intact lines, and the number of its damaged ones."""
     data = read_bytes(path, _METRICS_BYTES, "metrics.jsonl") if os.path.lexists(path) else b""
-    lines, damaged = [], []
+    lines, damaged = [], 0
     for line in data.split(b"\n")[:-1]:
-        values = _values(line)
-        if values is None:
-            damaged.append(line)
-        else:
+        try:
+            values = msgspec.json.decode(line, type=dict[str, int | float | None])
+        except (ValueError, RecursionError):
+            values = {}
+        if type(values.get("iteration")) is int:
             lines.append(values)
-    return data, lines, damaged
+        else:
+            damaged += 1
+    return lines, damaged
 
 
-def _values(line: bytes) -> dict[str, Any] | None:
-    """Return a line's values, or None if the line is damaged."""
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(values, dict) or type(values.get("iteration")) is not int:
-        return None
-    numbers = (value for value in values.values() if value is not None)
-    return values if all(isinstance(value, int | float) for value in numbers) else None
-
-
-def _line(values: Mapping[str, Any]) -> bytes:
-    return json.dumps(values).encode() + b"\n"
+def _line(values: Mapping[str, float | None]) -> bytes:
+    return msgspec.json.encode(values) + b"\n"  # NaN and infinity become null
 
 
 class TensorBoard:
@@ -155,10 +137,8 @@ class Hosted:
     """A tracker for Weights & Biases or trackio, which share the functions `init`, `log` and `finish`."""
 
     def __init__(self, module: str, project: str, config: Config | SftConfig, folder: Path) -> None:
-        import importlib
-
         try:
-            self._module: Any = importlib.import_module(module)
+            self._module: Any = import_module(module)
         except ImportError as error:
             raise InputError(f"tracking.{module} is set but {module} is not installed; pip install {module}") from error
         extra = {"dir": str(folder), "id": folder.name, "resume": "allow"} if module == "wandb" else {"resume": "allow"}
@@ -187,7 +167,7 @@ def make_trackers(config: Config | SftConfig, folder: Path, start: int) -> list[
         InputError: A configured tracker is not installed, or `metrics.jsonl` cannot be read.
     """
     trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl", start)]
-    if config.tracking.tensorboard and _has_tensorboard():
+    if config.tracking.tensorboard and find_spec("tensorboard") is not None:
         trackers.append(TensorBoard(folder / "tensorboard", start))
     for module, project in (("wandb", config.tracking.wandb), ("trackio", config.tracking.trackio)):
         if project is not None:
@@ -203,9 +183,3 @@ def log_to(trackers: Iterable[Tracker], metrics: Mapping[str, float], iteration:
     shown = redact_json(metrics)
     for tracker in trackers:
         tracker.log(shown, iteration)
-
-
-def _has_tensorboard() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("tensorboard") is not None

@@ -17,6 +17,7 @@ uninterrupted run.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import warnings
 from contextlib import contextmanager
@@ -27,7 +28,6 @@ import polars as pl
 import torch
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_datasets.run_paths import STEPS
 from hgpo_envs.files.atomic import remove_abandoned
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
@@ -57,10 +57,7 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.training.config import Config
     from hgpo_train.training.display import Display
-    from hgpo_train.training.memory_plan import MemoryPlan
 
-_ONE_BATCH: Final = 1_000_000
-"""Groups per shard: more than any iteration collects."""
 _FREE: Final = FREE | {
     "iterations",
     "environment_steps",
@@ -99,12 +96,13 @@ def start_run(config: Config, folder: Path, *, resume: bool) -> RunFolder[Config
 
 def is_finished(config: Config, iteration: int, environment_steps: float) -> bool:
     """Return whether a run is finished after this number of iterations and environment steps."""
-    budget = config.environment_steps
-    return iteration >= config.iterations or (budget is not None and environment_steps >= budget)
+    return iteration >= config.iterations or environment_steps >= (config.environment_steps or math.inf)
 
 
 class Trainer:
     """A training run: the policy, its learner and the folder that everything is written to.
+
+    An iteration is `collect`, `rows`, `update` and `publish`, each of which works on what the one before it returned.
 
     Args:
         run: A folder opened with `start_run`. The run is resumed from its newest valid checkpoint. The folder is
@@ -122,11 +120,11 @@ class Trainer:
         get(config.advantage.estimator).parameters.of(config.advantage.parameters)
         check_trainable(config.rollout.engine)
         plan = check_memory(config, display)
-        self._world = open_training_env(config, config.environment.split)
+        self._env = open_training_env(config, config.environment.split)
         remove_abandoned(folder / "checkpoints")
         self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
         self.model: Model = load_model(config.model, config.seed)
-        run.pin(_origins(config, self._world))
+        run.pin(_origins(config, self._env))
         check_context(self.model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
         self.learner = Learner(self.model, config, temperature=config.rollout.temperature)
         self.state = TrainingState(versions=versions(), run=run.id)
@@ -135,19 +133,21 @@ class Trainer:
             remove_superseded(folder / "checkpoints", newest, config.checkpoint.keep, config.checkpoint.optimiser)
         free_gpu(config.rollout, self.learner.optimiser)
         # The engine is created last: its share is fixed by the plan, and what the learner holds by then is not its own.
-        context = _trainable_context(config, plan)
-        self.policy = make_trainable(config.rollout.engine, self.model, self.tokenizer, context)
+        engine_options = dict(config.rollout.engine_options if plan is None else plan.engine_options())
+        self.policy = make_trainable(
+            config.rollout.engine, self.model, self.tokenizer, _trainable_context(config, engine_options)
+        )
         self.policy.publish(self.model, self.state.iteration)
         done = self.state.iteration  # line 0 is the evaluation before training, which is repeated if done is 0
         self._trackers = make_trackers(config, folder, done + 1 if done else 0)
+        self._seconds: dict[str, float] = {}
 
     def run(self) -> TrainingState:
         """Train until the configured number of iterations or environment steps is reached; return the final state."""
         try:
             evaluation = self.config.evaluation
             if self.state.iteration == 0 and evaluation.every and evaluation.before_training:
-                metrics = self.evaluate()
-                self._track(metrics)
+                self._track(self.evaluate())
             while not is_finished(self.config, self.state.iteration, self.state.environment_steps):
                 self.iterate()
         finally:
@@ -164,35 +164,35 @@ class Trainer:
             InputError: The data, the rows or the device's memory do not allow training.
             RolloutError: Too many rollouts failed.
         """
-        clock = StageTimer()
+        begin, self._seconds = time.perf_counter(), {}
         if self.learner.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.learner.device)
-        iteration = self.state.iteration
-        with clock("gen"), self._display.stage("collect"):
-            steps, drawn = self._collect(iteration)
-        metrics = episode_metrics(steps)
-        with clock("adv"), self._display.stage("estimate"):
-            rows, left_out = self._usable(self._compute_advantages(steps))
-        metrics["training/rows_left_out"] = float(left_out)
-        metrics |= batch_metrics(rows, self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens)
-        gpu = gpu_for_update(self.config.rollout, self.policy, self.learner.optimiser, self.learner.device)
-        with clock("update_actor"), self._display.stage("update"), gpu:
-            rate = learning_rate(self.config.optimiser, iteration, self.config.iterations)
-            # The last number separates this stream from others that are derived from the same seed.
-            rng = np.random.default_rng([self.config.seed, iteration, 2])
-            metrics |= self.learner.update(samples_from_steps(rows), rng, rate, self._display.progress)
+        with self._stage("collect", "gen"):
+            steps = self.collect()
+        with self._stage("estimate", "adv"):
+            rows, left_out = self.rows(steps)
+        with self._stage("update", "update_actor"):
+            metrics = self.update(rows)
         self.state = dataclasses.replace(
             self.state,
-            iteration=iteration + 1,
-            tasks_drawn=self.state.tasks_drawn + drawn,
+            iteration=self.state.iteration + 1,
+            tasks_drawn=self.state.tasks_drawn + steps.select(pl.struct("task_id", "group").n_unique()).item(),
             environment_steps=self.state.environment_steps + len(steps),
         )
-        with clock("publish"), self._display.stage("publish"):
+        with self._stage("publish", "publish"):
             self.policy.publish(self.model, self.state.iteration)
         if self._due(self.config.evaluation.every):
-            with clock("testing"):
+            with self._stage("evaluate", "testing"):
                 metrics |= self.evaluate()
-        metrics |= clock.metrics() | throughput_metrics(steps, rows, clock) | memory_metrics(self.learner.device)
+        seconds = time.perf_counter() - begin
+        metrics |= {f"timing_s/{stage}": duration for stage, duration in self._seconds.items()}
+        metrics |= episode_metrics(steps) | {"timing_s/step": seconds} | memory_metrics(self.learner.device)
+        metrics |= batch_metrics(rows, self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens)
+        tokens = rows.select(pl.sum_horizontal(pl.col("prompt_token_ids", "response_token_ids").list.len()).sum())
+        generated = int(steps["response_token_ids"].list.len().sum())
+        metrics["training/rows_left_out"] = float(left_out)
+        metrics["perf/throughput"] = tokens.item() / seconds
+        metrics["perf/rollout_tokens_per_s"] = generated / max(self._seconds["gen"], 1e-9)
         self._warn(metrics)
         self._track(metrics)
         # The checkpoint is last: an iteration that it counts has its metrics and its evaluation on disk.
@@ -200,32 +200,78 @@ class Trainer:
             self.checkpoint()
         return metrics
 
+    def collect(self) -> pl.DataFrame:
+        """Collect the iteration's groups, commit them as a shard and return its steps.
+
+        Raises:
+            RolloutError: Too many rollouts failed.
+        """
+        rollout = self.config.rollout
+        spec = RolloutSpec(
+            tasks=rollout.tasks,
+            group_size=rollout.group_size,
+            seed=self.config.seed,
+            iteration=self.state.iteration,
+            skip=self.state.tasks_drawn,
+            max_groups=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
+            outcome=self._outcome(),
+        )
+        with StepWriter(self.folder, lock=self._run.lock, **self._table()) as writer:
+            return self._play(self._env, writer, spec)
+
+    def rows(self, steps: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+        """Return the steps to train on with their advantages, and the number of those left out with a warning.
+
+        Aborted trajectories have no advantage; with `rollout.filter_groups`, neither have groups with equal outcomes.
+        """
+        config = self.config.advantage
+        rows = compute(steps, config.estimator, details=True, **config.parameters).collect()
+        if self.config.rollout.filter_groups:
+            mixed = groups_with_mixed_outcomes(steps.lazy(), self._outcome()).collect()
+            rows = rows.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
+        rows = rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
+        if rows.is_empty():
+            return rows, 0
+        faults = row_faults(rows, vocabulary(self.model))
+        if left_out := len(faults) - faults.null_count():
+            message = f"left out {left_out} of {len(rows)} rows that cannot be trained on: {faults.drop_nulls()[0]}"
+            warnings.warn(message, TrainingWarning, stacklevel=3)
+        return rows.filter(faults.is_null()), left_out
+
+    def update(self, rows: pl.DataFrame) -> dict[str, float]:
+        """Update the policy on rows with advantages and return the update's metrics."""
+        rate = learning_rate(self.config.optimiser, self.state.iteration, self.config.iterations)
+        # The last number separates this stream from others that are derived from the same seed.
+        rng = np.random.default_rng([self.config.seed, self.state.iteration, 2])
+        with gpu_for_update(self.config.rollout, self.policy, self.learner.optimiser, self.learner.device):
+            return self.learner.update(samples_from_steps(rows), rng, rate, self._display.progress)
+
     def evaluate(self) -> dict[str, float]:
         """Evaluate the policy on held-out tasks and return metrics named ``val/…``."""
-        config = self.config
-        handle = open_training_env(config, config.evaluation.split)
-        training = self.policy.options
-        self.policy.options = dataclasses.replace(training, temperature=config.evaluation.temperature)
+        config, training = self.config.evaluation, self.policy.options
+        env = open_training_env(self.config, config.split)
         spec = RolloutSpec(
-            tasks=min(config.evaluation.tasks, len(handle.tasks)),
-            group_size=config.evaluation.group_size,
-            seed=config.seed + config.evaluation.seed,
+            tasks=min(config.tasks, len(env.tasks)),
+            group_size=config.group_size,
+            seed=self.config.seed + config.seed,
             order="sweep",
             iteration=self.state.iteration,
         )
+        self.policy.options = dataclasses.replace(training, temperature=config.temperature)
         try:
-            with self._display.stage("evaluate"):
-                return episode_metrics(self._played("evaluation", handle, spec), "val")
+            with StepWriter(self.folder / "evaluation", **self._table()) as writer:
+                return episode_metrics(self._play(env, writer, spec), "val")
         finally:
             self.policy.options = training
 
     def newest_checkpoint(self) -> Path | None:
         """Return the newest checkpoint's folder, or None before the first checkpoint."""
-        whole = list_checkpoints(self.folder / "checkpoints")
-        return whole[-1] if whole else None
+        checkpoints = list_checkpoints(self.folder / "checkpoints")
+        return checkpoints[-1] if checkpoints else None
 
     def checkpoint(self) -> Path:
         """Write a checkpoint of the run's present state and return its folder."""
+        config = self.config.checkpoint
         with self._display.stage("checkpoint"):
             return save_checkpoint(
                 self.folder / "checkpoints",
@@ -233,82 +279,47 @@ class Trainer:
                 self.model,
                 self.tokenizer,
                 self.learner.optimiser,
-                keep=self.config.checkpoint.keep,
-                moments=self.config.checkpoint.optimiser,
+                keep=config.keep,
+                moments=config.optimiser,
             )
 
-    def _collect(self, iteration: int) -> tuple[pl.DataFrame, int]:
-        """Return the iteration's steps and the number of groups that they contain."""
-        rollout = self.config.rollout
-        spec = RolloutSpec(
-            tasks=rollout.tasks,
-            group_size=rollout.group_size,
-            seed=self.config.seed,
-            iteration=iteration,
-            skip=self.state.tasks_drawn,
-            max_groups=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
-            outcome=self._outcome(),
-        )
-        steps = self._played(STEPS, self._world, spec)
-        return steps, steps.select(pl.struct("task_id", "group").n_unique()).item()
-
-    def _compute_advantages(self, steps: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows that have an advantage and response tokens; aborted trajectories have no advantage."""
-        config = self.config.advantage
-        rows = compute(steps, config.estimator, details=True, **config.parameters).collect()
-        if self.config.rollout.filter_groups:
-            mixed = groups_with_mixed_outcomes(steps.lazy(), self._outcome()).collect()
-            rows = rows.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
-        return rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
-
-    def _usable(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-        """Return the rows that can be trained on, and the number of rows that cannot; warn about the latter."""
-        if rows.is_empty():
-            return rows, 0
-        faults = row_faults(rows, vocabulary(self.model))
-        left_out = len(faults) - faults.null_count()
-        if left_out:
-            warnings.warn(
-                f"left out {left_out} of {len(rows)} rows that cannot be trained on: {faults.drop_nulls()[0]}",
-                TrainingWarning,
-                stacklevel=3,
-            )
-        return rows.filter(faults.is_null()), left_out
-
-    def _outcome(self) -> str:
-        """Return the name of the outcome that the estimator uses as reward; informative groups differ in it."""
-        return str(self.config.advantage.parameters.get("reward", "reward"))
-
-    def _played(self, table: str, handle: EnvHandle, spec: RolloutSpec) -> pl.DataFrame:
+    def _play(self, env: EnvHandle, writer: StepWriter, spec: RolloutSpec) -> pl.DataFrame:
         """Collect an iteration's missing or failed rollouts into a table, and return all rows of the iteration.
 
         Raises:
             RolloutError: Too many rollouts failed. They are committed, and repeated on the next call.
         """
-        with self._writer(table) as writer:
-            collect_groups(
-                handle, self.policy, writer, spec, self._execution(), retry_failed=True, progress=self._display.tally
-            )
-        steps = scan_steps(self.folder / table).filter(pl.col("iteration") == spec.iteration).collect()
+        # One shard per iteration: an interrupted collection is repeated completely, so its batches have the same shapes
+        # and its log-probabilities the same bytes.
+        execution = ExecutionOptions(
+            slots=self.config.rollout.slots, groups_per_shard=max(spec.tasks, spec.max_groups or 0)
+        )
+        progress = self._display.tally
+        collect_groups(env, self.policy, writer, spec, execution, retry_failed=True, progress=progress)
+        steps = scan_steps(writer.folder).filter(pl.col("iteration") == spec.iteration).collect()
         if self.config.rollout.overflow == "error":
             raise_if_too_long(steps)
         raise_if_too_many(failures_of_steps(steps.lazy()), self.config.rollout.max_failed, "Resuming repeats them")
         return steps
 
-    def _writer(self, table: str) -> StepWriter:
-        options: dict[str, Any] = {"run": self.config.name, "config": fixed_values(self.config, _FREE)}
-        if table == STEPS:  # they are the folder's own run
-            return StepWriter(self.folder, lock=self._run.lock, **options)
-        return StepWriter(self.folder / table, **options)
+    def _table(self) -> dict[str, Any]:
+        return {"run": self.config.name, "config": fixed_values(self.config, _FREE)}
 
-    def _execution(self) -> ExecutionOptions:
-        # One shard per iteration: an interrupted collection is repeated completely, so its batches have the same shapes
-        # and its log-probabilities the same bytes.
-        return ExecutionOptions(slots=self.config.rollout.slots, groups_per_shard=_ONE_BATCH)
+    def _outcome(self) -> str:
+        """Return the name of the outcome that the estimator uses as reward; informative groups differ in it."""
+        return str(self.config.advantage.parameters.get("reward", "reward"))
 
     def _due(self, every: int) -> bool:
         done = self.state.iteration
         return every > 0 and (done % every == 0 or is_finished(self.config, done, self.state.environment_steps))
+
+    @contextmanager
+    def _stage(self, name: str, metric: str) -> Iterator[None]:
+        """Show a stage's name while the block runs, and measure its duration under verl's name."""
+        begin = time.perf_counter()
+        with self._display.stage(name):
+            yield
+        self._seconds[metric] = time.perf_counter() - begin
 
     def _track(self, metrics: dict[str, float]) -> None:
         metrics = metrics | {"training/environment_steps": float(self.state.environment_steps)}
@@ -316,28 +327,24 @@ class Trainer:
         self._display.row(self.state.iteration, metrics)
 
     def _warn(self, metrics: dict[str, float]) -> None:
-        gap = metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)
-        if gap > self.config.update.gap_warning:
-            warnings.warn(
+        messages = []
+        if (gap := metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)) > self.config.update.gap_warning:
+            messages.append(
                 f"the engine's log-probabilities differ from the trainer's by {gap:.3f} on average "
                 f"(update.gap_warning = {self.config.update.gap_warning}), so the update is off-policy; check the "
-                "dtypes and whether the engine uses the current weights",
-                TrainingWarning,
-                stacklevel=2,
+                "dtypes and whether the engine uses the current weights"
             )
         if metrics.get("actor/skipped", 0.0) > 0:
-            line = "skipped an optimiser step whose loss or gradient was not finite"
-            warnings.warn(line, TrainingWarning, stacklevel=2)
-        if metrics.get("prompt_length/clip_ratio", 0.0) > 0.01:
-            warnings.warn(
-                f"{metrics['prompt_length/clip_ratio']:.1%} of prompts are as long as rollout.max_prompt_tokens and "
-                "were probably truncated",
-                TrainingWarning,
-                stacklevel=2,
+            messages.append("skipped an optimiser step whose loss or gradient was not finite")
+        if (truncated := metrics["prompt_length/clip_ratio"]) > 0.01:
+            messages.append(
+                f"{truncated:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated"
             )
+        for message in messages:
+            warnings.warn(message, TrainingWarning, stacklevel=2)
 
 
-def _trainable_context(config: Config, plan: MemoryPlan | None) -> TrainableContext:
+def _trainable_context(config: Config, engine_options: dict[str, Any]) -> TrainableContext:
     rollout = config.rollout
     options = GenerationOptions(
         temperature=rollout.temperature,
@@ -345,64 +352,18 @@ def _trainable_context(config: Config, plan: MemoryPlan | None) -> TrainableCont
         max_response_tokens=rollout.max_response_tokens,
         overflow=rollout.overflow,
     )
-    engine_options = dict(rollout.engine_options if plan is None else plan.engine_options())
     if rollout.sleep and rollout.engine == "vllm":
         engine_options["enable_sleep_mode"] = True
     return TrainableContext(config.model, options, engine_options)
 
 
-def _origins(config: Config, handle: EnvHandle) -> dict[str, Origin]:
+def _origins(config: Config, env: EnvHandle) -> dict[str, Origin]:
     """Return the inputs that a configuration refers to by name, with their fingerprints."""
-    environment, template = config.environment, handle.settings.template
+    environment, template = config.environment, env.settings.template
     options = data_options(environment)
     named = f"environment.prompt_template = {environment.prompt_template!r}"
     return {
         "prompt template": Origin(named, fingerprint_texts([template.text]), template.text),
-        "set of tasks": Origin(f"environment.options = {options}", fingerprint_tasks(handle, options)),
+        "set of tasks": Origin(f"environment.options = {options}", fingerprint_tasks(env, options)),
         "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
     }
-
-
-def throughput_metrics(steps: pl.DataFrame, rows: pl.DataFrame, clock: StageTimer) -> dict[str, float]:
-    """Return tokens per second: of the whole iteration, as verl counts them, and of the rollout's responses.
-
-    Args:
-        steps: The iteration's steps.
-        rows: The rows of them that are trained on.
-        clock: The iteration's stages.
-    """
-    tokens = rows.select(pl.sum_horizontal(pl.col("prompt_token_ids", "response_token_ids").list.len()).sum()).item()
-    generated = int(steps["response_token_ids"].list.len().sum())
-    return {
-        "perf/throughput": tokens / clock.total(),
-        "perf/rollout_tokens_per_s": generated / max(clock.seconds("gen"), 1e-9),
-    }
-
-
-class StageTimer:
-    """A stopwatch for the stages of an iteration, in seconds."""
-
-    def __init__(self) -> None:
-        self._begin = time.perf_counter()
-        self._stages: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        """Time the block and add its duration to the stage's."""
-        begin = time.perf_counter()
-        yield
-        self._stages[stage] = self._stages.get(stage, 0.0) + time.perf_counter() - begin
-
-    def seconds(self, stage: str) -> float:
-        """Return the duration of a stage so far."""
-        return self._stages.get(stage, 0.0)
-
-    def total(self) -> float:
-        """Return the seconds since the timer was created."""
-        return time.perf_counter() - self._begin
-
-    def metrics(self) -> dict[str, float]:
-        """Return the durations in seconds, named ``timing_s/…`` as in verl."""
-        return {f"timing_s/{stage}": seconds for stage, seconds in self._stages.items()} | {
-            "timing_s/step": self.total()
-        }

@@ -57,7 +57,7 @@ class WarmStart:
         seed: Seed of the task order, the weights and the batches.
     """
 
-    policy: str = "mixture:explorer=0.85,stale=0.15"
+    policy: str = "mixture:explorer=0.85,outdated=0.15"
     data: tuple[str, ...] = ()
     demonstrations: int = 600
     rows: Literal["won", "all"] = "won"

@@ -6,19 +6,25 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from lazily import Lazy
 
 from hgpo_train.models.config import ModelConfig
-from hgpo_train.models.loading import load_model
-from hgpo_train.models.reference import Reference, frozen_copy
 from hgpo_train.training.config import Config, replace
-from hgpo_train.training.update.batches import Samples, samples_from_steps
-from hgpo_train.training.update.learner import Learner
+
+torch = Lazy("torch")
+Qwen2Config = Lazy("transformers:Qwen2Config")
+Qwen2ForCausalLM = Lazy("transformers:Qwen2ForCausalLM")
+load_model = Lazy("hgpo_train.models.loading:load_model")
+Reference = Lazy("hgpo_train.models.reference:Reference")
+frozen_copy = Lazy("hgpo_train.models.reference:frozen_copy")
+Samples = Lazy("hgpo_train.training.update.batches:Samples")
+samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
+Learner = Lazy("hgpo_train.training.update.learner:Learner")
+
 
 VOCABULARY = 200
-LENGTHS = [64, 1024, pytest.param(4096, marks=pytest.mark.slow)]
-STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+LENGTHS = [64, *(pytest.param(length, marks=pytest.mark.slow) for length in (1024, 4096))]
+STORED = ["bfloat16", "float32"]
 
 
 def random_model(*, tied: bool = True) -> Qwen2ForCausalLM:
@@ -43,7 +49,7 @@ def random_model(*, tied: bool = True) -> Qwen2ForCausalLM:
     return model
 
 
-def saved(folder: Path, dtype: torch.dtype, *, tied: bool = True) -> str:
+def saved(folder: Path, dtype: object, *, tied: bool = True) -> str:
     """Save a random model in a dtype; a checkpoint in bfloat16 has no values that bfloat16 cannot represent."""
     random_model(tied=tied).to(dtype).save_pretrained(folder)
     return str(folder)
@@ -71,7 +77,7 @@ def make_learner(path: str, rank: int = 0, **update: object) -> Learner:
 @pytest.mark.parametrize("rank", [0, 4], ids=["all weights", "adapters"])
 @pytest.mark.parametrize("stored", STORED)
 def test_the_reference_equals_the_policy_at_the_start(tmp_path: Path, stored: str, rank: int, length: int) -> None:
-    learner = make_learner(saved(tmp_path, STORED[stored]), rank)
+    learner = make_learner(saved(tmp_path, getattr(torch, stored)), rank)
     rows = samples(length)
     policy, reference = learner.logprobs(rows), learner.reference_logprobs(rows)
     assert np.isfinite(policy).all()
@@ -102,7 +108,7 @@ def test_the_copy_rounds_only_what_autocast_rounds(stored: str, tied: bool) -> N
     model = random_model(tied=tied)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(parameter.to(STORED[stored]).float())
+            parameter.copy_(parameter.to(getattr(torch, stored)).float())
     copied = frozen_copy(model, torch.bfloat16)
     assert all(buffer.dtype == torch.float32 for _, buffer in copied.named_buffers())
     assert copied.model.norm.weight.dtype == torch.float32

@@ -2,9 +2,12 @@
 
 import dataclasses
 
-from transformers import AutoModelForCausalLM
+from lazily import Lazy
 
 from hgpo_train.models.tiny import TinyShape, save_tiny
+
+AutoModelForCausalLM = Lazy("transformers:AutoModelForCausalLM")
+
 
 TEXTS = ["a ladder shelf $111 b0z67ashyq", "click[b0z67ashyq] or click[b0so7jps91], 64x48, california"] * 5
 SHAPE = TinyShape(vocabulary=320, width=32, layers=1, heads=2, key_value_heads=1, intermediate=32)

@@ -32,6 +32,7 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "my_estimators", raising=False)
 
 
+@pytest.mark.slow
 def test_training_with_a_custom_estimator(config, runs):
     estimator, parameters = "my_estimators:late", {"scale": 3, "name": "xyz"}
     config = replace(

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from lazily import Lazy
 from rich.console import Console
 
 from hgpo_datasets import scan_steps
 from hgpo_train.models.checkpoint_files import resolve_model
-from hgpo_train.training.first_training import FirstTraining, first_training
 from hgpo_train.training.tracking import read_metrics
+
+FirstTraining = Lazy("hgpo_train.training.first_training:FirstTraining")
+first_training = Lazy("hgpo_train.training.first_training:first_training")
 
 
 @pytest.mark.slow

@@ -4,24 +4,30 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 from doors import DoorsSource
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from lazily import Lazy
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import Split, open_shared
-from hgpo_train.models.loading import load_model, load_tokenizer
 from hgpo_train.policies.base import Failure, Request
 from hgpo_train.policies.generation import GenerationOptions, encode_prompts
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.policies.token_sampling import SamplingOptions, sample_responses, sample_tokens
-from hgpo_train.policies.transformers import TransformersPolicy
 from hgpo_train.rollout.env_handle import EnvHandle
 from hgpo_train.rollout.run import RolloutSpec, collect_groups
+
+torch = Lazy("torch")
+Qwen2Config = Lazy("transformers:Qwen2Config")
+Qwen2ForCausalLM = Lazy("transformers:Qwen2ForCausalLM")
+load_model = Lazy("hgpo_train.models.loading:load_model")
+load_tokenizer = Lazy("hgpo_train.models.loading:load_tokenizer")
+SamplingOptions = Lazy("hgpo_train.policies.token_sampling:SamplingOptions")
+sample_responses = Lazy("hgpo_train.policies.token_sampling:sample_responses")
+sample_tokens = Lazy("hgpo_train.policies.token_sampling:sample_tokens")
+TransformersPolicy = Lazy("hgpo_train.policies.transformers:TransformersPolicy")
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +101,14 @@ def test_rows_that_have_ended_are_not_computed(model):
     assert sum(rows for rows, _ in forwards.decode) == sum(length - 1 for length in lengths)
 
 
-@pytest.mark.parametrize("memory", [10, 100, 300, 1_000])
+@pytest.mark.parametrize("memory", [10, 300])
 def test_a_batch_stays_within_memory(model, memory):
     forwards = Forwards(model)
     sample_responses(model, prompts(30), list(range(30)), dataclasses.replace(ENDING, max_batch_tokens=memory))
     assert all(rows * width <= memory or rows == 1 for rows, width in forwards.decode)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_waiting_requests_take_the_place_of_ended_ones(model, seed):
     forwards = Forwards(model)
     asked, places = prompts(30, seed), 3

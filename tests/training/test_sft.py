@@ -7,6 +7,7 @@ import shutil
 import polars as pl
 import pytest
 from doors import DoorsSource, solution
+from lazily import Lazy
 from rich.console import Console
 
 from hgpo_datasets import StepWriter, scan_steps
@@ -14,14 +15,18 @@ from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import open_shared
 from hgpo_train.models.checkpoint_files import list_checkpoints
-from hgpo_train.models.loading import load_tokenizer
 from hgpo_train.models.tiny import TinyShape, make_model
 from hgpo_train.settings import build
-from hgpo_train.training import checkpoint
 from hgpo_train.training.config import SftConfig, replace
 from hgpo_train.training.display import Display
-from hgpo_train.training.sft import demonstrations, run_sft, split_held_out, tokenise, with_prompts_as_responses
 from hgpo_train.training.tracking import read_metrics
+
+load_tokenizer = Lazy("hgpo_train.models.loading:load_tokenizer")
+demonstrations = Lazy("hgpo_train.training.sft:demonstrations")
+run_sft = Lazy("hgpo_train.training.sft:run_sft")
+split_held_out = Lazy("hgpo_train.training.sft:split_held_out")
+tokenise = Lazy("hgpo_train.training.sft:tokenise")
+with_prompts_as_responses = Lazy("hgpo_train.training.sft:with_prompts_as_responses")
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +108,7 @@ def test_held_out_trajectories_are_not_trained_on(demos, tiny):
     assert len(train_rows) + len(held_out) == len(rows)
 
 
+@pytest.mark.slow
 def test_the_loss_falls_and_an_interrupted_run_ends_in_the_same_bytes(demos, tiny, tmp_path, monkeypatch):
     config = sft_config(tiny)
     whole = train(config, demos, tmp_path / "whole")
@@ -129,6 +135,7 @@ def test_the_loss_falls_and_an_interrupted_run_ends_in_the_same_bytes(demos, tin
         assert file.read_bytes() == (resumed / file.relative_to(whole)).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_removes_old_checkpoints_that_a_killed_one_left(demos, tiny, tmp_path, monkeypatch):
     config = sft_config(tiny, update={"epochs": 2})
 
@@ -136,7 +143,7 @@ def test_a_resumed_run_removes_old_checkpoints_that_a_killed_one_left(demos, tin
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "remove_folder", killed)
+        patch.setattr("hgpo_train.training.checkpoint.remove_folder", killed)
         with pytest.raises(KeyboardInterrupt):
             train(config, demos, tmp_path)
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["000001", "000002"]
@@ -144,6 +151,7 @@ def test_a_resumed_run_removes_old_checkpoints_that_a_killed_one_left(demos, tin
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["000002"]
 
 
+@pytest.mark.slow
 def test_an_existing_run_is_not_resumed_with_other_inputs(demos, tiny, tmp_path):
     """Other data, seed, rate or model is a one-line error; weights and configuration are unchanged."""
     config = sft_config(tiny, update={"epochs": 1})
@@ -184,18 +192,6 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(demos, tiny, tmp
         InputError, match=r"expected prompt_token_ids from 0 to 99, received \d+, row 0 \(\d+ more rows"
     ):
         train(sft_config(tmp_path / "model"), demos, tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"max_trajectories": 1}, "max_trajectories: expected int >= 2, received 1"),
-        ({"held_out": 1.5}, "held_out: expected float < 1.0, received 1.5"),
-    ],
-)
-def test_impossible_sizes_are_reported(tiny, changes, line):
-    with pytest.raises(InputError, match=line):
-        sft_config(tiny, **changes)
 
 
 def test_tables_without_prompts_or_successes_are_refused(tmp_path, tiny):

@@ -5,6 +5,7 @@ import io
 import shutil
 
 import pytest
+from lazily import Lazy
 from rich.console import Console
 
 from hgpo_datasets import scan_steps
@@ -14,7 +15,12 @@ from hgpo_train.models.tiny import TinyShape
 from hgpo_train.training.config import load_config
 from hgpo_train.training.display import Display
 from hgpo_train.training.tracking import read_metrics
-from hgpo_train.training.warm_start import WarmStart, collect_demonstrations, new_model, warm_start
+
+WarmStart = Lazy("hgpo_train.training.warm_start:WarmStart")
+collect_demonstrations = Lazy("hgpo_train.training.warm_start:collect_demonstrations")
+new_model = Lazy("hgpo_train.training.warm_start:new_model")
+warm_start = Lazy("hgpo_train.training.warm_start:warm_start")
+
 
 SHAPE = TinyShape(vocabulary=512, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32)
 
@@ -33,6 +39,7 @@ def test_each_data_source_is_demonstrated_equally_and_only_once(tmp_path):
     assert steps.select("iteration", "trajectory", "step").is_unique().all()
 
 
+@pytest.mark.slow
 def test_existing_parts_are_reused_only_if_their_inputs_are_equal(tmp_path):
     """Other demonstrations, sizes, seeds, prompts or shops at the same path are a one-line error and change nothing."""
     config = load_config("tiny-webshop")
@@ -64,6 +71,7 @@ def test_existing_parts_are_reused_only_if_their_inputs_are_equal(tmp_path):
         collect_demonstrations(steps, config, start, quiet())
 
 
+@pytest.mark.slow
 def test_a_second_stage_continues_with_the_model_of_the_first(tmp_path):
     config = load_config("tiny-webshop")
     start = WarmStart(demonstrations=12, rows="all", epochs=2, batch=8, shape=SHAPE)

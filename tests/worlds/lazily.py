@@ -1,14 +1,21 @@
-"""Modules that are imported when a test first uses them: collecting tests imports neither torch nor Transformers."""
+"""Modules and names that are imported when a test first uses them, so that collecting tests does not import torch."""
 
 from importlib import import_module
 from typing import Any
 
 
 class Lazy:
-    """A module that is imported at the first use of one of its names."""
+    """A module, or with `module:name` a function or class, that is imported at its first use."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, path: str) -> None:
+        self._module, _, self._name = path.partition(":")
+
+    def _target(self) -> Any:
+        module = import_module(self._module)
+        return getattr(module, self._name) if self._name else module
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self._name), name)
+        return getattr(self._target(), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._target()(*args, **kwargs)

@@ -3,16 +3,10 @@
 import numpy as np
 import polars as pl
 import pytest
-import torch
 
 from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
 
 VOCABULARY = 300
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +19,8 @@ def tokenizer():
 @pytest.fixture
 def model(tokenizer):
     shape = TinyShape(vocabulary=VOCABULARY, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+    import torch
+
     model = make_model(tokenizer, shape, seed=3)
     with torch.no_grad():  # logits of magnitude 1, so that ratios and entropies differ between tokens
         for parameter in model.parameters():

@@ -7,9 +7,15 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lazily import Lazy
 
 from hgpo_envs.errors import InputError
-from hgpo_train.training.update.batches import micro_batches, mini_batches, row_faults, samples_from_steps
+
+micro_batches = Lazy("hgpo_train.training.update.batches:micro_batches")
+mini_batches = Lazy("hgpo_train.training.update.batches:mini_batches")
+row_faults = Lazy("hgpo_train.training.update.batches:row_faults")
+samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
+
 
 lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 12)), min_size=1, max_size=30)
 

@@ -10,16 +10,21 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import flash_attention_mask
+from lazily import Lazy
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.config import ModelConfig
-from hgpo_train.models.loading import add_adapters, checkpoint_layers
 from hgpo_train.training.config import Config, replace
-from hgpo_train.training.update.batches import samples_from_steps
-from hgpo_train.training.update.learner import Learner
+
+torch = Lazy("torch")
+AttentionInterface = Lazy("transformers:AttentionInterface")
+AttentionMaskInterface = Lazy("transformers:AttentionMaskInterface")
+flash_attention_mask = Lazy("transformers.masking_utils:flash_attention_mask")
+add_adapters = Lazy("hgpo_train.models.loading:add_adapters")
+checkpoint_layers = Lazy("hgpo_train.models.loading:checkpoint_layers")
+samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
+Learner = Lazy("hgpo_train.training.update.learner:Learner")
+
 
 NAME = "flash_attention_of_the_test"
 CALLS: list[dict] = []

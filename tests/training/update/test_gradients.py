@@ -6,13 +6,17 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
+from lazily import Lazy
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.loading import add_adapters, checkpoint_layers
 from hgpo_train.training.config import Config, replace
-from hgpo_train.training.update.batches import samples_from_steps
-from hgpo_train.training.update.learner import Learner
+
+torch = Lazy("torch")
+add_adapters = Lazy("hgpo_train.models.loading:add_adapters")
+checkpoint_layers = Lazy("hgpo_train.models.loading:checkpoint_layers")
+samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
+Learner = Lazy("hgpo_train.training.update.learner:Learner")
+
 
 BASE = replace(
     Config(),
@@ -32,7 +36,6 @@ OPTIONS = {
     "padded": {},
     "packed": {"layout": "packed"},
     "chunked": {"logit_chunk": 3},
-    "chunk larger than the batch": {"logit_chunk": 1000},
     "accumulated": {"micro_batch_tokens": 40},
     "packed and accumulated": {"layout": "packed", "micro_batch_tokens": 45},
     "one row at a time": {"micro_batch_tokens": 1},
@@ -110,8 +113,17 @@ def compare(learner, samples, rows, old, reference, expected_loss, expected):
         assert (gradient.double() - expected[name]).abs().max() <= 1e-5 * scale + 1e-9, name
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("option", OPTIONS)
+QUICK = {("padded", False), ("packed and accumulated", False), ("all at once", True)}
+
+
+@pytest.mark.parametrize(
+    ("option", "checkpointing"),
+    [
+        pytest.param(option, checkpointing, marks=[] if (option, checkpointing) in QUICK else pytest.mark.slow)
+        for option in OPTIONS
+        for checkpointing in (False, True)
+    ],
+)
 def test_the_gradient_matches_the_slow_reference(model, steps, option, checkpointing):
     config = replace(BASE, update=OPTIONS[option])
     samples = samples_from_steps(steps)
@@ -140,6 +152,7 @@ LOSS = {
 }
 
 
+@pytest.mark.slow
 def test_every_option_of_the_loss_changes_the_reference(model, steps):
     """Otherwise the comparison above would not detect an ignored option."""
     samples, rows = samples_from_steps(steps), np.array([7, 0, 3, 6, 8, 2, 1, 4])

@@ -4,17 +4,18 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lazily import Lazy
 
 from hgpo_train.training.config import UpdateConfig
-from hgpo_train.training.update.losses import (
-    clipped_policy_loss,
-    low_variance_kl,
-    policy_loss,
-    token_weights,
-)
+
+torch = Lazy("torch")
+clipped_policy_loss = Lazy("hgpo_train.training.update.losses:clipped_policy_loss")
+low_variance_kl = Lazy("hgpo_train.training.update.losses:low_variance_kl")
+policy_loss = Lazy("hgpo_train.training.update.losses:policy_loss")
+token_weights = Lazy("hgpo_train.training.update.losses:token_weights")
+
 
 values = st.floats(-4, 4, allow_nan=False, width=32)
 

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lazily import Lazy
 
 from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, replace
-from hgpo_train.training.update.batches import samples_from_steps
-from hgpo_train.training.update.learner import Learner
 from hgpo_train.training.update.rollout_correction import rollout_correction_metrics, rollout_is_weights
+
+samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
+Learner = Lazy("hgpo_train.training.update.learner:Learner")
+
 
 BASE = replace(
     Config(),
@@ -64,12 +67,14 @@ def policy(study):
     return study.make_policy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", ["bfloat16", 0.003, 0.01])
 def test_the_correction_removes_bias(study, policy, gap):
     none, token, sequence = (study.bias(policy, study.behaviour_of(policy, gap), level) for level in study.LEVELS)
     assert sequence < token < none / 2
 
 
+@pytest.mark.slow
 def test_truncation_leaves_bias_of_large_gaps(study, policy):
     """With a mean difference of log-probabilities of half a nat, the threshold decides how much is left."""
     behaviour = study.behaviour_of(policy, 0.03)

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from lazily import Lazy
 
 from hgpo_train.training.config import UpdateConfig
-from hgpo_train.training.update.losses import policy_loss, token_weights
 from hgpo_train.training.update.rollout_correction import rollout_correction_metrics, rollout_is_weights
-from hgpo_train.training.update.verl_agent import balanced_parts
+
+torch = Lazy("torch")
+policy_loss = Lazy("hgpo_train.training.update.losses:policy_loss")
+token_weights = Lazy("hgpo_train.training.update.losses:token_weights")
+balanced_parts = Lazy("hgpo_train.training.update.verl_agent:balanced_parts")
+
 
 CASES, RESPONSES, TOKENS = 200, 6, 12
 MODES = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "sequence_sum"}

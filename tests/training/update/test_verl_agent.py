@@ -5,16 +5,20 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lazily import Lazy
 
 from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, replace
-from hgpo_train.training.update.batches import samples_from_steps
-from hgpo_train.training.update.learner import Learner
-from hgpo_train.training.update.losses import clipped_policy_loss
-from hgpo_train.training.update.verl_agent import balanced_parts, verl_agent_batches
+
+torch = Lazy("torch")
+samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
+Learner = Lazy("hgpo_train.training.update.learner:Learner")
+clipped_policy_loss = Lazy("hgpo_train.training.update.losses:clipped_policy_loss")
+balanced_parts = Lazy("hgpo_train.training.update.verl_agent:balanced_parts")
+verl_agent_batches = Lazy("hgpo_train.training.update.verl_agent:verl_agent_batches")
+
 
 lengths = st.lists(st.integers(2, 40), min_size=1, max_size=60)
 
