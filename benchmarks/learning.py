@@ -239,7 +239,7 @@ def train(folder: Path, config: Config, work: Work) -> bool:
     lines = read_metrics(folder / "metrics.jsonl")
     if lines and is_finished(config, lines[-1]["iteration"], lines[-1]["training/environment_steps"]):
         with start_run(config, folder, resume=True) as run:
-            run.compare({"model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path))})
+            run.pin({"model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path))})
         return True
     source, log = (folder.with_name(f"{folder.name}.{kind}") for kind in ("toml", "log"))  # names contain points
     write_file(source, to_toml(config).encode())

@@ -1,4 +1,4 @@
-"""Progress display of a training run: a live table on a terminal, one line per iteration elsewhere."""
+"""Progress display of a training run: one line per iteration, and below them what happens now, if on a terminal."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
 from hgpo_envs.wording import counted
 from hgpo_train.rollout.progress_line import format_tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from rich.console import Console, RenderableType
+    from rich.console import Console
+    from rich.status import Status
 
     from hgpo_train.rollout.collector import Tally
 
@@ -38,10 +34,8 @@ _COLUMNS: Final = (
     ("s", "timing_s/step", "{:.0f}"),
     ("env steps", "training/environment_steps", "{:,.0f}"),
 )
-_SHOWN: Final = 15
-"""Number of rows in the live table."""
 _EVERY_S: Final = 0.2
-"""Minimum time between two updates of the live table, in seconds."""
+"""Minimum time between two updates of the status line, in seconds."""
 
 
 class Display:
@@ -54,69 +48,47 @@ class Display:
 
     def __init__(self, console: Console, iterations: int) -> None:
         self._console, self._iterations = console, iterations
-        self._rows: list[tuple[int, Mapping[str, float]]] = []
         self._stage = ""
-        self._progress = ""
         self._last = 0.0
-        self._live: Live | None = None
+        self._status: Status | None = None
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Show the live table while the block runs; has no effect if the console is not a terminal."""
+        """Show the status line while the block runs; has no effect if the console is not a terminal."""
         if not self._console.is_terminal:
             yield
             return
-        with Live(self._render(), console=self._console, refresh_per_second=4) as self._live:
+        with self._console.status("") as self._status:
             yield
-        self._live = None
+        self._status = None
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Show the name of a stage while the block runs."""
-        before, self._stage, self._progress = self._stage, name, ""
-        self._refresh(force=True)
+        before, self._stage, self._last = self._stage, name, 0.0
+        self._show("")
         yield
-        self._stage, self._progress = before, ""
+        self._stage = before
 
-    def show(self, content: RenderableType) -> None:
-        """Print something above the table."""
-        self._console.print(content, highlight=False, soft_wrap=True)
+    def show(self, text: str) -> None:
+        """Print lines above the status line."""
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def tally(self, tally: Tally) -> None:
         """Show the progress of a collection of rollouts."""
-        self._progress = f"{counted(tally.trajectories, 'rollout')} · {format_tally(tally)}"
-        self._refresh()
+        self._show(f"{counted(tally.trajectories, 'rollout')} · {format_tally(tally)}")
 
     def progress(self, done: int, of: int) -> None:
         """Show the progress of an update: `done` of `of` optimiser steps."""
-        self._progress = f"{done} of {of} optimiser steps"
-        self._refresh()
+        self._show(f"{done} of {of} optimiser steps")
 
     def row(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Add an iteration's metrics to the table, or print them as a line."""
-        self._rows.append((iteration, metrics))
-        if self._live is None:
-            parts = [f"{title} {text}" for title, name, form in _COLUMNS if (text := _cell(metrics, name, form))]
-            self._console.print(f"{iteration}/{self._iterations}  " + "  ".join(parts), highlight=False, soft_wrap=True)
-        self._refresh(force=True)
+        """Print an iteration's metrics as a line."""
+        known = [(title, metrics[name], form) for title, name, form in _COLUMNS if name in metrics]
+        parts = [f"{title} {form.format(value)}" for title, value, form in known if not math.isnan(value)]
+        self.show(f"{iteration}/{self._iterations}  " + "  ".join(parts))
 
-    def _refresh(self, *, force: bool = False) -> None:
-        if self._live is not None and (force or time.perf_counter() - self._last > _EVERY_S):
+    def _show(self, progress: str) -> None:
+        if self._status is not None and time.perf_counter() - self._last > _EVERY_S:
             self._last = time.perf_counter()
-            self._live.update(self._render())
-
-    def _render(self) -> Group:
-        table = Table(box=None, pad_edge=False)
-        table.add_column("iteration", justify="right")
-        shown = self._rows[-_SHOWN:]
-        columns = [column for column in _COLUMNS if any(_cell(row, *column[1:]) for _, row in shown)]
-        for title, _, _ in columns:
-            table.add_column(title, justify="right")
-        for iteration, row in shown:
-            table.add_row(f"{iteration}/{self._iterations}", *(_cell(row, name, form) for _, name, form in columns))
-        return Group(table, Text(f"{self._stage}  {self._progress}", style="dim"))
-
-
-def _cell(metrics: Mapping[str, float], name: str, form: str) -> str:
-    value = metrics.get(name)
-    return "" if value is None or math.isnan(value) else form.format(value)
+            self._status.update(f"{self._stage}  {progress}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -50,16 +50,16 @@ def gpu_for_update(
     config: RolloutConfig, policy: TrainablePolicy, optimiser: torch.optim.Optimizer, device: torch.device
 ) -> Iterator[None]:
     """Within the block, the optimiser's state is on the device, and the engine sleeps if it can."""
-    sleeps = config.sleep and hasattr(policy, "sleep") and hasattr(policy, "wake_up")
-    if sleeps:
-        policy.sleep()
+    sleeper: Any = policy if config.sleep and hasattr(policy, "sleep") else None
+    if sleeper is not None:
+        sleeper.sleep()
     if config.offload_optimiser:
         move_state(optimiser, device)
     yield
-    if sleeps or config.offload_optimiser:
+    if sleeper is not None or config.offload_optimiser:
         free_gpu(config, optimiser)
-    if sleeps:
-        policy.wake_up()
+    if sleeper is not None:
+        sleeper.wake_up()
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:

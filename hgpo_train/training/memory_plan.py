@@ -56,21 +56,21 @@ _LOGIT_BYTES: Final = 20
 # Bytes per token that a layer needs, per unit of (hidden, intermediate, query, adapters' rank), and further bytes. They
 # were determined by counting the storages that are alive in a pass of `ResponseScorer` with fake tensors, for models of
 # other widths than the benchmark prints, with attention that stores no matrix of length × length.
-_STORED: Final = {
+_STORED: Final[dict[tuple[str, str], tuple[float, ...]]] = {
     ("weights", "bfloat16"): (28, 8, 8, 0, 0),
     ("adapters", "bfloat16"): (18, 8, 10, 144, 0),
     ("weights", "float32"): (28, 16, 16, 0, 0),
     ("adapters", "float32"): (18, 16, 16, 144, 0),
 }
 """What each layer stores for the backward pass, without gradient checkpointing."""
-_WORKING: Final = {
+_WORKING: Final[dict[tuple[str, str], tuple[float, ...]]] = {
     ("weights", "bfloat16"): (25, 0.5, 0, 0, 0),
     ("adapters", "bfloat16"): (16, 6, 0, 0, 0),
     ("weights", "float32"): (8, 8, 0, 0, 0),
     ("adapters", "float32"): (8, 8, 0, 0, 0),
 }
 """What the layer at work needs beyond that, at the peak of the backward pass."""
-_RECOMPUTED: Final = {
+_RECOMPUTED: Final[dict[tuple[str, str], tuple[float, ...]]] = {
     ("weights", "bfloat16"): (30, 12, 8, 0, 0),
     ("adapters", "bfloat16"): (28, 14, 10, 14, 3640),
     ("weights", "float32"): (30, 24, 16, 0, 0),

@@ -13,14 +13,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
+
+import msgspec
 
 from hgpo_datasets import manifest
 from hgpo_datasets.run_paths import STEPS
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import LOCK, FolderLock, make_folder, remove_abandoned, write_file
+from hgpo_envs.files.atomic import FolderLock, make_folder, remove_abandoned, write_file
 from hgpo_envs.files.secrets import redact, redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.settings import build, to_dict, to_toml
@@ -35,7 +36,8 @@ C = TypeVar("C", Config, SftConfig)
 CONFIG: Final = "config.toml"
 ORIGIN: Final = "origin.json"
 _CONTENT: Final = (manifest.NAME, STEPS, "evaluation", "checkpoints", "metrics.jsonl", "tensorboard")
-"""Names in a folder that mark it as a run."""
+"""Names in a folder that mark it as a run. A configuration alone is not one: after an early failure, such as a wrong
+path, everything may be changed."""
 FREE: Final = frozenset(
     {
         "tracking",
@@ -47,10 +49,6 @@ FREE: Final = frozenset(
     }
 )
 """Settings that may change when a run is resumed; they affect the weights only by rounding."""
-
-_FORMAT: Final = "hgpo run 1"
-_ORIGIN_BYTES: Final = 16 << 20
-"""Size limit of `origin.json`, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +66,15 @@ class Origin:
     text: str | None = None
 
 
+class _Origins(msgspec.Struct):
+    """The content of `origin.json`."""
+
+    format: Literal["hgpo run 1"]
+    run: str
+    fingerprints: dict[str, str | None]
+    texts: dict[str, str]
+
+
 class RunFolder(Generic[C]):
     """A run's folder, locked for this process from before anything is written until `release` or the process's end.
 
@@ -75,11 +82,9 @@ class RunFolder(Generic[C]):
         folder: The folder; created if it is missing.
         config: The run's configuration.
         free: Settings (`section` or `section.field`) that may change when a run is resumed.
-        purpose: What this process does in the folder; shown to other processes that try to lock it.
         resume: Whether to resume a run that the folder already contains.
 
     Attributes:
-        begun: Whether the folder already contained a run.
         id: Hash of the configuration and fingerprints that the run was started with, 16 hexadecimal digits; empty
             until `pin` is called.
         lock: The lock of the folder.
@@ -89,19 +94,16 @@ class RunFolder(Generic[C]):
             contains a run of another configuration. The folder is then unchanged.
     """
 
-    def __init__(self, folder: Path, config: C, free: Collection[str], *, purpose: str, resume: bool) -> None:
-        self.folder, self.id = folder, ""
-        self.config: C = config
+    def __init__(self, folder: Path, config: C, free: Collection[str], *, resume: bool) -> None:
+        self.folder, self.config, self.id = folder, config, ""
         self._fixed = fixed_values(config, free)
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; name a folder with --out")
-        self._made = _missing(folder)
         make_folder(folder.absolute())
-        self.lock = FolderLock(folder, purpose)
+        self.lock = FolderLock(folder, "training")
         try:
-            # A configuration alone is not a run: after an early failure, such as a wrong path, anything may be changed.
-            self.begun = any(os.path.lexists(folder / name) for name in _CONTENT)
-            if self.begun:
+            self._begun = any(os.path.lexists(folder / name) for name in _CONTENT)
+            if self._begun:
                 self._check_config(free, resume=resume)
             remove_abandoned(folder)
         except BaseException:
@@ -115,34 +117,31 @@ class RunFolder(Generic[C]):
             origins: The run's inputs by name, for example "model".
 
         Raises:
-            InputError: The run was started with other inputs.
+            InputError: The run was started with other inputs, or its `origin.json` is damaged.
         """
-        if self.begun:
-            self.id = self.compare(origins)
+        path = self.folder / ORIGIN
+        if self._begun:
+            stored = read_origin(path)
+            for name, origin in origins.items():
+                was, now = stored["fingerprints"].get(name), origin.fingerprint
+                if was is not None and now is not None and was != now:
+                    text = f" (its text is in {path})" if origin.text is not None else ""
+                    raise InputError(
+                        f"{self.folder} was started with another {name}: {redact(origin.setting)} has the fingerprint "
+                        f"{now[:16]}, not {was[:16]}; restore the original{text}, or choose another --out"
+                    )
+            self.id = stored["run"]
         else:
-            self._store(origins)
+            prints = {name: origin.fingerprint for name, origin in origins.items()}
+            inputs = json.dumps({"config": self._fixed, "fingerprints": prints}, sort_keys=True, default=str)
+            self.id = hashlib.sha256(inputs.encode()).hexdigest()[:16]
+            texts = {name: redact(origin.text) for name, origin in origins.items() if origin.text is not None}
+            write_file(path, msgspec.json.encode(_Origins("hgpo run 1", self.id, prints, texts)))
         shown = build(type(self.config), redact_json(to_dict(self.config)))
         write_file(self.folder / CONFIG, to_toml(shown).encode())
 
-    def compare(self, origins: Mapping[str, Origin]) -> str:
-        """Compare the run's inputs with those it was started with, and return the run's id.
-
-        Raises:
-            InputError: The run was started with other inputs, or its `origin.json` is damaged.
-        """
-        was = read_origin(self.folder / ORIGIN)
-        for name, origin in origins.items():
-            self._check_origin(name, origin, was["fingerprints"].get(name))
-        return str(was["run"])
-
     def release(self) -> None:
-        """Unlock the folder, and remove it if this process created it and stored nothing. Can be called again."""
-        if self._made and {path.name for path in self.folder.iterdir()} <= {LOCK}:
-            with suppress(OSError):  # another process may have written into it
-                (self.folder / LOCK).unlink()
-                for folder in self._made:
-                    folder.rmdir()
-        self._made = []
+        """Unlock the folder. Can be called again."""
         self.lock.release()
 
     def __enter__(self) -> Self:
@@ -165,30 +164,6 @@ class RunFolder(Generic[C]):
                     "original value, or choose another --out"
                 )
 
-    def _store(self, origins: Mapping[str, Origin]) -> None:
-        fingerprints = {name: origin.fingerprint for name, origin in origins.items()}
-        known = json.dumps({"config": self._fixed, "fingerprints": fingerprints}, sort_keys=True, default=str)
-        self.id = hashlib.sha256(known.encode()).hexdigest()[:16]
-        texts = {name: redact(origin.text) for name, origin in origins.items() if origin.text is not None}
-        values = {"format": _FORMAT, "run": self.id, "fingerprints": fingerprints, "texts": texts}
-        write_file(self.folder / ORIGIN, (json.dumps(values, indent=1) + "\n").encode())
-
-    def _check_origin(self, name: str, origin: Origin, was: str | None) -> None:
-        now = origin.fingerprint
-        if was is None or now is None or was == now:
-            return
-        stored = f" (its text is in {self.folder / ORIGIN})" if origin.text is not None else ""
-        raise InputError(
-            f"{self.folder} was started with another {name}: {redact(origin.setting)} has the fingerprint {now[:16]}, "
-            f"not {was[:16]}; restore the original{stored}, or choose another --out"
-        )
-
-
-def _missing(folder: Path) -> list[Path]:
-    """Return a folder and its parents that do not exist, innermost first."""
-    folder = folder.absolute()
-    return [path for path in (folder, *folder.parents) if not path.exists()]
-
 
 def read_origin(path: Path) -> dict[str, Any]:
     """Read an `origin.json`.
@@ -197,13 +172,9 @@ def read_origin(path: Path) -> dict[str, Any]:
         InputError: The file is damaged.
     """
     try:
-        values: dict[str, Any] = json.loads(read_bytes(path, _ORIGIN_BYTES))
-        sound = values["format"] == _FORMAT and isinstance(values["run"], str)
-        if sound and all(one is None or isinstance(one, str) for one in values["fingerprints"].values()):
-            return values
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    raise InputError(f"{path} is damaged; restore it from a backup, or start again in another folder")
+        return msgspec.structs.asdict(msgspec.json.decode(read_bytes(path, 16 << 20), type=_Origins))
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is damaged; restore it from a backup, or start again in another folder") from None
 
 
 def fixed_values(config: Config | SftConfig, free: Collection[str]) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
     """
     # With a schedule that falls to 0, every epoch's learning rate depends on the number of epochs.
     free = FREE | {"update.epochs"} if config.optimiser.schedule == "constant" else FREE
-    with RunFolder(folder, config, free, purpose="training", resume=True) as run:
+    with RunFolder(folder, config, free, resume=True) as run:
         return _run_sft(run, source, display)
 
 

@@ -91,7 +91,7 @@ def start_run(config: Config, folder: Path, *, resume: bool) -> RunFolder[Config
     """
     # With a schedule that falls to 0, every iteration's learning rate depends on the number of iterations.
     free = _FREE if config.optimiser.schedule == "constant" else _FREE - {"iterations"}
-    return RunFolder(folder, config, free, purpose="training", resume=resume)
+    return RunFolder(folder, config, free, resume=resume)
 
 
 def is_finished(config: Config, iteration: int, environment_steps: float) -> bool:

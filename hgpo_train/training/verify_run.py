@@ -18,8 +18,6 @@ from hgpo_train.models.checkpoint_files import MANIFEST, STATE, list_checkpoints
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_EVALUATION = "evaluation"
-
 
 def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
     """Verify everything at a path and yield a report of each part.
@@ -33,31 +31,32 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
     Raises:
         InputError: The path does not exist or contains none of these.
     """
-    parts = _matching(path) if is_pattern(str(path)) else _parts(path)
-    for part in parts or [path]:  # a path without parts is an error, which names what was found
+    paths = [path]
+    if is_pattern(str(path)):
+        matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 (absolute patterns)
+        paths = [match for match in matches if match.is_dir() or match.suffix == PARQUET]
+    parts = {part.resolve(): part for one in paths for part in _parts(one)}  # each once
+    topmost = [part for real, part in parts.items() if parts.keys().isdisjoint(real.parents)]
+    for part in topmost or [path]:  # a path without parts is an error, which names what was found
         if _is_checkpoint(part):
             yield verify_checkpoint(part)
         elif _is_training(part):
-            yield from _verify_training(part, processes)
+            yield _verify_files(part)
+            for table in (part, part / "evaluation"):
+                if (run := run_at(table)) is not None:
+                    yield hgpo_datasets.verify(run, processes=processes)
+            yield from map(verify_checkpoint, list_checkpoints(part / "checkpoints"))
         else:
             yield hgpo_datasets.verify(part, processes=processes)
 
 
-def _matching(pattern: Path) -> list[Path]:
-    """Return what the pattern matches that can be verified, each once and nothing inside another part."""
-    matches = [Path(name) for name in sorted(glob.glob(str(pattern), recursive=True))]  # noqa: PTH207 (absolute patterns)
-    found = [part for one in matches if one.is_dir() or one.suffix == PARQUET for part in _parts(one)]
-    places = {one.resolve(): one for one in found}
-    return [one for place, one in places.items() if places.keys().isdisjoint(place.parents)]
-
-
 def _parts(path: Path) -> list[Path]:
     """Return the topmost folders at or below a path that can be verified, or the path if it is a file."""
-    return list(folders_below(path, _part)) if path.is_dir() else [path]
 
+    def part(folder: Path) -> Path | None:
+        return folder if _is_checkpoint(folder) or _is_training(folder) or run_at(folder) is not None else None
 
-def _part(folder: Path) -> Path | None:
-    return folder if _is_checkpoint(folder) or _is_training(folder) or run_at(folder) is not None else None
+    return list(folders_below(path, part)) if path.is_dir() else [path]
 
 
 def _is_checkpoint(folder: Path) -> bool:
@@ -66,15 +65,6 @@ def _is_checkpoint(folder: Path) -> bool:
 
 def _is_training(folder: Path) -> bool:
     return any(os.path.lexists(folder / name) for name in ("checkpoints", "metrics.jsonl", "config.toml"))
-
-
-def _verify_training(folder: Path, processes: int) -> Iterator[VerifyReport]:
-    yield _verify_files(folder)
-    for table in (folder, folder / _EVALUATION):
-        if (run := run_at(table)) is not None:
-            yield hgpo_datasets.verify(run, processes=processes)
-    for checkpoint in list_checkpoints(folder / "checkpoints"):
-        yield verify_checkpoint(checkpoint)
 
 
 def _verify_files(folder: Path) -> VerifyReport:
@@ -89,10 +79,10 @@ def _verify_files(folder: Path) -> VerifyReport:
         if not os.path.lexists(path):
             continue
         try:
-            with warnings.catch_warnings(record=True) as caught:
+            with warnings.catch_warnings(record=True) as shown:
                 warnings.simplefilter("always")
                 read(path)
-            problems = [str(one.message) for one in caught]
+            problems = [str(warning.message) for warning in shown]
             report.files += 1
             report.bytes += path.stat().st_size
         except (InputError, OSError) as error:

@@ -223,7 +223,7 @@ def test_the_display_shows_the_available_metrics(tmp_path, monkeypatch):
     monkeypatch.setattr("hgpo_train.training.display._EVERY_S", 0.0)  # otherwise a few times per second
     path = tmp_path / "shown.txt"
     with path.open("w") as file:
-        display = Display(Console(file=file, width=200, force_terminal=True), 3)
+        display = Display(Console(file=file, width=200, force_terminal=True, force_interactive=True), 3)
         with display.live(), display.stage("collect"):
             display.row(1, {"episode/success_rate": 0.25, "actor/kl_loss": math.nan})
             display.progress(2, 5)

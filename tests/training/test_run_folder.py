@@ -30,7 +30,7 @@ PATHS = os.pathsep.join(map(str, [ROOT, ROOT / "datasets", ROOT / "tests" / "wor
 
 
 def open_run(folder, config=None, *, resume=True, free=()):
-    return RunFolder(folder, config or Config(), free, purpose="training", resume=resume)
+    return RunFolder(folder, config or Config(), free, resume=resume)
 
 
 def begin(folder, origins, config=None):
@@ -50,7 +50,7 @@ import sys
 from pathlib import Path
 from hgpo_train.training.config import Config
 from hgpo_train.training.run_folder import RunFolder
-run = RunFolder(Path(sys.argv[1]), Config(), (), purpose="training", resume=True)
+run = RunFolder(Path(sys.argv[1]), Config(), (), resume=True)
 print("held", flush=True)
 sys.stdin.read()
 """
