@@ -16,6 +16,8 @@ _MUCH: Final = 0.1
 """What masking numbers must add to the share of steps with a group to be mentioned."""
 _LARGE: Final = 0.2
 """The share of pairs at one state that is mentioned."""
+_FEW: Final = 0.05
+"""The share of steps that reply to an action that changed nothing below which they are not mentioned."""
 _ROUNDING: Final = 1e-5
 """What a sum of weights may lack of 1, because the estimator adds its epsilon to what it divides by."""
 
@@ -37,6 +39,8 @@ def describe(found: Statistics, changed: Statistics | None = None) -> list[str]:
     run = found.summary.row(0, named=True)
     if not run["trajectories"]:
         return [f"Every rollout was aborted ({run['aborted']:,}), so there is nothing to compare."]
+    if run["unchanged"] < _FEW:
+        changed = None
     levels = _levels(found)
     masked = _masking(run["shared_masked"], levels[0]["shared"])
     if not levels[0]["shared"]:

@@ -76,9 +76,6 @@ FEWEST_TASKS: Final = 6
 STATES: Final = 10
 """The number of states that are listed."""
 
-_FIXED: Final = (("differing", 0), ("inconsistency", 0))
-"""Statistics and levels whose value is 0 by definition."""
-
 _UNITS: Final = 4096
 """The largest number of parts of a run that are resampled; with more tasks, a part has several."""
 
@@ -256,10 +253,10 @@ def _intervals(
     weights = task_weights(len(tasks["rows"]), resamples, seed)
     draws = level_statistics({name: weights @ array for name, array in tasks.items()})
     bounds = {name: intervals(values[name], draws[name], number)[:2] for name in WITH_INTERVALS}
-    for name in SHARES:
+    for name in set(SHARES) - {"sign_disagreement"}:  # which is 0 at the deepest level, by definition
         low, high = bounds[name]
         for level in np.flatnonzero((low == high) & np.isin(values[name], (0, 1))).tolist():
-            if (name, level) not in _FIXED:
+            if name not in ("differing", "inconsistency") or level:  # at the state itself, these are 0 by definition
                 low[level], high[level] = wilson_interval(values[name][level], number)
     return bounds
 

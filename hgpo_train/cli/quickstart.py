@@ -69,7 +69,6 @@ def show(console: Console, found: QuickstartResult, out: Path) -> None:
 
     from hgpo_datasets import scan_steps
     from hgpo_envs.wording import counted
-    from hgpo_train.cli.quickstart_run import POLICY
 
     steps = scan_steps(found.run)
     (rows, rollouts, solved) = (
@@ -87,8 +86,8 @@ def show(console: Console, found: QuickstartResult, out: Path) -> None:
     else:
         print_line(f"{played} (already collected).")
     print_line(
-        f"Success rate {solved:.0%}. Policy: [bold]{POLICY}[/], which acts on what it sees and, three times in ten, "
-        "repeats an action that no longer works.\n"
+        f"{solved:.0%} won. The policy acts on what it sees, makes mistakes, and loses track of the task in many "
+        "rollouts.\n"
     )
     console.print(_table(found))
     print_line(f"\n{_explanation(found)}\n")

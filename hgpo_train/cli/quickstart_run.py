@@ -27,12 +27,11 @@ ENV: Final = "HGPO/ALFWorld-v0"
 DEPTHS: Final = (0, 1, 2, 4)
 """The values of K for which advantages are computed."""
 
-POLICY: Final = "mixture:explorer=0.7,outdated=0.3"
-"""A policy that repeats itself, as trained ones do, so that rollouts of a task share states and histories.
+POLICY: Final = "hgpo_train.cli.quickstart_player:PLAYER"
+"""A policy that wins about half of the games and repeats itself, as trained ones do (`quickstart_player`)."""
 
-The explorer acts on observations alone; three actions in ten are ones that were admissible earlier and no longer are.
-Purely random actions rarely lead to the same history twice, so that only the level k = 0 would have groups.
-"""
+MAX_STEPS: Final = 30
+"""The step limit of its episodes, so that they take seconds."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,11 @@ def collect_rollouts(run: Path, seed: int, tasks: int, group_size: int, progress
         InputError: The folder contains another run or other files, or more than `tasks` groups.
         RolloutError: More than a tenth of the rollouts failed.
     """
-    handle = open_env(ENV, split="train", action_format="command")
+    settings = {"split": "train", "max_steps": MAX_STEPS}
+    handle = open_env(ENV, action_format="command", **settings)
     policy = make_policy(POLICY, PolicyContext(handle.shared.source.name, "command"))
     spec = RolloutSpec(tasks, group_size, seed)
-    config = run_config(handle, {"split": "train"}, POLICY, {}, spec)
+    config = run_config(handle, settings, POLICY, {}, spec)
     with StepWriter(run, config=config) as writer:
         if len(writer.committed) > tasks:
             raise InputError(

@@ -79,11 +79,11 @@ def _sizes(seen: RunSummary) -> Table:
 
 def _facts(seen: RunSummary) -> list[tuple[str, str]]:
     first, last = seen.iterations
-    sizes = ", ".join(f"{count:,} of {size}" for size, count in seen.group_sizes.items())
+    sizes = ", ".join(f"{count:,} of {size} rollouts each" for size, count in seen.group_sizes.items())
     facts = [
         ("run", ", ".join(seen.runs)),
         ("environment", f"{', '.join(seen.env_ids) or 'unknown'} ({', '.join(seen.splits) or 'split unknown'})"),
-        ("groups", f"{seen.groups:,} ({sizes})"),
+        ("groups", sizes),
         ("steps", f"{seen.steps:,} (episodes of {seen.shortest} to {seen.longest}, median {seen.median:g})"),
         ("files", f"{seen.files:,}, hashes to depth {seen.depth}"),
     ]
