@@ -25,7 +25,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings and exit.")] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print the memory and disk that it needs; exit with 1 if they do not fit.")
+        bool, typer.Option("--plan", help="Print the memory that it needs; exit with 1 if it does not fit.")
     ] = False,
     card: Annotated[
         str | None,
