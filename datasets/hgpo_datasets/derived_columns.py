@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from hgpo_datasets.row_errors import RowError, WrongRow, name_preview
+from hgpo_datasets.rows import RowError, WrongRow, name_preview
 from hgpo_datasets.schema import GROUP_KEY, SORT_KEY, columns
 from hgpo_envs import hashing
 

@@ -10,19 +10,19 @@ shard, so that a manifest cannot point a reader outside the run's folder.
 
 from __future__ import annotations
 
-import re
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import orjson
 import xxhash
 
-from hgpo_datasets import reading
 from hgpo_datasets.schema import MAX_DEPTH, known_version
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 NAME: Final = "manifest.jsonl"
@@ -30,11 +30,11 @@ MOST_BYTES: Final = 64 << 20
 """Largest manifest that is read or written, in bytes: about 250,000 shards."""
 
 _FORMAT: Final = "hgpo step table"
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first line of a manifest, which describes the run.
 
     Attributes:
@@ -46,14 +46,13 @@ class Header:
     """
 
     run: str
-    depth: int
-    schema_version: int
+    depth: Annotated[int, msgspec.Meta(ge=0, le=MAX_DEPTH)]
+    schema_version: Count
     hgpo_version: str
-    config: Mapping[str, Any]
+    config: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One committed file.
 
     Attributes:
@@ -67,11 +66,11 @@ class Shard:
     """
 
     file: str
-    sha256: str
-    bytes: int
-    rows: int
-    trajectories: int
-    groups: int
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    bytes: Count
+    rows: Count
+    trajectories: Count
+    groups: Count
     replaces: str | None = None
 
 
@@ -120,7 +119,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
 
 def encode_line(content: Header | Shard, previous_check: str) -> tuple[bytes, str]:
     """Return a line and its check."""
-    values = {name: value for name, value in asdict(content).items() if value is not None}
+    values = {name: value for name, value in msgspec.structs.asdict(content).items() if value is not None}
     if isinstance(content, Header):
         values["format"] = _FORMAT
     check = _check(values, previous_check)
@@ -151,7 +150,7 @@ def read(folder: Path) -> Manifest:
     Raises:
         InputError: The manifest is missing, not a regular file, too large, or written by a newer version.
     """
-    return decode(reading.read(folder / NAME, MOST_BYTES))
+    return decode(read_bytes(folder / NAME, MOST_BYTES, "manifest of a run"))
 
 
 def current(folder: Path, shards: Path) -> Manifest:
@@ -183,30 +182,26 @@ def decode(data: bytes) -> Manifest:
     shards: dict[str, Shard] = {}
     replaced: list[str] = []
     size, check, problem = 0, "", None
-    while size < len(data):
-        end = data.find(b"\n", size) + 1
-        if not end:
-            break
-        line = f"line {len(shards) + len(replaced) + (header is not None) + 1} of {NAME}"
+    while (end := data.find(b"\n", size) + 1) and problem is None:
+        number = len(shards) + len(replaced)
         values = _values(data[size:end], check)
-        if values is None:
-            problem = f"{line} is damaged"
-            break
-        following = values.pop("check")
-        rules = _shard_rules(len(shards) + len(replaced), shards)
-        problem = _wrong_header(values) if header is None else _wrong(values, rules)
-        if problem:
-            problem = f"{line} {problem}"
-            break
-        if header is None:
-            header = Header(**values)
+        try:
+            if values is None:
+                problem = "is damaged"
+            elif header is None:
+                header = _header(values)
+            else:
+                shard = _shard(values, number, shards)
+                if shard.replaces is not None:
+                    del shards[shard.replaces]
+                    replaced.append(shard.replaces)
+                shards[shard.file] = shard
+        except msgspec.ValidationError as error:
+            problem = f"is invalid: {str(error)[:200]}"
+        if problem is None and values is not None:
+            size, check = end, values["check"]
         else:
-            shard = Shard(**values)
-            if shard.replaces is not None:
-                del shards[shard.replaces]
-                replaced.append(shard.replaces)
-            shards[shard.file] = shard
-        size, check = end, following
+            problem = f"line {number + (header is not None) + 1} of {NAME} {problem}"
     if header is None and problem is None:
         problem = f"{NAME} has no complete first line"
     return Manifest(header, tuple(shards.values()), size, check, problem, tuple(replaced))
@@ -227,53 +222,19 @@ def _values(line: bytes, previous_check: str) -> dict[str, Any] | None:
     return values if whole else None
 
 
-Rule = tuple["Callable[[Any], bool]", str]
-"""A check of a value, and the description of valid values."""
-
-
-def _count(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-_OPTIONAL: Final = frozenset({"replaces"})
-_COUNT: Final[Rule] = (_count, "a count")
-_TEXT: Final[Rule] = (lambda value: isinstance(value, str), "a text")
-_HEADER_RULES: Final[Mapping[str, Rule]] = {
-    "run": _TEXT,
-    "depth": (lambda value: _count(value) and value <= MAX_DEPTH, f"a depth up to {MAX_DEPTH}"),
-    "schema_version": _COUNT,
-    "hgpo_version": _TEXT,
-    "config": (lambda value: isinstance(value, dict), "an object"),
-}
-
-
-def _shard_rules(number: int, earlier: Collection[str]) -> dict[str, Rule]:
-    name = file_name(number)
-    return {
-        "file": (lambda value: value == name, repr(name)),
-        "sha256": (lambda value: isinstance(value, str) and bool(_SHA256.fullmatch(value)), "64 hexadecimal digits"),
-        **dict.fromkeys(("bytes", "rows", "trajectories", "groups"), _COUNT),
-        "replaces": (lambda value: isinstance(value, str) and value in earlier, "an earlier file"),
-    }
-
-
-def _wrong(values: Mapping[str, object], rules: Mapping[str, Rule]) -> str | None:
-    """Return a description of the first invalid value of a line, or None."""
-    for name in sorted(values.keys() - rules.keys()):
-        return f"has the unknown key {name!r:.80}; was it written by a newer hgpo?"
-    for name, (is_right, expected) in rules.items():
-        if name not in values:
-            if name in _OPTIONAL:
-                continue
-            return f"lacks {name!r}"
-        if not is_right(values[name]):
-            return f"has {name} = {values[name]!r:.80}; expected {expected}"
-    return None
-
-
-def _wrong_header(values: dict[str, Any]) -> str | None:
-    if values.pop("format", None) != _FORMAT:
+def _header(values: dict[str, Any]) -> Header:
+    if values.get("format") != _FORMAT:
         raise InputError(f"{NAME} is not the manifest of a step table")
-    if _count(values.get("schema_version")):
-        known_version(values["schema_version"], NAME)
-    return _wrong(values, _HEADER_RULES)
+    version = values.get("schema_version")
+    if isinstance(version, int):
+        known_version(version, NAME)
+    return msgspec.convert({name: values[name] for name in values.keys() - {"check", "format"}}, Header)
+
+
+def _shard(values: dict[str, Any], number: int, earlier: Mapping[str, Shard]) -> Shard:
+    shard = msgspec.convert({name: values[name] for name in values.keys() - {"check"}}, Shard)
+    if shard.file != file_name(number):
+        raise msgspec.ValidationError(f"expected {file_name(number)!r} as file, received {shard.file!r}")
+    if shard.replaces is not None and shard.replaces not in earlier:
+        raise msgspec.ValidationError(f"expected an earlier file in `replaces`, received {shard.replaces!r}")
+    return shard

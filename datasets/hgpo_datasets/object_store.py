@@ -11,7 +11,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hgpo_datasets.reading import first_line
+from hgpo_datasets.shards import first_line
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:

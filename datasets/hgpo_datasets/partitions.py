@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import polars as pl
 
-from hgpo_datasets import reading
-from hgpo_datasets.reader import StepFile, scan_files, shared_depth, source_files
+from hgpo_datasets.reader import StepFile, errors, scan_files, shared_depth, source_files
+from hgpo_datasets.shards import first_line
 from hgpo_envs.errors import InputError, ProcessError
 
 if TYPE_CHECKING:
@@ -265,9 +265,9 @@ def _on_ray(function: Callable[[T], R], items: Sequence[T], workers: int) -> Gen
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, InputError):
                 raise error.cause from None
-            raise ProcessError(f"the Ray job failed: {reading.first_line(error.cause)}") from error
+            raise ProcessError(f"the Ray job failed: {first_line(error.cause)}") from error
         except ray.exceptions.RayError as error:
-            raise ProcessError(f"the Ray job failed: {reading.first_line(error)}") from error
+            raise ProcessError(f"the Ray job failed: {first_line(error)}") from error
 
 
 def _call(function: Callable[[T], R], item: T) -> R:
@@ -304,7 +304,7 @@ def _size_and_footer(path: Path) -> bytes:
 
 def _values(path: str, columns: Sequence[str], depth: int | None, options: Mapping[str, Any]) -> set[tuple[Any, ...]]:
     """Return the distinct values of some columns of a file. Columns that it lacks are ignored."""
-    with reading.errors(path):
+    with errors(path):
         steps = scan_files([path], depth, options)
         present = [name for name in columns if name in steps.collect_schema()]
         return set(steps.select(present).unique().collect().rows()) if present else set()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hgpo_datasets.processes import check_processes
-from hgpo_datasets.reading import first_line
+from hgpo_datasets.shards import first_line
 from hgpo_envs.errors import InputError, ProcessError
 
 if TYPE_CHECKING:

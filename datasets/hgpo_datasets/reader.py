@@ -1,8 +1,8 @@
 """Read step tables: `scan_steps` returns one LazyFrame over runs, files and URLs.
 
-Only files listed in a manifest are read, so a run can be read while a writer is open or after it was killed. Before a
-local file is read, its size is compared with the manifest and its footer is checked (see `hgpo_datasets.footer`).
-Changed bytes inside pages are not detected here; `hgpo verify` finds them.
+Only files listed in a manifest are read, so a run can be read while a writer is open or after it was killed. Sizes are
+compared with the manifest. Changed bytes are not detected here: `hgpo verify` finds them, and opens foreign files in a
+process of its own, which a forged one may end.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import polars as pl
 
-from hgpo_datasets import footer, manifest, reading, remote, schema, shards
-from hgpo_datasets.run_paths import STEPS, run_of_file
-from hgpo_datasets.sources import PARQUET, Part, Source, describe_empty, parts_of
+from hgpo_datasets import manifest, remote, schema, shards
+from hgpo_datasets.sources import PARQUET, STEPS, Part, Source, parts_of, run_of_file
 from hgpo_envs.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hgpo_datasets.manifest import Shard
 
@@ -80,29 +80,46 @@ def scan_steps(
     Warns:
         StepTableWarning: A file was skipped, or some of several runs have no committed rows.
     """
-    given = _sources(source)
     for name, choice in (("damaged", damaged), ("uncommitted", uncommitted)):
         if choice not in get_args(Choice):
             raise InputError(unknown(f"choice for {name}", choice, get_args(Choice)))
     options = dict(storage_options or {})
-    parts = parts_of(given)
-    found = [_files(part, damaged, uncommitted, options) for part in parts]
-    if not any(found):
-        raise InputError(describe_empty(parts, given))
-    _warn_about_empty(parts, found)
-    files = [[file.path for file in some] for some in found if some]
+    found = source_files(source, options, damaged, uncommitted)
+    files = [[file.path for file in some] for some in found]
     return scan_files([path for some in files for path in some], shared_depth(files, options, plain=plain), options)
 
 
-def _sources(source: Any) -> list[Source]:  # noqa: ANN401 (checked here)
-    """Return the given path, or the list of given paths."""
+def source_files(
+    source: Source | Iterable[Source],
+    options: Mapping[str, Any],
+    damaged: Choice = "refuse",
+    uncommitted: Choice = "skip",
+) -> list[list[StepFile]]:
+    """Return the files that `scan_steps` reads, those of each run or file in a list of their own.
+
+    Args:
+        source: As in `scan_steps`.
+        options: Options of the object store.
+        damaged: As in `scan_steps`.
+        uncommitted: As in `scan_steps`.
+
+    Raises:
+        InputError: As in `scan_steps`.
+    """
     is_one = isinstance(source, str | os.PathLike) or not isinstance(source, Iterable)
-    given: list[Any] = [source] if is_one else list(source)
-    for one in given:
-        if not isinstance(one, str | os.PathLike) or not os.fspath(one):
-            kind = type(one).__name__
-            raise InputError(f"expected the path or URL of a run or Parquet file, received {kind} {one!r}")
-    return given
+    sources: list[Any] = [source] if is_one else list(source)
+    for each in sources:
+        if not isinstance(each, str | os.PathLike) or not os.fspath(each):
+            received = f"{type(each).__name__} {each!r}"
+            raise InputError(f"expected the path or URL of a run or Parquet file, received {received}")
+    parts = parts_of(sources)
+    found = [_files(part, damaged, uncommitted, options) for part in parts]
+    if not any(found):
+        runs = sum(part.kind == "run" for part in parts)
+        more = f": found {runs} runs, none of them with committed rows" if runs > 1 else ""
+        raise InputError(f"no committed rows in {', '.join(map(str, sources)) or 'an empty list'}{more}")
+    _warn_about_empty(parts, found)
+    return [files for files in found if files]
 
 
 def step_files(source: Source) -> list[str]:
@@ -114,31 +131,13 @@ def step_files(source: Source) -> list[str]:
     return [file.path for part in parts_of([source]) for file in _files(part, "refuse", "skip", {})]
 
 
-def source_files(source: Source | Iterable[Source], options: Mapping[str, Any]) -> list[list[StepFile]]:
-    """Return the files that `scan_steps` reads, those of each run or file in a list of their own.
-
-    Args:
-        source: As in `scan_steps`.
-        options: Options of the object store.
-
-    Raises:
-        InputError: As in `scan_steps`.
-    """
-    given = _sources(source)
-    parts = parts_of(given)
-    found = [some for part in parts if (some := _files(part, "refuse", "skip", options))]
-    if not found:
-        raise InputError(describe_empty(parts, given))
-    return found
-
-
 def _warn_about_empty(parts: list[Part], found: list[list[StepFile]]) -> None:
     """Warn if a folder or pattern contains runs without committed rows beside others."""
     for source in dict.fromkeys(part.source for part in parts):
         empty = [not files for part, files in zip(parts, found, strict=True) if part.source == source]
         if len(empty) > 1 and any(empty):
             line = f"{source}: {len(empty)} runs, {sum(empty)} of them without committed rows"
-            warnings.warn(line, StepTableWarning, stacklevel=3)
+            warnings.warn(line, StepTableWarning, stacklevel=4)
 
 
 def _files(part: Part, damaged: Choice, uncommitted: Choice, options: Mapping[str, Any]) -> list[StepFile]:
@@ -148,13 +147,13 @@ def _files(part: Part, damaged: Choice, uncommitted: Choice, options: Mapping[st
     path = Path(part.path)
     if part.kind == "run":
         return _run(path, damaged, uncommitted)
-    footer.check_file(path)
+    shards.file_size(path)
     return [StepFile(str(path))]
 
 
 def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[StepFile]:
     place = folder / STEPS
-    with reading.errors(folder):
+    with errors(folder):
         # listed before the manifest is read: a file that an open writer commits in between is then in the manifest
         present = sorted(place.glob(f"*{PARQUET}"))
     listed = manifest.current(folder, place)
@@ -174,28 +173,25 @@ def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[StepFile]:
 
 
 def _problem(file: Path, shard: Shard) -> str | None:
-    """Return the problem that a committed file's size or footer shows, or None."""
+    """Return the problem that a committed file's size shows, or None."""
     try:
-        size = reading.status(file).st_size
-        if size != shard.bytes:
-            return f"{file} is damaged: expected {shard.bytes} bytes (as committed), received {size}"
-        footer.check_file(file)
+        size = shards.file_size(file)
     except InputError as error:
         return str(error)
-    return None
+    return None if size == shard.bytes else f"{file} is damaged: expected {shard.bytes:,} bytes, received {size:,}"
 
 
 def _refuse_or_warn(choice: Choice, line: str) -> None:
     if choice == "refuse":
         raise InputError(line)
-    warnings.warn(f"{line}; skipped", StepTableWarning, stacklevel=6)
+    warnings.warn(f"{line}; skipped", StepTableWarning, stacklevel=7)
 
 
 def _remote_run(url: str, options: Mapping[str, Any]) -> list[StepFile]:
     """Return the files of a run at the URL of its folder or of its `steps/`."""
     run = url.rstrip("/").removesuffix(f"/{STEPS}")
     name = f"{run}/{manifest.NAME}"
-    with reading.errors(name):
+    with errors(name):
         listed = manifest.decode(remote.read_lines(name, manifest.MOST_BYTES, options))
     if listed.problem:
         raise InputError(f"{url}: {listed.problem}")
@@ -236,12 +232,27 @@ def is_plain(file: str) -> bool:
     """
     if "://" in file or run_of_file(Path(file)) is not None:
         return False
-    with reading.errors(file):
-        return not any(key in shards.KEYS for key in pl.read_parquet_metadata(file))
+    with errors(file):
+        return shards.VERSION_KEY not in pl.read_parquet_metadata(file)
 
 
 def _columns(file: str, options: Mapping[str, Any], *, versioned: bool) -> dict[str, pl.DataType]:
-    with reading.errors(file):
+    with errors(file):
         if versioned:
             shards.check_version(pl.read_parquet_metadata(file, storage_options=dict(options) or None), file)
         return dict(pl.scan_parquet(file, storage_options=dict(options) or None, glob=False).collect_schema())
+
+
+@contextmanager
+def errors(what: object) -> Iterator[None]:
+    """Convert the exceptions of reading a damaged file to a one-line error.
+
+    Raises:
+        InputError: The block raised an OSError, a ValueError or an error of Polars.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError, *shards.POLARS_ERRORS) as error:
+        raise InputError(f"{what} cannot be read: {shards.first_line(error)}") from error

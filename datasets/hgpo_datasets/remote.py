@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from hgpo_datasets.reading import first_line
+from hgpo_datasets.shards import first_line
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:

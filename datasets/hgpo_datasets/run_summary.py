@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from hgpo_datasets import footer, manifest, reading, schema
-from hgpo_datasets.reader import scan_steps, step_files
+from hgpo_datasets import manifest, schema
+from hgpo_datasets.reader import errors, scan_steps, step_files
 from hgpo_datasets.sources import single_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.unicode_text import clean_text
@@ -113,7 +113,7 @@ def summarize_run(source: str | os.PathLike[str]) -> RunSummary:
     found = step_files(source)
     if not found:
         raise InputError(f"no committed rows in {source}")
-    with reading.errors(source):
+    with errors(source):
         steps = scan_steps(found)
         depth = schema.stored_depth(steps.collect_schema().names())
         won = pl.col("episode_won").first() if "episode_won" in steps.collect_schema() else pl.col("won").any()
@@ -139,7 +139,7 @@ def summarize_run(source: str | os.PathLike[str]) -> RunSummary:
         total=_task_types(ends.with_columns(task_type=pl.lit(None, pl.String)))[0],
         kinds=_task_types(ends),
         files=len(found),
-        bytes=sum(reading.status(Path(file)).st_size for file in found),
+        bytes=sum(Path(file).stat().st_size for file in found),
         family_bytes=_family_bytes(found, depth),
         config=_config(source),
     )
@@ -176,12 +176,17 @@ def _task_types(ends: pl.DataFrame) -> list[TaskTypeSummary]:
 
 
 def _family_bytes(found: list[str], depth: int) -> dict[str, int]:
+    import pyarrow.parquet as pq
+
     families = {column.name: column.family for column in schema.columns(depth)}
     totals = dict.fromkeys(schema.FAMILIES, 0)
     for file in found:
-        for name, size in footer.column_bytes(Path(file)).items():
-            family = families.get(name, "other")
-            totals[family] = totals.get(family, 0) + size
+        with errors(file):
+            footer = pq.read_metadata(file)
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            for chunk in map(group.column, range(group.num_columns)):
+                family = families.get(chunk.path_in_schema.partition(".")[0], "other")
+                totals[family] = totals.get(family, 0) + chunk.total_compressed_size
     return totals
 
 

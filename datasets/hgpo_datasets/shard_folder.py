@@ -13,18 +13,21 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets import manifest, reading, schema, shards
+from hgpo_datasets import manifest, schema, shards
 from hgpo_datasets.manifest import Header, Manifest, Shard
-from hgpo_datasets.run_paths import STEPS, is_run
+from hgpo_datasets.sources import STEPS, check_text, is_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.files import atomic
 from hgpo_envs.files.secrets import redact_json
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.plugins import installed_version
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    import polars as pl
 
 _MOST_CONFIG: Final = 1 << 20
 
@@ -56,7 +59,7 @@ class ShardFolder:
         depth: int,
         lock: atomic.FolderLock | None = None,
     ) -> None:
-        reading.check_text(folder)
+        check_text(folder)
         values = _json_values(config or {})
         self._folder, self._descriptor = folder, -1
         try:
@@ -90,9 +93,21 @@ class ShardFolder:
         return self._descriptor >= 0
 
     @property
-    def files(self) -> list[Path]:
-        """The committed files."""
-        return [self.shards / shard.file for shard in self._manifest.shards]
+    def listed(self) -> tuple[Shard, ...]:
+        """The committed shards."""
+        return self._manifest.shards
+
+    def columns(self, shard: Shard, names: Sequence[str]) -> pl.DataFrame:
+        """Read some columns of a committed shard. Only their pages are read, and their checksums are verified.
+
+        Raises:
+            InputError: One of these pages is damaged.
+        """
+        path = self.shards / shard.file
+        try:
+            return shards.decode(path, names)
+        except ValueError as error:
+            raise InputError(f"{path} is damaged ({error}); run `hgpo verify {path}` for details") from error
 
     @property
     def next_file(self) -> str:
@@ -193,7 +208,7 @@ class ShardFolder:
         for shard in self._manifest.shards:
             path = self.shards / shard.file
             try:
-                size = reading.status(path).st_size
+                size = shards.file_size(path)
             except InputError as error:
                 raise InputError(f"{error}; run `hgpo verify {self._folder}` for details") from error
             if size != shard.bytes:
@@ -237,16 +252,16 @@ def _check_free(steps: Path) -> None:
 
 def _open_manifest(path: Path) -> int:
     if path.exists() or path.is_symlink():
-        reading.status(path)
+        shards.file_size(path)
     binary = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | binary, 0o644)
 
 
 def _remove_own(path: Path, shard: Shard) -> None:
     """Remove a shard that was not committed, unless the file under its name has other content."""
-    if not os.path.lexists(path) or reading.status(path).st_size != shard.bytes:
+    if not os.path.lexists(path) or shards.file_size(path) != shard.bytes:
         return
-    if hashlib.sha256(reading.read(path, shard.bytes)).hexdigest() == shard.sha256:
+    if hashlib.sha256(read_bytes(path, shard.bytes, shards.WHAT)).hexdigest() == shard.sha256:
         path.unlink()
 
 

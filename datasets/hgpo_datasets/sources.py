@@ -1,4 +1,11 @@
-"""The runs and files that a source means: a run, a folder of runs, a file, a pattern, a URL, or several of these."""
+"""The runs and files that a source means: a run, a folder of runs, a file, a pattern, a URL, or several of these.
+
+    RUN/manifest.jsonl                  the committed shards
+    RUN/.lock, RUN/.hgpo-*.tmp          the writer's lock, and scratch folders
+    RUN/steps/steps-000000.parquet …    the shards, and nothing else
+
+Only shards are in `steps/`, because Polars rejects a folder with other files.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +13,23 @@ import glob
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from hgpo_datasets import manifest, reading
-from hgpo_datasets.run_paths import folders_below, is_inside, real, run_of_file, runs_below
+from hgpo_datasets import manifest
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+T = TypeVar("T")
 Source = str | os.PathLike[str]
 
+STEPS: Final = "steps"
+"""Name of the folder of a run's shards."""
 PARQUET: Final = ".parquet"
+MOST_FOLDERS: Final = 100_000
+"""Largest number of folders that are searched for runs."""
 _NAMED: Final = 3
 """Number of paths that an error names."""
 
@@ -38,15 +49,96 @@ class Part:
     source: str
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder contains a manifest."""
+    return os.path.lexists(folder / manifest.NAME)
+
+
+def run_at(folder: Path) -> Path | None:
+    """Return the run that a folder means: the folder, or its parent if it is `steps/`; None for other folders."""
+    return folder if is_run(folder) else run_with_steps(folder)
+
+
+def run_with_steps(folder: Path) -> Path | None:
+    """Return the run whose `steps/` the folder is, or None."""
+    if is_run(folder):
+        return None
+    for steps in (folder, real(folder)):  # the real path has a parent, also for "." and for links
+        if steps.name == STEPS and is_run(steps.parent):
+            return steps.parent
+    return None
+
+
+def run_of_file(file: Path) -> Path | None:
+    """Return the run whose shards are in the file's folder, or None."""
+    return run_with_steps(file.parent)
+
+
+def real(path: Path) -> Path:
+    """Return the path without links. Unlike `Path.resolve`, this does not raise for links that form a loop."""
+    return Path(os.path.realpath(path))
+
+
+def folders_below(folder: Path, choose: Callable[[Path], T | None]) -> Iterator[T]:
+    """Search a folder and its subfolders for the topmost folders of a kind, in the order of their names.
+
+    Hidden folders, which include scratch folders, are skipped. Links to folders are followed once.
+
+    Args:
+        folder: The folder.
+        choose: Returns a value for a folder of this kind, which is then not searched, and None for other folders.
+
+    Yields:
+        The values.
+
+    Raises:
+        InputError: There are too many folders to search, or the folder cannot be read.
+    """
+    seen: set[tuple[int, int]] = set()
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        if (value := choose(here)) is not None:
+            yield value
+            continue
+        try:
+            status = here.stat()
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            inside = sorted((path for path in here.iterdir() if path.name[:1] != "."), reverse=True)
+        except OSError as error:
+            if here == folder:
+                raise InputError(f"{folder} cannot be read: {error.strerror}") from error
+            continue
+        if len(seen) > MOST_FOLDERS:
+            raise InputError(f"{folder} contains more than {MOST_FOLDERS:,} folders; pass the runs in it")
+        waiting += [path for path in inside if path.is_dir()]
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the runs that a folder means or contains at any depth. Runs inside other runs are left out.
+
+    Raises:
+        InputError: See `folders_below`.
+    """
+    return list(folders_below(folder, run_at))
+
+
 def parts_of(sources: Iterable[Source]) -> list[Part]:
-    """Return the runs, files and URLs that sources mean, each once.
+    """Return the runs, files and URLs that sources mean, each once, and no files of these runs.
 
     Raises:
         InputError: A source does not exist, contains no runs, or contains both runs and other Parquet files.
     """
     every = [part for source in sources for part in _parts(os.fspath(source))]
     runs = {str(real(Path(part.path))) for part in every if part.kind == "run"}
-    return list(_once(every, runs))
+    parts: dict[str, Part] = {}
+    for part in every:
+        owner = run_of_file(Path(part.path)) if part.kind == "file" and runs else None
+        if owner is None or str(real(owner)) not in runs:
+            parts.setdefault(part.path if part.kind == "url" else str(real(Path(part.path))), part)
+    return list(parts.values())
 
 
 def single_run(source: Source) -> Path | None:
@@ -55,8 +147,8 @@ def single_run(source: Source) -> Path | None:
     Raises:
         InputError: See `parts_of`.
     """
-    found = parts_of([source])
-    return Path(found[0].path) if len(found) == 1 and found[0].kind == "run" else None
+    parts = parts_of([source])
+    return Path(parts[0].path) if len(parts) == 1 and parts[0].kind == "run" else None
 
 
 def is_pattern(source: str) -> bool:
@@ -64,28 +156,30 @@ def is_pattern(source: str) -> bool:
     return "://" not in source and glob.has_magic(source) and not os.path.lexists(source)
 
 
-def _once(parts: Iterable[Part], runs: set[str]) -> Iterator[Part]:
-    """Yield each part once, and no files of the runs."""
-    seen: set[str] = set()
-    for part in parts:
-        place = part.path if part.kind == "url" else str(real(Path(part.path)))
-        owner = run_of_file(Path(part.path)) if part.kind == "file" and runs else None
-        if place not in seen and (owner is None or str(real(owner)) not in runs):
-            seen.add(place)
-            yield part
+def check_text(path: Path) -> None:
+    """Check that a path is valid UTF-8, because Polars cannot open other paths.
+
+    Raises:
+        InputError: The path contains bytes that are not UTF-8.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(path).decode("utf-8", "replace")
+        raise InputError(f"{shown}: expected a UTF-8 path; rename it") from error
 
 
 def _parts(source: str) -> list[Part]:
     if "://" in source and not source.startswith("file://"):
         return [Part(source, "url", source)]
     local = source.removeprefix("file://")
-    reading.check_text(Path(local))
+    path = Path(local)
+    check_text(path)
     if is_pattern(local):
         return _matching(local)
-    path = Path(local)
+    if not os.path.lexists(path):
+        raise InputError(f"{source}: no such file or run")
     if not path.is_dir():
-        if not os.path.lexists(path):
-            raise InputError(f"{source}: no such file or run")
         return [Part(str(path), "file", source)]
     if runs := runs_below(path):
         return [Part(str(run), "run", source) for run in runs]
@@ -97,36 +191,31 @@ def _matching(pattern: str) -> list[Part]:
     # glob.glob, because Path.glob accepts no absolute patterns
     matches = sorted(Path(name) for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
     for path in matches:
-        reading.check_text(path)
+        check_text(path)
     folders = [path for path in matches if path.is_dir()]
     files = [path for path in matches if path not in set(folders)]
     # a folder can be matched in several ways, for example by its own name and through its parent
-    found = {real(run): run for folder in reversed(folders) for run in reversed(runs_below(folder))}
-    runs = sorted(run for run in found.values() if not is_inside(run, set(found)))
+    runs = {real(run): run for folder in reversed(folders) for run in reversed(runs_below(folder))}
+    topmost = sorted(run for place, run in runs.items() if not _inside(place, runs))
     tables = [path for path in files if path.suffix == PARQUET]
-    if runs:
-        _check_no_others(pattern, runs, tables)
-        return [Part(str(run), "run", pattern) for run in runs]
+    if topmost:
+        others = [path for path in tables if (owner := run_of_file(path)) is None or not _inside(owner, runs, own=True)]
+        if others:
+            raise InputError(
+                f"{pattern} matches {counted(len(topmost), 'run')} ({_named(topmost)}) and "
+                f"{counted(len(others), 'Parquet file')} outside of them ({_named(others)}); pass the runs or the files"
+            )
+        return [Part(str(run), "run", pattern) for run in topmost]
     if not tables and (folders or not files):
         what = f"{counted(len(folders), 'folder')} without runs" if folders else "nothing"
         raise InputError(f"{pattern}: no such file or run; the pattern matches {what}")
     return [Part(str(path), "file", pattern) for path in tables or files]
 
 
-def _check_no_others(pattern: str, runs: Sequence[Path], tables: Sequence[Path]) -> None:
-    """Raise if there are Parquet files that are no shards of the runs, nor of runs inside them."""
-    places = {real(run) for run in runs}
-    owners = {path: run_of_file(path) for path in tables}
-    others = [
-        path
-        for path, owner in owners.items()
-        if owner is None or (real(owner) not in places and not is_inside(owner, places))
-    ]
-    if others:
-        raise InputError(
-            f"{pattern} matches {counted(len(runs), 'run')} ({_named(runs)}) and "
-            f"{counted(len(others), 'Parquet file')} outside of them ({_named(others)}); pass the runs or the files"
-        )
+def _inside(run: Path, runs: Iterable[Path], *, own: bool = False) -> bool:
+    """Return whether a run is inside another, like the evaluation of a training run, or is itself one of them."""
+    place, others = real(run), set(runs)
+    return (own and place in others) or not others.isdisjoint(place.parents)
 
 
 def _named(paths: Sequence[Path]) -> str:
@@ -143,12 +232,3 @@ def _content_of(folder: Path) -> str:
     more = f" and {counted(len(places) - 1, 'more folder')}" if len(places) > 1 else ""
     hint = f"to read Parquet files without a manifest, pass a pattern ({places[0]}/*{PARQUET})"
     return f"found {tables} in {places[0]}{more}; {hint}"
-
-
-def describe_empty(parts: Sequence[Part], given: Sequence[Source]) -> str:
-    """Return the error for sources whose runs have no committed rows."""
-    names = ", ".join(map(str, given)) or "an empty list"
-    runs = [part for part in parts if part.kind == "run"]
-    if len(runs) <= 1:
-        return f"no committed rows in {names}"
-    return f"no committed rows in {names}: found {len(runs)} runs, none of them with committed rows"

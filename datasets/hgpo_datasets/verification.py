@@ -1,10 +1,11 @@
 """Verify a run or a file: its files, bytes and rows.
 
-Bytes are compared with the SHA-256 in the manifest and with the digest in each file, which detects any changed bit,
-padding included. Page checksums then locate the damage. Rows are checked only if the bytes are intact: their order,
-steps, nulls and NaN values, and every derived column, which is recomputed from the other columns.
+The bytes of a run's files are compared with the SHA-256 in the manifest, which detects any changed bit. Files outside
+of runs have only the checksums of their pages. Rows are checked if the bytes are intact: order, steps, nulls and NaN
+values, and the columns that are computed from others.
 
-Damage of any kind is reported as a problem and never raises. All reads have a size limit.
+Damage is reported as a problem and never raises. A forged file can end the process that decodes it: files of others are
+decoded in processes of their own, whose end is a problem of the file.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,23 +22,24 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
-from hgpo_datasets import footer, manifest, reading, schema, shards
+from hgpo_datasets import manifest, schema, shards
 from hgpo_datasets.derived_columns import broken_steps, derived, first_rows, row_name, value_problems
-from hgpo_datasets.processes import check_processes, in_processes
-from hgpo_datasets.run_paths import STEPS, run_at, run_of_file, runs_below
-from hgpo_datasets.sources import PARQUET
+from hgpo_datasets.partitions import check_processes, in_processes
+from hgpo_datasets.sources import PARQUET, STEPS, run_at, run_of_file, runs_below
 from hgpo_envs.errors import InputError, ProcessError
 from hgpo_envs.files.atomic import scratch_folders, seems_locked
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.unicode_text import clean_text
 from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hgpo_datasets.manifest import Header, Shard
 
-_PAGES_NAMED: Final = 5
+_COLUMNS_NAMED: Final = 5
+"""Number of damaged columns that a problem names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class Problem:
     """A problem or note in a report.
 
     Attributes:
-        kind: `manifest`, `missing`, `unreadable`, `size`, `bytes`, `digest`, `structure`, `foreign`, `uncommitted`,
-            `version`, `columns`, `null`, `order`, `steps`, `value`, `derived`, `run`, `group` or `trajectory`.
+        kind: `manifest`, `missing`, `unreadable`, `size`, `bytes`, `foreign`, `uncommitted`, `version`, `columns`,
+            `null`, `order`, `steps`, `value`, `derived`, `run`, `group` or `trajectory`.
         file: Path of the affected file.
         message: Description in one line.
     """
@@ -54,11 +56,6 @@ class Problem:
     kind: str
     file: str
     message: str
-
-
-def _problem(kind: str, path: Path, message: str) -> Problem:
-    """Create a problem, with path and message made valid UTF-8."""
-    return Problem(kind, clean_text(str(path)), clean_text(message))
 
 
 @dataclass(slots=True)
@@ -88,11 +85,11 @@ class VerifyReport:
 
     def add(self, kind: str, path: Path, message: str) -> None:
         """Add a problem."""
-        self.problems.append(_problem(kind, path, message))
+        self.problems.append(Problem(kind, clean_text(str(path)), clean_text(message)))
 
     def note(self, kind: str, path: Path, message: str) -> None:
         """Add a note."""
-        self.notes.append(_problem(kind, path, message))
+        self.notes.append(Problem(kind, clean_text(str(path)), clean_text(message)))
 
     def include(self, other: VerifyReport) -> None:
         """Add what was found in a file."""
@@ -112,14 +109,6 @@ class VerifyReport:
 
 
 @dataclass(slots=True)
-class _Seen:
-    """The file of each group and trajectory seen so far in a run."""
-
-    groups: dict[tuple[Any, ...], str] = field(default_factory=dict)
-    trajectories: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class _Names:
     """The groups of a file, and its trajectories by the hashes of their names."""
 
@@ -127,7 +116,7 @@ class _Names:
     trajectories: list[tuple[int, str]] = field(default_factory=list)
 
 
-def verify(source: str | os.PathLike[str], *, processes: int = 1) -> VerifyReport:
+def verify(source: str | os.PathLike[str], *, processes: int | None = None) -> VerifyReport:
     """Verify a run or a single file. A shard of a run is also compared with the manifest.
 
     A run is named by its folder or its `steps/`. Of a training run, only the step table is verified.
@@ -137,13 +126,15 @@ def verify(source: str | os.PathLike[str], *, processes: int = 1) -> VerifyRepor
 
     Args:
         source: The run or file.
-        processes: Number of processes, which share the shards of a run. The report does not depend on it.
+        processes: Number of other processes, which decode the files. The report does not depend on it. None decodes
+            them in this process: do so only with files of your own, because a forged file can end it. Programs that
+            start processes need ``if __name__ == "__main__":``.
 
     Raises:
         InputError: The run or file does not exist, or `processes` is less than 1.
-        ProcessError: Processes were killed repeatedly.
     """
-    check_processes(processes)
+    if processes is not None:
+        check_processes(processes)
     if not isinstance(source, str | os.PathLike):
         raise InputError(f"expected the path of a run or file, received {type(source).__name__} {source!r}")
     path = Path(source)
@@ -160,7 +151,7 @@ def verify(source: str | os.PathLike[str], *, processes: int = 1) -> VerifyRepor
             _verify_run(run, report, processes)
     elif path.is_file():
         with _reporting(path, report):
-            _verify_lone_file(path, report)
+            _verify_file(path, report, processes)
     else:
         raise InputError(f"{path}: no such run or file on this machine")
     return report
@@ -171,77 +162,57 @@ def _reporting(path: Path, report: VerifyReport) -> Iterator[None]:
     """Convert any exception to a problem, so that one damaged file does not end the verification."""
     try:
         yield
-    except ProcessError:
-        raise
     except InputError as error:
         report.add("unreadable", path, str(error))
     except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001 (PanicException is not an Exception)
-        report.add("unreadable", path, f"cannot be read ({type(error).__name__}: {reading.first_line(error)})")
+        report.add("unreadable", path, f"cannot be read ({type(error).__name__}: {shards.first_line(error)})")
 
 
-def _is_there(path: Path) -> bool:
-    return path.exists() or path.is_symlink()
+def _verify_file(path: Path, report: VerifyReport, processes: int | None) -> None:
+    """Verify a single file, as a shard if it is one."""
+    run, header, shard = run_of_file(path), None, None
+    if run is not None:
+        listed = manifest.read(run)
+        shard = next((shard for shard in listed.shards if shard.file == path.name), None)
+        header = listed.header if shard is not None else None
+    _check_files([(path, shard)], header, run, report, processes)
 
 
-def _verify_lone_file(path: Path, report: VerifyReport) -> None:
-    listed = None
-    if (run := run_of_file(path)) is not None:
-        with suppress(InputError):  # a newer version, or not a manifest: the file is verified without it
-            listed = manifest.read(run)
-    shard = next((one for one in listed.shards if one.file == path.name), None) if listed else None
-    names = _verify_file(path, shard, listed.header if listed and shard else None, report)
-    report.problems += _identity_problems(clean_text(str(path)), names, _Seen())
-
-
-def _verify_run(folder: Path, report: VerifyReport, processes: int) -> None:
+def _verify_run(run: Path, report: VerifyReport, processes: int | None) -> None:
     # the lock and the listing are read before the manifest, so that a commit in between is not taken for a problem
-    at_work = seems_locked(folder)
-    place = folder / STEPS
-    present = sorted(place.iterdir())
-    for scratch in scratch_folders(folder):
+    at_work = seems_locked(run)
+    place = run / STEPS
+    present = sorted(place.iterdir()) if place.is_dir() else []
+    for scratch in scratch_folders(run):
         report.note("leftover", scratch, "scratch folder of a writer that was killed or is still open")
-    listed = _verify_manifest(folder, place, report, at_work=at_work)
+    listed = _verify_manifest(run, report, at_work=at_work)
     if listed is None:
         return
-    seen = _Seen()
-    check = partial(_check_shard, folder=folder, place=place, header=listed.header)
-    with closing(in_processes(check, listed.shards, processes)) as results:
-        for shard, (found, its_names) in zip(listed.shards, results, strict=True):
-            report.include(found)
-            report.problems += _identity_problems(clean_text(str(place / shard.file)), its_names, seen)
+    _check_files([(place / shard.file, shard) for shard in listed.shards], listed.header, run, report, processes)
     names = {shard.file for shard in listed.shards}
     for extra in present:
         if extra.name in listed.replaced:
             report.note("leftover", extra, "replaced by a later file; opening the run for writing removes it")
-        elif extra.suffix == PARQUET and extra.name not in names:
-            with _reporting(extra, report):
-                _report_extra(extra, listed.committed, report, at_work=at_work)
         elif extra.suffix != PARQUET:
             report.note("foreign", extra, "not a Parquet file; other programs may be unable to read the folder")
+        elif extra.name not in names and extra.name != manifest.file_name(listed.committed):
+            report.add("foreign", extra, "not in the manifest")
+        elif extra.name not in names and at_work:
+            report.note("uncommitted", extra, "not in the manifest yet; a writer has the run open")
+        elif extra.name not in names:
+            report.add("uncommitted", extra, "not in the manifest; open the run for writing to list it")
 
 
-def _check_shard(shard: Shard, *, folder: Path, place: Path, header: Header | None) -> tuple[VerifyReport, _Names]:
-    """Verify a shard without the others. Return what was found, and its groups and trajectories."""
-    path = place / shard.file
-    report, names = VerifyReport(str(path)), _Names()
-    with _reporting(path, report):
-        if not _is_there(path) and path.name in manifest.current(folder, place).replaced:
-            report.note("replaced", path, "replaced by a writer during the verification; verify again")
-        else:
-            names = _verify_file(path, shard, header, report)
-    return report, names
-
-
-def _verify_manifest(folder: Path, place: Path, report: VerifyReport, *, at_work: bool) -> manifest.Manifest | None:
+def _verify_manifest(run: Path, report: VerifyReport, *, at_work: bool) -> manifest.Manifest | None:
     """Return the manifest up to its first invalid line, or None if it cannot be read."""
-    path = folder / manifest.NAME
+    path = run / manifest.NAME
     try:
-        listed = manifest.current(folder, place)
-        size = reading.status(path).st_size
+        listed = manifest.current(run, run / STEPS)
     except InputError as error:
         report.add("version" if isinstance(error, schema.NewerVersionError) else "manifest", path, str(error))
         return None
-    if listed.header is None and (at_work or seems_locked(folder)):
+    size = path.stat().st_size
+    if listed.header is None and (at_work or seems_locked(run)):
         report.note("uncommitted", path, "empty: its writer has not written the first line yet")
         return None
     report.bytes += size
@@ -252,88 +223,135 @@ def _verify_manifest(folder: Path, place: Path, report: VerifyReport, *, at_work
     return listed
 
 
-def _report_extra(path: Path, number: int, report: VerifyReport, *, at_work: bool) -> None:
-    ours = path.name == manifest.file_name(number)
-    if ours and shards.digest_problem(reading.read(path, footer.MOST_BYTES)) is None:
-        if at_work:
-            report.note("uncommitted", path, "complete, but not yet in the manifest; a writer has the run open")
+def _check_files(
+    files: Sequence[tuple[Path, Shard | None]],
+    header: Header | None,
+    run: Path | None,
+    report: VerifyReport,
+    processes: int | None,
+) -> None:
+    """Check each file by itself, then that no group and no trajectory is in two files."""
+    groups: dict[tuple[Any, ...], str] = {}
+    trajectories: dict[int, str] = {}
+    check = partial(_check_file, header=header, run=run, isolated=processes is not None)
+    for (path, _), (found, names) in zip(files, _results(check, files, processes), strict=True):
+        report.include(found)
+        for row in names.groups:
+            if groups.setdefault(row, path.name) != path.name:
+                report.add("group", path, f"group {row[1:]} is split: other rows of it are in {groups[row]}")
+        for key, name in names.trajectories:
+            if key in trajectories:
+                report.add("trajectory", path, f"trajectory {name!r} is also in {trajectories[key]}")
+            trajectories[key] = path.name
+
+
+_Check = tuple["Path", "Shard | None"]
+
+
+def _results(
+    check: Callable[[_Check], tuple[VerifyReport, _Names]], files: Sequence[_Check], processes: int | None
+) -> Iterator[tuple[VerifyReport, _Names]]:
+    """Yield the result of each file; a problem if it ends the process that decodes it."""
+    if processes is None:
+        yield from map(check, files)
+        return
+    done = 0
+    while done < len(files):
+        try:
+            with closing(in_processes(check, files[done:], processes, isolated=True)) as results:
+                for result in results:
+                    done += 1
+                    yield result
+        except ProcessError:
+            path = files[done][0]
+            report = VerifyReport(str(path), files=1)
+            report.add("unreadable", path, "the process that decoded it was ended, as by a forged file")
+            done += 1
+            yield report, _Names()
+
+
+def _check_file(
+    file: _Check, *, header: Header | None, run: Path | None, isolated: bool
+) -> tuple[VerifyReport, _Names]:
+    """Check a file by itself. Return what was found, and its groups and trajectories."""
+    (path, shard), names = file, _Names()
+    report = VerifyReport(str(path))
+    if isolated:
+        _limit_memory()
+    with _reporting(path, report):
+        if not os.path.lexists(path):
+            if run is not None and path.name in manifest.current(run, run / STEPS).replaced:
+                report.note("replaced", path, "replaced by a writer during the verification; verify again")
+            else:
+                report.add("missing", path, "listed in the manifest, but missing")
+            return report, names
+        data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
+        report.files, report.bytes = 1, len(data)
+        if shard is not None and len(data) != shard.bytes:
+            report.add("size", path, f"expected {shard.bytes:,} bytes (as committed), received {len(data):,}")
+        elif shard is not None and hashlib.sha256(data).hexdigest() != shard.sha256:
+            # a damaged footer can end the process
+            where = f"; {_damage(data)}" if isolated else ""
+            report.add("bytes", path, f"its SHA-256 differs from the manifest{where}")
         else:
-            line = "complete, but not in the manifest; open the run for writing to list it"
-            report.add("uncommitted", path, line)
-    else:
-        report.add("foreign", path, "not in the manifest")
+            _check_rows(path, data, header, report, names, checksums=shard is None)
+    return report, names
 
 
-def _verify_file(path: Path, shard: Shard | None, header: Header | None, report: VerifyReport) -> _Names:
-    """Verify a file without others. Return its groups and trajectories; none if it is damaged."""
-    names = _Names()
-    if not _is_there(path):
-        report.add("missing", path, "listed in the manifest, but missing")
-        return names
-    size = reading.status(path).st_size
-    report.files += 1
-    report.bytes += size
-    if shard is not None and size != shard.bytes:
-        report.add("size", path, f"expected {shard.bytes} bytes (as committed), received {size}")
-        return names
-    data = reading.read(path, footer.MOST_BYTES)
-    problems = list(_byte_problems(clean_text(str(path)), data, shard))
-    report.problems += problems or list(_row_problems(path, data, header, report, names))
-    return names
+def _limit_memory() -> None:
+    """Let this process fail, not the machine, if a file declares more memory than any table needs."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    limit = 4 * shards.MOST_BYTES
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
-def _byte_problems(name: str, data: bytes, shard: Shard | None) -> Iterable[Problem]:
-    digest = shards.digest_problem(data)
-    if shard is not None and hashlib.sha256(data).hexdigest() != shard.sha256:
-        yield Problem("bytes", name, f"its SHA-256 differs from the manifest; {_where(data)}")
-    elif digest:
-        yield Problem("digest", name, f"{digest}; {_where(data)}")
-
-
-def _where(data: bytes) -> str:
+def _damage(data: bytes) -> str:
     """Return the location of the damage according to the page checksums."""
     try:
-        pages = footer.damaged_pages(data)
+        columns = list(shards.damaged_columns(data))
     except ValueError as error:
         return f"its structure is damaged ({error})"
-    if not pages:
+    if not columns:
         return "every page matches its checksum: the damage is in headers or footer"
-    more = f" and {len(pages) - _PAGES_NAMED} more" if len(pages) > _PAGES_NAMED else ""
-    return f"damaged: {'; '.join(pages[:_PAGES_NAMED])}{more}"
+    more = f" and {len(columns) - _COLUMNS_NAMED} more" if len(columns) > _COLUMNS_NAMED else ""
+    return f"damaged: {'; '.join(columns[:_COLUMNS_NAMED])}{more}"
 
 
-def _row_problems(
-    path: Path, data: bytes, header: Header | None, report: VerifyReport, names: _Names
-) -> Iterable[Problem]:
-    """Yield the problems of a file's rows, and add its groups and trajectories to `names`."""
-    name = clean_text(str(path))
+def _check_rows(
+    path: Path, data: bytes, header: Header | None, report: VerifyReport, names: _Names, *, checksums: bool
+) -> None:
+    """Check the rows of a file, and add its groups and trajectories to `names`."""
     try:
-        footer.check_file_in_memory(data)
         version = shards.check_version(pl.read_parquet_metadata(io.BytesIO(data)), path.name)
     except InputError as error:
-        yield Problem("version", name, str(error))
+        report.add("version", path, str(error))
         return
-    except ValueError as error:
-        yield Problem("structure", name, str(error))
+    if checksums and (columns := list(shards.damaged_columns(data))):
+        report.add("bytes", path, f"damaged: {'; '.join(columns[:_COLUMNS_NAMED])}")
         return
     frame = pl.read_parquet(data)
     report.rows += len(frame)
-    depth = header.depth if header else schema.stored_depth(frame.columns)
-    known = schema.columns(max(depth, 0))
+    depth = header.depth if header else max(schema.stored_depth(frame.columns), 0)
+    known = schema.columns(depth)
     stored = [column for column in known if column.since <= version]
     if wrong := _column_problem(frame, stored):
-        yield Problem("columns", name, wrong)
+        report.add("columns", path, wrong)
         return
     nulls = [column.name for column in stored if not column.null and frame[column.name].has_nulls()]
     for column in nulls:
         rows = counted(frame[column].null_count(), "row")
-        yield Problem("null", name, f"{column} must not be null, but is in {rows}")
+        report.add("null", path, f"{column} must not be null, but is in {rows}")
     if nulls or frame.is_empty():
         return
     later = [pl.lit(None, column.type).alias(column.name) for column in known if column.since > version]
-    yield from _content_problems(name, frame.with_columns(later), depth, stored)
+    for kind, message in _row_problems(frame.with_columns(later), depth, {column.name for column in stored}):
+        report.add(kind, path, message)
     if header is not None and (frame["run"] != header.run).any():
-        yield Problem("run", name, f"contains rows of another run than {header.run!r}")
+        report.add("run", path, f"contains rows of another run than {header.run!r}")
     names.groups += frame.select("run", *schema.GROUP_KEY).unique(maintain_order=True).rows()
     starts = frame.filter(pl.col("step") == 0).select("run", "trajectory")
     names.trajectories += [(text_hash(f"{run}\0{trajectory}"), trajectory) for run, trajectory in starts.iter_rows()]
@@ -348,44 +366,29 @@ def _column_problem(frame: pl.DataFrame, stored: Iterable[schema.Column]) -> str
     return "; ".join(differs) or None
 
 
-def _content_problems(name: str, frame: pl.DataFrame, depth: int, stored: Iterable[schema.Column]) -> Iterable[Problem]:
+def _row_problems(frame: pl.DataFrame, depth: int, stored: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the message of each problem."""
     ordered = frame.with_row_index("row").sort(schema.SORT_KEY, maintain_order=True)
     if not ordered["row"].is_sorted():
-        yield Problem("order", name, f"rows are not sorted by {', '.join(schema.SORT_KEY)}")
+        yield "order", f"rows are not sorted by {', '.join(schema.SORT_KEY)}"
         frame = ordered.drop("row")
     first = first_rows(frame)
     last = np.append(first[1:], True)
     broken = broken_steps(frame, first)
     if len(broken):
         first_broken = row_name(frame, int(broken[0]))
-        line = f"steps are not contiguous from 0 in {counted(len(broken), 'row')}; the first is {first_broken}"
-        yield Problem("steps", name, line)
+        yield "steps", f"steps are not contiguous from 0 in {counted(len(broken), 'row')}; the first is {first_broken}"
         return
     for _, text, rule in value_problems(frame, last):
         rows = frame.select(rule.fill_null(value=False)).to_series()
         if rows.any():
-            yield Problem("value", name, _rows_line(frame, rows, text))
-    names = {column.name for column in stored}
+            yield "value", _rows_line(frame, rows, text)
     for computed in derived(frame, first, depth):
-        if computed.name not in names:
-            continue
         rows = frame[computed.name].ne_missing(computed)
-        if rows.any():
-            yield Problem("derived", name, _rows_line(frame, rows, f"{computed.name} differs from the computed value"))
+        if computed.name in stored and rows.any():
+            yield "derived", _rows_line(frame, rows, f"{computed.name} differs from the computed value")
 
 
 def _rows_line(frame: pl.DataFrame, rows: pl.Series, text: str) -> str:
-    found = rows.arg_true()
-    return f"{text} in {counted(len(found), 'row')}; the first is {row_name(frame, int(found[0]))}"
-
-
-def _identity_problems(name: str, names: _Names, seen: _Seen) -> Iterable[Problem]:
-    """Yield the groups and trajectories of a file that are also in others, and add its own to `seen`."""
-    for row in names.groups:
-        other = seen.groups.setdefault(row, name)
-        if other != name:
-            yield Problem("group", name, f"group {row[1:]} is split: other rows of it are in {other}")
-    for key, trajectory in names.trajectories:
-        if key in seen.trajectories:
-            yield Problem("trajectory", name, f"trajectory {trajectory!r} is also in {seen.trajectories[key]}")
-        seen.trajectories[key] = name
+    places = rows.arg_true()
+    return f"{text} in {counted(len(places), 'row')}; the first is {row_name(frame, int(places[0]))}"

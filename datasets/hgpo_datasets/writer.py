@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import polars as pl
 
-from hgpo_datasets import footer, rows, schema, shards
+from hgpo_datasets import rows, schema, shards
 from hgpo_datasets.derived_columns import complete, row_name
-from hgpo_datasets.row_errors import RowError, WrongRow, name_preview
+from hgpo_datasets.rows import RowError, WrongRow, name_preview
 from hgpo_datasets.shard_folder import ShardFolder
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.secrets import redact
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 SHARD_ROWS: Final = 100_000
 SHARD_BYTES: Final = 256 << 20
-MOST_BYTES: Final = footer.MOST_BYTES // 4
+MOST_BYTES: Final = shards.MOST_BYTES // 4
 """Largest size in memory, in bytes, of the rows of one call of `add_group` and of a shard."""
 
 
@@ -255,21 +255,21 @@ class StepWriter:
         frame = self._completed(steps)
         key = [*schema.GROUP_KEY, "trajectory"]
         wanted = frame.select(key).unique()
-        places: dict[str, pl.DataFrame] = {}
-        for file in self._run.files:
-            found = wanted.join(shards.read_columns(file, key).unique(), on=key)
-            if not found.is_empty():
-                places[file.name] = found
-        missing = wanted.join(pl.concat([wanted.clear(), *places.values()]), on=key, how="anti")
+        replaced: dict[Shard, pl.DataFrame] = {}
+        for shard in self._run.listed:
+            names = wanted.join(self._run.columns(shard, key).unique(), on=key)
+            if not names.is_empty():
+                replaced[shard] = names
+        missing = wanted.join(pl.concat([wanted.clear(), *replaced.values()]), on=key, how="anti")
         if not missing.is_empty():
             name, one = name_preview(missing["trajectory"][0]), name_preview(missing.row(0)[:3])
             raise InputError(f"trajectory {name} of group {one} is not in run {self.header.run!r}")
-        return [self._replace_in(file, found, frame) for file, found in places.items()]
+        return [self._replace_in(shard, names, frame) for shard, names in replaced.items()]
 
-    def _replace_in(self, file: str, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
-        kept = shards.read(self._run.shards / file).join(names, on="trajectory", how="anti")
+    def _replace_in(self, shard: Shard, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
+        kept = shards.read(self._run.shards / shard.file, shard).join(names, on="trajectory", how="anti")
         merged = pl.concat([kept, frame.join(names, on="trajectory", how="semi")]).sort(schema.SORT_KEY)
-        return self._write_shard((_PendingGroups(merged, frozenset(), frozenset(), 0),), replaces=file)
+        return self._write_shard((_PendingGroups(merged, frozenset(), frozenset(), 0),), replaces=shard.file)
 
     def close(self) -> None:
         """Commit the finished groups and release the run's lock. Pending rows of unfinished groups are dropped.
@@ -440,8 +440,8 @@ class StepWriter:
     def _read_committed(self) -> tuple[frozenset[GroupKey], frozenset[int]]:
         groups: set[GroupKey] = set()
         trajectories: set[int] = set()
-        for file in self._run.files:
-            first = shards.read_columns(file, schema.SORT_KEY).filter(pl.col("step") == 0)
+        for shard in self._run.listed:
+            first = self._run.columns(shard, schema.SORT_KEY).filter(pl.col("step") == 0)
             groups.update(GroupKey(*row) for row in first.select(schema.GROUP_KEY).unique().iter_rows())
             trajectories.update(text_hash(name) for name in first["trajectory"])
         return frozenset(groups), frozenset(trajectories)

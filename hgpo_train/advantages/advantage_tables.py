@@ -20,7 +20,7 @@ import polars as pl
 from hgpo_datasets import manifest
 from hgpo_datasets.partitions import combined, file_fingerprint
 from hgpo_datasets.reader import StepFile, step_files
-from hgpo_datasets.run_paths import run_at, run_of_file
+from hgpo_datasets.sources import run_at, run_of_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import making_folder, new_file
 from hgpo_envs.plugins import installed_version

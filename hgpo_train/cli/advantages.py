@@ -193,8 +193,7 @@ def default_out(run: Path, specs: Sequence[EstimatorSpec], *, folder: bool = Fal
     It is never in a run: for a run's `steps/` or a shard it is beside the run, and for a pattern (`folder/*.parquet`)
     beside the folder.
     """
-    from hgpo_datasets.run_paths import run_of_file, run_with_steps
-    from hgpo_datasets.sources import is_pattern
+    from hgpo_datasets.sources import is_pattern, run_of_file, run_with_steps
 
     while is_pattern(str(run)):
         run = run.parent

@@ -179,7 +179,7 @@ def _interruptible() -> Iterator[None]:
 def _games(folder: Path) -> int:
     """Return the number of games in a run's folder."""
     from hgpo_datasets import scan_steps
-    from hgpo_datasets.run_paths import is_run
+    from hgpo_datasets.sources import is_run
 
     if not is_run(folder):
         return 0

@@ -5,7 +5,7 @@ RUN/origin.json    fingerprints of the inputs that the configuration refers to b
                    see `hgpo_train.rollout.fingerprints`), and the text of the prompt template
 RUN/.lock          locked by the training process; the operating system releases it when the process ends
 
-The folder is also the run of its step table: RUN/manifest.jsonl and RUN/steps/ (see `hgpo_datasets.run_paths`).
+The folder is also the run of its step table: RUN/manifest.jsonl and RUN/steps/ (see `hgpo_datasets.sources`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
 import msgspec
 
 from hgpo_datasets import manifest
-from hgpo_datasets.run_paths import STEPS
+from hgpo_datasets.sources import STEPS
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import FolderLock, make_folder, remove_abandoned, write_file
 from hgpo_envs.files.secrets import redact, redact_json

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import hgpo_datasets
 from hgpo_datasets import Problem, VerifyReport
-from hgpo_datasets.run_paths import folders_below, run_at
-from hgpo_datasets.sources import PARQUET, is_pattern
+from hgpo_datasets.sources import PARQUET, folders_below, is_pattern, run_at
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import MANIFEST, STATE, list_checkpoints, verify_checkpoint
 

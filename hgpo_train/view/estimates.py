@@ -12,7 +12,7 @@ import polars as pl
 from msgspec import Meta
 
 from hgpo_datasets import scan_steps
-from hgpo_datasets.reading import errors
+from hgpo_datasets.reader import errors
 from hgpo_envs.errors import InputError, unknown
 from hgpo_train.advantages import registry
 from hgpo_train.advantages.registry import EstimatorSpec

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from hgpo_datasets import scan_steps
-from hgpo_datasets.reading import errors
+from hgpo_datasets.reader import errors
 from hgpo_datasets.schema import stored_depth
 from hgpo_envs.errors import InputError
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from hgpo_datasets import scan_steps
-from hgpo_datasets.reading import errors
+from hgpo_datasets.reader import errors
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:

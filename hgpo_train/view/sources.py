@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hgpo_datasets import manifest
-from hgpo_datasets.reader import is_plain, step_files
-from hgpo_datasets.reading import errors
-from hgpo_datasets.run_paths import is_run, run_at, runs_below
-from hgpo_datasets.sources import PARQUET, parts_of
+from hgpo_datasets.reader import errors, is_plain, step_files
+from hgpo_datasets.sources import PARQUET, is_run, parts_of, run_at, runs_below
 from hgpo_envs.errors import InputError
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.view.index import Index, read_index

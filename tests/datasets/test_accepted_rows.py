@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from nightly import sample_or_all
 
 from hgpo_datasets import StepWriter, scan_steps, schema, verify
-from hgpo_datasets.row_errors import RowError
+from hgpo_datasets.rows import RowError
 from hgpo_envs.errors import InputError
 
-EXAMPLES = sample_or_all(60, 5_000)
+EXAMPLES = sample_or_all(20, 5_000)
 
 
 class Odd:

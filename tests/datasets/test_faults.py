@@ -80,7 +80,7 @@ def commit_with_a_failure(folder: Path, patch: pytest.MonkeyPatch, at: int) -> F
 def test_any_call_of_a_commit_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = commit_with_a_failure(tmp_path / "none", monkeypatch, -1).calls
     assert {"open", "write", "fsync", "mkdir", "replace"} <= set(calls)
-    for at in range(1, len(calls) + 1):
+    for at in range(1, len(calls) + 1, EVERY):
         commit_with_a_failure(tmp_path / str(at), monkeypatch, at)
 
 
@@ -157,6 +157,7 @@ with StepWriter(sys.argv[1]) as writer:
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     done = python("-c", FILLS, tmp_path / "run", 20_000)
     assert done.returncode == 1
@@ -164,6 +165,7 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     assert check_filled(tmp_path / "run", done.stdout) > 5
 
 
+@pytest.mark.slow
 def test_a_manifest_that_may_not_grow(tmp_path: Path) -> None:
     """The limit is met within a line of the manifest; the shard that it would list is taken back."""
     with StepWriter(tmp_path) as writer:
@@ -193,6 +195,7 @@ with StepWriter({str(tmp_path)!r}) as writer:
     assert rows(tmp_path) == 6
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     folder.mkdir()

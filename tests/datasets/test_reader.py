@@ -90,9 +90,7 @@ def test_damaged_and_missing_files_are_named(rich_run: Path) -> None:
     first, second, _ = sorted(rich_run.glob("steps/*.parquet"))
     rows = count(scan_steps(rich_run))
     first.write_bytes(first.read_bytes()[:-1])
-    with pytest.raises(
-        InputError, match=r"steps-000000\.parquet is damaged: expected \d+ bytes \(as committed\), received \d+"
-    ):
+    with pytest.raises(InputError, match=r"steps-000000\.parquet is damaged: expected [\d,]+ bytes, received [\d,]+"):
         scan_steps(rich_run)
     second.unlink()
     with pytest.warns(StepTableWarning) as told:
@@ -210,5 +208,5 @@ def test_a_remote_manifest_has_the_limit_of_a_local_one(
     assert_frame_equal(scan_steps(f"{served}/rich", storage_options=options).collect(), here)
     monkeypatch.setattr(manifest, "MOST_BYTES", size - 1)
     for source, more in ((f"{served}/rich", options), (str(rich_run), {})):
-        with pytest.raises(InputError, match=rf"manifest\.jsonl: expected at most {size - 1:,} bytes"):
+        with pytest.raises(InputError, match=rf"manifest\.jsonl: expected .*at most {size - 1:,} bytes"):
             scan_steps(source, storage_options=more)

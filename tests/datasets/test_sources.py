@@ -1,5 +1,6 @@
 """What scan_steps accepts: runs, folders of runs, patterns."""
 
+import contextlib
 import re
 import shutil
 import warnings
@@ -10,7 +11,7 @@ import pytest
 from groups import group, rich_group
 from polars.testing import assert_frame_equal
 
-from hgpo_datasets import StepTableWarning, StepWriter, manifest, run_paths, scan_steps, verify
+from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, sources, verify
 from hgpo_datasets.run_summary import summarize_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import FolderLock
@@ -121,7 +122,7 @@ def test_errors_say_what_was_found(runs: Path) -> None:
 def test_a_search_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         (tmp_path / f"{number}").mkdir()
-    monkeypatch.setattr(run_paths, "MOST_FOLDERS", 10)
+    monkeypatch.setattr(sources, "MOST_FOLDERS", 10)
     with pytest.raises(InputError, match="contains more than 10 folders"):
         scan_steps(tmp_path)
 
@@ -228,26 +229,22 @@ READERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("state", ["closed", "open", "killed"])
-def test_other_programs_read_the_folder_as_it_is(tmp_path: Path, reader: str, state: str) -> None:
+def test_other_programs_read_the_folder_as_it_is(tmp_path: Path, reader: str) -> None:
     pytest.importorskip(re.split("[.,]", reader)[0])
     run = write(tmp_path / "run", "a", "b")
     expected = scan_steps(run).sort("task_id", "trajectory", "step").collect()
-    if state == "killed":  # what a writer leaves that is killed while it writes a shard
-        scratch = run / ".hgpo-0123456789abcdef.tmp"
-        scratch.mkdir()
-        (scratch / ".lock").write_text(' {"made_by": "hgpo"}\n')
-        (scratch / "content").write_bytes(b"PAR1 half")
-    writer = StepWriter(run) if state == "open" else None
-    try:
-        with warnings.catch_warnings():
+    scratch = run / ".hgpo-0123456789abcdef.tmp"  # of a writer that was killed while it wrote a shard
+    scratch.mkdir()
+    (scratch / ".lock").write_text(' {"made_by": "hgpo"}\n')
+    (scratch / "content").write_bytes(b"PAR1 half")
+    for is_open in (False, True):
+        with contextlib.ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if is_open:
+                stack.enter_context(StepWriter(run))
             found = READERS[reader](run / "steps")
-    finally:
-        if writer is not None:
-            writer.close()
-    columns = ["task_id", "trajectory", "step", "state", "action", "reward", "history_hash_1"]
-    assert_frame_equal(
-        found.select(columns).sort("task_id", "trajectory", "step"), expected.select(columns), check_dtypes=False
-    )
+        columns = ["task_id", "trajectory", "step", "state", "action", "reward", "history_hash_1"]
+        found = found.select(columns).sort("task_id", "trajectory", "step")
+        assert_frame_equal(found, expected.select(columns), check_dtypes=False)

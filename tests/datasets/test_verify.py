@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -11,10 +12,11 @@ import orjson
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from footers import BINARY, INT32, INT64, LIST, STRUCT, Structure, closed, with_footer
 from groups import group, rich_group
 from nightly import sample_or_all
 
-from hgpo_datasets import StepWriter, manifest, scan_steps, schema, shards, verify
+from hgpo_datasets import StepWriter, manifest, scan_steps, schema, verification, verify
 from hgpo_envs.errors import InputError
 
 POSITIONS = sample_or_all(300, 10_000)
@@ -76,30 +78,22 @@ def test_every_damage_is_found(tmp_path: Path) -> None:
     assert (missed, tried >= POSITIONS) == (0, True)
 
 
-@pytest.mark.slow
-def test_a_file_out_of_its_run_carries_its_own_digest(tmp_path: Path) -> None:
-    draw = random.Random(2)
-    files = [file for run in corpus(tmp_path) for file in sorted(run.glob("steps/*.parquet"))]
-    for number, file in enumerate(files):
-        alone = tmp_path / f"alone{number}.parquet"
-        data = file.read_bytes()
-        alone.write_bytes(data)
-        assert verify(alone).ok
-        for what, damaged in damages(data, math.ceil(POSITIONS / len(files) / 2), draw):
-            alone.write_bytes(damaged)
-            assert not verify(alone).ok, f"{file}: {what}"
+BYTES = sample_or_all(40, 1_000_000)
+"""Flipped bytes that are tried in each file of a small run."""
 
 
-def test_every_byte_of_a_small_run(tmp_path: Path) -> None:
+def test_every_flipped_byte_of_a_small_run(tmp_path: Path) -> None:
     with StepWriter(tmp_path / "run", depth=0, without=["text", "tokens", "timings"]) as writer:
         writer.add_group(group("t", 1, 1))
-    manifest = tmp_path / "run/manifest.jsonl"
-    data = manifest.read_bytes()
-    for position in range(len(data)):
-        manifest.write_bytes(data[:position])
-        assert not verify(tmp_path / "run").ok, f"cut at {position}"
-        manifest.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
-        assert not verify(tmp_path / "run").ok, f"byte {position}"
+    for file in (tmp_path / "run/manifest.jsonl", tmp_path / "run/steps/steps-000000.parquet"):
+        data = file.read_bytes()
+        for position in range(0, len(data), max(1, len(data) // BYTES)):
+            file.write_bytes(data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :])
+            assert not verify(tmp_path / "run").ok, f"byte {position}"
+            file.write_bytes(data[:position])
+            assert not verify(tmp_path / "run").ok, f"cut at {position}"
+        file.write_bytes(data)
+    assert verify(tmp_path / "run").ok
 
 
 def test_damage_is_located(rich_run: Path) -> None:
@@ -109,10 +103,15 @@ def test_damage_is_located(rich_run: Path) -> None:
     start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
     data[start + chunk.total_compressed_size - 1] ^= 1  # the last byte of its last page
     file.write_bytes(data)
-    (problem,) = verify(rich_run).problems
+    (problem,) = verify(rich_run, processes=1).problems
     assert (problem.kind, problem.file) == ("bytes", str(file))
-    assert "damaged: row group 0, column response, page" in problem.message
-    assert verify(file).problems == [problem]
+    assert "damaged: row group 0, column response" in problem.message
+    assert verify(file, processes=1).problems == [problem]
+    (problem,) = verify(rich_run).problems
+    assert problem.message == "its SHA-256 differs from the manifest"
+    file.rename(rich_run.parent / "alone.parquet")
+    (problem,) = verify(rich_run.parent / "alone.parquet").problems
+    assert (problem.kind, problem.message) == ("bytes", "damaged: row group 0, column response")
 
 
 def kinds(folder: Path) -> set[str]:
@@ -213,58 +212,93 @@ def test_what_is_no_step_table(tmp_path: Path) -> None:
         verify(tmp_path / "nothing")
     with pytest.raises(InputError, match="not a run"):
         verify(tmp_path)
+    with pytest.raises(InputError, match="processes: expected an integer of at least 1"):
+        verify(tmp_path, processes=0)
     pl.DataFrame({"a": [1]}).write_parquet(tmp_path / "other.parquet")
-    assert {p.kind for p in verify(tmp_path / "other.parquet").problems} == {"digest"}
+    assert {p.kind for p in verify(tmp_path / "other.parquet").problems} == {"version"}
     (tmp_path / "empty.parquet").write_bytes(b"")
-    assert {p.kind for p in verify(tmp_path / "empty.parquet").problems} == {"digest"}
+    assert {p.kind for p in verify(tmp_path / "empty.parquet").problems} == {"unreadable"}
 
 
-def test_the_digest_is_that_of_the_file_with_zeros_in_its_place(rich_run: Path) -> None:
-    data = (rich_run / "steps/steps-000000.parquet").read_bytes()
-    stored = pl.read_parquet_metadata(rich_run / "steps/steps-000000.parquet")[shards.DIGEST_KEY].encode()
-    assert data.count(stored) == 1
-    assert hashlib.sha256(data.replace(stored, b"0" * 64)).hexdigest().encode() == stored
+def listed(run: Path, file: Path) -> None:
+    """Write the manifest anew with the digest and size that a file now has."""
+    data = file.read_bytes()
+    values = [orjson.loads(line) for line in (run / manifest.NAME).read_bytes().splitlines()]
+    for line in values[1:]:
+        if line["file"] == file.name:
+            line |= {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    check, text = "", b""
+    for line in values:
+        del line["check"]
+        check = manifest._check(line, check)
+        text += manifest.canonical({**line, "check": check}) + b"\n"
+    (run / manifest.NAME).write_bytes(text)
 
 
-SOUND_BYTES = sample_or_all(120, 20_000)
-"""Number of changed bytes that are tried with matching digests."""
+FORGED: dict[str, Callable[[bytes], bytes]] = {
+    "10,000 levels of groups": lambda _: schema_of(
+        element(b"root", children=ONE), *[element(b"g", repetition=ONE, children=ONE)] * 10_000, LEAF
+    ),
+    "10^12 rows": lambda data: with_footer(data, claims_rows),
+}
+ONE, LEAF = [INT32, 1], {1: [INT32, 1], 3: [INT32, 1], 4: [BINARY, b"x"]}
 
 
-def forged(data: bytes) -> bytes:
-    """The bytes with the digest that fits them, where the footer still holds one."""
-    try:
-        position = shards._digest_position(data)
-    except ValueError:
-        return data
-    blank = data[:position] + b"0" * 64 + data[position + 64 :]
-    return data[:position] + hashlib.sha256(blank).hexdigest().encode() + data[position + 64 :]
+def element(name: bytes, **fields: list[int]) -> Structure:
+    return {4: [BINARY, name]} | {{"repetition": 3, "children": 5}[field]: value for field, value in fields.items()}
 
 
+def schema_of(*elements: Structure) -> bytes:
+    footer = {1: [INT32, 1], 2: [LIST, (STRUCT, elements)], 3: [INT64, 0], 4: [LIST, (STRUCT, ())]}
+    return b"PAR1" + closed(footer)
+
+
+def claims_rows(footer: Structure) -> None:
+    first = footer[4][1][1][0]
+    footer[3][1] = first[3][1] = 10**12
+    for chunk in first[1][1][1]:
+        chunk[3][1][5][1] = 10**12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_forged_file_ends_a_child_process_and_no_verification(rich_run: Path, forged: str) -> None:
+    file = rich_run / "steps/steps-000001.parquet"
+    file.write_bytes(FORGED[forged](file.read_bytes()))
+    listed(rich_run, file)
+    report = verify(rich_run, processes=2)
+    assert report.files == 3
+    assert {problem.file for problem in report.problems} == {str(file)}
+    assert all("\n" not in problem.message for problem in report.problems)
+
+
+def ends(_: object, *, isolated: bool, **_others: object) -> None:
+    if isolated:
+        os._exit(1)
+
+
+def test_the_end_of_a_child_process_is_a_problem_of_its_file(rich_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "_check_file", ends)
+    report = verify(rich_run, processes=1)
+    assert [(problem.kind, Path(problem.file).name) for problem in report.problems] == [
+        ("unreadable", f"steps-00000{number}.parquet") for number in range(3)
+    ]
+    assert all("was ended, as by a forged file" in problem.message for problem in report.problems)
+
+
+@pytest.mark.slow
 def test_no_content_of_a_file_ends_a_verification(rich_run: Path) -> None:
-    """Bytes that are changed and then signed again pass the digests: what is decoded may be anything."""
+    """Bytes that are changed and then listed again pass the digest: what is decoded may be anything."""
     draw = random.Random(3)
     file = rich_run / "steps/steps-000001.parquet"
-    sound, lines = file.read_bytes(), (rich_run / manifest.NAME).read_bytes().splitlines()
-    rows = scan_steps(rich_run).collect()
+    sound = file.read_bytes()
     footer = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little")
-    for _ in range(SOUND_BYTES):
+    for _ in range(sample_or_all(40, 2_000)):
         data = bytearray(sound)
         for _ in range(draw.choice([1, 1, 1, 4])):
             data[draw.randrange(footer if draw.random() < 0.6 else 0, len(data))] = draw.randrange(256)
-        changed = forged(bytes(data))
-        file.write_bytes(changed)
-        values = [orjson.loads(line) for line in lines]
-        values[2] |= {"sha256": hashlib.sha256(changed).hexdigest(), "bytes": len(changed)}
-        check, text = "", b""
-        for line in values:
-            del line["check"]
-            check = manifest._check(line, check)
-            text += manifest.canonical({**line, "check": check}) + b"\n"
-        (rich_run / manifest.NAME).write_bytes(text)
-        report = verify(rich_run)
+        file.write_bytes(data)
+        listed(rich_run, file)
+        report = verify(rich_run, processes=1)
+        assert report.files == 3
         assert all("\n" not in problem.message for problem in report.problems)
-        if report.ok:  # else Polars may do anything, and does: at some headers of pages it ends the process
-            read = scan_steps(rich_run).collect()
-            # Only what nothing else determines may differ: values of a row, and what says how they are encoded.
-            assert read.schema == rows.schema
-            assert len(read) == len(rows)

@@ -8,8 +8,9 @@ from typing import Any
 import polars as pl
 import pytest
 from groups import group, step
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import sample_or_all
 from polars.testing import assert_frame_equal
 
 from hgpo_datasets import GroupKey, StepWriter, scan_steps, schema
@@ -56,6 +57,7 @@ def rows_of(run: dict[Any, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+@settings(max_examples=sample_or_all(15, 500))
 @given(runs, st.randoms(use_true_random=False), st.integers(0, 3), st.booleans())
 def test_write_then_read_is_the_identity_in_any_row_order(
     tmp_path_factory: pytest.TempPathFactory, run: dict[Any, Any], draw: random.Random, depth: int, one_by_one: bool

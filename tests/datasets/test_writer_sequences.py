@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from nightly import sample_or_all
 
 from hgpo_datasets import StepWriter, scan_steps, verify
-from hgpo_datasets.row_errors import RowError
+from hgpo_datasets.rows import RowError
 from hgpo_envs.errors import InputError
 
 CALLS = ("fsync", "write", "open", "mkdir", "replace", "ftruncate", "unlink", "rmdir")
@@ -215,7 +215,7 @@ class Writing(RuleBasedStateMachine):
 
 
 TestWriting = Writing.TestCase
-TestWriting.settings = settings(max_examples=sample_or_all(25, 1_000), stateful_step_count=15, deadline=None)
+TestWriting.settings = settings(max_examples=sample_or_all(5, 1_000), stateful_step_count=15, deadline=None)
 
 
 @pytest.mark.parametrize("raised", RAISED, ids=lambda error: type(error).__name__)

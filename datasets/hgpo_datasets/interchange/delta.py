@@ -17,9 +17,8 @@ import polars as pl
 from hgpo_datasets import manifest
 from hgpo_datasets.object_store import uses_http
 from hgpo_datasets.reader import StepFile, scan_files, source_files
-from hgpo_datasets.reading import first_line
-from hgpo_datasets.run_paths import STEPS
-from hgpo_datasets.sources import single_run
+from hgpo_datasets.shards import first_line
+from hgpo_datasets.sources import STEPS, single_run
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:

@@ -67,7 +67,7 @@ def compare_estimators(
     from rich.console import Console
 
     from hgpo_datasets import scan_steps
-    from hgpo_datasets.run_paths import run_with_steps
+    from hgpo_datasets.sources import run_with_steps
     from hgpo_envs.errors import InputError
     from hgpo_research.comparison import compare_estimators as compare
     from hgpo_research.comparison.comparison import check_numbers

@@ -20,7 +20,7 @@ import orjson
 import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
-from hgpo_datasets.run_paths import run_at
+from hgpo_datasets.sources import run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import is_scratch, making_folder, new_folder, new_path, remove_folder
 from hgpo_envs.files.secrets import redact_json
