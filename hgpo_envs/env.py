@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from hgpo_envs import hashing
 from hgpo_envs.episode import Episode, check_template, settings_for
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.rendering import print_step, render_step
 from hgpo_envs.sources import SharedSource, Split, share
 from hgpo_envs.spaces import PROMPT_CHARACTERS, STATE_CHARACTERS, UnicodeText
@@ -239,12 +239,15 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             The observation, reward, terminated, truncated and info.
 
         Raises:
+            InputError: If the action is not text.
             gymnasium.error.ResetNeeded: If the episode has ended or `reset` was never called.
         """
         episode = self.episode
         if not episode.started or episode.done:
             raise gymnasium.error.ResetNeeded("the episode has ended or was not started: call reset first")
-        episode.act(str(action))
+        if not isinstance(action, str):
+            raise InputError(f"action: expected a text, received {type(action).__name__} {one_line(repr(action))}")
+        episode.act(action)
         hashes = self._chain.advance(episode.state_hash)
         self._print_step()
         return self._observation(hashes), episode.state.reward, episode.terminated, episode.truncated, episode.info()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
 import numpy as np
@@ -20,13 +21,13 @@ from hgpo_envs.env import (
     open_tasks,
 )
 from hgpo_envs.episode import Episode
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.rendering import render_step
 from hgpo_envs.spaces import STATE_CHARACTERS, UnicodeText
 from hgpo_envs.task_sampling import TaskSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -40,36 +41,40 @@ if TYPE_CHECKING:
 VECTOR_RENDER_MODES: Final = ("ansi",)
 
 
-class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[Any]"]):
+class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
     """Groups of episodes over one shared task source, with one small object per environment.
 
     Observations are a dictionary of ``state`` and ``prompt`` (tuples of n texts) and ``history_hash`` (int64 array of
-    shape (n, history_depth + 1)). There is no autoreset. A slot whose episode has ended stays in its last state until
-    ``reset(options={"reset_mask": …})`` starts its next task. Until then its action is ignored and may be None, its
-    reward is 0, its flags keep their values, and ``infos`` has no entry for it.
+    shape (n, history_depth + 1)). ``infos`` follows Gymnasium's convention: each key is an array of shape (n,), and
+    ``_key`` is the mask of the slots that have a value. Flags have dtype bool, numbers int64 or float64, and all other
+    values (including lists and dictionaries) object.
 
-    ``infos`` follows Gymnasium's convention: each key is an array of shape (n,), and ``_key`` is the mask of the slots
-    that have a value. Flags have dtype bool, numbers int64 or float64, and all other values (including lists and
-    dictionaries) object.
+    A slot whose episode has ended goes on as Gymnasium's autoreset modes say, with the next task that it draws:
+
+    - ``NextStep`` (the default, as in Gymnasium): the next `step` resets it. The action is ignored, the reward is 0.
+    - ``SameStep``: the step that ends the episode also resets it. The last observation and info are in
+      ``infos["final_obs"]`` and ``infos["final_info"]``.
+    - ``Disabled``: a step is an error until ``reset(options={"reset_mask": …})`` has reset the slot.
 
     Reset options: ``reset_mask`` (bool array of shape (n,): the slots to reset; default all) and ``task`` (one id for
-    every slot, or n ids with None where a slot draws its task). Without a task, the members of a group draw the same
-    task: slot i draws like a single environment with seed ``seed + i // group_size``.
+    every slot, or n ids with None where a slot draws its task). Without a task, slot i draws like a single environment
+    with seed ``seed + i // group_size``: the k-th episodes of a group's members are of the same task.
 
     Args:
         source: The tasks and their engines.
         num_envs: n, the number of slots.
-        group_size: How many consecutive slots draw the same task.
+        group_size: How many consecutive slots draw the same tasks.
+        autoreset_mode: ``NextStep``, ``SameStep`` or ``Disabled``, or the member of `gymnasium.vector.AutoresetMode`.
         split: See `hgpo_envs.env.TextEnv`, also for the other arguments.
 
     Raises:
         InputError: If an argument is invalid, or if the prompt template fails at the first task.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # a class constant
+    metadata: dict[str, Any] = {  # noqa: RUF012 - as in Gymnasium
         "render_modes": list(VECTOR_RENDER_MODES),
         "render_fps": 4,
-        "autoreset_mode": AutoresetMode.DISABLED,
+        "autoreset_mode": AutoresetMode.NEXT_STEP,
     }
 
     def __init__(
@@ -78,6 +83,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         num_envs: int = 1,
         *,
         group_size: int = 1,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP.value,
         split: str = "train",
         history_length: int = 2,
         history_depth: int = hashing.DEFAULT_DEPTH,
@@ -91,6 +97,12 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
             raise InputError(f"num_envs: expected at least 1, received {num_envs!r}")
         if group_size < 1 or num_envs % group_size:
             raise InputError(f"group_size: expected a divisor of num_envs ({num_envs}), received {group_size!r}")
+        try:
+            self.autoreset_mode = AutoresetMode(autoreset_mode)
+        except ValueError:
+            names = [mode.value for mode in AutoresetMode]
+            raise InputError(unknown("autoreset_mode", autoreset_mode, names)) from None
+        self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         self.shared, self._split, settings = open_tasks(
             source,
             split,
@@ -104,6 +116,8 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
             max_steps=max_steps,
         )
         self._draws: list[TaskSampler] = []
+        self._drawn: list[list[str]] = []  # the tasks that each group has drawn so far
+        self._draw = [0] * num_envs  # the number of tasks that each slot has taken of them
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.num_envs, self.group_size = num_envs, group_size
         self.episodes = [Episode(self.shared, settings) for _ in range(num_envs)]
@@ -135,45 +149,91 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         mask = self._reset_mask(given.get("reset_mask"))
         tasks = self._tasks(given.get("task"), mask)
         self._seed(seed)
-        slots = np.flatnonzero(mask)
-        drawing = sorted({int(slot) // self.group_size for slot in slots if tasks[slot] is None})
-        drawn: dict[int, str] = {group: self._draws[group].draw() for group in drawing}
-        for slot in slots:
-            self.episodes[slot].start(tasks[slot] or drawn[int(slot) // self.group_size])
-        depth = self._hashes.shape[1] - 1
-        self._hashes[slots] = hashing.start(self._state_hashes(slots), depth)
-        return self._observe(slots), self._infos(slots)
+        slots: list[int] = np.flatnonzero(mask).tolist()
+        self._start(slots, tasks)
+        return self._observe(slots), self._infos({slot: self.episodes[slot].info() for slot in slots})
 
     def step(
-        self, actions: Sequence[str | None]
+        self, actions: Sequence[str]
     ) -> tuple[Observation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Execute one action in every slot whose episode has not ended.
+        """Execute one action in every slot, or reset it if its episode has ended (see the class).
 
         Args:
-            actions: n commands or responses. Those of ended episodes are ignored.
+            actions: n commands or responses.
 
         Returns:
             The observations, rewards (float64), terminated and truncated flags (bool), each of shape (n,), and infos.
 
         Raises:
-            gymnasium.error.ResetNeeded: If a slot was never reset.
-            InputError: If the number of actions is not n.
+            gymnasium.error.ResetNeeded: If a slot was never reset, or autoreset is disabled and an episode has ended.
+            InputError: If `actions` is anything but n texts.
         """
-        if len(actions) != self.num_envs:
-            raise InputError(f"expected {self.num_envs} actions, one for each slot, received {len(actions)}")
+        texts = self._texts(actions)
         if not all(episode.started for episode in self.episodes):
             raise gymnasium.error.ResetNeeded("call reset before step: some slots have no task")
-        slots = np.array([slot for slot, episode in enumerate(self.episodes) if not episode.done], dtype=np.int64)
+        done = [slot for slot, episode in enumerate(self.episodes) if episode.done]
+        if done and self.autoreset_mode is AutoresetMode.DISABLED:
+            raise gymnasium.error.ResetNeeded(
+                f'the episodes of slots {one_line(done)} have ended: call reset(options={{"reset_mask": …}}) first'
+            )
         rewards = np.zeros(self.num_envs)
-        for slot in slots.tolist():
-            action, episode = actions[slot], self.episodes[slot]
-            episode.act(action if isinstance(action, str) else str(action))
-            rewards[slot] = episode.state.reward
-        if len(slots):
-            self._hashes[slots] = hashing.advance(self._hashes[slots], self._state_hashes(slots))
+        playing = [slot for slot, episode in enumerate(self.episodes) if not episode.done]
+        for slot in playing:
+            self.episodes[slot].act(texts[slot])
+            rewards[slot] = self.episodes[slot].state.reward
+        if playing:
+            self._hashes[playing] = hashing.advance(self._hashes[playing], self._state_hashes(playing))
+        self._start(done)
         terminated = np.array([episode.terminated for episode in self.episodes])
         truncated = np.array([episode.truncated for episode in self.episodes])
-        return self._observe(slots), rewards, terminated, truncated, self._infos(slots)
+        final = self._reset_ended() if self.autoreset_mode is AutoresetMode.SAME_STEP else {}
+        observation = self._observe(range(self.num_envs))
+        infos = self._infos({slot: episode.info() for slot, episode in enumerate(self.episodes)})
+        return observation, rewards, terminated, truncated, infos | final
+
+    def _reset_ended(self) -> dict[str, Any]:
+        """Reset the slots whose episodes have ended. Return their last observations and infos, as Gymnasium does."""
+        ended = [slot for slot, episode in enumerate(self.episodes) if episode.done]
+        if not ended:
+            return {}
+        last = self._observe(ended)
+        mask = np.zeros(self.num_envs, dtype=np.bool_)
+        mask[ended] = True
+        observations = np.full(self.num_envs, None, dtype=np.object_)
+        for slot in ended:
+            observations[slot] = {name: values[slot] for name, values in last.items()}
+        infos = self._infos({slot: self.episodes[slot].info() for slot in ended})
+        self._start(ended)
+        return {"final_obs": observations, "_final_obs": mask, "final_info": infos, "_final_info": mask.copy()}
+
+    def _start(self, slots: Sequence[int], tasks: Sequence[str | None] | None = None) -> None:
+        """Start tasks in slots: the given ones, or where there is none, the next of the slot's group."""
+        for slot in slots:
+            self.episodes[slot].start((tasks[slot] if tasks else None) or self._next_task(slot))
+        if slots:
+            self._hashes[slots] = hashing.start(self._state_hashes(slots), self._hashes.shape[1] - 1)
+
+    def _next_task(self, slot: int) -> str:
+        group, number = slot // self.group_size, self._draw[slot]
+        self._draw[slot] += 1
+        if number == len(self._drawn[group]):
+            self._drawn[group].append(self._draws[group].draw())
+        return self._drawn[group][number]
+
+    def _texts(self, actions: object) -> Sequence[str]:
+        if (
+            isinstance(actions, Sequence | np.ndarray)
+            and not isinstance(actions, str | bytes)
+            and len(actions) == self.num_envs
+            and all(isinstance(action, str) for action in actions)
+        ):
+            return actions  # type: ignore[return-value]  # an array of texts is as good as a list
+        raise InputError(f"actions: expected {self.num_envs} texts, one for each slot, received {one_line(actions)}")
+
+    def close_extras(self) -> None:
+        """End what the engines have outside this process."""
+        for episode in self.episodes:
+            episode.close()
 
     def fork(self) -> TextVectorEnv:
         """Return an independent environment in the same state, which draws the same tasks from now on.
@@ -190,6 +250,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         other.action_space = batch_space(other.single_action_space, self.num_envs)
         other.episodes = [episode.fork() for episode in self.episodes]
         other._draws = [copy.copy(draws) for draws in self._draws]
+        other._drawn, other._draw = [drawn.copy() for drawn in self._drawn], self._draw.copy()
         other._hashes, other._prompts = self._hashes.copy(), self._prompts.copy()
         return other
 
@@ -204,11 +265,12 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
         self.__dict__.update(kept)
         self._prompts = [episode.prompt() if episode.started else "" for episode in self.episodes]
 
-    def _state_hashes(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.array([self.episodes[slot].state_hash for slot in slots.tolist()], dtype=np.int64)
+    def _state_hashes(self, slots: Iterable[int]) -> NDArray[np.int64]:
+        return np.array([self.episodes[slot].state_hash for slot in slots], dtype=np.int64)
 
-    def _observe(self, slots: NDArray[np.int64]) -> Observation:
-        for slot in slots.tolist():
+    def _observe(self, slots: Iterable[int]) -> Observation:
+        """Return the observations of all slots, after the prompts of some were rendered anew."""
+        for slot in slots:
             self._prompts[slot] = self.episodes[slot].prompt()
         return {
             "state": tuple(episode.state.text if episode.started else "" for episode in self.episodes),
@@ -216,22 +278,18 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
             "history_hash": self._hashes.copy(),
         }
 
-    def _infos(self, slots: NDArray[np.int64]) -> dict[str, Any]:
-        columns: dict[str, tuple[NDArray[Any], NDArray[np.bool_]]] = {}
-        for slot in slots.tolist():
-            for key, value in self.episodes[slot].info().items():
-                if key not in columns:
-                    dtype = _DTYPES.get(type(value), np.object_)
-                    values = np.full(self.num_envs, None if dtype is np.object_ else 0, dtype=dtype)
-                    columns[key] = values, np.zeros(self.num_envs, dtype=np.bool_)
-                values, present = columns[key]
-                if value is None and values.dtype != np.object_:  # an unknown `won`
-                    values = values.astype(np.object_)
-                    columns[key] = values, present
-                values[slot], present[slot] = value, True
+    def _infos(self, given: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+        """Return the infos of some slots as arrays with masks."""
         infos: dict[str, Any] = {}
-        for key, (values, present) in columns.items():
-            infos[key], infos[f"_{key}"] = values, present
+        for slot, info in given.items():
+            for key, value in info.items():
+                if key not in infos:
+                    dtype = _DTYPES.get(type(value), np.object_)
+                    infos[key] = np.full(self.num_envs, None if dtype is np.object_ else 0, dtype=dtype)
+                    infos[f"_{key}"] = np.zeros(self.num_envs, dtype=np.bool_)
+                elif value is None and infos[key].dtype != np.object_:  # an unknown `won`
+                    infos[key] = infos[key].astype(np.object_)
+                infos[key][slot], infos[f"_{key}"][slot] = value, True
         return infos
 
     def _reset_mask(self, given: object) -> NDArray[np.bool_]:
@@ -276,10 +334,12 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str | None]", "NDArray[A
             raise InputError(
                 f"seed: expected an integer or {groups}, one for each group, received a sequence of {len(seeds)}"
             )
-        self._draws = [
-            self._draws[group] if given is None and self._draws else self._drawing(given)
-            for group, given in enumerate(seeds)
-        ]
+        for group, given in enumerate(seeds):
+            if given is not None or not self._draws[group:]:
+                self._draws[group : group + 1] = [self._drawing(given)]
+                self._drawn[group : group + 1] = [[]]
+                members = slice(group * self.group_size, (group + 1) * self.group_size)
+                self._draw[members] = [0] * self.group_size
 
     def _drawing(self, seed: int | None) -> TaskSampler:
         return TaskSampler(

@@ -1,16 +1,19 @@
 """The vector environment: equal to single environments, groups draw together, finished slots do not change."""
 
+import contextlib
 import copy
 import pickle
 import random
+from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
 from doors import DoorsSource, solution
 from gymnasium.error import ResetNeeded
-from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers.vector import DictInfoToList
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import ClipReward, DictInfoToList, RecordEpisodeStatistics
 
 from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
@@ -20,7 +23,8 @@ from hgpo_envs.vector import TextVectorEnv
 def test_make_vec_returns_text_vector_env(doors_id):
     envs = gymnasium.make_vec(doors_id, num_envs=4, group_size=2, split="test")
     assert isinstance(envs.unwrapped, TextVectorEnv)
-    assert envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    assert TextVectorEnv.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     obs, infos = envs.reset(seed=1)
     assert envs.observation_space.contains(obs)
     assert envs.action_space.contains(("look",) * 4)
@@ -30,65 +34,77 @@ def test_make_vec_returns_text_vector_env(doors_id):
     assert infos["split"].tolist() == ["test"] * 4
 
 
+TEXTS = ["open door", "go on", "go back", "press switch", "nonsense", "<action>look</action>", "2", "99"]
+ARGUMENTS = {"split": "all", "history_depth": 3, "max_steps": 6}
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("action_format", ["command", "response", "number"])
-def test_vector_environments_equal_single_ones(action_format):
-    """Compare random play in 24 slots, where finished slots are reset by mask, with 24 single environments."""
-    chance = random.Random(11)
-    arguments = {"split": "all", "history_depth": 3, "max_steps": 12, "action_format": action_format}
-    envs = TextVectorEnv(DoorsSource(), 24, **arguments)
-    singles = [TextEnv(DoorsSource(), **arguments) for _ in range(24)]
-    obs, infos = envs.reset(seed=100)
-    expected = [single.reset(seed=100 + slot) for slot, single in enumerate(singles)]
+def test_random_play_equals_gymnasiums_own_vector_environment(mode, action_format):
+    """Everything that 12 slots return equals what `SyncVectorEnv` makes of 12 single environments, in each mode."""
+    chance, arguments = random.Random(11), {**ARGUMENTS, "action_format": action_format}
+    ours = TextVectorEnv(DoorsSource(), 12, autoreset_mode=mode, **arguments)
+    theirs = SyncVectorEnv([partial(TextEnv, DoorsSource(), **arguments)] * 12, autoreset_mode=mode)
+    pair = [ClipReward(envs, 0, 0.5) for envs in (ours, theirs)]
+    if mode is not AutoresetMode.DISABLED:  # SyncVectorEnv takes the mask away from wrappers
+        pair = [RecordEpisodeStatistics(envs) for envs in pair]
+    pair = [DictInfoToList(envs) for envs in pair]
+    assert data_equivalence(*[envs.reset(seed=100) for envs in pair])
     finished = 0
     for _ in range(60):
-        for slot, (its_obs, its_info) in enumerate(expected):
-            assert obs["state"][slot] == its_obs["state"]
-            assert obs["prompt"][slot] == its_obs["prompt"]
-            assert (obs["history_hash"][slot] == its_obs["history_hash"]).all()
-            assert {key: infos[key][slot] for key in its_info} == its_info
-            assert all(infos[f"_{key}"][slot] for key in its_info)
-        texts = ["open door", "go on", "go back", "press switch", "nonsense", "<action>look</action>", "2", "99"]
-        actions = chance.choices(texts, k=len(singles))
+        actions = chance.choices(TEXTS, k=12)
         if action_format == "response":
             actions = [f"<think>x</think><action>{action}</action>" for action in actions]
-        obs, rewards, terminated, truncated, infos = envs.step(actions)
-        steps = [single.step(action) for single, action in zip(singles, actions, strict=True)]
-        assert rewards.tolist() == [step[1] for step in steps]
-        assert terminated.tolist() == [step[2] for step in steps]
-        assert truncated.tolist() == [step[3] for step in steps]
-        expected = [(step[0], step[4]) for step in steps]
-        done = terminated | truncated
+        steps = [envs.step(actions) for envs in pair]
+        assert all(map(data_equivalence, steps[0][:4], steps[1][:4]))
+        for infos in zip(steps[0][4], steps[1][4], strict=True):
+            for info in infos:
+                info.get("episode", {}).pop("t", None)  # seconds
+            assert data_equivalence(*infos)
+        done = steps[0][2] | steps[0][3]
         finished += int(done.sum())
-        if done.any():
-            fresh, fresh_infos = envs.reset(options={"reset_mask": done})
-            for slot in np.flatnonzero(done):
-                expected[slot] = singles[slot].reset()
-                for key in fresh_infos:
-                    infos.setdefault(key, np.copy(fresh_infos[key]))[slot] = fresh_infos[key][slot]
-            obs = fresh
+        if mode is AutoresetMode.DISABLED and done.any():
+            assert data_equivalence(*[envs.reset(options={"reset_mask": done.copy()}) for envs in pair])
     assert finished > 60
 
 
-def test_finished_slots_do_not_change():
-    envs = TextVectorEnv(DoorsSource(), 2)
+@pytest.mark.parametrize(("mode", "episodes"), [("NextStep", 16), ("SameStep", 24), ("Disabled", 4)])
+def test_a_standard_loop_counts_the_episodes_that_were_played(doors_id, mode, episodes):
+    """RecordEpisodeStatistics counted 64 episodes in 18 steps of 4 environments, though 4 of 3 steps were played."""
+    envs = RecordEpisodeStatistics(gymnasium.make_vec(doors_id, num_envs=4, max_steps=3, autoreset_mode=mode))
+    envs.reset(seed=1)
+    with contextlib.suppress(ResetNeeded):
+        for _ in range(18):
+            envs.step(["look"] * 4)
+    assert envs.episode_count == episodes
+    assert set(envs.length_queue) == {3}
+
+
+def test_an_ended_episode_waits_for_its_reset_if_autoreset_is_disabled():
+    envs = TextVectorEnv(DoorsSource(), 2, autoreset_mode="Disabled")
     envs.reset(options={"task": ["train-0", "train-1"]})
-    short, long = solution("train-0"), solution("train-1")
-    for number, action in enumerate(long):
-        obs, rewards, terminated, _, infos = envs.step([short[number] if number < len(short) else None, action])
-        if number >= len(short):
-            assert rewards[0] == 0
-            assert terminated[0]
-            assert not infos["_won"][0]
-            assert obs["state"][0] == "The lamp is on."
-    assert terminated.all()
-    _, rewards, terminated, _, infos = envs.step([None, None])
-    assert not rewards.any()
-    assert terminated.all()
-    assert infos == {}
-    envs.reset(options={"reset_mask": np.array([True, False]), "task": "train-2"})
-    _, _, terminated, _, infos = envs.step(["look", None])
-    assert terminated.tolist() == [False, True]
-    assert infos["task_id"].tolist() == ["train-2", None]
+    for action in solution("train-0"):
+        _, _, terminated, _, _ = envs.step([action, "look"])
+    assert terminated.tolist() == [True, False]
+    with pytest.raises(ResetNeeded, match=r"the episodes of slots \[0\] have ended"):
+        envs.step(["look", "look"])
+    assert envs.reset(options={"reset_mask": np.array([True, False]), "task": "train-2"})[1]["task_id"][0] == "train-2"
+    assert envs.step(["look", "look"])[4]["task_id"].tolist() == ["train-2", "train-1"]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_members_of_a_group_play_the_same_tasks_in_turn(mode):
+    """Members that need different numbers of steps still draw the same tasks."""
+    envs = TextVectorEnv(DoorsSource(), 4, group_size=2, autoreset_mode=mode, max_steps=4)
+    tasks = [[task] for task in envs.reset(seed=5)[1]["task_id"]]
+    for _ in range(40):
+        _, _, _, _, infos = envs.step(["press switch" if slot % 2 else "look" for slot in range(4)])
+        for slot, number in enumerate(infos["step"]):
+            tasks[slot] += [infos["task_id"][slot]] if number == 0 else []
+    for one, other in ((tasks[0], tasks[1]), (tasks[2], tasks[3])):
+        assert len(other) > len(one) > 5
+        assert other[: len(one)] == one
+    assert tasks[0] != tasks[2]
 
 
 def test_groups_draw_the_same_tasks_and_slots_reset_by_mask():
@@ -155,6 +171,7 @@ def test_render():
         ({"num_envs": 0}, "num_envs: expected at least 1, received 0"),
         ({"num_envs": 4, "group_size": 3}, "group_size: expected a divisor of num_envs (4), received 3"),
         ({"num_envs": 4, "group_size": 0}, "group_size: expected a divisor of num_envs (4), received 0"),
+        ({"autoreset_mode": "Never"}, "unknown autoreset_mode 'Never'. Known: NextStep, SameStep, Disabled"),
     ],
 )
 def test_bad_arguments(arguments, line):
@@ -187,12 +204,37 @@ def test_bad_options_reset_nothing(options, line):
     assert before["state"] == envs.reset(seed=1)[0]["state"]
 
 
-def test_wrong_number_of_actions_or_seeds_or_no_reset():
+@pytest.mark.parametrize(
+    ("actions", "received"),
+    [
+        ("look", "received look"),
+        (["look"] * 3, "received ['look', 'look', 'look']"),
+        (["look", "look", "look", None], "None]"),
+        (["look", "look", "look", b"look"], "b'look']"),
+        (["look", "look", "look", ["look"]], "['look']]"),
+        (b"look", "received b'look'"),
+        (None, "received None"),
+        (3, "received 3"),
+        ({"look", "a", "b", "c"}, "received {"),
+    ],
+)
+def test_wrong_actions(actions, received):
+    envs = TextVectorEnv(DoorsSource(), 4)
+    with pytest.raises(InputError, match="expected 4 texts") as caught:
+        envs.step(actions)
+    assert received in str(caught.value)
+    single = TextEnv(DoorsSource())
+    single.reset()
+    for action in (None, ["look"], b"look", 3):
+        with pytest.raises(InputError, match="action: expected a text, received"):
+            single.step(action)
+
+
+def test_wrong_seeds_or_no_reset():
     envs = TextVectorEnv(DoorsSource(), 3)
     with pytest.raises(ResetNeeded):
         envs.step(["look"] * 3)
     with pytest.raises(InputError, match="expected an integer or 3, one for each group, received a sequence of 2"):
         envs.reset(seed=[1, 2])
     envs.reset(seed=1)
-    with pytest.raises(InputError, match="expected 3 actions"):
-        envs.step(["look"] * 2)
+    assert envs.step(np.array(["look"] * 3))[4]["step"].tolist() == [1, 1, 1]
