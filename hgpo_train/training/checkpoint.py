@@ -75,16 +75,15 @@ def save_checkpoint(
     """
     target = folder / f"{state.iteration:06d}"
     if os.path.lexists(target) and not is_removable(target):
-        kept = rename_damaged(target)
-        line = f"{target} is not a checkpoint of this run; renamed to {kept.name}"
-        warnings.warn(line, CheckpointWarning, stacklevel=2)
-    with new_folder(target, replace=is_removable) as made:
-        (made / OPTIMISER).parent.mkdir()
+        message = f"{target} is not a checkpoint of this run; renamed to {rename_damaged(target).name}"
+        warnings.warn(message, CheckpointWarning, stacklevel=2)
+    with new_folder(target, replace=is_removable) as scratch:
+        (scratch / OPTIMISER).parent.mkdir()
         try:
             with no_progress_bars():
-                model.save_pretrained(made)
-            tokenizer.save_pretrained(made)
-            save_file(optimiser_tensors(model, optimiser), made / OPTIMISER)
+                model.save_pretrained(scratch)
+            tokenizer.save_pretrained(scratch)
+            save_file(optimiser_tensors(model, optimiser), scratch / OPTIMISER)
         except Exception as error:  # safetensors and tokenizers wrap operating system errors in their own types
             number = re.search(r"\(os error (\d+)\)", str(error))
             if number is not None and not isinstance(error, OSError):
@@ -92,8 +91,8 @@ def save_checkpoint(
             if isinstance(error, SafetensorError):
                 raise OSError(errno.EIO, str(error), str(target)) from error
             raise
-        write_state(made, state)
-        write_manifest(made)
+        write_state(scratch, state)
+        write_manifest(scratch)
     remove_superseded(folder, target, keep, moments)
     return target
 
@@ -144,8 +143,9 @@ def load_weights(folder: Path, model: Model) -> None:
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(file)
     if not tensors:
-        line = f"{folder} contains no weights (*.safetensors); expected a checkpoint of hgpo train or hgpo sft"
-        raise InputError(line)
+        raise InputError(
+            f"{folder} contains no weights (*.safetensors); expected a checkpoint of hgpo train or hgpo sft"
+        )
     if hasattr(model, "peft_config"):
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 

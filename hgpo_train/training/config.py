@@ -369,8 +369,8 @@ def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: t
 def _override(text: str, cls: type) -> dict[str, Any]:
     """Return one `section.field=value` as a nested dictionary."""
     form = "an override of the form section.field=value"
-    name, given = split(text, "--set", form)
-    value = read_value(given, annotation_of(cls, name))
+    name, text = split(text, "--set", form)
+    value = read_value(text, annotation_of(cls, name))
     for key in reversed(name.split(".")):
         value = {key: value}
     return dict(value)

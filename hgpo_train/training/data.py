@@ -30,14 +30,14 @@ def data_options(environment: EnvironmentConfig) -> dict[str, Any]:
     if environment.data != OFFICIAL:
         return {**options, "data": environment.data}
     spec = environment_spec(environment.id)
-    found, looked = official_data(spec, environment.split)
-    if found is not None:
-        return {**options, "data": found}
+    path, searched = official_data(spec, environment.split)
+    if path is not None:
+        return {**options, "data": path}
     get = f"get them with `{spec.data_command}`, or " if spec.data_command else ""
     raise InputError(
         f"environment.data = {OFFICIAL}: the official tasks of {spec.name} are not on this machine (searched: "
-        f"{', '.join(looked) or 'no places'}); {get}set environment.data to their path, or to {BUNDLED} for the small "
-        "bundled set"
+        f"{', '.join(searched) or 'no places'}); {get}set environment.data to their path, or to {BUNDLED} "
+        "for the small bundled set"
     )
 
 
@@ -47,16 +47,14 @@ def env_options(config: Config, split: str) -> dict[str, Any]:
     Raises:
         InputError: The data or the prompt template is not there.
     """
-    environment = config.environment
-    options = data_options(environment)
-    if (template := template_path(environment)) is not None:
-        options["prompt_template"] = template
+    environment, template = config.environment, template_path(config.environment)
     return {
         "split": split,
         "max_steps": environment.max_steps,
         "history_length": environment.history_length,
         "action_format": environment.action_format,
-        **options,
+        **data_options(environment),
+        **({} if template is None else {"prompt_template": template}),
     }
 
 

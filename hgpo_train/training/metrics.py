@@ -86,11 +86,11 @@ def _level_metrics(steps: pl.DataFrame) -> dict[str, float]:
     """Return group size, share of steps in shared contexts and weight of each level of a hierarchical estimator."""
     metrics: dict[str, float] = {}
     for column in steps.columns:
-        found = _LEVEL.fullmatch(column)
-        if found is None:
+        match = _LEVEL.fullmatch(column)
+        if match is None:
             continue
-        kind, level = found.groups()
-        if kind == "size":
+        statistic, level = match.groups()
+        if statistic == "size":
             metrics[f"groups/{level}/eligible_ratio"] = _mean(steps[column].is_not_null())
             metrics[f"groups/{level}/size_mean"] = _mean(steps[column])
             metrics[f"groups/{level}/shared_ratio"] = _mean(steps[column] > 1)

@@ -117,48 +117,43 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
     # With a schedule that falls to 0, every epoch's learning rate depends on the number of epochs.
     free = FREE | {"update.epochs"} if config.optimiser.schedule == "constant" else FREE
     with RunFolder(folder, config, free, resume=True) as run:
-        return _run_sft(run, source, display)
-
-
-def _run_sft(run: RunFolder[SftConfig], source: str | Path, display: Display) -> Path:
-    config, folder = run.config, run.folder
-    tokenizer = load_tokenizer(config.model.path)
-    rows = demonstrations(source, config)
-    run.pin(
-        {
-            "set of demonstrations": Origin(f"the step table {str(source)!r}", fingerprint_rows(rows)),
-            "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
-        }
-    )
-    remove_abandoned(folder / "checkpoints")
-    train_rows, held_out_rows = split_held_out(
-        tokenise(rows, tokenizer, config.max_prompt_tokens), config.held_out, config.seed
-    )
-    model = load_model(config.model, config.seed)
-    known = vocabulary(model)
-    train = samples_from_steps(with_prompts_as_responses(train_rows) if config.prompt_loss else train_rows, known)
-    held_out = samples_from_steps(held_out_rows, known)
-    # With advantages of 1 and ratios of 1, the policy loss reduces to the negative log-likelihood.
-    update = dataclasses.replace(config.update, entropy_weight=0.0, dual_clip=None)
-    learner = Learner(model, dataclasses.replace(config, update=update), reference=False)
-    state = TrainingState(versions=versions(), run=run.id)
-    if (newest := checkpoint_to_resume(folder / "checkpoints", run.id)) is not None:
-        state = resumed_state(load_checkpoint(newest, learner.model, learner.optimiser), state)
-        remove_superseded(folder / "checkpoints", newest, _KEPT)
-    trackers = make_trackers(config, folder, state.iteration + 1)
-    try:
-        while state.iteration < config.update.epochs:
-            with display.stage("train"):
-                metrics = _epoch(learner, config, train, state.iteration, display)
-            metrics["val/loss"] = -float(learner.logprobs(held_out).mean())
-            state = dataclasses.replace(state, iteration=state.iteration + 1)
-            log_to(trackers, metrics, state.iteration)
-            display.row(state.iteration, metrics)
-            save_checkpoint(folder / "checkpoints", state, learner.model, tokenizer, learner.optimiser, keep=_KEPT)
-    finally:
-        for tracker in trackers:
-            tracker.close()
-    return list_checkpoints(folder / "checkpoints")[-1]
+        tokenizer = load_tokenizer(config.model.path)
+        rows = demonstrations(source, config)
+        run.pin(
+            {
+                "set of demonstrations": Origin(f"the step table {str(source)!r}", fingerprint_rows(rows)),
+                "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
+            }
+        )
+        remove_abandoned(folder / "checkpoints")
+        train_rows, held_out_rows = split_held_out(
+            tokenise(rows, tokenizer, config.max_prompt_tokens), config.held_out, config.seed
+        )
+        model = load_model(config.model, config.seed)
+        known = vocabulary(model)
+        train = samples_from_steps(with_prompts_as_responses(train_rows) if config.prompt_loss else train_rows, known)
+        held_out = samples_from_steps(held_out_rows, known)
+        # With advantages of 1 and ratios of 1, the policy loss reduces to the negative log-likelihood.
+        update = dataclasses.replace(config.update, entropy_weight=0.0, dual_clip=None)
+        learner = Learner(model, dataclasses.replace(config, update=update), reference=False)
+        state = TrainingState(versions=versions(), run=run.id)
+        if (newest := checkpoint_to_resume(folder / "checkpoints", run.id)) is not None:
+            state = resumed_state(load_checkpoint(newest, learner.model, learner.optimiser), state)
+            remove_superseded(folder / "checkpoints", newest, _KEPT)
+        trackers = make_trackers(config, folder, state.iteration + 1)
+        try:
+            while state.iteration < config.update.epochs:
+                with display.stage("train"):
+                    metrics = _epoch(learner, config, train, state.iteration, display)
+                metrics["val/loss"] = -float(learner.logprobs(held_out).mean())
+                state = dataclasses.replace(state, iteration=state.iteration + 1)
+                log_to(trackers, metrics, state.iteration)
+                display.row(state.iteration, metrics)
+                save_checkpoint(folder / "checkpoints", state, learner.model, tokenizer, learner.optimiser, keep=_KEPT)
+        finally:
+            for tracker in trackers:
+                tracker.close()
+        return list_checkpoints(folder / "checkpoints")[-1]
 
 
 def _epoch(learner: Learner, config: SftConfig, samples: Samples, epoch: int, display: Display) -> dict[str, float]:

@@ -128,17 +128,17 @@ def new_model(folder: Path, steps: Path, start: WarmStart) -> Path:
     """
     rows = scan_steps(steps).select("trajectory", "step", "prompt", "action").sort("trajectory", "step").collect()
     texts = rows.select(pl.format("{}\n{}", "prompt", "action")).to_series().to_list()
-    made_from = fingerprint_texts([*texts, repr(start.shape), str(start.seed)])
+    fingerprint = fingerprint_texts([*texts, repr(start.shape), str(start.seed)])
     if (folder / MADE_FROM).exists():
-        if (was := read_bytes(folder / MADE_FROM, 1 << 10).decode(errors="replace").strip()) != made_from:
+        if read_bytes(folder / MADE_FROM, 1 << 10) != fingerprint.encode():
             raise InputError(
-                f"{folder} was created from other demonstrations, sizes or another seed (expected fingerprint "
-                f"{made_from[:16]}, received {was[:16]}); remove it, or choose another folder"
+                f"{folder} was created from other demonstrations, sizes or another seed; remove it, or choose another "
+                "folder"
             )
         return folder
-    with new_folder(folder) as made:
-        save_tiny(made, texts, start.shape, start.seed)
-        (made / MADE_FROM).write_text(made_from + "\n", encoding="utf-8")
+    with new_folder(folder) as scratch:
+        save_tiny(scratch, texts, start.shape, start.seed)
+        (scratch / MADE_FROM).write_bytes(fingerprint.encode())
     return folder
 
 
@@ -150,9 +150,9 @@ def collect_demonstrations(folder: Path, config: Config, start: WarmStart, displ
         RolloutError: Too many rollouts failed. They are repeated on the next call.
     """
     environment = config.environment
-    places = [{"data": place} for place in start.data] or [{}]
+    sources = [{"data": path} for path in start.data] or [{}]
     template = template_path(environment)
-    made_with = {
+    inputs = {
         "policy": start.policy,
         "demonstrations": start.demonstrations,
         "seed": start.seed,
@@ -160,18 +160,18 @@ def collect_demonstrations(folder: Path, config: Config, start: WarmStart, displ
             **asdict(environment),
             "prompt_template": template and fingerprint_path(Path(template)),
         },
-        "data": [fingerprint_path(Path(place)) for place in start.data],
+        "data": [fingerprint_path(Path(path)) for path in start.data],
     }
     with (
         display.stage("demonstrate"),
-        StepWriter(folder, run="demonstrations", config=redact_json(made_with)) as writer,
+        StepWriter(folder, run="demonstrations", config=redact_json(inputs)) as writer,
     ):
-        for number, place in enumerate(places):
-            options = environment.options | place
-            shown = dataclasses.replace(config, environment=dataclasses.replace(environment, options=options))
-            handle = open_training_env(shown, environment.split)
+        for number, source in enumerate(sources):
+            options = environment.options | source
+            variant = dataclasses.replace(config, environment=dataclasses.replace(environment, options=options))
+            handle = open_training_env(variant, environment.split)
             policy = make_policy(start.policy, PolicyContext(handle.shared.source.name, environment.action_format))
-            tasks = min(start.demonstrations // len(places), len(handle.tasks))
+            tasks = min(start.demonstrations // len(sources), len(handle.tasks))
             spec = RolloutSpec(tasks=tasks, seed=start.seed, iteration=number)
             collect_groups(handle, policy, writer, spec, retry_failed=True, progress=display.tally)
     raise_if_too_many(failures_of_run(folder))

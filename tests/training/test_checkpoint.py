@@ -424,15 +424,6 @@ def test_only_the_last_checkpoint_keeps_the_optimiser(tokenizer, tmp_path):
     assert [path.name for path in list_checkpoints(tmp_path)] == ["000003", "000004"]
 
 
-def test_a_run_is_not_resumed_without_the_optimiser(tokenizer, tmp_path):
-    model, optimiser = trained(tokenizer)
-    for iteration in (1, 2):
-        save_checkpoint(tmp_path, TrainingState(iteration=iteration), model, tokenizer, optimiser, moments="last")
-    (tmp_path / "000002" / OPTIMISER).write_bytes(b"")
-    with pytest.raises(InputError, match=r"000001 cannot be used \(it contains no state of the optimiser"):
-        checkpoint_to_resume(tmp_path)
-
-
 @pytest.mark.parametrize("killed_at", ["manifest", "file"])
 def test_an_interrupted_removal_of_the_optimiser_can_be_repeated(tokenizer, tmp_path, monkeypatch, killed_at):
     model, optimiser = trained(tokenizer)

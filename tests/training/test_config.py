@@ -217,11 +217,6 @@ def test_random_toml_is_a_configuration_or_a_one_line_error(fuzzed, data):
     only_input_errors(fuzzed, data)
 
 
-@given(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=3), st.integers(0, 40))
-def test_a_damaged_configuration_loads_or_is_a_one_line_error(fuzzed, at, put, cut):
-    only_input_errors(fuzzed, WHOLE[:at] + put + WHOLE[at + cut :])
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [

@@ -51,24 +51,3 @@ def test_training_with_a_custom_estimator(config, runs):
     other = replace(config, advantage={"parameters": {**parameters, "gamma": 0.5}})
     with pytest.raises(InputError, match=r"was started with advantage\.parameters"):
         runs.trainer(other, resume=True)
-
-
-@pytest.mark.parametrize(
-    ("estimator", "parameters", "line"),
-    [
-        ("my_estimators:lat", {}, "expected an estimator as module:object, received 'my_estimators:lat'"),
-        ("my_estimator:late", {}, "No module named 'my_estimator'"),
-        ("my_estimators:late", {"scal": 1}, "unknown parameter 'scal'; did you mean 'scale'?"),
-        ("my_estimators:late", {"scale": "much"}, "parameter scale: expected float, received 'much'"),
-        ("my_estimators:late", {"scale": float("inf")}, "parameter scale: expected a finite number, received inf"),
-        ("my_estimators:late", {"gamma": 2}, "parameter gamma: expected float <= 1.0, received 2"),
-        ("my_estimators:late", {"name": 3}, "parameter name: expected str, received 3"),
-    ],
-)
-def test_a_faulty_estimator_is_reported_before_any_rollout(config, runs, estimator, parameters, line):
-    config = replace(config, advantage={"estimator": estimator, "parameters": parameters})
-    with pytest.raises(InputError) as caught:
-        runs.trainer(config)
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not list(runs.folder.rglob("*.parquet"))

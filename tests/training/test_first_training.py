@@ -10,18 +10,26 @@ from rich.console import Console
 
 from hgpo_datasets import scan_steps
 from hgpo_train.models.checkpoint_files import resolve_model
+from hgpo_train.training.config import load_config, replace
 from hgpo_train.training.tracking import read_metrics
 
 FirstTraining = Lazy("hgpo_train.training.first_training:FirstTraining")
 first_training = Lazy("hgpo_train.training.first_training:first_training")
 
 
+def fewer_episodes(name):
+    """Return a shipped configuration with a tenth of the episodes, which are short."""
+    sizes = {"rollout": {"tasks": 3, "group_size": 3}, "evaluation": {"tasks": 6, "group_size": 2}}
+    return replace(load_config(name), environment={"max_steps": 6}, **sizes)
+
+
 @pytest.mark.slow
-def test_one_iteration_from_scratch(tmp_path):
+def test_one_iteration_from_scratch(tmp_path, monkeypatch):
+    monkeypatch.setattr("hgpo_train.training.first_training.load_config", fewer_episodes)
     shown = io.StringIO()
     made = first_training(tmp_path, Console(file=shown, width=200), games=36, iterations=1)
     lines = shown.getvalue().splitlines()
-    assert [line[:4] for line in lines if "held-out loss" in line] == ["1/2 ", "2/2 "]  # lines, not a live display
+    assert [line[:4] for line in lines if "held-out loss" in line] == ["1/2 ", "2/2 "]
     assert [line[:4] for line in lines if "held out" in line] == ["0/1 ", "1/1 "]
     losses = [line["val/loss"] for line in read_metrics(tmp_path / "sft" / "metrics.jsonl")]
     assert losses[-1] < losses[0]
@@ -30,21 +38,18 @@ def test_one_iteration_from_scratch(tmp_path):
     assert (made.before, made.after) == tuple(line["val/success_rate"] for line in metrics)
     assert resolve_model(str(made.run)).endswith("000001")
     steps = scan_steps(made.run / "steps").collect()
-    assert steps["trajectory"].n_unique() == 96
+    assert steps["trajectory"].n_unique() == 9
     held_out = scan_steps(made.run / "evaluation").collect()
-    assert held_out.filter(pl.col("iteration") == 0)["trajectory"].n_unique() == made.episodes
+    assert held_out.filter(pl.col("iteration") == 0)["trajectory"].n_unique() == made.episodes == 12
     assert steps["prompt_token_ids"].list.len().max() <= 512
-    assert (
-        first_training(tmp_path, Console(file=io.StringIO()), games=36, iterations=1) == made
-    )  # nothing is left to do
+    again = first_training(tmp_path, Console(file=io.StringIO()), games=36, iterations=1)
+    assert again == made  # nothing is left to do
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "better"), [(0.3, 0.5, True), (0.3, 0.38, False), (0.5, 0.3, False), (0.0, 0.0, False)]
-)
-def test_the_verdict_claims_an_improvement_only_beyond_chance(before, after, better):
-    verdict = FirstTraining(Path("run"), before, after, 144).verdict()
-    assert f"{before:.0%} before training, {after:.0%} after" in verdict
-    worse = "became worse" in verdict
-    assert ("does not show an improvement" in verdict or worse) != better
-    assert worse == (before == 0.5)
+def test_the_verdict_claims_an_improvement_only_beyond_chance():
+    for before, after, better in ((0.3, 0.5, True), (0.3, 0.38, False), (0.5, 0.3, False), (0.0, 0.0, False)):
+        verdict = FirstTraining(Path("run"), before, after, 144).verdict()
+        assert f"{before:.0%} before training, {after:.0%} after" in verdict
+        worse = "became worse" in verdict
+        assert ("does not show an improvement" in verdict or worse) != better
+        assert worse == (before == 0.5)

@@ -232,24 +232,6 @@ def test_a_folder_with_content_but_no_configuration_is_refused(tmp_path):
                 open_run(tmp_path / name, resume=resume)
 
 
-@pytest.mark.parametrize("text", ["", "seed = ", "[model]\npath = 3\n", "\xff", "seed = 0\nunknown = 1\n"])
-def test_a_damaged_configuration_is_reported_in_one_line(tmp_path, text):
-    begin(tmp_path, {})
-    (tmp_path / "config.toml").write_bytes(text.encode("latin-1"))
-    try:
-        open_run(tmp_path, free=["environment"]).release()
-    except InputError as error:
-        assert "\n" not in str(error)  # noqa: PT017 - an empty file is a configuration
-    else:
-        assert text == ""
-
-
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
-    (tmp_path / "run").write_text("")
-    with pytest.raises(InputError, match="is a file"):
-        open_run(tmp_path / "run")
-
-
 def test_fingerprints_depend_on_contents_and_not_on_names(tmp_path, tiny):
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(tiny, first)

@@ -17,7 +17,7 @@ import torch
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -100,8 +100,8 @@ def row_faults(steps: pl.DataFrame, vocabulary: int | None = None) -> pl.Series:
     """
     _check_columns(steps)
     most = _MOST_IDS if vocabulary is None else vocabulary
-    faults = [_ids_fault(name, most) for name in ("prompt_token_ids", "response_token_ids")]
-    prompt, response = (pl.col(name).list.len().fill_null(0) for name in ("prompt_token_ids", "response_token_ids"))
+    faults = [_ids_fault(name, most) for name in _IDS]
+    prompt, response = (pl.col(name).list.len().fill_null(0) for name in _IDS)
     faults.append(pl.when((prompt == 0) & (response > 0)).then(pl.lit("expected a prompt of at least one token")))
     if _has_logprobs(steps):
         faults += _logprob_faults(response)
@@ -143,28 +143,28 @@ def samples_from_steps(steps: pl.DataFrame, vocabulary: int | None = None) -> Sa
 
 
 _MOST_IDS: Final = 2**31
+_IDS: Final = ("prompt_token_ids", "response_token_ids")
 
 
 def _check_columns(steps: pl.DataFrame) -> None:
     """Raise `InputError` if a column is missing or has the wrong type."""
-    for name in ("prompt_token_ids", "response_token_ids"):
+    for name in _IDS:
         if name not in steps.columns or (len(steps) and steps[name].is_null().all()):
             raise InputError(
                 f"expected the column {name!r} with token ids, which only language-model policies record; collect with "
                 "--policy transformers or vllm, or train on text with `hgpo sft`"
             )
-        _check_type(name, steps.schema[name], "integers", lambda inner: inner.is_integer())
-    if _has_logprobs(steps):
-        name = "response_logprobs"
-        _check_type(name, steps.schema[name], "floats", lambda inner: inner.is_numeric())
-    if "advantage" in steps.columns and not (kind := steps.schema["advantage"]).is_numeric() and kind != pl.Null:
-        raise InputError(f"expected the column 'advantage' to contain floats, received {kind}")
-
-
-def _check_type(name: str, kind: pl.DataType, of: str, fits: Callable[[pl.DataType], bool]) -> None:
-    inner: Any = getattr(kind, "inner", None)
-    if kind != pl.Null and (not isinstance(kind, pl.List) or not (fits(inner) or inner == pl.Null)):
-        raise InputError(f"expected the column {name!r} to contain lists of {of}, received {kind}")
+    for name, content in (*((name, "integers") for name in _IDS), ("response_logprobs", "floats")):
+        dtype = steps.schema.get(name, pl.Null())
+        inner: Any = getattr(dtype, "inner", None)
+        fits = inner == pl.Null or (
+            inner is not None and (inner.is_integer() or (content == "floats" and inner.is_float()))
+        )
+        if dtype != pl.Null and not fits:
+            raise InputError(f"expected the column {name!r} to contain lists of {content}, received {dtype}")
+    advantage = steps.schema.get("advantage", pl.Null())
+    if advantage != pl.Null and not advantage.is_numeric():
+        raise InputError(f"expected the column 'advantage' to contain floats, received {advantage}")
 
 
 def _has_logprobs(steps: pl.DataFrame) -> bool:
@@ -262,20 +262,20 @@ def _micro_batch(samples: Samples, rows: NDArray[np.int64], layout: Layout) -> M
     input_ids = np.zeros(height * width, np.int64)
     position_ids = np.tile(np.arange(width), height)
     source, token, row = [], [], []
-    for place, sample in zip(first, rows, strict=True):
+    for offset, sample in zip(first, rows, strict=True):
         begin, end = samples.start[sample], samples.start[sample + 1]
-        input_ids[place : place + end - begin] = samples.tokens[begin:end]
-        position_ids[place : place + end - begin] = np.arange(end - begin)
+        input_ids[offset : offset + end - begin] = samples.tokens[begin:end]
+        position_ids[offset : offset + end - begin] = np.arange(end - begin)
         answer = samples.response_start[sample + 1] - samples.response_start[sample]
-        source.append(place + samples.prompt_length[sample] - 1 + np.arange(answer))
+        source.append(offset + samples.prompt_length[sample] - 1 + np.arange(answer))
         token.append(samples.response_start[sample] + np.arange(answer))
         row.append(np.full(answer, sample))
-    places = np.concatenate(source)
+    sources = np.concatenate(source)
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids.reshape(height, width)),
         position_ids=torch.from_numpy(position_ids.reshape(height, width)),
-        source=torch.from_numpy(places),
-        target=torch.from_numpy(input_ids[places + 1]),
+        source=torch.from_numpy(sources),
+        target=torch.from_numpy(input_ids[sources + 1]),
         token=np.concatenate(token),
         row=np.concatenate(row),
     )

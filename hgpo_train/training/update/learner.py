@@ -86,13 +86,20 @@ class Learner:
         rows = np.flatnonzero(samples.response_length > 0)
         if not len(rows):
             return {"actor/optimiser_steps": 0.0}
-        old = self._old_logprobs(samples)
+        if config.old_logprobs == "recompute":
+            old = self.logprobs(samples)
+        else:
+            old = _reported(samples, 'set update.old_logprobs = "recompute"')
         scored = time.perf_counter()
         reference = self.reference_logprobs(samples) if self.reference is not None else None
         timing = {"timing_s/old_log_prob": scored - begin, "timing_s/ref": time.perf_counter() - scored}
         if rate is not None:
             self.set_learning_rate(rate)
-        correction = self._rollout_is(samples, old)
+        correction = None
+        if config.rollout_is is not None:
+            reported = _reported(samples, "set update.rollout_is to none")
+            level, threshold = config.rollout_is, config.rollout_is_threshold
+            correction = rollout_is_weights(old, reported, samples.response_start, level, threshold)
         batches = [batch for _ in range(config.epochs) for batch in self._mini_batches(samples, rows, rng)]
         steps = []
         for done, batch in enumerate(batches):
@@ -175,7 +182,7 @@ class Learner:
         for micro in self._micro_batches(samples, rows):
             with self._computing():
                 logprob, entropy = self._score(micro, entropy_gradient=config.entropy_weight != 0)
-            made = policy_loss(
+            loss = policy_loss(
                 logprob,
                 entropy,
                 logprob.detach() if old is None else self._tensor(old[micro.token]),
@@ -186,8 +193,8 @@ class Learner:
                 None if rollout_is is None else self._tensor(rollout_is[micro.token]),
             )
             with self._memory_advice():
-                made.loss.backward()  # type: ignore[no-untyped-call]
-            for sums, values in ((parts, made.parts), (totals, made.totals)):
+                loss.loss.backward()  # type: ignore[no-untyped-call]
+            for sums, values in ((parts, loss.parts), (totals, loss.totals)):
                 for name, value in values.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
         tokens = int(samples.response_length[rows].sum())
@@ -226,18 +233,6 @@ class Learner:
             return [WeightedBatch(rows[batch.rows], batch.weight) for batch in batches]
         shuffled = mini_batches(rows, config.mini_batch_size, rng)
         return [WeightedBatch(batch, token_weights(length[batch], config.aggregation)) for batch in shuffled]
-
-    def _old_logprobs(self, samples: Samples) -> NDArray[np.float32]:
-        if self.config.update.old_logprobs == "recompute":
-            return self.logprobs(samples)
-        return _reported(samples, 'set update.old_logprobs = "recompute"')
-
-    def _rollout_is(self, samples: Samples, old: NDArray[np.float32]) -> NDArray[np.float64] | None:
-        config = self.config.update
-        if config.rollout_is is None:
-            return None
-        reported = _reported(samples, "set update.rollout_is to none")
-        return rollout_is_weights(old, reported, samples.response_start, config.rollout_is, config.rollout_is_threshold)
 
     def _score(self, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         inputs = (part.to(self.device) for part in (micro.input_ids, micro.position_ids, micro.source, micro.target))
@@ -303,15 +298,10 @@ _LARGEST_MASK: Final = 1 << 26  # entries: 8,192 tokens
 def _warn_about_masks(config: Config | SftConfig) -> None:
     """Warn if packed rows need large attention masks."""
     tokens = config.update.micro_batch_tokens
-    if (
-        config.update.layout != "packed"
-        or config.model.attention not in {"sdpa", "eager"}
-        or tokens**2 <= _LARGEST_MASK
-    ):
-        return
-    warnings.warn(
-        f'update.layout = "packed" with model.attention = "{config.model.attention}" needs masks of up to '
-        f"{tokens:,} x {tokens:,} entries (update.micro_batch_tokens); set model.attention = "
-        '"flash_attention_2", or layout = "padded"',
-        stacklevel=3,
-    )
+    if config.update.layout == "packed" and config.model.attention in {"sdpa", "eager"} and tokens**2 > _LARGEST_MASK:
+        warnings.warn(
+            f'update.layout = "packed" with model.attention = "{config.model.attention}" needs masks of up to '
+            f"{tokens:,} x {tokens:,} entries (update.micro_batch_tokens); set model.attention = "
+            '"flash_attention_2", or layout = "padded"',
+            stacklevel=3,
+        )

@@ -117,12 +117,6 @@ def test_every_layer_receives_the_bounds_and_no_mask(model, steps):
         assert isinstance(call["max_length_q"], int)
 
 
-def test_padded_rows_have_no_bounds(model, steps):
-    Learner(flash(model), config_of("padded")).logprobs(samples_from_steps(steps))
-    assert CALLS
-    assert all("cu_seq_lens_q" not in call and call["mask"] is None for call in CALLS)
-
-
 def test_other_implementations_receive_no_bounds(model, steps, monkeypatch):
     monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa_of_the_test", varlen_attention)
     other = copy.deepcopy(model)
