@@ -1,20 +1,20 @@
-"""The common parts of `hgpo rollout` and `hgpo eval`: options, their checks, and the report of failures."""
+"""The common parts of `hgpo rollout` and `hgpo eval`: options, warnings, Ctrl-C, and the report."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
-    from hgpo_train.rollout.collector import Tally
-
-RETRY: Final = "Run the same command again to retry them."
+    from hgpo_train.evaluation.summary import Prices
+    from hgpo_train.rollout.collection import CollectedRun
 
 Data = Annotated[Path | None, typer.Option(help="Official folder, pack or catalogue. Default: the bundled data.")]
 HistoryLength = Annotated[int, typer.Option(help="K, the number of past steps in the prompt.")]
@@ -51,67 +51,78 @@ def environment_options(
     data: Path | None,
     history_length: int,
     max_steps: int | None,
-    action_format: str,
+    action_format: str | None,
     env_option: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Return the keyword arguments of the environment.
+    """Return the keyword arguments of the environment, without those that were not given.
 
     Raises:
         InputError: One of `env_option` is not of the form ``name=value``.
     """
     from hgpo_train.assignments import read_assignments
 
-    return {
+    options = {
         "split": split,
         "history_length": history_length,
         "action_format": action_format,
-        **({} if data is None else {"data": str(data)}),
-        **({} if max_steps is None else {"max_steps": max_steps}),
-        **read_assignments("--env-option", env_option or (), {}),
+        "data": None if data is None else str(data),
+        "max_steps": max_steps,
     }
+    given = {name: value for name, value in options.items() if value is not None}
+    return {**given, **read_assignments("--env-option", env_option or (), {})}
 
 
-def note(console: Console, line: str) -> None:
+def note(console: Console, text: str) -> None:
     """Print a line of plain text."""
-    console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
-def default_slots(slots: int | None, *, workers: bool) -> int:
-    """Return the number of slots, with a default for None."""
-    from hgpo_train.rollout.run import default_slots as default
+def play_and_report(
+    console: Console,
+    out: Path,
+    play: Callable[[], CollectedRun],
+    report: Callable[[CollectedRun], None],
+    *,
+    prices: Prices | None = None,
+    noun: str = "rollouts",
+) -> None:
+    """Play a run and report it, also if too many rollouts failed; write `RUN/summary.json`, also after an error.
 
-    return default(workers=workers) if slots is None else slots
-
-
-def check_max_failed(max_failed: float) -> None:
-    """Check that `--max-failed` is in [0, 1].
-
-    Raises:
-        InputError: It is not.
-    """
-    from hgpo_envs.errors import InputError
-
-    if not 0 <= max_failed <= 1:
-        raise InputError(f"--max-failed: expected a share from 0 to 1, received {max_failed}")
-
-
-def check_failures(console: Console, out: Path, tally: Tally | None, max_failed: float, noun: str = "rollouts") -> None:
-    """Print how many rollouts of the run failed, and why; raise if too many failed.
+    Warnings are printed in one line each. Ctrl-C exits with 130.
 
     Args:
         console: The console.
         out: The run's folder.
-        tally: Counts of the rollouts that were played now, which are checked separately; None skips this check.
-        max_failed: The largest allowed share, in [0, 1].
+        play: Plays the run, or resumes it.
+        report: Prints its results.
+        prices: Prices of tokens, for the summary.
         noun: What the rollouts are called, in the plural.
 
     Raises:
-        RolloutError: More than `max_failed` of the rollouts failed.
+        RolloutError: Too many rollouts failed.
     """
-    from hgpo_train.rollout.failures import failures_of_run, failures_of_tally, raise_if_too_many
+    from hgpo_envs.errors import InputError
+    from hgpo_train.evaluation.summary import write_summary
+    from hgpo_train.rollout.failures import RolloutError, failures_of_run
 
-    stored = failures_of_run(out)
-    for failures in (stored, *([] if tally is None else [failures_of_tally(tally)])):
-        raise_if_too_many(failures, max_failed, RETRY, noun)
-    if stored.failed:
-        note(console, f"{stored.describe(noun)}. {RETRY}")
+    run: CollectedRun | None = None
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: note(console, str(message))
+            run = play()
+    except KeyboardInterrupt:
+        write_summary(out, prices)
+        note(console, "Interrupted. Finished groups are committed; run the same command again to resume.")
+        raise typer.Exit(130) from None
+    except InputError:
+        raise
+    except BaseException as error:
+        write_summary(out, prices)
+        if isinstance(error, RolloutError) and error.run is not None:
+            report(error.run)
+        raise
+    write_summary(out, prices)
+    report(run)
+    failures = failures_of_run(out)
+    if failures.failed:
+        note(console, f"{failures.describe(noun)}. Run the same command again to retry them.")

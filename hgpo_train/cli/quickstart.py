@@ -31,14 +31,12 @@ def quickstart(
     from rich.console import Console
 
     from hgpo_train.cli import quickstart_run as work
-    from hgpo_train.rollout.progress_line import live_progress
 
     if train:
         import hgpo_train.training.first_training  # noqa: F401  (fails now if the extra is not installed)
 
     console = Console()
-    with live_progress(Console(stderr=True), expected=tasks * group_size) as progress:
-        found = work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=progress)
+    found = work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=True)
     show(console, found, out)
     if train:
         _train(console, out / "training", seed)

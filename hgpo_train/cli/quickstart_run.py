@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import EstimatorSpec, get
 from hgpo_train.advantages.advantage_tables import fingerprint, write_advantages
 from hgpo_train.analysis.statistics import statistics
-from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.failures import failures_of_tally, raise_if_too_many
-from hgpo_train.rollout.run import RolloutSpec, collect_groups, run_config
+from hgpo_train.rollout.collection import collect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from hgpo_train.rollout.collector import Tally
@@ -55,7 +51,7 @@ class QuickstartResult:
     depths: pl.DataFrame
 
 
-def collect_rollouts(run: Path, seed: int, tasks: int, group_size: int, progress: Callable[[Tally], None]) -> Tally:
+def collect_rollouts(run: Path, seed: int, tasks: int, group_size: int, *, progress: bool) -> Tally:
     """Collect groups on bundled games with `POLICY`.
 
     Args:
@@ -63,26 +59,24 @@ def collect_rollouts(run: Path, seed: int, tasks: int, group_size: int, progress
         seed: Seed of the order of games and of every rollout.
         tasks: Number of groups.
         group_size: Number of rollouts per group.
-        progress: Called regularly with the tally.
+        progress: Whether to show a progress line.
 
     Raises:
-        InputError: The folder contains another run or other files, or more than `tasks` groups.
+        InputError: The folder contains another run or other files.
         RolloutError: More than a tenth of the rollouts failed.
     """
-    settings = {"split": "train", "max_steps": MAX_STEPS}
-    handle = open_env(ENV, action_format="command", **settings)
-    policy = make_policy(POLICY, PolicyContext(handle.shared.source.name, "command"))
-    spec = RolloutSpec(tasks, group_size, seed)
-    config = run_config(handle, settings, POLICY, {}, spec)
-    with StepWriter(run, config=config) as writer:
-        if len(writer.committed) > tasks:
-            raise InputError(
-                f"{run}: expected at most {tasks} groups, received {len(writer.committed)}; increase --tasks, or use "
-                "another --out"
-            )
-        tally = collect_groups(handle, policy, writer, spec, retry_failed=True, progress=progress)
-    raise_if_too_many(failures_of_tally(tally))
-    return tally
+    played = collect(
+        ENV,
+        POLICY,
+        run,
+        tasks=tasks,
+        group_size=group_size,
+        seed=seed,
+        progress=progress,
+        action_format="command",
+        max_steps=MAX_STEPS,
+    )
+    return played.tally
 
 
 def write_advantages_by_depth(run: Path) -> Path:
@@ -125,7 +119,7 @@ def quickstart(
     seed: int = 0,
     tasks: int = 24,
     group_size: int = 16,
-    progress: Callable[[Tally], None] = lambda _: None,
+    progress: bool = False,
 ) -> QuickstartResult:
     """Collect rollouts, compute advantages and compare them.
 
@@ -134,7 +128,7 @@ def quickstart(
         seed: Seed of the order of games and of every rollout.
         tasks: Number of games, each played by one group.
         group_size: Number of rollouts per group.
-        progress: Called regularly with the tally while rollouts are played.
+        progress: Whether to show a progress line while rollouts are played.
 
     Raises:
         InputError: The folder contains another run or other files.
@@ -143,6 +137,6 @@ def quickstart(
     if folder.is_file():
         raise InputError(f"{folder}: expected a folder, received a file; use another --out")
     run = folder / "run"
-    tally = collect_rollouts(run, seed, tasks, group_size, progress)
+    tally = collect_rollouts(run, seed, tasks, group_size, progress=progress)
     advantages = write_advantages_by_depth(run)
     return QuickstartResult(tally, run, advantages, compare_depths(run, advantages))

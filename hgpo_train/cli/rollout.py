@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +14,7 @@ from hgpo_train.rollout.failures import MAX_FAILED
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hgpo_train.rollout.collector import Tally
+    from hgpo_train.rollout.collection import CollectedRun
 
 
 def rollout(
@@ -58,70 +57,50 @@ def rollout(
     """Collect groups of rollouts into a step table."""
     from rich.console import Console
 
-    from hgpo_envs.wording import counted
     from hgpo_train.assignments import read_assignments
     from hgpo_train.cli.output_paths import check_folder
-    from hgpo_train.evaluation.summary import summarize, write_summary
-    from hgpo_train.policies.registry import PolicyContext, default_action_format, make_policy, option_annotations
-    from hgpo_train.rollout.env_handle import open_env
-    from hgpo_train.rollout.failures import allowed_in_a_row
-    from hgpo_train.rollout.open_run import open_run
-    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, run_config
+    from hgpo_train.policies.registry import option_annotations
+    from hgpo_train.rollout.collection import collect
 
-    collection.check_max_failed(max_failed)
-    spec = RolloutSpec(tasks, group_size, seed, order, max_groups=dynamic)
-    in_a_row = allowed_in_a_row((dynamic or tasks) * group_size, max_failed)
-    slots = collection.default_slots(slots, workers=workers)
-    execution = ExecutionOptions(slots, workers, max_consecutive_failures=in_a_row)
-    action_format = action_format or default_action_format(policy)
-    env_options = collection.environment_options(split, data, history_length, max_steps, action_format, env_option)
-    policy_options = read_assignments("--policy-option", policy_option or (), option_annotations(policy))
-    handle = open_env(env, **env_options)
     check_folder("--out", out)
-    acting = make_policy(policy, PolicyContext(handle.shared.source.name, action_format, policy_options))
-    left_out = [name.strip() for name in without.split(",") if name.strip()]
     console = Console(stderr=True, highlight=False)
-    config = run_config(handle, env_options, policy, policy_options, spec)
-    with (
-        closing(acting),
-        open_run(
-            out,
-            config,
-            acting,
-            handle,
-            console,
-            execution,
-            expected=lambda groups: (tasks - groups) * group_size,
-            policy_options=policy_options,
-            warn=partial(collection.note, console),
-            at_end=lambda: write_summary(out, summarize(out, tasks * group_size if dynamic is None else None)),
-            without=left_out,
-        ) as run,
-    ):
-        if before := len(run.writer.committed):
-            collection.note(console, f"{out} already contains {counted(before, 'group')}")
-        run.collect(spec, retry_failed=retry_failed)
-        groups = len(run.writer.committed)
-    _report(console, out, run.tally, groups, interrupted=run.should_stop.requested)
-    if run.should_stop.requested:
-        raise typer.Exit(130)
-    collection.check_failures(console, out, run.tally, max_failed)
+    play = partial(
+        collect,
+        env,
+        policy,
+        out,
+        tasks=tasks,
+        group_size=group_size,
+        seed=seed,
+        order=order,
+        dynamic=dynamic,
+        policy_options=read_assignments("--policy-option", policy_option or (), option_annotations(policy)),
+        slots=slots,
+        workers=workers,
+        retry_failed=retry_failed,
+        max_failed=max_failed,
+        without=[name.strip() for name in without.split(",") if name.strip()],
+        **collection.environment_options(split, data, history_length, max_steps, action_format, env_option),
+    )
+    collection.play_and_report(console, out, play, partial(_report, console))
 
 
-def _report(console: Console, out: Path, tally: Tally, groups: int, *, interrupted: bool) -> None:
+def _report(console: Console, run: CollectedRun) -> None:
     from rich.table import Table
 
-    whole = tally.trajectories - tally.aborted
+    summary, tally = run.summary, run.tally
+    rate = tally.steps / max(tally.seconds, 1e-9)
     table = Table(show_header=False, box=None)
     for name, value in (
-        ("groups in the run", f"{groups}"),
-        ("new rollouts", f"{tally.trajectories}" + (f", {tally.aborted} of them failed" if tally.aborted else "")),
-        ("steps", f"{tally.steps:,}  ({tally.steps / max(tally.seconds, 1e-9):,.0f}/s)"),
-        ("solved", (f"{tally.success:.1%}" if whole > tally.unknown else "unknown") if whole else "–"),
-        ("mean score", f"{tally.score / whole:.3f}" if whole else "–"),
+        ("groups", f"{summary['groups']}"),
+        ("rollouts", f"{summary['rollouts']:,}, {tally.trajectories:,} of them new"),
+        ("steps", f"{summary['steps']:,}, {tally.steps:,} of them new ({rate:,.0f}/s)"),
+        ("solved", run.success.describe()),
+        ("mean return", "–" if summary["mean_return"] is None else f"{summary['mean_return']:.3f}"),
+        ("well-formed actions", "–" if summary["valid"] is None else f"{summary['valid']:.1%}"),
+        ("admissible actions", "unknown" if summary["admissible"] is None else f"{summary['admissible']:.1%}"),
     ):
         table.add_row(name, value)
     console.print(table)
-    if interrupted:
-        console.print("Interrupted. Finished groups are committed; run the same command again to resume.")
-    console.print(f"Steps are in {out}. Next: hgpo stats {out}, or hgpo advantages {out}", soft_wrap=True, markup=False)
+    hint = f"Steps are in {run.path}. Next: hgpo stats {run.path}, or hgpo advantages {run.path}"
+    console.print(hint, soft_wrap=True, markup=False)

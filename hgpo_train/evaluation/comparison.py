@@ -9,12 +9,10 @@ import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError
+from hgpo_train.evaluation.report import RESAMPLES, RESAMPLING_SEED, bootstrap_tasks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-from hgpo_train.evaluation.report import _RESAMPLES, _SEED, bootstrap_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
         measure: One of `MEASURES`.
 
     Raises:
-        InputError: The evaluations have no task in common in which the measure is known.
+        InputError: The evaluations have no task in common of which the measure is known.
 
     >>> table = pl.DataFrame({"task_id": ["a", "b", "c"], "success": [1.0, 1.0, 0.0], "aborted": False})
     >>> compare(table, table.with_columns(success=pl.lit(0.0))).p  # 2 of 3 differ: 2 of 4 sign flips are as extreme
@@ -83,12 +81,10 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
 def _permutation_p(differences: NDArray[np.float64]) -> float:
     """Return the two-sided p-value of the sign-flip test of mean 0."""
     number = len(differences)
-    observed = (
-        abs(differences.sum()) - 1e-12 * np.abs(differences).sum()
-    )  # tolerance for rounding: order of summation differs
+    observed = abs(differences.sum()) - 1e-12 * np.abs(differences).sum()  # sums of another order round differently
     if number <= 16:
         flips = (np.arange(2**number)[:, None] >> np.arange(number) & 1) * 2 - 1
         return float((np.abs(flips @ differences) >= observed).mean())
-    rng = np.random.Generator(np.random.PCG64(_SEED))
-    drawn = rng.integers(0, 2, (_RESAMPLES, number)) * 2 - 1
-    return float((1 + (np.abs(drawn @ differences) >= observed).sum()) / (1 + _RESAMPLES))
+    rng = np.random.Generator(np.random.PCG64(RESAMPLING_SEED))
+    drawn = rng.integers(0, 2, (RESAMPLES, number)) * 2 - 1
+    return float((1 + (np.abs(drawn @ differences) >= observed).sum()) / (1 + RESAMPLES))

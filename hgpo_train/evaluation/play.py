@@ -2,90 +2,91 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
-from hgpo_train.rollout.collector import Tally
-from hgpo_train.rollout.failures import allowed_in_a_row
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
+from hgpo_train.rollout.collection import play_run
+from hgpo_train.rollout.env_handle import evaluation_split
+from hgpo_train.rollout.failures import MAX_FAILED
+from hgpo_train.rollout.run import RolloutSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import os
+    from collections.abc import Mapping, Sequence
 
-    from hgpo_datasets import StepWriter
-    from hgpo_train.policies.base import Policy
+    from hgpo_train.rollout.collection import AnyEnv, AnyPolicy, CollectedRun
     from hgpo_train.rollout.env_handle import EnvHandle
-
 
 SEEDS: Final = (123, 456, 789)
 """The seeds of the published evaluations."""
 
-
 TEMPERATURE: Final = 0.4
 """The sampling temperature of the published evaluations."""
 
+SAMPLING: Final = ("openai", "transformers", "vllm")
+"""The policies that sample from a language model."""
+
 
 def evaluate(
-    handle: EnvHandle,
-    policy: Policy,
-    writer: StepWriter,
-    seeds: Sequence[int] = SEEDS,
-    execution: ExecutionOptions | None = None,
+    env: AnyEnv,
+    policy: AnyPolicy,
+    out: str | os.PathLike[str],
     *,
-    retry_failed: bool = False,
-    progress: Callable[[Tally], None] = lambda _: None,
-    should_stop: Callable[[], bool] = lambda: False,
-    tally: Tally | None = None,
-) -> bool:
-    """Play every task of the split once per seed. Episodes that the run contains already are not played again.
+    split: str | None = None,
+    seeds: Sequence[int] = SEEDS,
+    policy_options: Mapping[str, Any] | None = None,
+    slots: int | None = None,
+    workers: bool = False,
+    retry_failed: bool = True,
+    max_failed: float = MAX_FAILED,
+    progress: bool = True,
+    **env_options: Any,
+) -> CollectedRun:
+    """Play every task of a split once per seed, into a run's folder. An evaluation in the folder is resumed.
+
+    The run is a step table whose `iteration` is the seed, for `hgpo_train.evaluation.episode_table`.
 
     Args:
-        handle: The environment.
-        policy: The policy.
-        writer: The writer of the run.
-        seeds: Distinct integers of at least 0.
-        execution: How the evaluation is executed; defaults if None.
-        retry_failed: Whether to play the run's aborted episodes again.
-        progress: Called regularly with the tally of all seeds so far.
-        should_stop: Called regularly; True stops early.
-        tally: The counts to update; new ones if None.
-
-    Returns:
-        Whether all episodes were played.
-
-    Raises:
-        InputError: The seeds are not distinct integers of at least 0.
-        RolloutError: Too many episodes failed in a row. Finished episodes are committed.
-    """
-    check_seeds(seeds)
-    execution = execution or ExecutionOptions()
-    if execution.max_consecutive_failures is None:
-        execution = replace(execution, max_consecutive_failures=allowed_in_a_row(len(handle.tasks) * len(seeds)))
-    tally = tally or Tally()
-    for seed in seeds:
-        spec = RolloutSpec(tasks=len(handle.tasks), group_size=1, seed=seed, order="sweep", iteration=seed)
-        collect_groups(
-            handle,
-            policy,
-            writer,
-            spec,
-            execution,
-            retry_failed=retry_failed,
-            progress=progress,
-            should_stop=should_stop,
-            tally=tally,
-        )
-        if should_stop():
-            return False
-    return True
-
-
-def check_seeds(seeds: Sequence[int]) -> None:
-    """Check the seeds of an evaluation.
+        env: As of `hgpo_train.rollout.collect`.
+        policy: Likewise.
+        out: The run's folder.
+        split: The split. Default: the environment's for evaluations.
+        seeds: Distinct integers in [0, 2³¹).
+        policy_options: Options of a policy that is selected by name. The default of a model's `temperature` is 0.4.
+        slots: As of `collect`, like all further arguments.
+        workers: Likewise.
+        retry_failed: Likewise.
+        max_failed: Likewise.
+        progress: Likewise.
+        **env_options: Likewise.
 
     Raises:
-        InputError: They are not distinct integers in [0, 2³¹).
+        InputError: The seeds are not distinct, or as `collect`, like the other exceptions.
     """
     if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0 or max(seeds) >= 1 << 31:
         raise InputError(f"seeds: expected distinct integers from 0 to {(1 << 31) - 1}, received {list(seeds)}")
+    if isinstance(env, str):
+        env_options = {"split": split or evaluation_split(env), **env_options}
+    elif split is not None:
+        raise InputError("split: expected an id together with a split, received an environment that is open")
+    if isinstance(policy, str) and policy.partition(":")[0] in SAMPLING:
+        policy_options = {"temperature": TEMPERATURE, **(policy_options or {})}
+
+    def plan(handle: EnvHandle) -> list[RolloutSpec]:
+        return [RolloutSpec(len(handle.tasks), 1, seed, "sweep", iteration=seed) for seed in seeds]
+
+    return play_run(
+        env,
+        policy,
+        out,
+        plan,
+        {"group_size": 1, "order": "sweep", "dynamic": False, "evaluation": True},
+        env_options,
+        policy_options=policy_options,
+        slots=slots,
+        workers=workers,
+        retry_failed=retry_failed,
+        max_failed=max_failed,
+        progress=progress,
+        noun="episodes",
+    )

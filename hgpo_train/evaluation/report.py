@@ -3,7 +3,7 @@
 An evaluation is a step table whose `iteration` is the seed. Intervals and tests treat tasks, not episodes, as the
 independent units: episodes of one task with different seeds are correlated, and treating them as independent makes
 intervals too narrow. Resampling is seeded, so the same table gives the same numbers. A bootstrap interval has no width
-if all values are equal, so the success rate also has Wilson's interval.
+if all values are equal, as at a success of 0% or 100%, so the success rate has Wilson's interval instead.
 """
 
 from __future__ import annotations
@@ -17,55 +17,51 @@ import polars as pl
 from hgpo_envs.environment_spec import environment_spec
 from hgpo_envs.errors import InputError
 from hgpo_train.proportions import wilson_interval
+from hgpo_train.rollout.outcomes import Success, rollout_table, success
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hgpo_envs.environment_spec import EnvironmentSpec
+MEASURES: Final = ("success", "score", "length", "validity", "admissibility")
+"""Measures of an episode: success (0 or 1), final score, number of steps, shares of well-formed and admissible actions.
+"""
 
-
-MEASURES: Final = ("success", "score", "length", "validity")
-"""Measures of an episode: success (0 or 1), final score, number of steps, share of valid actions."""
-
-_RESAMPLES: Final = 10_000
-_SEED: Final = 20_260_222
+RESAMPLES: Final = 10_000
+RESAMPLING_SEED: Final = 20_260_222
 
 
 def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
     """Return a frame with one row per episode, sorted by seed and task.
 
-    Its columns are seed, task_id, task_type, success, score, length, validity and aborted; and scenario, if the
+    Its columns are seed, task_id, task_type, the measures (null where unknown), aborted, won; and scenario, if the
     benchmark has scenarios (`hgpo_envs.environment_spec.EnvironmentSpec`).
     """
     episodes = (
-        steps.group_by("iteration", "task_id", "trajectory")
-        .agg(
-            pl.col("task_type", "env_id").first(),
-            pl.col("won").any(ignore_nulls=False).cast(pl.Float64).alias("success"),
-            pl.col("score").sort_by("step").last().cast(pl.Float64),
-            pl.len().cast(pl.Float64).alias("length"),
-            pl.col("action_valid").mean().alias("validity"),
-            pl.col("aborted").any(),
+        rollout_table(steps)
+        .select(
+            pl.col("iteration").alias("seed"),
+            "task_id",
+            "task_type",
+            pl.col("won").cast(pl.Float64).alias("success"),
+            pl.col("score", "length").cast(pl.Float64),
+            pl.col("valid").alias("validity"),
+            pl.col("admissible").alias("admissibility"),
+            "aborted",
+            "won",
+            "env_id",
         )
-        .rename({"iteration": "seed"})
-        .drop("trajectory")
         .sort("seed", "task_id")
         .collect()
     )
-    spec = _spec(episodes["env_id"].drop_nulls().unique().to_list())
-    if spec is not None and spec.scenario is not None:
-        episodes = episodes.with_columns(
-            pl.Series("scenario", [spec.scenario(task_id) for task_id in episodes["task_id"]], pl.String)
-        )
-    return episodes.drop("env_id")
-
-
-def _spec(env_ids: list[str]) -> EnvironmentSpec | None:
-    """Return the description of the one benchmark that is installed under an id; None if there is none, or several."""
+    env_ids = episodes["env_id"].drop_nulls().unique().to_list()
     try:
-        return environment_spec(env_ids[0]) if len(env_ids) == 1 else None
+        spec = environment_spec(env_ids[0]) if len(env_ids) == 1 else None
     except InputError:
-        return None
+        spec = None  # the benchmark is not installed
+    if spec is not None and spec.scenario is not None:
+        scenarios = [spec.scenario(task_id) for task_id in episodes["task_id"]]
+        episodes = episodes.with_columns(pl.Series("scenario", scenarios, pl.String))
+    return episodes.drop("env_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +69,17 @@ class MeasureSummary:
     """One measure over a set of episodes.
 
     Attributes:
-        mean: Mean over all episodes.
+        mean: Mean over all episodes in which it is known.
         std: Standard deviation (ddof 1) of the means per seed; None with one seed.
-        low: Lower bound of the mean's 95% confidence interval (percentile bootstrap over tasks).
+        low: Lower bound of the mean's 95% confidence interval: Wilson's with the tasks as trials for success
+            (`hgpo_train.proportions.wilson_interval`), a percentile bootstrap over tasks for the others.
         high: Upper bound of this interval.
-        wilson_low: Lower bound of Wilson's 95% interval with the tasks as trials
-            (`hgpo_train.proportions.wilson_interval`). None for measures other than success.
-        wilson_high: Upper bound of this interval.
     """
 
     mean: float
     std: float | None
     low: float
     high: float
-    wilson_low: float | None = None
-    wilson_high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +91,9 @@ class EvaluationReport:
         tasks: Number of tasks.
         episodes: Number of episodes without failure.
         aborted: Number of episodes that failed for a reason outside the task; the measures exclude them.
+        success: The share of solved episodes, with bounds for the aborted ones.
         seeds: The seeds.
-        measures: A summary of each of `MEASURES`, over the episodes in which it is known; None if there is none.
+        measures: A summary of each of `MEASURES`; None if it is unknown for all episodes.
         scenarios: Number of scenarios; None if the benchmark has none.
         scenario_success: The share of scenarios all of whose episodes of a seed solved their task, as a mean over
             seeds; scenarios with failed episodes are excluded (AppWorld's scenario goal completion).
@@ -110,6 +103,7 @@ class EvaluationReport:
     tasks: int
     episodes: int
     aborted: int
+    success: Success
     seeds: tuple[int, ...]
     measures: dict[str, MeasureSummary | None]
     scenarios: int | None = None
@@ -121,67 +115,54 @@ class EvaluationReport:
 
 
 def evaluation_reports(table: pl.DataFrame) -> list[EvaluationReport]:
-    """Return a report over all tasks, then one per task type.
+    """Return a report over all tasks, then one per task type; none of a part in which every episode failed.
 
     Args:
         table: Episodes of `episode_table`.
-
-    Raises:
-        InputError: Every episode failed.
     """
-    if not len(table.filter(~pl.col("aborted"))):
-        raise InputError("the run contains no episode without failure; see its `error` column")
-    kinds = sorted(kind for kind in table["task_type"].unique().to_list() if kind)
-    parts = [("all", table), *((kind, table.filter(pl.col("task_type") == kind)) for kind in kinds)]
-    return [_report(name, part) for name, part in parts if len(part.filter(~pl.col("aborted")))]
+    types = sorted(name for name in table["task_type"].unique().to_list() if name)
+    parts = [("all", table), *((name, table.filter(pl.col("task_type") == name)) for name in types)]
+    return [_report(name, part) for name, part in parts if not part["aborted"].all()]
 
 
 def _report(name: str, table: pl.DataFrame) -> EvaluationReport:
     whole = table.filter(~pl.col("aborted"))
+    scenarios, scenario_success = None, None
+    if "scenario" in table.columns:
+        scenarios = table["scenario"].n_unique()
+        solved = table.group_by("seed", "scenario").agg(pl.col("success").min(), pl.col("aborted").any())
+        by_seed = solved.filter(~pl.col("aborted")).group_by("seed").agg(pl.col("success").mean())
+        scenario_success = by_seed["success"].mean()
     return EvaluationReport(
         name=name,
         tasks=table["task_id"].n_unique(),
         episodes=len(whole),
         aborted=len(table) - len(whole),
+        success=success(table),
         seeds=tuple(sorted(table["seed"].unique().to_list())),
-        measures={measure: _summarize_measure(whole, measure) for measure in MEASURES},
-        **_scenarios(table),
+        measures={measure: _summarize(whole.drop_nulls(measure), measure) for measure in MEASURES},
+        scenarios=scenarios,
+        scenario_success=scenario_success,  # type: ignore[arg-type]  # a float column's is a float
     )
 
 
-def _scenarios(table: pl.DataFrame) -> dict[str, Any]:
-    """Return the fields of a report that are about scenarios."""
-    if "scenario" not in table.columns:
-        return {}
-    solved = table.group_by("seed", "scenario").agg(pl.col("success").min(), pl.col("aborted").any())
-    solved = solved.filter(~pl.col("aborted")).group_by("seed").agg(pl.col("success").mean())
-    return {"scenarios": table["scenario"].n_unique(), "scenario_success": solved["success"].mean()}
-
-
-def _summarize_measure(table: pl.DataFrame, measure: str) -> MeasureSummary | None:
-    table = table.drop_nulls(measure)
+def _summarize(table: pl.DataFrame, measure: str) -> MeasureSummary | None:
     if table.is_empty():
         return None
-    seeds = table.group_by("seed").agg(pl.col(measure).mean()).sort("seed")[measure]
+    seeds = table.group_by("seed").agg(pl.col(measure).mean())[measure]
     sums = table.group_by("task_id").agg(pl.col(measure).sum(), pl.len()).sort("task_id")
     total, number = sums[measure].to_numpy(), sums["len"].to_numpy().astype(np.float64)
-    drawn = bootstrap_tasks(len(sums))
-    means = total[drawn].sum(1) / number[drawn].sum(1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    deviation = seeds.std(ddof=1) if len(seeds) > 1 else None
     mean = float(total.sum() / number.sum())
-    wilson = wilson_interval(mean, len(sums)) if measure == "success" else (None, None)
-    return MeasureSummary(
-        mean=mean,
-        std=None if deviation is None else float(deviation),  # type: ignore[arg-type]  # a float column's is a float
-        low=float(low),
-        high=float(high),
-        wilson_low=wilson[0],
-        wilson_high=wilson[1],
-    )
+    if measure == "success":
+        low, high = wilson_interval(mean, len(sums))
+    else:
+        drawn = bootstrap_tasks(len(sums))
+        low, high = np.quantile(total[drawn].sum(1) / number[drawn].sum(1), [0.025, 0.975]).tolist()
+    deviation = seeds.std(ddof=1) if len(seeds) > 1 else None
+    return MeasureSummary(mean, None if deviation is None else float(deviation), low, high)  # type: ignore[arg-type]
 
 
 def bootstrap_tasks(tasks: int) -> NDArray[np.int64]:
     """Return indices of tasks drawn with replacement, int64 of shape (resamples, tasks). The draws are seeded."""
-    rng = np.random.Generator(np.random.PCG64(_SEED))
-    return rng.integers(0, tasks, (min(_RESAMPLES, 20_000_000 // tasks + 1), tasks))
+    rng = np.random.Generator(np.random.PCG64(RESAMPLING_SEED))
+    return rng.integers(0, tasks, (min(RESAMPLES, 20_000_000 // tasks + 1), tasks))

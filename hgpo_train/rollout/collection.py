@@ -8,17 +8,19 @@
     run = collect("HGPO/ALFWorld-v0", first, "runs/first", tasks=4, group_size=8)
     run.summary, run.steps
 
-A run in the folder is resumed, like that of `hgpo rollout`.
+`hgpo rollout` parses its options and calls the same function. A run in the folder is resumed.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,23 +28,34 @@ import gymnasium
 import polars as pl
 from rich.console import Console
 
-from hgpo_datasets import manifest, scan_steps
+from hgpo_datasets import StepWriter, manifest, scan_steps
 from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import LOCK, FolderLock
+from hgpo_envs.files.secrets import redact_json
 from hgpo_train.policies.own import has_protocol, name_of, own_policy, source_hash
-from hgpo_train.policies.registry import PolicyContext, PolicySpec, default_action_format, make_policy
+from hgpo_train.policies.registry import (
+    PolicyContext,
+    PolicySpec,
+    default_action_format,
+    execution_options,
+    make_policy,
+)
+from hgpo_train.rollout.collector import Tally
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
-from hgpo_train.rollout.failures import MAX_FAILED, failures_of_run, failures_of_tally, raise_if_too_many
-from hgpo_train.rollout.open_run import open_run
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, default_slots, run_config
+from hgpo_train.rollout.failures import MAX_FAILED, RolloutError, allowed_in_a_row, failures_of_run, raise_if_too_many
+from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_tasks
+from hgpo_train.rollout.outcomes import GROUP, Success, rollout_table, success
+from hgpo_train.rollout.progress_line import live_progress
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups, default_slots, stop_on_interrupt
+from hgpo_train.rollout.sessions import Session, installed_versions, read_sessions, record_session
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from types import UnionType
     from typing import Protocol
 
     from hgpo_train.policies.base import Failure, Policy, Reply, Request
-    from hgpo_train.rollout.collector import Tally
 
     Result = str | Reply | Failure
 
@@ -56,13 +69,18 @@ if TYPE_CHECKING:
     AnyPolicy = (
         str | PolicySpec | Policy | Responder | Callable[[Request], Result] | Callable[[Request], Awaitable[Result]]
     )
+    AnyEnv = str | EnvHandle | gymnasium.Env[Any, Any]
 
-_RETRY: Final = "Call collect again with the same arguments to retry the failed rollouts."
+_LOCAL_MODELS: Final = ("transformers", "vllm")
+
+
+class RunWarning(UserWarning):
+    """A run is resumed with another server, or with other code of a policy."""
 
 
 @dataclass(frozen=True, eq=False)
 class CollectedRun:
-    """A run that `collect` has played or resumed. It can be used as a path, as in ``scan_steps(run)``.
+    """A run that was played or resumed. It can be used as a path, as in ``scan_steps(run)``.
 
     Attributes:
         path: The run's folder.
@@ -80,34 +98,44 @@ class CollectedRun:
         """All steps of the run, one per row (docs/step_table.md)."""
         return scan_steps(self.path)
 
+    @cached_property
+    def rollouts(self) -> pl.DataFrame:
+        """One row per rollout of the run (`hgpo_train.rollout.outcomes.rollout_table`)."""
+        return rollout_table(self.steps).collect()
+
     @property
-    def summary(self) -> dict[str, int | float | None]:
+    def success(self) -> Success:
+        """The share of solved tasks, and its bounds if rollouts failed."""
+        return success(self.rollouts)
+
+    @property
+    def summary(self) -> dict[str, Any]:
         """Results of the whole run.
 
-        `groups`, `rollouts`, `failed` (rollouts) and `steps` are counts. `success` (fraction of solved tasks),
-        `mean_return`, `mean_length` (in steps) and `valid` (fraction of valid actions) are of the rollouts that did
-        not fail, and None if all failed.
+        `groups`, `rollouts`, `failed` (rollouts) and `steps` are counts. `success` (share of solved tasks),
+        `mean_return`, `mean_length` (in steps), `valid` and `admissible` (shares of well-formed and of admissible
+        actions) are of the rollouts that did not fail, and None if there is none or if they are unknown. `success_low`
+        and `success_high` count the failed rollouts as lost and as won.
         """
-        rollouts = self.steps.group_by("iteration", "task_id", "group", "trajectory").agg(
-            pl.len().alias("length"),
-            pl.col("reward").sum(),
-            pl.col("won").any(ignore_nulls=False),
-            pl.col("action_valid").sum(),
-            pl.col("aborted").any(),
+        solved = self.success
+        means = self.rollouts.filter(~pl.col("aborted")).select(
+            pl.col("episode_return").mean().alias("mean_return"),
+            pl.col("length").mean().alias("mean_length"),
+            *(
+                (pl.col(name) * pl.col("length")).sum() / pl.col("length").filter(pl.col(name).is_not_null()).sum()
+                for name in ("valid", "admissible")
+            ),
         )
-        whole = ~pl.col("aborted")
-        found = rollouts.select(
-            pl.struct("iteration", "task_id", "group").n_unique().alias("groups"),
-            pl.len().alias("rollouts"),
-            pl.col("aborted").sum().alias("failed"),
-            pl.col("length").sum().alias("steps"),
-            pl.col("won").filter(whole).mean().alias("success"),
-            pl.col("reward").filter(whole).mean().alias("mean_return"),
-            pl.col("length").filter(whole).mean().alias("mean_length"),
-            (pl.col("action_valid").filter(whole).sum() / pl.col("length").filter(whole).sum()).alias("valid"),
-        )
-        summary: dict[str, int | float | None] = found.collect().row(0, named=True)
-        return summary
+        return {
+            "groups": self.rollouts.n_unique(GROUP),
+            "rollouts": solved.rollouts,
+            "failed": solved.aborted,
+            "steps": self.rollouts["length"].sum(),
+            "success": solved.share,
+            "success_low": solved.low,
+            "success_high": solved.high,
+            **means.fill_nan(None).row(0, named=True),
+        }
 
     def __repr__(self) -> str:
         shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in self.summary.items()}
@@ -115,7 +143,7 @@ class CollectedRun:
 
 
 def collect(
-    env: str | EnvHandle | gymnasium.Env[Any, Any],
+    env: AnyEnv,
     policy: AnyPolicy,
     out: str | os.PathLike[str],
     *,
@@ -133,7 +161,7 @@ def collect(
     progress: bool = True,
     **env_options: Any,
 ) -> CollectedRun:
-    """Collect groups of rollouts into a run's folder, as `hgpo rollout` does. A run in the folder is resumed.
+    """Collect groups of rollouts into a run's folder. A run in the folder is resumed.
 
     Args:
         env: Gymnasium id of the environment; or an environment from `gymnasium.make` or `open_env`.
@@ -181,73 +209,158 @@ def collect(
     ...     run.summary["rollouts"], run.summary["steps"], run.steps.collect()["action"].unique().to_list()
     (6, 30, ['look'])
     """
-    folder = _folder(out)
     spec = RolloutSpec(tasks, group_size, seed, order, max_groups=dynamic)
-    execution = ExecutionOptions(default_slots(workers=workers) if slots is None else slots, workers)
+    _check_type("without", without, Iterable, "names of columns")
+    return play_run(
+        env,
+        policy,
+        out,
+        lambda _: [spec],
+        {"group_size": group_size, "seed": seed, "order": order, "dynamic": dynamic is not None},
+        env_options,
+        policy_options=policy_options,
+        slots=slots,
+        workers=workers,
+        retry_failed=retry_failed,
+        max_failed=max_failed,
+        without=[without] if isinstance(without, str) else list(without),
+        progress=progress,
+    )
+
+
+def play_run(
+    env: AnyEnv,
+    policy: AnyPolicy,
+    out: str | os.PathLike[str],
+    plan: Callable[[EnvHandle], Sequence[RolloutSpec]],
+    content: Mapping[str, Any],
+    env_options: Mapping[str, Any],
+    *,
+    policy_options: Mapping[str, Any] | None,
+    slots: int | None,
+    workers: bool,
+    retry_failed: bool,
+    max_failed: float,
+    without: Sequence[str] = (),
+    progress: bool,
+    noun: str = "rollouts",
+) -> CollectedRun:
+    """Play one or several collections into a run's folder, for `collect` and `hgpo_train.evaluation.evaluate`.
+
+    `plan` returns the collections, given the environment; `content` is what the run stores of them, since a run can
+    only be resumed with equal values; `noun` is what the rollouts are called in messages. The other arguments, the
+    result and the exceptions are those of `collect`.
+    """
+    _check_type("out", out, str | os.PathLike, "the path of a folder")
+    folder = Path(os.fspath(out))
     _check_type("max_failed", max_failed, int | float, "a share from 0 to 1")
     if not 0 <= max_failed <= 1:
         raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
     _check_type("workers", workers, bool, "True or False")
     _check_type("retry_failed", retry_failed, bool, "True or False")
-    _check_type("without", without, Iterable, "names of columns")
     _check_type("policy_options", policy_options, Mapping | None, "a dictionary")
-    left_out = [without] if isinstance(without, str) else list(without)
-    handle, options = _opened(env, env_options, _action_format(policy))
-    acting, name, identity = _policy(policy, handle, dict(policy_options or {}))
-    with closing(acting):
-        identity = _with_stored_code(folder, name, identity)
-        with open_run(
-            folder,
-            run_config(handle, options, name, identity, spec),
-            acting,
-            handle,
-            Console(stderr=True, quiet=not progress),
-            execution,
-            expected=lambda groups: (tasks - groups) * group_size,
-            policy_options=policy_options or {},
-            warn=partial(warnings.warn, stacklevel=4),  # names the line that calls `collect`
-            without=left_out,
-        ) as run:
-            run.collect(spec, retry_failed=retry_failed)
-    if run.should_stop.requested:
-        raise KeyboardInterrupt(f"finished groups are in {folder}; call collect again to resume")
-    for failures in (failures_of_run(folder), failures_of_tally(run.tally)):
-        raise_if_too_many(failures, max_failed, _RETRY)
-    return CollectedRun(folder, run.tally)
+    options = dict(policy_options or {})
+    slots = default_slots(workers=workers) if slots is None else slots
+    ExecutionOptions(slots, workers)  # refuses bad values before anything is opened
+    handle, stored_options = _open(env, env_options, policy)
+    specs = plan(handle)
+    most = sum((spec.max_groups or spec.tasks) * spec.group_size for spec in specs)
+    execution = ExecutionOptions(slots, workers, max_consecutive_failures=allowed_in_a_row(most, max_failed))
+    tally = Tally()
+    player, name, identity = _policy(policy, handle, options)
+    with closing(player):
+        earlier = read_sessions(folder)
+        unstored = execution_options(name)
+        session = Session(
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            endpoint=getattr(player, "endpoint", None),
+            policy_options={key: value for key, value in options.items() if key in unstored},
+            slots=slots,
+            workers=workers,
+            versions=installed_versions(),
+        )
+        notes = []
+        if earlier and earlier[-1].endpoint != session.endpoint:
+            notes.append(f"{folder} was played with {earlier[-1].endpoint} and is now resumed with {session.endpoint}")
+        if (code := _stored_code(folder, name)) is not None and code != identity.get("code", code):
+            notes.append(
+                f"{folder} was started with other code of the policy {name}; its groups are not played again. Use "
+                "another folder to collect all of them with the new code."
+            )
+            identity["code"] = code
+        config = redact_json(
+            {
+                "env": {"id": handle.env_id, **stored_options},
+                "tasks": fingerprint_tasks(handle, stored_options),
+                "prompt_template": handle.settings.template.fingerprint,
+                "policy": {"name": name, **{key: value for key, value in identity.items() if key not in unstored}},
+                **content,
+            }
+        )
+        with (
+            _removed_if_unused(folder),
+            StepWriter(folder, config=config, without=without) as writer,
+            stop_on_interrupt() as should_stop,
+        ):
+            for text in notes:
+                warnings.warn(text, RunWarning, stacklevel=3)  # names the line that calls `collect`
+            session.groups_before = len(writer.committed)
+            expected = sum(spec.tasks * spec.group_size for spec in specs)
+            expected -= session.groups_before * specs[0].group_size
+            with (
+                live_progress(Console(stderr=True, quiet=not progress), max(0, expected)) as show,
+                record_session(folder, earlier, session, tally) as record,
+            ):
+
+                def tell(counts: Tally) -> None:
+                    show(counts)
+                    record()
+
+                for spec in specs:
+                    collect_groups(
+                        handle,
+                        player,
+                        writer,
+                        spec,
+                        execution,
+                        retry_failed=retry_failed,
+                        progress=tell,
+                        should_stop=should_stop,
+                        tally=tally,
+                    )
+                    if should_stop():
+                        raise KeyboardInterrupt(f"finished groups are in {folder}; run it again to resume")
+    run = CollectedRun(folder, tally)
+    for failures in (failures_of_run(folder), tally.first_failures):
+        try:
+            raise_if_too_many(failures, max_failed, "Run it again with the same arguments to retry them.", noun)
+        except RolloutError as error:
+            error.run = run
+            raise
+    return run
 
 
-def _check_type(name: str, value: object, kind: type | UnionType, expected: str) -> None:
-    if not isinstance(value, kind):
+def _check_type(name: str, value: object, expected_type: type | UnionType, expected: str) -> None:
+    if not isinstance(value, expected_type):
         raise InputError(f"{name}: expected {expected}, received {value!r}")
 
 
-def _folder(out: object) -> Path:
-    if not isinstance(out, str | os.PathLike) or not os.fspath(out):
-        raise InputError(f"out: expected the path of a folder, received {out!r}")
-    return Path(os.fspath(out))
-
-
-def _action_format(policy: object) -> str:
-    """Return the default action format: `command` for functions and objects with `respond`."""
-    if isinstance(policy, PolicySpec):
-        return policy.action_format
-    if isinstance(policy, str):
-        return default_action_format(policy)
-    return "response" if has_protocol(policy) else "command"
-
-
-def _opened(
-    env: str | EnvHandle | gymnasium.Env[Any, Any], given: Mapping[str, Any], action_format: str
-) -> tuple[EnvHandle, dict[str, Any]]:
+def _open(env: AnyEnv, options: Mapping[str, Any], policy: AnyPolicy) -> tuple[EnvHandle, dict[str, Any]]:
     """Return the environment and its options as they are stored with the run."""
     if isinstance(env, str):
-        plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
-        options = {"split": "train", "history_length": 2, "action_format": action_format, **plain}
-        return open_env(env, **options), options
+        if isinstance(policy, PolicySpec):
+            action_format = policy.action_format
+        elif isinstance(policy, str):
+            action_format = default_action_format(policy)
+        else:
+            action_format = "response" if has_protocol(policy) else "command"
+        plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()}
+        stored = {"split": "train", "history_length": 2, "action_format": action_format, **plain}
+        return open_env(env, **stored), stored
     if not isinstance(env, EnvHandle | gymnasium.Env):
         raise InputError(f"env: expected a Gymnasium id such as 'HGPO/ALFWorld-v0', received {env!r}")
-    if given:
-        raise InputError(f"env: expected an id together with {', '.join(given)}, received an environment that is open")
+    if options:
+        raise InputError(f"env: expected an id with {', '.join(options)}, received an environment that is open")
     if isinstance(env, gymnasium.Env):
         text_env = env.unwrapped
         if not isinstance(text_env, TextEnv) or env.spec is None:
@@ -258,36 +371,50 @@ def _opened(
 
 
 def _policy(policy: AnyPolicy, handle: EnvHandle, options: dict[str, Any]) -> tuple[Policy, str, dict[str, Any]]:
-    """Return the policy, its name, and its options or a hash of its code, which are stored with the run."""
+    """Return the policy, its name, and what identifies it: its options and weights, or a hash of its code."""
     context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
     if isinstance(policy, str):
-        return make_policy(policy, context), policy, options
+        prefix, _, model = policy.partition(":")
+        player = make_policy(policy, context)
+        weights = {"weights": fingerprint_model(model)} if prefix in _LOCAL_MODELS else {}
+        return player, policy, {**options, **weights}
     if isinstance(policy, PolicySpec):
-        acting = own_policy(policy.make("", context))
-        return acting, name_of(acting), options
+        player = own_policy(policy.make("", context))
+        return player, name_of(player), dict(options)
     if options:
         raise InputError(f"policy_options: expected none for a policy that is no name, received {', '.join(options)}")
     code = source_hash(policy)
-    acting = own_policy(policy)
-    return acting, acting.name, {} if code is None else {"code": code}
+    player = own_policy(policy)
+    return player, player.name, {} if code is None else {"code": code}
 
 
-def _with_stored_code(folder: Path, name: str, identity: dict[str, Any]) -> dict[str, Any]:
-    """Return the policy's identity with the hash that the run stores; warn if the code has changed since.
+def _stored_code(folder: Path, name: str) -> str | None:
+    """Return the hash of the policy's code that the run in a folder stores; None if there is none.
 
     The run can be resumed after a bug in the policy is fixed, but its groups are not played again.
     """
-    try:
+    with suppress(InputError):  # opening the run raises the error
         header = manifest.read(folder).header
-    except InputError:
-        return identity  # opening the run raises the error
-    stored = None if header is None else header.config.get("policy")
-    if not isinstance(stored, dict) or stored.get("name") != name or not {"code"} <= stored.keys() & identity.keys():
-        return identity
-    if stored["code"] != identity["code"]:
-        warnings.warn(
-            f"{folder} was started with other code of the policy {name}; its groups are not played again. Use another "
-            "folder to collect all of them with the new code.",
-            stacklevel=3,
-        )
-    return {**identity, "code": stored["code"]}
+        policy = None if header is None else header.config.get("policy")
+        if isinstance(policy, dict) and policy.get("name") == name:
+            return policy.get("code")
+    return None
+
+
+@contextmanager
+def _removed_if_unused(folder: Path) -> Iterator[None]:
+    """Remove a run's folder if the block raises before anything is stored, and with it the parents that are new.
+
+    A folder that existed before the block is unchanged.
+    """
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        if new and folder.is_dir():
+            with suppress(OSError, ValueError), FolderLock(folder, "removing an empty run"):  # unless it is in use
+                if {path.name for path in folder.rglob("*") if not path.is_dir()} <= {LOCK, manifest.NAME}:
+                    shutil.rmtree(folder)
+                    for parent in new[1:]:
+                        parent.rmdir()
+        raise

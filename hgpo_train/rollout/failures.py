@@ -1,4 +1,4 @@
-"""Failed rollouts of a collection: counts, reasons, and the share from which the collection fails."""
+"""Failed rollouts of a collection: reasons, counts, and the share from which the collection fails."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
 
     import polars as pl
 
     from hgpo_train.policies.base import Failure
-    from hgpo_train.rollout.collector import Tally
+    from hgpo_train.rollout.collection import CollectedRun
 
 MAX_FAILED: Final = 0.1
 """Default of the largest share of failed rollouts with which a collection still counts as successful.
@@ -30,7 +29,13 @@ _SHOWN: Final = 3
 
 
 class RolloutError(RuntimeError):
-    """Too many rollouts failed. The message is one line, which the command line prints before it exits with 1."""
+    """Too many rollouts failed. The message is one line, which the command line prints before it exits with 1.
+
+    Attributes:
+        run: The run, if it was played to its end; None if it was stopped.
+    """
+
+    run: CollectedRun | None = None
 
 
 class FailureReasons:
@@ -42,29 +47,16 @@ class FailureReasons:
 
     def add(self, reason: Failure | str, times: int = 1) -> None:
         """Count a reason. After a thousand different reasons, new ones are counted as "other reasons"."""
-        line = str(reason)
-        kind = _NUMBER.sub("0", line)
-        if kind not in self._shown and len(self._shown) >= _DISTINCT:
-            kind = line = "other reasons"
-        self._shown.setdefault(kind, line)
-        self._times[kind] += times
+        text = str(reason)
+        pattern = _NUMBER.sub("0", text)
+        if pattern not in self._shown and len(self._shown) >= _DISTINCT:
+            pattern = text = "other reasons"
+        self._shown.setdefault(pattern, text)
+        self._times[pattern] += times
 
     def counts(self) -> tuple[tuple[str, int], ...]:
         """Return each reason with its count, the most frequent first."""
-        return tuple((self._shown[kind], times) for kind, times in self._times.most_common())
-
-
-@dataclass(frozen=True, slots=True)
-class FailedGroup:
-    """A committed group with failed rollouts, which are to be retried.
-
-    Attributes:
-        trajectories: Ids of the failed rollouts.
-        outcomes: Outcomes of the other rollouts.
-    """
-
-    trajectories: frozenset[str]
-    outcomes: Sequence[float | bool] = ()
+        return tuple((self._shown[pattern], times) for pattern, times in self._times.most_common())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +68,13 @@ class FailureSummary:
         failed: Number of failed rollouts.
         reasons: Each reason with the number of rollouts that failed for it, the most frequent first.
 
-    >>> str(FailureSummary(102, 12, (("timed out", 9), ("HTTP 500", 3))))
+    >>> FailureSummary(102, 12, (("timed out", 9), ("HTTP 500", 3))).describe()
     '12 of 102 rollouts failed (12%): 9 × timed out; 3 × HTTP 500'
     """
 
     rollouts: int
     failed: int
     reasons: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def share(self) -> float:
-        """The share of failed rollouts, in [0, 1]; 0 if there are no rollouts."""
-        return self.failed / self.rollouts if self.rollouts else 0.0
-
-    def __str__(self) -> str:
-        return self.describe()
 
     def describe(self, noun: str = "rollouts") -> str:
         """Return the counts and the most frequent reasons in one line.
@@ -101,7 +85,8 @@ class FailureSummary:
         shown = [f"{times} × {reason.rstrip('.')}" for reason, times in self.reasons[:_SHOWN]]
         if others := sum(times for _, times in self.reasons[_SHOWN:]):
             shown.append(f"{others} × other reasons")
-        return f"{self.failed} of {self.rollouts} {noun} failed ({self.share:.0%}): {'; '.join(shown)}"
+        share = self.failed / self.rollouts if self.rollouts else 0.0
+        return f"{self.failed} of {self.rollouts} {noun} failed ({share:.0%}): {'; '.join(shown)}"
 
 
 def allowed_in_a_row(rollouts: int, most: float = MAX_FAILED) -> int:
@@ -121,13 +106,6 @@ def allowed_in_a_row(rollouts: int, most: float = MAX_FAILED) -> int:
     return min(64, max(3, int(rollouts * most) + 1))
 
 
-def failures_of_tally(tally: Tally) -> FailureSummary:
-    """Summarize the failures of a tally, without retried rollouts."""
-    return FailureSummary(
-        tally.trajectories - tally.retried, tally.aborted - tally.retries_failed, tally.reasons.counts()
-    )
-
-
 def failures_of_run(run: str | os.PathLike[str]) -> FailureSummary:
     """Summarize the failures in a run's folder; a folder without rows has none."""
     from hgpo_datasets import scan_steps
@@ -144,12 +122,12 @@ def failures_of_steps(steps: pl.LazyFrame) -> FailureSummary:
     import polars as pl
 
     last = steps.group_by("run", "trajectory").agg(pl.col("aborted").any(), pl.col("error").drop_nulls().first())
-    failed = last.filter("aborted").group_by("error").len().sort("len", "error", descending=[True, False])
-    rollouts, aborted = last.select(pl.len(), pl.col("aborted").sum()).collect().row(0)
+    errors = last.collect()
     reasons = FailureReasons()
-    for error, times in failed.collect().iter_rows():
+    failed = errors.filter("aborted").group_by("error").len().sort("len", "error", descending=[True, False])
+    for error, times in failed.iter_rows():
         reasons.add(error or "no reason is stored", times)
-    return FailureSummary(rollouts, aborted, reasons.counts())
+    return FailureSummary(len(errors), int(errors["aborted"].sum()), reasons.counts())
 
 
 def raise_if_too_many(
@@ -166,7 +144,8 @@ def raise_if_too_many(
     Raises:
         RolloutError: More failed. The message contains the counts and the most frequent reasons.
     """
-    if failures.failed and (failures.share > most or failures.failed == failures.rollouts):
+    failed, rollouts = failures.failed, failures.rollouts
+    if failed and (failed > most * rollouts or failed == rollouts):
         raise RolloutError(f"{failures.describe(noun)}. {advice}".rstrip())
 
 

@@ -14,6 +14,9 @@ from hgpo_envs.unicode_text import clean_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+Key = tuple[int, str, int]
+"""The key of a group in a run: iteration, task id, group."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
@@ -34,8 +37,8 @@ class PlannedGroup:
     size: int
 
     @property
-    def key(self) -> tuple[int, str, int]:
-        """The key of the group in a step table: iteration, task id, group."""
+    def key(self) -> Key:
+        """The key of the group in a step table."""
         return self.iteration, self.task_id, self.group
 
     def trajectory(self, member: int) -> str:
@@ -65,8 +68,8 @@ def plan_groups(
     """
     times: dict[str, int] = {}
     for position, task_id in enumerate(islice(task_stream(order, ids, seed), skip, None)):
-        given: object = task_id
-        if not isinstance(given, str) or clean_text(given) != given:
+        value: object = task_id
+        if not isinstance(value, str) or clean_text(value) != value:
             raise InputError(f"expected text without lone surrogates as a task id, received {task_id!r}")
         group = times.get(task_id, 0)
         times[task_id] = group + 1

@@ -1,73 +1,152 @@
-"""Informative groups: groups whose trajectories have different outcomes, so their advantages are not all zero.
+"""Outcomes of rollouts in a step table: one row per rollout, success with its bounds, and informative groups.
 
-The outcome corresponds to the column from which the estimator reads rewards
-(`hgpo_train.advantages.Parameters.reward`).
-
-Source: dynamic sampling of DAPO (arXiv 2503.14476), Eq. 11.
+Rollouts that aborted are not a random sample: long ones fail more often, and long ones are lost more often. The success
+of the others is therefore too high, and is reported with the bounds within which the missing results can move it.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from hgpo_train.rollout.failures import FailedGroup
+from hgpo_train.proportions import by_length, success_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hgpo_train.rollout.group_scheduler import Key
+GROUP: Final = ("iteration", "task_id", "group")
 
-OUTCOMES: Final[Mapping[str, Callable[[Sequence[dict[str, Any]]], float | bool]]] = {
+OUTCOMES: Final[Mapping[str, Callable[[Sequence[dict[str, Any]]], float | bool | None]]] = {
     "reward": lambda rows: math.fsum(row["reward"] for row in rows),
     "success": lambda rows: rows[-1]["won"],
     "score": lambda rows: rows[-1]["score"],
 }
-"""The outcome of a trajectory, computed from its rows in the order of steps."""
+"""The outcomes of a trajectory, computed from its rows in the order of steps; None if unknown.
 
-OUTCOME_EXPRESSIONS: Final[Mapping[str, pl.Expr]] = {
-    "reward": pl.col("episode_return").first(),
-    "success": pl.col("won").sort_by("step").last(),
-    "score": pl.col("score").sort_by("step").last(),
-}
-"""The outcome of a trajectory, aggregated from its rows in a step table."""
+They correspond to the column from which the estimator reads rewards (`reward` of the estimators' parameters).
+"""
+
+_COLUMNS: Final = {"reward": "episode_return", "success": "won", "score": "score"}
+"""The same outcomes as columns of `rollout_table`."""
+
+
+def rollout_table(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """Return one row per rollout of a step table.
+
+    The columns are run, iteration, task_id, group and trajectory; env_id and task_type; won (null if unknown), score,
+    episode_return and length (number of steps, those of an aborted rollout until it failed); valid and admissible, the
+    shares of well-formed and of admissible actions; aborted and error.
+    """
+    columns = steps.collect_schema()
+    if "action_admissible" not in columns:  # the table is older
+        steps = steps.with_columns(action_admissible=pl.lit(None, pl.Boolean))
+    if "episode_won" not in columns:
+        steps = steps.with_columns(episode_won=pl.col("won").any(ignore_nulls=False).over("run", "trajectory"))
+    return steps.group_by("run", *GROUP, "trajectory").agg(
+        pl.col("env_id", "task_type", "episode_return").first(),
+        pl.col("episode_won").first().alias("won"),
+        pl.col("score").sort_by("step").last(),
+        pl.len().alias("length"),
+        pl.col("action_valid").mean().alias("valid"),
+        pl.col("action_admissible").mean().alias("admissible"),
+        pl.col("aborted").any(),
+        pl.col("error").drop_nulls().first(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """The share of rollouts that solved their task, and its bounds if rollouts aborted.
+
+    Attributes:
+        rollouts: Number of rollouts.
+        aborted: Number of rollouts that failed for a reason outside the task.
+        unknown: Number of other rollouts of which the environment does not say whether they solved the task.
+        share: Share of solved tasks among the rollouts whose result is known; None if there is none.
+        low: The share if every other rollout is counted as lost (`hgpo_train.proportions.success_bounds`).
+        high: The share if every other rollout is counted as won.
+        aborted_by_length: Number of rollouts and of aborted ones for each class of lengths
+            (`hgpo_train.proportions.by_length`); empty if no rollout aborted.
+    """
+
+    rollouts: int
+    aborted: int
+    unknown: int
+    share: float | None
+    low: float
+    high: float
+    aborted_by_length: tuple[tuple[str, int, int], ...] = ()
+
+    def describe(self) -> str:
+        """Return the share, with bounds and lengths if rollouts aborted.
+
+        >>> Success(16, 2, 0, 12 / 14, 12 / 16, 14 / 16, (("1–5", 10, 0), ("6–10", 6, 2))).describe()
+        '85.7% (75.0% if the 2 aborted rollouts are lost, 87.5% if they are won); aborted: 0% of 1–5 steps, 33% of 6–10'
+        """
+        text = "unknown" if self.share is None else f"{self.share:.1%}"
+        if self.aborted:
+            bounds = f"{self.low:.1%} if the {self.aborted} aborted rollouts are lost, {self.high:.1%} if they are won"
+            shares = [f"{aborted / rollouts:.0%} of {steps}" for steps, rollouts, aborted in self.aborted_by_length]
+            text += f" ({bounds}); aborted: {', '.join([f'{shares[0]} steps', *shares[1:]])}"
+        return text
+
+
+def success(rollouts: pl.DataFrame) -> Success:
+    """Return the success of rollouts, with bounds.
+
+    Args:
+        rollouts: Rows of `rollout_table`, of which `won`, `aborted` and `length` are read.
+    """
+    whole = rollouts.filter(~pl.col("aborted"))
+    aborted, won, unknown = len(rollouts) - len(whole), int(whole["won"].sum()), whole["won"].null_count()
+    known = len(whole) - unknown
+    low, high = success_bounds(float(won), float(aborted + unknown), float(len(rollouts)))
+    lengths = by_length(rollouts).select("steps", "episodes", "aborted").rows() if aborted else []
+    return Success(len(rollouts), aborted, unknown, won / known if known else None, low, high, tuple(lengths))
 
 
 def groups_with_mixed_outcomes(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:
-    """Select the groups of a step table whose trajectories have different outcomes. Aborted ones are ignored.
+    """Select the informative groups of a step table: those whose trajectories have different outcomes.
+
+    Otherwise all advantages of a group are zero. Aborted trajectories and unknown outcomes are ignored. Source: dynamic
+    sampling of DAPO (arXiv 2503.14476), Eq. 11.
 
     Args:
         steps: A step table.
-        outcome: A key of `OUTCOME_EXPRESSIONS`.
+        outcome: A key of `OUTCOMES`.
 
     Returns:
         A frame with the columns ``iteration``, ``task_id`` and ``group``.
     """
-    group = ("iteration", "task_id", "group")
-    trajectories = steps.group_by(*group, "trajectory").agg(
-        OUTCOME_EXPRESSIONS[outcome].alias("end"), pl.col("aborted").any()
+    ends = rollout_table(steps).filter(~pl.col("aborted")).group_by(GROUP)
+    return (
+        ends.agg(pl.col(_COLUMNS[outcome]).drop_nulls().n_unique().alias("ends"))
+        .filter(pl.col("ends") > 1)
+        .select(GROUP)
     )
-    ends = trajectories.filter(~pl.col("aborted")).group_by(group).agg(pl.col("end").n_unique())
-    return ends.filter(pl.col("end") > 1).select(group)
 
 
-def failed_groups(steps: pl.LazyFrame, outcome: str | None) -> dict[Key, FailedGroup]:
-    """Return the groups of a step table with failed rollouts, and the outcomes of their other rollouts.
+def failed_rollouts(steps: pl.LazyFrame, outcome: str | None) -> pl.DataFrame:
+    """Return the groups of a step table with failed rollouts.
 
     Args:
         steps: A step table.
-        outcome: A key of `OUTCOME_EXPRESSIONS`; None omits the outcomes.
+        outcome: A key of `OUTCOMES`; None omits the outcomes.
+
+    Returns:
+        A frame with the columns ``iteration``, ``task_id``, ``group``, ``failed`` (the ids of the failed trajectories)
+        and ``ends`` (the known outcomes of the others).
     """
-    group = ("iteration", "task_id", "group")
-    end = pl.lit(None) if outcome is None else OUTCOME_EXPRESSIONS[outcome]
-    trajectories = steps.group_by(*group, "trajectory").agg(pl.col("aborted").any(), end.alias("end"))
-    groups = trajectories.group_by(group).agg(
-        pl.col("trajectory").filter("aborted").alias("failed"), pl.col("end").filter(~pl.col("aborted"))
+    end = pl.lit(None) if outcome is None else pl.col(_COLUMNS[outcome])
+    groups = (
+        rollout_table(steps)
+        .group_by(GROUP)
+        .agg(
+            pl.col("trajectory").filter("aborted").alias("failed"),
+            end.filter(~pl.col("aborted")).drop_nulls().alias("ends"),
+        )
     )
-    found = groups.filter(pl.col("failed").list.len() > 0).collect()
-    return {
-        (iteration, task_id, number): FailedGroup(frozenset(failed), ends if outcome else ())
-        for iteration, task_id, number, failed, ends in found.iter_rows()
-    }
+    return groups.filter(pl.col("failed").list.len() > 0).collect()

@@ -61,8 +61,8 @@ def format_tally(tally: Tally) -> str:
     parts = [f"{tally.steps / seconds:,.0f} steps/s"]
     if tally.tokens:
         parts.append(f"{tally.tokens / seconds:,.0f} tokens/s")
-    if tally.trajectories > tally.aborted + tally.unknown:
-        parts.append(f"{tally.success:.0%} solved")
+    if (success := tally.success) is not None:
+        parts.append(f"{success:.0%} solved")
     if tally.aborted:
         parts.append(f"{tally.aborted} failed")
     return " · ".join(parts)

@@ -1,4 +1,4 @@
-"""A complete collection: from an environment, a policy and a plan to committed shards."""
+"""The core of a collection: from an open environment, a policy and a plan to committed shards."""
 
 from __future__ import annotations
 
@@ -6,34 +6,29 @@ import os
 import signal
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import gymnasium
 
 import hgpo_envs
-from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.task_sampling import TASK_SAMPLINGS
-from hgpo_train.policies.registry import execution_options
 from hgpo_train.rollout.collector import Collector, Tally
-from hgpo_train.rollout.commits import GroupCommitter
 from hgpo_train.rollout.failures import allowed_in_a_row
-from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_tasks
 from hgpo_train.rollout.group_plan import plan_groups
-from hgpo_train.rollout.group_scheduler import GroupScheduler, Key
-from hgpo_train.rollout.outcomes import OUTCOMES, failed_groups, groups_with_mixed_outcomes
+from hgpo_train.rollout.group_scheduler import GroupScheduler, collected_groups
+from hgpo_train.rollout.outcomes import OUTCOMES
 from hgpo_train.rollout.slots import LocalSlots, Slots, ThreadSlots
 from hgpo_train.rollout.workers import WorkerSlots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from hgpo_datasets import StepWriter
     from hgpo_train.policies.base import Policy
     from hgpo_train.rollout.env_handle import EnvHandle
-    from hgpo_train.rollout.failures import FailedGroup
+    from hgpo_train.rollout.trajectory import Row
 
 gymnasium.register_envs(hgpo_envs)
 
@@ -77,8 +72,10 @@ class RolloutSpec:
         if self.max_groups is not None:
             check_integer("max_groups", self.max_groups)
             if self.max_groups < self.tasks:
-                line = f"expected at least the number of wanted groups ({self.tasks}), received {self.max_groups}"
-                raise InputError(f"max_groups: {line}")
+                raise InputError(
+                    f"max_groups: expected at least the number of wanted groups ({self.tasks}), received "
+                    f"{self.max_groups}"
+                )
         if self.outcome not in OUTCOMES:
             raise InputError(f"outcome: expected one of {', '.join(OUTCOMES)}, received {self.outcome!r}")
 
@@ -135,14 +132,6 @@ def default_slots(*, workers: bool) -> int:
     return max(2, os.cpu_count() or 1) if workers else ExecutionOptions.slots
 
 
-def _slots(handle: EnvHandle, execution: ExecutionOptions, count: int) -> Slots:
-    """Return the slots of a run: at most `count`, and no more than the task source allows."""
-    if execution.workers:
-        return WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
-    most = getattr(handle.shared.source, "concurrent", None)
-    return LocalSlots(handle.shared, count) if most is None else ThreadSlots(handle.shared, min(count, most))
-
-
 def collect_groups(
     handle: EnvHandle,
     policy: Policy,
@@ -176,11 +165,16 @@ def collect_groups(
         RolloutError: Too many rollouts failed in a row. Finished groups are committed.
         Exception: A bug in a user's own policy (`hgpo_train.policies.own`). Finished groups are committed.
     """
-    execution = execution or ExecutionOptions()
-    tally = tally or Tally()
-    done, failed = already_collected(
-        writer, None if spec.max_groups is None else spec.outcome, retry_failed=retry_failed
-    )
+    execution, tally = execution or ExecutionOptions(), tally or Tally()
+    outcome = None if spec.max_groups is None else spec.outcome
+    done, failed = collected_groups(writer, outcome, retry_failed=retry_failed)
+
+    def commit(new: list[Row], again: list[Row]) -> None:
+        for rows, store in ((again, writer.replace), (new, writer.add_group)):
+            if rows:
+                store([{"env_id": handle.env_id, **row} for row in rows])
+        writer.commit()
+
     groups = GroupScheduler(
         plan_groups(
             handle.tasks,
@@ -191,64 +185,45 @@ def collect_groups(
             skip=spec.skip,
         ),
         spec.tasks,
-        GroupCommitter(writer, handle.env_id, tally),
+        commit,
         max_groups=spec.max_groups,
         outcome=spec.outcome,
         together=execution.groups_per_shard,
         done=done,
         failed=failed,
-        lookahead=8 * max(execution.slots, execution.groups_per_shard),
     )
-    count = min(execution.slots, (spec.max_groups or spec.tasks) * spec.group_size)
-    slots = _slots(handle, execution, count)
+    rollouts = (spec.max_groups or spec.tasks) * spec.group_size
+    count = min(execution.slots, rollouts)
+    concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
+    slots: Slots
+    if execution.workers:
+        slots = WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
+    elif concurrent is not None:  # engines that wait for other processes, of which the source allows so many
+        slots = ThreadSlots(handle.shared, min(count, concurrent))
+    else:
+        slots = LocalSlots(handle.shared, count)
+    collector = Collector(
+        handle,
+        slots,
+        policy,
+        groups,
+        tally,
+        seed=spec.seed,
+        max_consecutive_failures=execution.max_consecutive_failures or allowed_in_a_row(rollouts),
+        policy_timeout_s=execution.policy_timeout_s,
+    )
     try:
-        return Collector(
-            handle.shared,
-            handle.settings,
-            slots,
-            policy,
-            groups,
-            seed=spec.seed,
-            max_consecutive_failures=execution.max_consecutive_failures
-            or allowed_in_a_row((spec.max_groups or spec.tasks) * spec.group_size),
-            policy_timeout_s=execution.policy_timeout_s,
-            progress=progress,
-            should_stop=should_stop,
-            tally=tally,
-        ).run()
+        collector.run(progress, should_stop)
     finally:
         slots.close()
-
-
-def already_collected(
-    writer: StepWriter, outcome: str | None, *, retry_failed: bool
-) -> tuple[Mapping[Key, bool], Mapping[Key, FailedGroup]]:
-    """Return the groups that a run contains already.
-
-    Args:
-        writer: The writer of the run.
-        outcome: The outcome that makes a group informative; None counts every group as informative.
-        retry_failed: Whether failed rollouts are retried.
-
-    Returns:
-        The groups that are not played again, with whether each is informative, and the groups with rollouts to retry.
-    """
-    done: dict[Key, bool] = dict.fromkeys(writer.committed, True)
-    if not done:
-        return done, {}
-    steps = scan_steps(writer.folder)
-    if outcome is not None:
-        mixed = groups_with_mixed_outcomes(steps, outcome).collect()
-        done = {**dict.fromkeys(done, False), **dict.fromkeys(mixed.rows(), True)}
-    failed = failed_groups(steps, outcome) if retry_failed else {}
-    return {key: says for key, says in done.items() if key not in failed}, failed
+    return tally
 
 
 @dataclass
 class StopRequest:
     """A flag that the first Ctrl-C sets. See `stop_on_interrupt`."""
 
-    requested: bool = field(default=False)
+    requested: bool = False
 
     def __call__(self) -> bool:
         """Return whether Ctrl-C was pressed."""
@@ -258,56 +233,19 @@ class StopRequest:
 @contextmanager
 def stop_on_interrupt() -> Iterator[StopRequest]:
     """Set a flag at the first Ctrl-C within the block, so finished groups can be committed. A second one interrupts."""
-    interruption = StopRequest()
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield interruption
+        yield stop
         return
 
     def note(number: int, frame: object) -> None:
         del number, frame
-        if interruption.requested:
+        if stop.requested:
             raise KeyboardInterrupt
-        interruption.requested = True
+        stop.requested = True
 
     before = signal.signal(signal.SIGINT, note)
     try:
-        yield interruption
+        yield stop
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-_LOCAL_MODELS: Final = ("transformers", "vllm")
-
-
-def run_config(
-    handle: EnvHandle, env_options: Mapping[str, Any], policy: str, policy_options: Mapping[str, Any], spec: RolloutSpec
-) -> dict[str, Any]:
-    """Return the configuration that is stored with a run: everything that its rows depend on.
-
-    It excludes `ExecutionOptions`, the number of groups, and options of the policy that do not affect its replies
-    (`hgpo_train.policies.registry.execution_options`): a server's address, time limits, retries. It contains
-    fingerprints of data and models, because the content of a path may change. Secrets are replaced
-    (`hgpo_envs.files.secrets`), so a run can be resumed with another password.
-
-    Args:
-        handle: The environment.
-        env_options: Keyword arguments of the environment.
-        policy: The policy, ``<name>`` or ``<name>:<argument>``.
-        policy_options: Options of the policy.
-        spec: The content of the collection.
-    """
-    kind, _, model = policy.partition(":")
-    weights = {"weights": fingerprint_model(model)} if kind in _LOCAL_MODELS else {}
-    execution = execution_options(policy)
-    acting = {name: value for name, value in policy_options.items() if name not in execution}
-    config: dict[str, Any] = {
-        "env": {"id": handle.env_id, **env_options},
-        "tasks": fingerprint_tasks(handle, env_options),
-        "prompt_template": handle.settings.template.fingerprint,
-        "policy": {"name": policy, **acting, **weights},
-        "group_size": spec.group_size,
-        "seed": spec.seed,
-        "order": spec.order,
-        "dynamic": spec.max_groups is not None,
-    }
-    return dict(redact_json(config))

@@ -6,11 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hgpo_envs.hashing import text_hash
+from hgpo_train.policies.base import Failure
 
 if TYPE_CHECKING:
-    from hgpo_envs.engine import Task
     from hgpo_envs.episode import Episode
-    from hgpo_train.policies.base import Failure, Reply
+    from hgpo_train.policies.base import Reply
     from hgpo_train.rollout.group_plan import PlannedGroup
 
 Row = dict[str, Any]
@@ -49,7 +49,13 @@ class Trajectory:
         """Begin the row of a step with its state and prompt, when the policy receives the request."""
         state = self.episode.state
         if not self.rows:
-            self._common |= _task_columns(self.episode.task)
+            task = self.episode.task
+            self._common |= {
+                "task": task.instruction,
+                "task_type": task.task_type,
+                "split": task.split,
+                "env_version": json.dumps(dict(task.versions), sort_keys=True, ensure_ascii=False),
+            }
         self._open = {
             **self._common,
             "step": len(self.rows),
@@ -79,7 +85,10 @@ class Trajectory:
             self._open["policy_s"] = seconds
 
     def close_row(self, seconds: float) -> None:
-        """Finish the row after the episode has taken the step."""
+        """Finish the row after the episode has taken the step.
+
+        ``lost`` in the state's info says that the action ended the world: the rollout is lost, not aborted.
+        """
         episode = self.episode
         self._open |= {
             "action_valid": episode.action_valid,
@@ -90,11 +99,14 @@ class Trajectory:
             "reward": episode.state.reward,
             "score": episode.state.score,
         }
+        if lost := episode.state.info.get("lost"):
+            self._open["error"] = str(Failure("Lost", str(lost)))
         if self._clocked:
             self._open["environment_s"] = seconds
         if episode.done:
             self._open |= self._next_state()
-        self._close()
+        self.rows.append(self._open)
+        self._open = {}
 
     def abort(self, failure: Failure) -> None:
         """End the rollout because of a failure. Its rows are kept, and the last one is marked as aborted."""
@@ -104,27 +116,14 @@ class Trajectory:
             return
         if not self._open:  # the failure occurred before the first state
             self._open = {**self._common, "step": 0, "state": ""}
-        self._open |= {**failed, "reward": 0.0, "won": False}
-        self._close()
+        self.rows.append({**self._open, **failed, "reward": 0.0, "won": False})
+        self._open = {}
 
     def _next_state(self) -> Row:
         row = {"next_state": self.episode.state.text}
         return row if self.episode.state_key is None else {**row, "next_state_hash": self.episode.state_hash}
 
-    def _close(self) -> None:
-        self.rows.append(self._open)
-        self._open = {}
-
     @property
     def aborted(self) -> bool:
         """Whether the rollout failed."""
         return bool(self.rows) and "aborted" in self.rows[-1]
-
-
-def _task_columns(task: Task) -> Row:
-    return {
-        "task": task.instruction,
-        "task_type": task.task_type,
-        "split": task.split,
-        "env_version": json.dumps(dict(task.versions), sort_keys=True, ensure_ascii=False),
-    }

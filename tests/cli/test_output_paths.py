@@ -81,7 +81,7 @@ def assert_refused(run, words, out) -> None:
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("start") / "run"
-    collect_rollouts(folder, 0, 2, 2, lambda _: None)
+    collect_rollouts(folder, 0, 2, 2, progress=False)
     return folder
 
 

@@ -67,8 +67,7 @@ def test_an_evaluation_that_failed_is_repaired_on_another_port_with_another_key(
     assert "× PolicyFailed: HTTP 500: the GPU is gone" in line
     assert "un the same command again to " in line
     broken = summary(out)
-    assert broken["episodes"]["planned"] == 8
-    assert broken["complete"] == (broken["episodes"]["played"] == 8)
+    assert not broken["complete"]
     assert broken["episodes"]["failed"] >= 3
     assert broken["failures"][0]["reason"] == "PolicyFailed: HTTP 500: the GPU is gone"
     assert read_sessions(out)[0].ended == "failed"
@@ -100,10 +99,10 @@ def test_the_summary_contains_what_was_printed_and_spent(sound):
     told = summary(sound)
     steps = scan_steps(sound).collect()
     (everything, *_) = evaluation_reports(episode_table(steps.lazy()))
-    assert told["format"] == "hgpo summary 1"
+    assert told["format"] == "hgpo summary 2"
     assert told["results"][0] == json.loads(json.dumps(everything.as_dict()))
     assert told["episodes"] == {
-        "planned": 8, "played": 8, "solved": int(steps["won"].sum()), "failed": 0,
+        "played": 8, "solved": int(steps["won"].sum()), "failed": 0,
     }  # fmt: skip
     assert told["tokens"] == {"prompt": 10 * len(steps), "response": 4 * len(steps)}
     assert told["cost"] == pytest.approx((2 * 10 + 10 * 4) * len(steps) / 1e6)
@@ -134,20 +133,17 @@ def test_another_model_or_other_sampling_is_refused_in_one_line(sound, arguments
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [DOWN, "cut", (200, b"<html>")], ids=["500", "cut", "not JSON"])
-def test_a_small_evaluation_stops_after_few_failures(tmp_path, how):
+def test_a_small_evaluation_stops_after_few_failures(tmp_path):
     """8 episodes: the second seed, and most of the first, are not tried."""
-    with Api() as api:
-        api.answer = lambda *_: how
-        code, printed, errors = run(api.url, tmp_path / "run", "--slots", "1")
-        asked = len(api.bodies)
-    assert code == 1
-    assert asked == 3
-    assert errors.startswith(
-        "error: stopped after 3 failures in a row: 3 of 3 rollouts failed (100%): 3 × PolicyFailed"
-    )
-    assert (errors.count("\n"), printed) == (1, "")
-    assert summary(tmp_path / "run")["results"] == []
+    for number, reply in enumerate([DOWN, "cut", (200, b"<html>")]):
+        with Api() as api:
+            api.answer = lambda *_, reply=reply: reply
+            code, printed, errors = run(api.url, tmp_path / f"{number}", "--slots", "1")
+            asked = len(api.bodies)
+        assert (code, asked, printed) == (1, 3, "")
+        assert errors.startswith("error: stopped after 3 failures in a row: 3 of 3 rollouts failed (100%): 3 × PolicyF")
+        assert errors.count("\n") == 1
+        assert summary(tmp_path / f"{number}")["results"] == []
 
 
 @pytest.mark.slow
@@ -157,27 +153,3 @@ def test_the_tokens_of_replies_without_counts_are_unknown(tmp_path):
         assert run(api.url, tmp_path / "run", "--price-in", "1", "--price-out", "1")[0] == 0
     told = summary(tmp_path / "run")
     assert (told["tokens"], told["cost"]) == ({"prompt": None, "response": None}, None)
-
-
-@pytest.mark.parametrize(
-    ("more", "line"),
-    [
-        (["--seeds", "1,1"], "expected distinct integers"),
-        (["--slots", "0"], "slots: expected at least 1"),
-        (["--price-in", "-1"], "--price-in: expected a price of at least 0"),
-        (["--policy", "openai:tiny", "--policy-option", "base_url=localhost:8000"], "write 'http://localhost:8000'"),
-        (["--policy", "openai:tiny", "--policy-option", "base_url=http://127.0.0.1:9/v1"], "no OpenAI-compatible"),
-        (["--policy", "transformers:/no/such/folder"], "no folder '/no/such/folder'"),
-        (["--policy", "transformers:a/b", "--policy-option", "device=nonsense"], "the device 'nonsense'"),
-    ],
-)
-def test_a_failed_start_is_one_line_and_leaves_no_folder(tmp_path, more, line):
-    for package in ("openai", "transformers"):
-        if any(word.startswith(f"{package}:") for word in more):
-            pytest.importorskip(package)
-    process = hgpo("eval", "--max-steps", "2", "--out", str(tmp_path / "new" / "run"), *more)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2, errors
-    assert line in errors
-    assert errors.count("\n") == 1
-    assert not list(tmp_path.iterdir())

@@ -6,7 +6,8 @@ import time
 
 import polars as pl
 import pytest
-from command import DOORS, hgpo
+from command import DOORS
+from command import hgpo as start
 from typer.testing import CliRunner
 
 from hgpo_datasets import scan_steps, verify
@@ -19,11 +20,12 @@ def test_a_run_and_its_resumption(tmp_path):
     command = [*DOORS, "--group-size", "4", "--seed", "1", "--out", str(out)]
     first = CliRunner().invoke(app, [*command, "--tasks", "10"])
     assert first.exit_code == 0, first.output
-    assert "groups in the run  10" in first.output
+    assert "40, 40 of them new" in first.output
+    assert "admissible actions   100.0%" in first.output
     assert f"Next: hgpo stats {out}" in first.output
     assert scan_steps(out).select("trajectory").collect()["trajectory"].n_unique() == 40
     again = CliRunner().invoke(app, [*command, "--tasks", "15", "--slots", "3"])
-    assert "already contains 10 groups" in again.output
+    assert "60, 20 of them new" in again.output
     assert scan_steps(out).select("trajectory").collect()["trajectory"].n_unique() == 60
     with pytest.raises(InputError, match="was written with seed = 1, not 2"):
         CliRunner().invoke(app, [*command[:-3], "2", *command[-2:]], catch_exceptions=False)
@@ -31,17 +33,7 @@ def test_a_run_and_its_resumption(tmp_path):
 
 def test_columns_left_out(tmp_path):
     out = tmp_path / "run"
-    command = [
-        *DOORS,
-        "--tasks",
-        "2",
-        "--group-size",
-        "1",
-        "--out",
-        str(out),
-        "--without",
-        "prompt,timings",
-    ]
+    command = [*DOORS, "--tasks", "2", "--group-size", "1", "--out", str(out), "--without", "prompt,timings"]
     assert CliRunner().invoke(app, command).exit_code == 0
     steps = scan_steps(out).collect()
     assert steps["prompt"].null_count() == steps["environment_s"].null_count() == steps.height
@@ -77,7 +69,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, arguments, line):
 def test_interrupted_and_resumed(tmp_path, how):
     out, straight = tmp_path / "run", tmp_path / "straight"
     command = [*DOORS, "--tasks", "500", "--group-size", "8", "--seed", "5", "--max-steps", "40"]
-    process = hgpo(*command, "--out", str(out))
+    process = start(*command, "--out", str(out))
     until = time.monotonic() + 60
     manifest = out / "manifest.jsonl"  # a line for the run, then one for each committed shard
     while not (manifest.exists() and manifest.read_bytes().count(b"\n") > 1) and time.monotonic() < until:
@@ -89,11 +81,11 @@ def test_interrupted_and_resumed(tmp_path, how):
     assert 0 < done < 500
     if how == signal.SIGINT:
         assert "Finished groups are committed" in told
-    second = hgpo(*command, "--out", str(out))
+    second = start(*command, "--out", str(out))
     _, told = second.communicate(timeout=120)
     assert second.returncode == 0, told
-    assert f"already contains {done} groups" in told
-    assert hgpo(*command, "--out", str(straight)).wait(120) == 0
+    assert f"4,000, {8 * (500 - done):,} of them new" in told
+    assert start(*command, "--out", str(straight)).wait(120) == 0
     order = ["trajectory", "step"]
     one, other = (scan_steps(folder).sort(order).drop("run").collect() for folder in (out, straight))
     assert one.equals(other)
@@ -102,7 +94,7 @@ def test_interrupted_and_resumed(tmp_path, how):
 
 @pytest.mark.slow
 def test_bad_input_as_a_process():
-    process = hgpo("rollout", "--env", "HGPO/ALFWrld-v0", "--out", "nowhere")
+    process = start("rollout", "--env", "HGPO/ALFWrld-v0", "--out", "nowhere")
     out, error = process.communicate(timeout=60)
     assert process.returncode == 2
     assert error.startswith("error: unknown environment 'HGPO/ALFWrld-v0'")
@@ -123,7 +115,7 @@ def small_disk(tmp_path):
 
 
 def run(*command: str) -> tuple[int, str]:
-    process = hgpo(*command)
+    process = start(*command)
     _, error = process.communicate(timeout=120)
     return process.returncode, error
 
@@ -148,27 +140,24 @@ def test_a_full_disk_is_one_line_and_what_was_committed_is_sound(small_disk, com
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["rollout", "eval", "quickstart"])
-def test_a_read_only_disk_is_one_line(small_disk, command):
+def test_a_read_only_disk_is_one_line(small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    env = DOORS[1:] if command != "quickstart" else []
-    split = ["--split", "train"] if command == "eval" else []
-    code, error = run(command, *env, *split, "--out", str(small_disk / "run"))
-    assert code in (1, 2)
-    assert error.startswith("error: ")
-    assert "Read-only file system" in error
-    assert error.count("\n") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["rollout", "eval", "quickstart"])
-def test_a_file_instead_of_the_folder_is_one_line(tmp_path, command):
-    (tmp_path / "file").write_text("a list of goods")
-    env = DOORS[1:] if command != "quickstart" else []
-    split = ["--split", "train"] if command == "eval" else []
-    for out in (tmp_path / "file", tmp_path / "file" / "run"):
-        code, error = run(command, *env, *split, "--out", str(out))
+    for command in ("rollout", "eval", "quickstart"):
+        env = DOORS[1:] if command != "quickstart" else []
+        split = ["--split", "train"] if command == "eval" else []
+        code, error = run(command, *env, *split, "--out", str(small_disk / "run"))
         assert code in (1, 2)
         assert error.startswith("error: ")
+        assert "Read-only file system" in error
         assert error.count("\n") == 1
+
+
+def test_a_file_instead_of_the_folder_is_one_line(tmp_path, hgpo):
+    (tmp_path / "file").write_text("a list of goods")
+    for command in ("rollout", "eval", "quickstart"):
+        for out in (tmp_path / "file", tmp_path / "file" / "run"):
+            code, _, error = hgpo(command, "--out", out)
+            assert code == 2
+            assert error.startswith("error: ")
+            assert error.count("\n") == 1
     assert (tmp_path / "file").read_text() == "a list of goods"

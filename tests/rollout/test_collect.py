@@ -157,7 +157,7 @@ def test_the_command_line_and_python_resume_each_other(tmp_path):
     command = ["rollout", "--env", DOORS, "--group-size", "2", "--max-steps", "4", "--seed", "3", "--tasks", "5"]
     result = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
-    assert "already contains 3 groups" in result.output
+    assert "10, 4 of them new" in result.output
     assert play("random", tmp_path / "run", seed=3, tasks=6).summary["groups"] == 6
 
 

@@ -1,15 +1,13 @@
 """The choice of groups: with dynamic sampling, failures, interruptions, and any order in which rollouts end."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_train.rollout.failures import FailedGroup
-from hgpo_train.rollout.group_plan import PlannedGroup
-from hgpo_train.rollout.group_scheduler import GroupScheduler, Key
+from hgpo_train.rollout.group_plan import Key, PlannedGroup
+from hgpo_train.rollout.group_scheduler import FailedGroup, GroupScheduler
 
 SIZE = 3
 END = st.sampled_from([0.0, 0.0, 1.0])
@@ -37,11 +35,10 @@ class Table:
 
     ends: dict[int, dict[int, float | None]] = field(default_factory=dict)
 
-    def commit(self, groups: Sequence) -> None:
-        for whole in groups:
-            for row in whole.rows:
-                position, member = row["at"]
-                self.ends.setdefault(position, {})[member] = None if row["aborted"] else row["reward"]
+    def commit(self, new: list[dict], again: list[dict]) -> None:
+        for row in new + again:
+            position, member = row["at"]
+            self.ends.setdefault(position, {})[member] = None if row["aborted"] else row["reward"]
 
     def failed(self) -> set[tuple[int, int]]:
         return {(at, member) for at, ends in self.ends.items() for member, end in ends.items() if end is None}
@@ -70,7 +67,7 @@ def play(table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, 
     """Simulate one run of the command: rollouts end in the order of `choose`, or the run stops after some turns."""
     done, failed = table.earlier()
     groups = GroupScheduler(
-        map(group, count()), wanted, table.commit, max_groups=most, together=2, done=done, failed=failed, lookahead=6
+        map(group, count()), wanted, table.commit, max_groups=most, together=2, done=done, failed=failed
     )
     members: list[tuple[PlannedGroup, int]] = []
     going: list[tuple[PlannedGroup, int]] = []

@@ -21,7 +21,6 @@ from hgpo_train.rollout.failures import (
     FailureSummary,
     RolloutError,
     failures_of_run,
-    failures_of_tally,
     raise_if_too_many,
 )
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
@@ -180,10 +179,10 @@ def test_failures_of_a_table_and_of_a_tally(runs):
     ((reason, times),) = told.reasons
     assert (told.rollouts, told.failed, times) == (40, tally.aborted, tally.aborted)
     assert reason.startswith("PolicyFailed: no answer to request ")
-    now = failures_of_tally(tally)
+    now = tally.first_failures
     assert (now.rollouts, now.failed, now.reasons[0][1]) == (40, tally.aborted, tally.aborted)
     again = runs.collect("run", Flaky(lambda _: True), spec=WHAT, execution=MACHINE, retry_failed=True)
-    assert failures_of_tally(again).rollouts == 0  # played for the second time: they are in the table
+    assert again.first_failures.rollouts == 0  # played for the second time: they are in the table
     assert failures_of_run(runs.folder / "run").failed == again.aborted
 
 
@@ -351,4 +350,4 @@ def test_an_invalid_share_is_refused(tmp_path, share):
     for command in ("rollout", "eval"):
         result = CliRunner().invoke(app, [command, "--out", str(tmp_path / "run"), "--max-failed", share])
         assert isinstance(result.exception, InputError)
-        assert "--max-failed: expected a share from 0 to 1" in str(result.exception)
+        assert "max_failed: expected a share from 0 to 1" in str(result.exception)

@@ -26,10 +26,10 @@ pytestmark = pytest.mark.slow
 WHAT = RolloutSpec(tasks=8, group_size=2, seed=3)
 
 
-def test_the_same_bytes_as_in_process(runs):
+def test_the_same_rows_as_in_process(runs):
     runs.collect("here", spec=WHAT)
     runs.collect("there", spec=WHAT, execution=ExecutionOptions(slots=4, workers=True))
-    assert runs.digests("there") == runs.digests("here")
+    assert runs.content("there") == runs.content("here")
 
 
 @pytest.mark.parametrize("how", ["kill", "exit", "raise"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -10,9 +9,6 @@ import polars as pl
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_datasets.schema import GROUP_KEY
 from hgpo_train.advantages import compute
-from hgpo_train.rollout.collector import Tally
-from hgpo_train.rollout.commits import GroupCommitter
-from hgpo_train.rollout.finished import FinishedGroup
 from hgpo_train.training.data import env_options
 from hgpo_train.training.run_folder import FREE, fixed_values
 
@@ -50,11 +46,17 @@ class StepTable:
         Args:
             rows: Rows of complete groups, in any order.
         """
-        ordered = sorted(rows, key=lambda row: (row["iteration"], row["trajectory"], row["step"]))
-        groups = []
-        for key, members in groupby(ordered, key=lambda row: tuple(row[name] for name in GROUP_KEY)):
-            groups.append(FinishedGroup.of(list(members), again=key in self._writer.committed))
-        GroupCommitter(self._writer, self._env_id, Tally())(groups)
+        committed = self._writer.committed
+        again: list[Row] = []
+        new: list[Row] = []
+        for row in rows:
+            played_before = tuple(row[name] for name in GROUP_KEY) in committed
+            (again if played_before else new).append({"env_id": self._env_id, **row})
+        if again:
+            self._writer.replace(again)
+        if new:
+            self._writer.add_group(new)
+        self._writer.commit()
         iterations = {row["iteration"] for row in rows}
         return scan_steps(self._writer.folder).filter(pl.col("iteration").is_in(iterations)).collect()
 

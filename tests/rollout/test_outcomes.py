@@ -1,0 +1,128 @@
+"""Outcomes: success with its bounds when rollouts abort, losses by the agent's own action, unknown results."""
+
+import polars as pl
+import pytest
+
+from hgpo_envs.engine import State
+from hgpo_train.policies.base import BatchPolicy, Failure
+from hgpo_train.policies.random_choice import RandomPolicy
+from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes, rollout_table, success
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
+
+SPEC = RolloutSpec(tasks=10, group_size=4, seed=3)
+
+
+class Suicidal(BatchPolicy):
+    """Random play that ends the world instead of playing tasks that it would lose."""
+
+    name, reproducible = "suicidal", True
+
+    def __init__(self, losing=frozenset()) -> None:
+        super().__init__()
+        self._losing, self._play = losing, RandomPolicy("response")
+
+    def respond(self, requests):
+        return [
+            "<think></think><action>press switch</action>"
+            if (request.task.id, request.seed) in self._losing
+            else self._play.respond([request])[0]
+            for request in requests
+        ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "workers"), [("state", False), ("raise", False), pytest.param("die", True, marks=pytest.mark.slow)]
+)
+def test_a_world_that_the_agents_action_ends_is_lost_and_not_aborted(runs, ends, workers):
+    """A policy cannot raise its measured success by ending the worlds in which it would fail."""
+    execution = ExecutionOptions(slots=4, workers=workers)
+    handle = runs.handle("mortal:MortalSource", ends=ends)
+    tally = runs.collect("run", handle=handle, spec=SPEC, execution=execution)
+    table = rollout_table(runs.steps("run").lazy()).collect()
+    lost = table.filter(pl.col("error").is_not_null())
+    assert 5 < len(lost) < 40
+    assert not table["aborted"].any()
+    assert not lost["won"].any()
+    assert (
+        set(lost["error"])
+        == {
+            "state": {"Lost: a fuse blew"},
+            "raise": {"Lost: EnvironmentFailed: RuntimeError: a fuse blew"},
+            "die": {"Lost: WorkerDied: the environment's process ended with exit code 3"},
+        }[ends]
+    )
+    last = runs.steps("run").filter(pl.col("error").is_not_null())
+    assert last["terminated"].all()
+    assert last["reward"].to_list() == [0.0] * len(lost)
+    assert tally.aborted == 0
+    solved = success(table)
+    assert (solved.aborted, solved.share) == (0, tally.won / 40)
+    assert solved.describe() == f"{solved.share:.1%}"
+
+
+def test_an_engine_that_fails_for_an_unknown_reason_aborts(runs):
+    handle = runs.handle("mortal:MortalSource", ends="unknown")
+    tally = runs.collect("run", handle=handle, spec=SPEC, execution=ExecutionOptions(max_consecutive_failures=40))
+    assert tally.aborted > 5
+
+
+def test_the_success_of_rollouts_that_did_not_abort_is_biased_and_the_bounds_hold(runs):
+    """Requests fail with a fixed probability, so that long rollouts, which are lost more often, fail more often."""
+
+    class Flaky(RandomPolicy):
+        name = "flaky"
+
+        def respond(self, requests):
+            replies = super().respond(requests)
+            return [
+                Failure("PolicyFailed", "HTTP 503") if request.seed % 20 == 0 else reply
+                for request, reply in zip(requests, replies, strict=True)
+            ]
+
+    spec = RolloutSpec(tasks=50, group_size=8, seed=3)
+    runs.collect("sound", spec=spec)
+    runs.collect("flaky", Flaky("response"), spec=spec, execution=ExecutionOptions(max_consecutive_failures=400))
+    truth, flaky = (success(rollout_table(runs.steps(name).lazy()).collect()) for name in ("sound", "flaky"))
+    assert (truth.aborted, truth.low, truth.high, truth.aborted_by_length) == (0, truth.share, truth.share, ())
+    assert flaky.aborted > 40
+    assert flaky.low <= truth.share <= flaky.high
+    assert flaky.low < flaky.share < flaky.high
+    assert sum(rollouts for _, rollouts, _ in flaky.aborted_by_length) == 400
+    assert sum(aborted for *_, aborted in flaky.aborted_by_length) == flaky.aborted
+    assert f"if the {flaky.aborted} aborted rollouts are lost" in flaky.describe()
+
+
+def test_the_bounds_by_hand():
+    table = pl.DataFrame(
+        {
+            "won": [True, True, False, None, False, False],
+            "aborted": [False, False, False, False, True, True],
+            "length": [3, 8, 9, 16, 17, 40],
+        }
+    )
+    found = success(table)
+    assert (found.rollouts, found.aborted, found.unknown) == (6, 2, 1)
+    assert (found.share, found.low, found.high) == (2 / 3, 2 / 6, 5 / 6)
+    assert found.aborted_by_length == (("1–5", 1, 0), ("6–10", 2, 0), ("11–20", 2, 1), ("21–50", 1, 1))
+    aborted = success(table.filter("aborted"))
+    assert (aborted.share, aborted.low, aborted.high) == (None, 0.0, 1.0)
+    unknown = success(table.filter(pl.col("won").is_null()))
+    assert (unknown.share, unknown.describe()) == (None, "unknown")
+
+
+def test_unknown_results_flow_to_the_tables_and_are_no_outcome(runs):
+    class Silent(type(runs.handle().shared.source.engine())):
+        def _state(self, text: str, valid: bool) -> State:
+            state = super()._state(text, valid)
+            return State(state.text, state.actions, state.valid, state.terminated, None, state.reward, state.score)
+
+    handle = runs.handle()
+    tasks = handle.shared.source._tasks
+    handle.shared.source.engine = lambda: Silent(tasks)
+    tally = runs.collect("run", handle=handle, spec=SPEC)
+    assert (tally.unknown, tally.won, tally.success) == (40, 0, None)
+    steps = runs.steps("run")
+    assert steps["won"].null_count() == len(steps)
+    assert success(rollout_table(steps.lazy()).collect()).unknown == 40
+    assert groups_with_mixed_outcomes(steps.lazy(), "success").collect().is_empty()
+    assert not groups_with_mixed_outcomes(steps.lazy(), "reward").collect().is_empty()
