@@ -1,7 +1,7 @@
 """Learning curves: success on held-out tasks over environment steps, one run per estimator and seed.
 
     python benchmarks/learning.py --world alfworld                      GRPO, GiGPO, HGPO (K = 2), G2PO; 3 seeds each
-    python benchmarks/learning.py --world webshop                       GRPO, HGPO; 2 seeds each
+    python benchmarks/learning.py --world webshop                       GRPO, HGPO; 3 seeds each
     python benchmarks/learning.py --world alfworld --estimators hgpo --seeds 0     one run
     python benchmarks/learning.py --world alfworld --draw               table and picture of existing results
     python benchmarks/learning.py --world alfworld --name switches --set environment_steps=30000 --estimators \
@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from learning_figures import START, file_name, fresh_folder, report
+from learning_figures import OTHER_SEEDS, START, file_name, fresh_folder, report
 from record import add_keep
 from rich.console import Console
 
@@ -56,9 +56,10 @@ from hgpo_train.training.warm_start import WarmStart, warm_start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with their own parameters
+WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with the parameters of their papers' scripts
     "alfworld": {
         "estimators": {"grpo": {}, "gigpo": {}, "hgpo": {"history_length": 2}, "g2po": {"nodes": "alfworld"}},
+        "compared": "grpo,gigpo,hgpo,g2po",
         "seeds": (0, 1, 2),
         "warm_start": (
             WarmStart(
@@ -69,8 +70,14 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with their own parame
         ),
     },
     "webshop": {
-        "estimators": {"grpo": {}, "hgpo": {"history_length": 2}},
-        "seeds": (0, 1),
+        "estimators": {
+            "grpo": {},
+            "gigpo": {"mode": "mean_norm"},
+            "hgpo": {"history_length": 2, "mode": "mean_norm"},
+            "g2po": {"mode": "mean_norm", "step_weight": 0.8},
+        },
+        "compared": "grpo,hgpo",
+        "seeds": (0, 1, 2),
         "warm_start": (
             WarmStart(
                 policy="mixture:explorer=0.92,random=0.04,outdated=0.04",
@@ -90,6 +97,8 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with their own parame
     },
 }
 CATALOGUES: Final = 16
+OTHER: Final = 1000
+"""Added to the seeds of the runs that repeat the first estimator: the A/A test, which shows what chance alone gives."""
 HGPO: Final = (sys.executable, "-c", "from hgpo_train.cli import main; main()")
 
 
@@ -110,7 +119,7 @@ def main() -> None:
     add_keep(parser)
     given = parser.parse_args()
     handle = WORLDS[given.world]
-    estimators = given.estimators or variants(",".join(handle["estimators"]))
+    estimators = given.estimators or variants(handle["compared"])
     seeds = given.seeds or handle["seeds"]
     folder, console = given.folder / given.world, Console()
     place = folder / given.name if given.name else folder
@@ -125,6 +134,13 @@ def main() -> None:
             )
             for seed in seeds
             for each in estimators
+        }
+        first = estimators[0]
+        runs |= {  # the A/A test
+            f"{file_name(first.name)}{OTHER_SEEDS}-{seed}": configuration(
+                base, warm, first, own.get(first.spec.estimator.name, {}), OTHER + seed
+            )
+            for seed in seeds
         }
         work = Work(console, given.jobs)
         trained = [partial(train, place / name, run, work) for name, run in runs.items()]
@@ -196,7 +212,9 @@ def taught(handle: str, folder: Path, config: Config, console: Console) -> Path:
 def configuration(base: Config, warm: Path, variant: Variant, world: dict[str, dict[str, Any]], seed: int) -> Config:
     """Return a run's configuration: the world's parameters of the estimator, then those of the variant."""
     values, estimator, name = to_dict(base), variant.spec.estimator.name, f"{variant.name}-{seed}"
-    common = {name: value for name, value in base.advantage.parameters.items() if name != "history_length"}
+    common = {
+        name: value for name, value in base.advantage.parameters.items() if name not in ("history_length", "mode")
+    }
     values["advantage"] = {"estimator": estimator, "parameters": common | world.get(estimator, {}) | variant.assigned}
     return replace(Config(), **{**values, "name": name, "seed": seed, "model": {"path": str(warm)} | {
         name: value for name, value in values["model"].items() if name != "path"
@@ -253,7 +271,7 @@ def fresh_evaluations(
 
     `hgpo eval` plays only missing episodes, and rejects a folder with another evaluation.
     """
-    everyone = sorted({run.seed for run in runs.values()})
+    everyone = sorted({run.seed for run in runs.values() if run.seed < OTHER})
     players = [(START, warm, next(iter(runs.values())), everyone)]
     players += [
         (name, list_checkpoints(folder / name / "checkpoints")[-1], run, [run.seed]) for name, run in runs.items()
@@ -268,24 +286,25 @@ def fresh_evaluations(
 
 def evaluation(config: Config, model: Path, data: str, seeds: list[int], out: Path) -> list[str]:
     """Return the command that plays a split with other data, like a run's own evaluation."""
+    own = {"data": data, "split": config.evaluation.split, "seeds": ",".join(map(str, seeds)), "out": out}
+    own["temperature"] = config.evaluation.temperature
+    return ["eval", *played(config, model), *(f"--{name}={value}" for name, value in own.items())]
+
+
+def played(config: Config, model: Path) -> list[str]:
+    """Return the options of `hgpo eval` and `hgpo rollout` that play a model as training does."""
     environment, rollout = config.environment, config.rollout
     options = dict(environment.options) | {"prompt_template": template_path(environment)}
     policy = {"device": config.model.device, "compute_dtype": config.model.compute_dtype} | rollout.engine_options
     policy |= {"max_prompt_tokens": rollout.max_prompt_tokens, "max_response_tokens": rollout.max_response_tokens}
     arguments = {
         "env": environment.id,
-        "data": data,
-        "split": config.evaluation.split,
-        "seeds": ",".join(map(str, seeds)),
-        "temperature": config.evaluation.temperature,
         "history-length": environment.history_length,
         "max-steps": environment.max_steps,
         "action-format": environment.action_format,
         "policy": f"transformers:{model}",
-        "out": out,
     }
     return [
-        "eval",
         *(f"--{name}={value}" for name, value in arguments.items()),
         *(f"--env-option={name}={value}" for name, value in options.items() if value is not None),
         *(f"--policy-option={name}={value}" for name, value in policy.items()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -38,8 +38,8 @@ def compare_estimators(
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model that played the run: a checkpoint, a model's folder or a training run. Compares the "
-            "gradients of its parameters, too."
+            help="Compare the gradients of the parameters of the policy that played the run, too: a checkpoint, a "
+            "model's folder or a training run; or softmax, for the weights of its features."
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="The torch device of --model. Default: auto.")] = None,
@@ -106,7 +106,7 @@ def compare_estimators(
                 permutations=permutations,
                 seed=seed,
                 rewards=rewards,
-                gradients=_gradients(steps, model, device or "auto", seed, status.update) if model else None,
+                gradients=_gradients(run, steps, model, device or "auto", seed, status.update) if model else None,
                 progress=status.update,
             )
             sources = {"run": fingerprint(run), "truth": fingerprint(truth)}
@@ -119,7 +119,20 @@ def compare_estimators(
     console.print(f"\nAll figures and a report with pictures: [bold]{target}[/]", highlight=False, soft_wrap=True)
 
 
-def _gradients(steps: pl.LazyFrame, model: str, device: str, seed: int, say: Callable[[str], object]) -> RowGradients:
+def _gradients(
+    run: Path, steps: pl.LazyFrame, model: str, device: str, seed: int, say: Callable[[str], object]
+) -> RowGradients:
+    if model == "softmax":
+        from hgpo_research.comparison.feature_gradients import feature_gradients
+        from hgpo_research.truth import Budget, Rewards, plan_truth
+        from hgpo_train.policies.registry import PolicyContext, make_policy
+        from hgpo_train.rollout.env_handle import open_env
+
+        plan = plan_truth(run, Rewards(), Budget())
+        handle = open_env(plan.env_id, **plan.env_options)
+        context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
+        policy: Any = make_policy("softmax", context)
+        return feature_gradients(steps, policy, handle.settings.history_length)
     from hgpo_research.comparison.row_gradients import row_gradients
     from hgpo_train.models.config import ModelConfig
     from hgpo_train.models.loading import choose_device, load_model

@@ -12,13 +12,13 @@ from hgpo_envs.errors import InputError
 from hgpo_research.comparison.chance import permuted_measures
 from hgpo_research.comparison.gradients import contexts_of
 from hgpo_research.comparison.inputs import REFERENCE, TRUTH_REWARDS, draw, read_run
-from hgpo_research.comparison.measures import all_sums, measured, row_sums, task_sums
+from hgpo_research.comparison.measures import all_sums, denominators, measured, row_sums, task_sums
 from hgpo_research.comparison.model_gradients import model_sums
 from hgpo_train.advantages.tables import step_table
 from hgpo_train.analysis.resampling import intervals, resampled, task_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-DIMENSIONS: Final = ("all", "level", "shared", "position")
-"""How steps are divided: not at all, by the deepest shared context, by whether there is one, by position."""
+DIMENSIONS: Final = ("all", "level", "position")
+"""How steps are divided: not at all, by the deepest shared context (``alone`` if there is none), by position."""
 
 _BORDERS: Final = (1, 2, 4, 8, 16, 32)
 """The first steps of the positions' parts after the first."""
@@ -49,11 +49,14 @@ class Comparison:
             `chance`, `chance_low`, `chance_high`. Null where there is none.
         differences: One row per pair of estimators, `first` and `second`: `value` is the difference first - second,
             with the same intervals and `p`, the adjusted p-value.
+        sums: One row per estimator, group size and task: the sums over all steps from which measures are computed
+            (`measures_of`), so that further comparisons need no run.
         details: Numbers of steps, rollouts, tasks and of what was left out; the estimators' parameters; the settings.
     """
 
     estimates: pl.DataFrame
     differences: pl.DataFrame
+    sums: pl.DataFrame
     details: dict[str, Any]
 
 
@@ -122,6 +125,7 @@ def compare_estimators(
     cells: dict[_Cell, _Measured] = {}
     chance: dict[int, dict[str, Floats]] = {}
     facts: dict[str, Any] = {}
+    kept: list[pl.DataFrame] = []
     for size in sizes:
         progress(f"groups of {size}")
         found = draw(run, size, redraws, seed, depth=depth, context=context, rewards=rewards)
@@ -132,6 +136,10 @@ def compare_estimators(
             more = model_sums(found, gradients.sketches, [found.estimates[name] for name in names], run.tasks)
             whole = [each | added for each, added in zip(whole, more, strict=True)]
         cells[_Cell(size, "all", "all")] = _measure(whole, weights)
+        kept += [
+            pl.DataFrame({"task_id": run.task_ids, **each}).with_columns(estimator=pl.lit(name), group_size=size)
+            for name, each in zip(names, whole, strict=True)
+        ]
         for dimension, part, chosen in _parts(found):
             parts = [task_sums(sums[name], found.task, run.tasks, chosen) for name in names]
             cells[_Cell(size, dimension, part)] = _measure(parts, weights)
@@ -158,7 +166,7 @@ def compare_estimators(
         },
     }
     estimates = _with_chance(_estimates(cells, names, run.tasks), chance, names)
-    return Comparison(estimates, _differences(cells, names, run.tasks), details)
+    return Comparison(estimates, _differences(cells, names, run.tasks), pl.concat(kept), details)
 
 
 def _sizes(run: Run, wanted: Sequence[int] | None) -> list[int]:
@@ -173,10 +181,9 @@ def _sizes(run: Run, wanted: Sequence[int] | None) -> list[int]:
 
 def _parts(found: Draw) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
     """Return the parts of the steps: dimension, name, and which steps are in it."""
+    yield "level", "alone", found.level < 0
     for level in range(int(found.level.max(initial=-1)) + 1):
         yield "level", str(level), found.level == level
-    yield "shared", "singleton", found.level < 0
-    yield "shared", "shared", found.level >= 0
     borders = (0, *_BORDERS)
     for place, first in enumerate(borders):
         last = borders[place + 1] - 1 if place + 1 < len(borders) else None
@@ -195,12 +202,32 @@ class _Measured(NamedTuple):
     tasks: int
 
 
+def measures_of(sums: Mapping[str, Floats], weights: Floats) -> tuple[dict[str, float], dict[str, Floats]]:
+    """Return the measures of sums per task, and those of every resample; NaN where one is not defined.
+
+    Args:
+        sums: Arrays of shape (tasks,).
+        weights: How often each task is in each resample, of shape (resamples, tasks).
+    """
+    whole = {name: np.asarray(array.sum()) for name, array in sums.items()}
+    again = resampled(sums, weights)
+    with np.errstate(all="ignore"):
+        values, draws = measured(whole), measured(again)
+        lower, noise = denominators(whole), denominators(again)
+    found = {}
+    for measure, value in values.items():
+        factors = zip(lower.get(measure, ()), noise.get(measure, ()), strict=True)
+        clear = all(size > 2 * np.nanstd(draw) for size, draw in factors)
+        found[measure] = float(value) if clear else np.nan
+    return found, draws
+
+
 def _measure(sums: list[dict[str, Floats]], weights: Floats) -> _Measured:
-    values = [measured({name: array.sum() for name, array in each.items()}) for each in sums]
-    draws = [measured(resampled(each, weights)) for each in sums]
+    found = [measures_of(each, weights) for each in sums]
+    names = list(found[0][0])
     return _Measured(
-        {measure: np.array([each[measure] for each in values]) for measure in values[0]},
-        {measure: np.stack([each[measure] for each in draws], axis=1) for measure in values[0]},
+        {measure: np.array([values[measure] for values, _ in found]) for measure in names},
+        {measure: np.stack([draws[measure] for _, draws in found], axis=1) for measure in names},
         int(sums[0]["n"].sum()),
         int((sums[0]["n"] > 0).sum()),
     )
@@ -226,41 +253,38 @@ def _facts(found: Draw) -> dict[str, float]:
 
 
 def _estimates(cells: dict[_Cell, _Measured], names: list[str], tasks: int) -> pl.DataFrame:
-    """Return the table of estimates. A family is all estimators, sizes and parts of one measure and dimension."""
-    frames = []
-    for measure, chosen, values, draws in _families(cells):
-        keys = [
-            {"estimator": name, **cell._asdict(), "measure": measure, "steps": found.steps, "tasks": found.tasks}
-            for cell, found in chosen.items()
-            for name in names
-        ]
-        frames.append(_frame(keys, values, draws, tasks).drop("p"))
-    return pl.concat(frames)
+    """Return the table of estimates. A family is all estimators of one measure and part at one group size."""
+    return pl.concat(
+        _frame(
+            [
+                {"estimator": name, **cell._asdict(), "measure": measure, "steps": found.steps, "tasks": found.tasks}
+                for name in names
+            ],
+            values,
+            found.draws[measure],
+            tasks,
+        ).drop("p")
+        for cell, found in cells.items()
+        for measure, values in found.values.items()
+    )
 
 
 def _differences(cells: dict[_Cell, _Measured], names: list[str], tasks: int) -> pl.DataFrame:
-    """Return the table of differences. A family is all pairs, sizes and parts of one measure and dimension."""
-    pairs = [(i, j) for i in range(len(names)) for j in range(i + 1, len(names))]
-    first, second = (np.array([pair[place] for pair in pairs], np.int64) for place in (0, 1))
-    frames = []
-    for measure, chosen, values, draws in _families(cells):
-        keys = [
-            {"first": names[i], "second": names[j], **cell._asdict(), "measure": measure}
-            for cell in chosen
-            for i, j in pairs
-        ]
-        frames.append(_frame(keys, values[:, first] - values[:, second], draws[..., first] - draws[..., second], tasks))
-    return pl.concat(frames)
-
-
-def _families(cells: dict[_Cell, _Measured]) -> Iterator[tuple[str, dict[_Cell, _Measured], Floats, Floats]]:
-    """Yield each measure of each dimension: name, cells, values (cells, estimators), draws (resamples, cells, …)."""
-    for dimension in DIMENSIONS:
-        chosen = {cell: found for cell, found in cells.items() if cell.dimension == dimension}
-        for measure in next(iter(chosen.values())).values:
-            values = np.stack([found.values[measure] for found in chosen.values()])
-            draws = np.stack([found.draws[measure] for found in chosen.values()], axis=1)
-            yield measure, chosen, values, draws
+    """Return the table of differences. A family is all pairs of one measure and part at one group size."""
+    first, second = np.triu_indices(len(names), 1)
+    return pl.concat(
+        _frame(
+            [
+                {"first": names[i], "second": names[j], **cell._asdict(), "measure": measure}
+                for i, j in zip(first, second, strict=True)
+            ],
+            values[first] - values[second],
+            found.draws[measure][:, first] - found.draws[measure][:, second],
+            tasks,
+        )
+        for cell, found in cells.items()
+        for measure, values in found.values.items()
+    )
 
 
 def _frame(keys: list[dict[str, Any]], values: Floats, draws: Floats, tasks: int) -> pl.DataFrame:

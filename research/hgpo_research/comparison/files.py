@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hgpo_research.comparison.comparison import Comparison
 
 DETAILS: Final = "comparison.json"
-FILES: Final = ("estimates.parquet", "differences.parquet", DETAILS, "report.html")
+FILES: Final = ("estimates.parquet", "differences.parquet", "sums.parquet", DETAILS, "report.html")
 _MADE_BY: Final = "hgpo compare-estimators"
 
 
@@ -35,6 +35,7 @@ def write_comparison(found: Comparison, out: Path, *, title: str, sources: dict[
     with new_folder(out, replace=is_comparison if overwrite else None) as folder:
         found.estimates.write_parquet(folder / "estimates.parquet")
         found.differences.write_parquet(folder / "differences.parquet")
+        found.sums.write_parquet(folder / "sums.parquet")
         details = {"made_by": _MADE_BY, **sources, **found.details}
         (folder / DETAILS).write_bytes(orjson.dumps(details, option=orjson.OPT_INDENT_2))
         (folder / "report.html").write_text(report(found, title), "utf-8")

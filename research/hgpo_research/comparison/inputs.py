@@ -62,7 +62,7 @@ class Run:
     Attributes:
         steps: The columns that the estimators read, the truth, and `(task)`, the number of the row's task; without
             aborted rollouts.
-        tasks: Number of tasks.
+        task_ids: The tasks' ids, in the order of their numbers.
         size: The largest number of rollouts in a group.
         variants: The estimators.
         counts: Numbers of `steps`, `rollouts`, `groups`, `aborted` rollouts, and of steps that are `without_truth`
@@ -70,10 +70,15 @@ class Run:
     """
 
     steps: pl.DataFrame
-    tasks: int
+    task_ids: Sequence[str]
     size: int
     variants: Sequence[Variant]
     counts: dict[str, int]
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks."""
+        return len(self.task_ids)
 
 
 @dataclass(frozen=True)
@@ -183,7 +188,9 @@ def read_run(
     }
     if gradients is not None:
         counts["without_model_gradient"] = joined.filter(_has_truth() & (pl.col(_SKETCH) < 0)).height
-    return Run(joined, counts["tasks"], int(str(sizes.max())), variants, counts)
+    name = "task_id" if "task_id" in task else task[-1]
+    task_ids = joined.unique("(task)").sort("(task)")[name].cast(pl.String).to_list()
+    return Run(joined, task_ids, int(str(sizes.max())), variants, counts)
 
 
 def truth_rewards(truth: Path, run: Path) -> Parameters:

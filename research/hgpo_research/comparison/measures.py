@@ -25,10 +25,13 @@ from which it is subtracted. The groups as they were played have no partners, un
 *Gradients.* g(x) = Σ x_t (onehot(a_t) - π), per visible context, is the gradient of Σ x_t log π with respect to a
 table of logits. `gradient` compares the gradients of the same steps, so it is 1 for true advantages. `gradient_limit`
 uses products of disjoint subgroups, which are independent: it is 1 for every unbiased estimator, whatever its variance.
-See `gradients`. With a language model, `model_gradient` is the cosine of the gradients of all of its parameters, of a
-batch with one group per task, `model_gradient_within` the same without products of different tasks, and
-`model_gradient_limit` that of the expected gradients, the limit of many tasks.
-See `model_gradients`.
+See `gradients`. With the gradients of a policy's parameters, `model_gradient` is the cosine of the gradients of all of
+them, of a batch with one group per task, `model_gradient_within` the same without products of different tasks, and
+`model_gradient_limit` that of the expected gradients, the limit of many tasks. See `model_gradients`.
+
+*Undefined measures.* Products of halves estimate squares without bias, so with few tasks they may be near 0 or
+negative, and a ratio with such a denominator may be any number: a "cosine" of 4. A measure is null where a factor of
+its denominator (`denominators`) is within two standard errors of 0, over resampled tasks.
 """
 
 from __future__ import annotations
@@ -134,6 +137,29 @@ def all_sums(
 ) -> dict[str, Floats]:
     """Return the sums of each task over all steps, with those of the gradients."""
     return task_sums(rows, found.task, tasks) | gradient_sums(contexts, estimate, (found.first, found.second), tasks)
+
+
+def denominators(sums: Sums) -> dict[str, tuple[Floats, ...]]:
+    """Return the estimated squares by which each measure is divided, of which noise can make any number.
+
+    Args:
+        sums: As of `measured`.
+    """
+    n = sums["n"]
+    spread = sums["aa"] / n - sums["first"] / n * (sums["second"] / n)
+    own = sums["ee"] / n - (sums["e"] / n) ** 2
+    found: dict[str, tuple[Floats, ...]] = {
+        "correlation": (own, spread),
+        "affine_error": (own, spread),
+        "slope": (spread,),
+        "error": (sums["aa"],),
+        "squared_bias": (sums["paired_aa"],),
+        "variance": (sums["paired_aa"],),
+    }
+    cosines = {"gradient": "same", "gradient_limit": "other", **MODEL_MEASURES}
+    return found | {
+        name: (sums[f"ee_{scope}"], sums[f"aa_{scope}"]) for name, scope in cosines.items() if f"aa_{scope}" in sums
+    }
 
 
 def measured(sums: Sums) -> dict[str, Floats]:

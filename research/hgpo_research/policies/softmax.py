@@ -31,6 +31,8 @@ from hgpo_train.settings import NonNegativeFloat, NonNegativeInt, build, check
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from hgpo_envs.engine import Engine
     from hgpo_envs.memory import Pair
     from hgpo_train.policies.registry import PolicyContext
@@ -99,14 +101,30 @@ class SoftmaxPolicy(BatchPolicy):
         """Return the distribution of the reply to each request (`KnownPolicy`)."""
         return [self._distribution(request) for request in requests]
 
+    def features(self, request: Request) -> NDArray[np.float64]:
+        """Return the features of each response of the request's distribution, of shape (responses, features).
+
+        The logits are their products with the weights, and a noise that the weights do not affect. The inadmissible
+        response has none.
+        """
+        history, state = self._visible(request)
+        choices = dict(self._features.choices(*state)) | dict(self._features.changes(*state, history))
+        names = list(self._weights)
+        rows = [[values.get(name, 0.0) for name in names] for values in choices.values()]
+        missing = len(self._distribution(request).responses) - len(rows)
+        return np.array([*rows, *[[0.0] * len(names)] * missing])
+
     def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
         """See `KnownPolicy`. There is no memory."""
 
-    def _distribution(self, request: Request) -> Distribution:
+    def _visible(self, request: Request) -> tuple[Sequence[Pair], tuple[str, str, tuple[str, ...]]]:
         history = request.history
         if self.history_read is not None:
             history = history[max(0, len(history) - self.history_read) :]
-        state = (request.task.instruction, request.state.text, tuple(request.state.actions))
+        return history, (request.task.instruction, request.state.text, tuple(request.state.actions))
+
+    def _distribution(self, request: Request) -> Distribution:
+        history, state = self._visible(request)
         key = (state, *[pair[1:] for pair in history])  # without numbers, which the features do not depend on
         found = self._distributions.get(key)
         if found is None:

@@ -1,0 +1,50 @@
+"""The gradient of log π of each step of a run, with respect to the weights of the policy `softmax`.
+
+Its logits are Σ_f w_f φ_f, so the gradient of log π(a) with respect to w is φ(a) - Σ_b π(b) φ(b). Unlike a table of
+logits, these parameters are shared by all states and tasks, as a language model's are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from hgpo_envs.engine import State, Task
+from hgpo_envs.memory import Pair
+from hgpo_research.comparison.row_gradients import RowGradients
+from hgpo_train.policies.base import Request
+
+if TYPE_CHECKING:
+    from hgpo_research.policies.softmax import SoftmaxPolicy
+
+
+def feature_gradients(steps: pl.LazyFrame, policy: SoftmaxPolicy, history_length: int) -> RowGradients:
+    """Compute the gradients of a run's steps; those whose response the policy never gives are left out.
+
+    Args:
+        steps: A step table with the columns `trajectory`, `step`, `task`, `state`, `admissible_actions`, `action` and
+            `response`.
+        policy: The policy that played the run.
+        history_length: The number of past steps that the prompts show.
+    """
+    names = ("trajectory", "step", "task", "state", "admissible_actions", "action", "response")
+    table = steps.select(names).sort("trajectory", "step").collect()
+    rows, vectors, past = [], [], []
+    for trajectory, step, task, text, actions, action, response in table.iter_rows():
+        past = past if step else []
+        shown = tuple(past[max(0, len(past) - history_length) :])
+        state = State(text, actions)
+        now = Request(0, "", 0, 0, step, Task("", "", task, ""), state, None, lambda _: "", lambda pairs=shown: pairs)
+        (distribution,), features = policy.distributions([now]), policy.features(now)
+        if response in distribution.responses:
+            chosen = features[distribution.responses.index(response)]
+            rows.append((trajectory, step, len(rows)))
+            vectors.append(chosen - distribution.probabilities @ features)
+        past.append(Pair(step + 1, text, action))
+    gradients = np.array(vectors, np.float32)
+    keys = pl.DataFrame(rows, schema=["trajectory", "step", "sketch"], orient="row").with_columns(
+        pl.col("step").cast(table.schema["step"])
+    )
+    return RowGradients(keys, gradients, gradients.shape[1], 0.0)
