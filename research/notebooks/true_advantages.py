@@ -203,9 +203,9 @@ def about_levels(mo):
 
 @app.cell
 def levels(alt, colours, found, pl):
-    chosen = found.estimates.filter(
-        pl.col("dimension").is_in(["level", "shared"]), pl.col("part") != "shared", measure="correlation", group_size=8
-    ).drop_nulls("value")
+    chosen = found.estimates.filter(pl.col("dimension") == "level", measure="correlation", group_size=8).drop_nulls(
+        "value"
+    )
     part = alt.X("part:N", title="deepest shared context", axis=alt.Axis(labelAngle=0))
     base = alt.Chart(alt.Data(values=chosen.to_dicts())).encode(
         part, alt.Color("estimator:N", scale=colours), xOffset="estimator:N"

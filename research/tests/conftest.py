@@ -1,12 +1,14 @@
-"""Fixtures: the command line, recordings, and a small model for the texts of the house of doors."""
+"""A small model for the texts of the house of doors. Without hgpo-research, no test runs."""
+
+from importlib.metadata import entry_points
 
 import pytest
 
-from tests.conftest import hgpo, pytest_runtest_call, shared  # noqa: F401 - fixtures, and the limit of CPU time
+collect_ignore_glob = [] if "truth" in entry_points(group="hgpo.commands").names else ["*"]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _imported_libraries():
+def _imported_research():
     import hgpo_train.rollout.run  # noqa: F401
 
 
@@ -14,11 +16,12 @@ def _imported_libraries():
 def tiny(tmp_path_factory):
     import torch
 
-    from hgpo_train.models.tiny import save_tiny
-    from tests.training.conftest import SHAPE, texts
+    from hgpo_train.models.tiny import TinyShape, save_tiny
+    from tests.training.conftest import texts
 
     torch.set_num_threads(1)
-    return save_tiny(tmp_path_factory.mktemp("tiny"), texts() * 3, SHAPE, seed=1)
+    shape = TinyShape(vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+    return save_tiny(tmp_path_factory.mktemp("tiny"), texts() * 3, shape, seed=1)
 
 
 @pytest.fixture

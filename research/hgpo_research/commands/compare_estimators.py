@@ -73,7 +73,7 @@ def compare_estimators(
     from hgpo_research.comparison.comparison import check_numbers
     from hgpo_research.comparison.files import is_comparison, write_comparison
     from hgpo_research.comparison.inputs import truth_rewards
-    from hgpo_train.advantages.advantage_tables import fingerprint, refuse_own_input
+    from hgpo_train.advantages.advantage_tables import refuse_own_input
     from hgpo_train.advantages.variants import read_variants
 
     if device is not None and model is None:
@@ -109,7 +109,7 @@ def compare_estimators(
                 gradients=_gradients(run, steps, model, device or "auto", seed, status.update) if model else None,
                 progress=status.update,
             )
-            sources = {"run": fingerprint(run), "truth": fingerprint(truth)}
+            sources = {"run": str(run), "truth": str(truth)}
             title = f"Estimators and true advantages: {owner.stem if owner.is_file() else owner.name}"
             write_comparison(found, target, title=title, sources=sources, overwrite=overwrite)
         except KeyboardInterrupt:

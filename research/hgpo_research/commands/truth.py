@@ -58,7 +58,6 @@ def truth(
     from hgpo_train.advantages.advantage_tables import refuse_own_input
     from hgpo_train.assignments import read_assignments
     from hgpo_train.policies.registry import option_annotations
-    from hgpo_train.rollout.run import stop_on_interrupt
 
     rewards = Rewards(
         reward=reward,  # type: ignore[arg-type]  # checked by the dataclass
@@ -75,10 +74,7 @@ def truth(
     target = out or default_out(plan)
     refuse_own_input(run, target)
     console, began = Console(stderr=True), perf_counter()
-    with (
-        stop_on_interrupt() as stop,
-        Progress(console=console, transient=True, disable=not console.is_terminal) as bars,
-    ):
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("tasks")
         report = write_truth(
             plan,
@@ -86,11 +82,7 @@ def truth(
             processes=processes,
             overwrite=overwrite,
             progress=lambda done, total: bars.update(bar, completed=done, total=total),
-            should_stop=stop,
         )
-    if not report.complete:
-        console.print("Interrupted. Finished tasks are kept; run the same command again to resume.")
-        raise typer.Exit(130)
     seconds = perf_counter() - began
     line = f"{report.rows:,} truths ({report.rows / seconds:,.0f}/s), {report.rollout_steps:,} steps of rollouts"
     console.print(f"{line}. The table is {target}", soft_wrap=True, markup=False, highlight=False)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
+from hgpo_datasets import manifest
+from hgpo_datasets.run_paths import run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import listed
 from hgpo_research.truth.table import METADATA, read_metadata
-from hgpo_train.advantages.advantage_tables import fingerprint
 from hgpo_train.advantages.estimators import hgpo
 from hgpo_train.advantages.input_columns import CHAINS, group_keys, row_keys
 from hgpo_train.advantages.parameters import Parameters
@@ -48,7 +49,7 @@ TRUTH_NUMBERS: Final = (
 TRUTH_COLUMNS: Final = (*TRUTH_KEYS, *TRUTH_NUMBERS, "prompt_hash", "choice", "probabilities")
 """The columns of a truth table that a comparison reads."""
 
-TRUTH_REWARDS: Final = Parameters(invalid_action_penalty=0.0, penalty_at="reward")
+TRUTH_REWARDS: Final = Parameters(invalid_action_penalty=0.0, penalty_at="reward", reward_scale=1.0)
 """The rewards of a truth table that does not describe them: those of the environment, with a discount of 0.95."""
 
 _TASK: Final = ("env_id", "task_id")
@@ -201,13 +202,15 @@ def truth_rewards(truth: Path, run: Path) -> Parameters:
         run: The run that it is compared with.
 
     Raises:
-        InputError: It is the truth of another run, or of another state of the run.
+        InputError: It is the truth of another run.
     """
     if METADATA not in pl.read_parquet_metadata(truth):
         return TRUTH_REWARDS
     described = read_metadata(truth)
-    if described.get("run_fingerprint") != fingerprint(run):
-        raise InputError(f"{truth} is not the truth of {run} as it is now; compute it with hgpo truth {run}")
+    folder = run_at(run)
+    header = None if folder is None else manifest.read(folder).header
+    if header is not None and described.get("run") != header.run:
+        raise InputError(f"{truth} is not the truth of {run}; compute it with hgpo truth {run}")
     return replace(TRUTH_REWARDS, **described["rewards"])
 
 

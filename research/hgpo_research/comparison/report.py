@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from html import escape
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
-
-import polars as pl
 
 from hgpo_envs.wording import counted
 from hgpo_research.comparison.inputs import REFERENCE
-from hgpo_research.comparison.model_gradients import MODEL_MEASURES
-from hgpo_research.comparison.pictures import COLOURS, Dot, Series, dots, lines
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from hgpo_research.comparison.comparison import Comparison
 
 LABELS: Final = {
@@ -49,17 +48,6 @@ MEANINGS: Final = {
 }
 """One line for each measure."""
 
-PERFECT: Final = {
-    "bias": 0.0,
-    **dict.fromkeys(("correlation", "sign", "gradient", "gradient_limit", "slope", *MODEL_MEASURES), 1.0),
-}
-_PICTURED: Final = ("correlation", "gradient", "gradient_limit", *MODEL_MEASURES, "slope")
-_COMPARED: Final = ("correlation", "affine_error", "gradient", "gradient_limit", *MODEL_MEASURES)
-
-_ABOUT_DIFFERENCES: Final = (
-    "<p>Row minus column, with intervals that hold for all pairs and group sizes of the measure (max-t over resampled "
-    "tasks). <span class='clear'>Bold</span>: adjusted p below 0.05.</p>"
-)
 _ABOUT_REFERENCE: Final = (
     "the step's return minus the true value of its state: a perfect baseline, with the noise of a single return"
 )
@@ -69,7 +57,6 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1040px; mar
 table { border-collapse: collapse; margin: 1em 0; font-size: 13px }
 th, td { padding: 4px 10px; border-bottom: 1px solid #e3e3e3; text-align: right; vertical-align: top }
 th:first-child, td:first-child { text-align: left }
-td small { display: block; color: #777 } .clear { font-weight: 600 }
 dt { font-weight: 600 } dd { margin: 0 0 .4em 1em } svg { margin: .5em 0; max-width: 100%; height: auto }
 """
 
@@ -128,42 +115,69 @@ def rows_of(found: Comparison, size: int) -> list[dict[str, Any]]:
 
 
 def report(found: Comparison, title: str) -> str:
-    """Return the page.
-
-    Args:
-        found: The comparison.
-        title: Its heading, such as the name of the run.
-    """
+    """Return a comparison as a page of HTML."""
     size = main_size(found)
     rows = rows_of(found, size)
-    named = [*found.details["estimators"], REFERENCE]
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(named)}
+    differences = found.differences.filter(group_size=size, dimension="all", measure="correlation")
+    clear = [
+        [row["first"], row["second"], number(row["value"]), f"{number(row['low_all'])} … {number(row['high_all'])}"]
+        for row in differences.iter_rows(named=True)
+        if row["p"] is not None and row["p"] < 0.05
+    ]
+    measures = [measure for measure in LABELS if measure in rows[0]]
+    specs = found.details["estimators"].items()
     parts = [
         f"<h1>{escape(title)}</h1>",
         *(f"<p>{escape(line)}</p>" for line in sentences(found)),
         f"<h2>Groups of {size}</h2>",
-        _table(rows),
-        *(_forest(measure, rows, colours) for measure in _PICTURED if measure in rows[0]),
-        "<h2>By group size</h2>" if len(found.details["group_sizes"]) > 1 else "",
-        *(_by_size(found, measure, colours) for measure in ("correlation", "gradient")),
-        f"<h2>By part of the steps, groups of {size}</h2>",
-        *(_by_part(found, size, dimension, colours) for dimension in ("shared", "level", "position")),
-        f"<h2>Differences, groups of {size}</h2>",
-        _ABOUT_DIFFERENCES,
-        *(_difference_table(found, measure, [row["estimator"] for row in rows], size) for measure in _COMPARED),
-        "<h2>Measures</h2><dl>",
-        *(
-            f"<dt>{escape(LABELS[name])}</dt><dd>{escape(text)}</dd>"
-            for name, text in MEANINGS.items()
-            if name in rows[0]
+        _table(
+            ["", *(LABELS[measure] for measure in measures)],
+            [[row["estimator"], *(_interval(row[measure]) for measure in measures)] for row in rows],
         ),
+        *pictures(found, size),
+        "<h2>Differences of correlations beyond chance</h2>",
+        "<p>With intervals that hold for all pairs of estimators (max-t over resampled tasks).</p>",
+        _table(["first", "second", "first - second", "interval"], clear),
+        "<h2>Measures</h2><dl>",
+        *(f"<dt>{escape(LABELS[name])}</dt><dd>{escape(MEANINGS[name])}</dd>" for name in measures),
         f"<dt>{escape(REFERENCE)}</dt><dd>{_ABOUT_REFERENCE}</dd></dl>",
         "<h2>Parameters</h2>",
-        *(f"<p><b>{escape(name)}</b>: {escape(_parameters(spec))}</p>" for name, spec in _specs(found)),
+        _table(["estimator", "parameters"], [[name, _parameters(spec)] for name, spec in specs]),
     ]
     head = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-    body = "\n".join(part for part in parts if part)
+    body = "\n".join(parts)
     return f"{head}<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
+
+
+def pictures(found: Comparison, size: int) -> list[str]:
+    """Return the pictures as SVG texts; none without the extra `report` (altair)."""
+    if not (find_spec("altair") and find_spec("vl_convert")):
+        return ["<p>For pictures, install hgpo-research[report] and compare again.</p>"]
+    import altair as alt
+    import vl_convert
+
+    order = [*found.details["estimators"], REFERENCE]
+
+    def drawn(table: pl.DataFrame, title: str) -> str:
+        rows = table.select("estimator", "part", "value", "low", "high").drop_nulls().to_dicts()
+        base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("estimator:N", sort=order, title=None))
+        chart = base.mark_rule().encode(x="low:Q", x2="high:Q") + base.mark_point(filled=True, size=50).encode(
+            x=alt.X("value:Q", title=title)
+        )
+        if table["part"].n_unique() > 1:
+            chart = chart.facet(column=alt.Column("part:N", sort=table["part"].unique(maintain_order=True).to_list()))
+        return vl_convert.vegalite_to_svg(chart.to_dict())
+
+    table = found.estimates.filter(group_size=size)
+    whole = table.filter(dimension="all")
+    titles = {"correlation": "correlation", "gradient": "gradient cosine", "model_gradient": "model gradient cosine"}
+    return [
+        *(drawn(whole.filter(measure=name), title) for name, title in titles.items() if name in whole["measure"]),
+        *(
+            drawn(table.filter(dimension=dimension, measure="correlation"), f"correlation by {words}")
+            for dimension, words in (("level", "past states of the deepest shared context"), ("position", "position"))
+        ),
+    ]
 
 
 def number(value: float | None) -> str:
@@ -171,91 +185,16 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}".replace("-0.000", "0.000")
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
-    measures = [measure for measure in LABELS if measure in rows[0]]
-    heads = "".join(f"<th>{escape(LABELS[measure])}</th>" for measure in measures)
-    texts = [f"<table><tr><th></th>{heads}</tr>"]
-    for row in rows:
-        cells = []
-        for measure in measures:
-            here = row[measure]
-            interval = "" if here["low"] is None else f"<small>{number(here['low'])} … {number(here['high'])}</small>"
-            cells.append(f"<td>{number(here['value'])}{interval}</td>")
-        texts.append(f"<tr><td>{escape(row['estimator'])}</td>{''.join(cells)}</tr>")
-    return "\n".join([*texts, "</table>"])
+def _interval(measure: dict[str, Any]) -> str:
+    if measure["low"] is None:
+        return number(measure["value"])
+    return f"{number(measure['value'])} ({number(measure['low'])} … {number(measure['high'])})"
 
 
-def _forest(measure: str, rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
-    made = []
-    for row in rows:
-        here = row[measure]
-        if here["value"] is None:
-            continue
-        chance = None if here["chance_low"] is None else (here["chance_low"], here["chance_high"])
-        name = row["estimator"]
-        made.append(Dot(name, here["value"], here["low"], here["high"], chance, colours[name]))
-    grey = " (grey: chance)" if any(dot.chance for dot in made) else ""
-    return dots(f"{LABELS[measure].replace('… ', 'gradient cosine ')}{grey}", made, mark=PERFECT.get(measure))
-
-
-def _by_size(found: Comparison, measure: str, colours: dict[str, str]) -> str:
-    table = found.estimates.filter(dimension="all", measure=measure)
-    if table["group_size"].n_unique() < 2:
-        return ""
-    return lines(f"{LABELS[measure]} by group size", "rollouts per group", _series(table, "group_size", colours))
-
-
-def _by_part(found: Comparison, size: int, dimension: str, colours: dict[str, str]) -> str:
-    table = found.estimates.filter(group_size=size, dimension=dimension, measure="correlation")
-    under = {"shared": "context alone in its group, or shared", "level": "past states of the deepest shared context",
-             "position": "position in the episode"}[dimension]  # fmt: skip
-    steps = table.group_by("part", maintain_order=True).agg(pl.col("steps").first())
-    share = {part: count / max(steps["steps"].sum(), 1) for part, count in steps.iter_rows()}
-    if not share:
-        return ""
-    label = pl.col("part").replace_strict({part: f"{part} ({count:.0%})" for part, count in share.items()})
-    return lines("correlation", f"{under} (share of these steps)", _series(table.with_columns(label), "part", colours))
-
-
-def _series(table: pl.DataFrame, by: str, colours: dict[str, str]) -> list[Series]:
-    made = []
-    for (name,), part in table.group_by("estimator", maintain_order=True):
-        points = {
-            str(row[by]): (row["value"], row["low"], row["high"])
-            for row in part.iter_rows(named=True)
-            if row["value"] is not None
-        }
-        made.append(Series(str(name), points, colours[str(name)]))
-    return made
-
-
-def _difference_table(found: Comparison, measure: str, names: list[str], size: int) -> str:
-    table = found.differences.filter(group_size=size, dimension="all", measure=measure)
-    known = {(row["first"], row["second"]): row for row in table.iter_rows(named=True) if row["value"] is not None}
-    if not known:
-        return ""
-    texts = [
-        f"<h3>{escape(LABELS[measure])}</h3><table><tr><th></th>{''.join(f'<th>{escape(n)}</th>' for n in names)}</tr>"
-    ]
-    for one in names:
-        cells = []
-        for other in names:
-            row, sign = known.get((one, other)), 1.0
-            if row is None:
-                row, sign = known.get((other, one)), -1.0
-            if row is None:
-                cells.append("<td></td>")
-                continue
-            ends = sorted(sign * end for end in (row["low_all"], row["high_all"]) if end is not None)
-            interval = f"<small>{number(ends[0])} … {number(ends[1])}</small>" if len(ends) == 2 else ""
-            kind = ' class="clear"' if row["p"] is not None and row["p"] < 0.05 else ""
-            cells.append(f"<td{kind}>{number(sign * row['value'])}{interval}</td>")
-        texts.append(f"<tr><td>{escape(one)}</td>{''.join(cells)}</tr>")
-    return "\n".join([*texts, "</table>"])
-
-
-def _specs(found: Comparison) -> list[tuple[str, dict[str, Any]]]:
-    return list(found.details["estimators"].items())
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>"]
+    lines += [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
+    return "\n".join(["<table>", *lines, "</table>"])
 
 
 def _parameters(spec: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from hgpo_train.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from hgpo_research.truth.contexts import context_advantages
     from hgpo_research.truth.rewards import Rewards
     from hgpo_research.truth.table import TruthPlan, TruthReport, plan_truth, read_metadata, write_truth
     from hgpo_research.truth.task import Budget
@@ -15,7 +14,6 @@ __all__ = [
     "Rewards",
     "TruthPlan",
     "TruthReport",
-    "context_advantages",
     "plan_truth",
     "read_metadata",
     "write_truth",
@@ -24,7 +22,6 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "hgpo_research.truth.contexts": ("context_advantages",),
         "hgpo_research.truth.rewards": ("Rewards",),
         "hgpo_research.truth.table": ("TruthPlan", "TruthReport", "plan_truth", "read_metadata", "write_truth"),
         "hgpo_research.truth.task": ("Budget",),

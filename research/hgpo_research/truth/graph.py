@@ -53,7 +53,7 @@ class _Move(NamedTuple):
         hidden: The hidden state after it.
         text: The number of the state text after it.
         valid: Whether the command is admissible.
-        terminated: Whether the task ends.
+        terminated: Whether the episode ends, by its task or by a limit of the benchmark's own.
         gains: The reward of the step if its action counts as invalid, and if it counts as valid.
         final: The further reward if this is the episode's last step.
     """
@@ -353,7 +353,7 @@ class Graph:
             self._hidden_state(engine, state),
             self._text(state.text),
             state.valid,
-            state.terminated,
+            state.terminated or state.truncated,
             (gains[0], gains[1]),
             self._rewards.final(won=bool(state.won), score=state.score),
         )

@@ -1,8 +1,7 @@
 """Truth tables: true values and advantages of a run's steps, in one Parquet file beside the run.
 
-The tasks of a run are computed in parts of `TASKS_PER_PART`, each by one process and from its own random numbers, so
-that the bytes of the table do not depend on the number of processes. A finished part is a file in the folder
-``<table>.parts``; if the command is interrupted, the same command continues with the parts that are missing.
+Each task is computed by one process and from its own random numbers, so the table does not depend on the number of
+processes. It takes minutes: an interrupted command starts again.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,14 +21,13 @@ import polars as pl
 from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.sources import run_at
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import is_scratch, making_folder, new_folder, new_path, remove_folder
+from hgpo_envs.files.atomic import making_folder, new_path
 from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.hashing import text_hash, text_hashes
 from hgpo_research.policies.distributions import known_policy
 from hgpo_research.truth.graph import Graph
 from hgpo_research.truth.places import Step
 from hgpo_research.truth.task import Budget, task_truth, without_collector
-from hgpo_train.advantages.advantage_tables import fingerprint
 from hgpo_train.policies.registry import PolicyContext
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.sessions import installed_versions
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 
 METADATA: Final = "hgpo.truth"
 """The key of a truth table's metadata."""
-TASKS_PER_PART: Final = 4
 KEYS: Final = ("run", "iteration", "env_id", "task_id", "group", "trajectory", "step")
 """The columns that identify a row, as in the step table. Those that it lacks are left out."""
 
@@ -88,13 +85,11 @@ class TruthReport:
 
     Attributes:
         rows: Number of steps in the table.
-        rollout_steps: Number of steps of Monte Carlo rollouts, of all sessions.
-        complete: Whether the table was written; False if the command was stopped.
+        rollout_steps: Number of steps of Monte Carlo rollouts.
     """
 
     rows: int
     rollout_steps: int
-    complete: bool
 
 
 def plan_truth(
@@ -142,9 +137,8 @@ def write_truth(
     processes: int = 1,
     overwrite: bool = True,
     progress: Callable[[int, int], object] = lambda _done, _total: None,
-    should_stop: Callable[[], bool] = lambda: False,
 ) -> TruthReport:
-    """Compute a run's truth and write the table atomically. Continues what an interrupted call has begun.
+    """Compute a run's truth and write the table atomically; the rows are those of the run, in its order.
 
     Args:
         plan: What to compute.
@@ -152,7 +146,6 @@ def write_truth(
         processes: Number of processes. The table does not depend on it.
         overwrite: Whether an existing file is replaced.
         progress: Called with the number of finished tasks and of all tasks.
-        should_stop: Called between tasks' parts; True stops, and finished parts are kept.
 
     Raises:
         InputError: The run has no rows, the policy's probabilities are not known, the run's states are not those of its
@@ -160,33 +153,27 @@ def write_truth(
     """
     if processes < 1:
         raise InputError(f"processes: expected an integer of at least 1, received {processes}")
-    metadata = _metadata(plan)
-    tasks = _tasks(plan.run)
-    groups = [tasks[start : start + TASKS_PER_PART] for start in range(0, len(tasks), TASKS_PER_PART)]
-    with (
-        _open(plan) as (handle, policy),  # before anything is written, to find bad input
-        _replacing(out, overwrite=overwrite),
-        making_folder(out.absolute().parent),
-        _parts(out, metadata) as parts,
-    ):
-        paths = [parts / f"{number:06d}.parquet" for number in range(len(groups))]
-        missing = [(path, group) for path, group in zip(paths, groups, strict=True) if not path.exists()]
-        done = len(tasks) - sum(len(group) for _, group in missing)
-        progress(done, len(tasks))
-        write = partial(_write_part, plan, handle, policy)
-        several = processes > 1 and len(missing) > 1
-        counts = _in_processes(plan, missing, processes, should_stop) if several else _here(write, missing, should_stop)
-        for count in counts:
-            done += count
-            progress(done, len(tasks))
-        steps = sum(int(pl.read_parquet_metadata(path)["hgpo.rollout_steps"]) for path in paths if path.exists())
-        if done < len(tasks):
-            return TruthReport(0, steps, complete=False)
-        table = pl.concat([pl.read_parquet(path, glob=False) for path in paths]).sort("(row)").drop("(row)")
-        with new_path(out) as content:
-            table.write_parquet(content, metadata={METADATA: metadata})
-    remove_folder(parts)
-    return TruthReport(table.height, steps, complete=True)
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
+    tasks = _steps(plan.run).select(pl.col("task_id").unique().sort()).collect().to_series().to_list()
+    if not tasks:
+        raise InputError(f"{plan.run} contains no complete rollouts")
+    tables: list[pl.DataFrame] = []
+    steps = 0
+    with _open(plan) as (handle, policy):  # before anything is computed, to find bad input
+        if processes == 1:
+            found: Iterator[tuple[pl.DataFrame, int]] = (_of_task(plan, handle, policy, task) for task in tasks)
+        else:
+            found = _in_processes(plan, tasks, processes)
+        with closing(found):  # type: ignore[type-var]  # a generator
+            for table, count in found:
+                tables.append(table)
+                steps += count
+                progress(len(tables), len(tasks))
+    truth = pl.concat(tables).sort("(row)").drop("(row)")
+    with making_folder(out.absolute().parent), new_path(out) as content:
+        truth.write_parquet(content, metadata={METADATA: _metadata(plan)})
+    return TruthReport(truth.height, steps)
 
 
 def default_out(plan: TruthPlan) -> Path:
@@ -199,7 +186,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """Return a truth table's metadata.
 
     The keys are `environment`, `policy`, `rewards` (reward, reward_scale, gamma, invalid_action_penalty), `budget`
-    (rollouts, error, seed, …), `run`, `run_fingerprint` and `versions`.
+    (rollouts, error, seed, …), `run` and `versions`.
 
     Raises:
         InputError: The file is not a truth table.
@@ -217,39 +204,9 @@ def _metadata(plan: TruthPlan) -> str:
         "rewards": asdict(plan.rewards),
         "budget": asdict(plan.budget),
         "run": manifest.read(plan.run).header.run,  # type: ignore[union-attr]  # checked by `plan_truth`
-        "run_fingerprint": fingerprint(plan.run),
         "versions": installed_versions(),
     }
     return orjson.dumps(redact_json(values), option=orjson.OPT_SORT_KEYS).decode()
-
-
-@contextmanager
-def _replacing(out: Path, *, overwrite: bool) -> Iterator[None]:
-    """Check that a file may be written."""
-    if out.exists() and not overwrite:
-        raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
-    yield
-
-
-@contextmanager
-def _parts(out: Path, metadata: str) -> Iterator[Path]:
-    """Yield the folder of parts. Those of another plan are removed first, and an empty folder after an error."""
-    folder = out.with_name(f"{out.name}.parts")
-    described = folder / "plan.json"
-    if folder.is_dir() and (not described.is_file() or described.read_bytes() != metadata.encode()):
-        names = [path.name for path in folder.iterdir()]
-        if any(name != described.name and not name.endswith(".parquet") and not is_scratch(name) for name in names):
-            raise InputError(f"{folder}: expected parts of a truth table, received other files; move them elsewhere")
-        remove_folder(folder)
-    if not folder.is_dir():
-        with new_folder(folder) as content:
-            (content / described.name).write_bytes(metadata.encode())
-    try:
-        yield folder
-    except BaseException:
-        if folder.is_dir() and not any(folder.glob("*.parquet")):
-            remove_folder(folder)
-        raise
 
 
 def _steps(run: Path) -> pl.LazyFrame:
@@ -264,41 +221,13 @@ def _steps(run: Path) -> pl.LazyFrame:
     return steps.select("(row)", *(name for name in (*KEYS, *_READ) if name in columns))
 
 
-def _tasks(run: Path) -> list[str]:
-    found = _steps(run).select(pl.col("task_id").unique().sort()).collect().to_series().to_list()
-    if not found:
-        raise InputError(f"{run} contains no complete rollouts")
-    return found
-
-
-def _here(
-    write: Callable[[Path, list[str]], None],
-    missing: Sequence[tuple[Path, list[str]]],
-    should_stop: Callable[[], bool],
-) -> Iterator[int]:
-    """Compute parts and yield the number of tasks of each when it is written."""
-    for path, tasks in missing:
-        if should_stop():
-            return
-        write(path, tasks)
-        yield len(tasks)
-
-
-def _in_processes(
-    plan: TruthPlan, missing: Sequence[tuple[Path, list[str]]], processes: int, should_stop: Callable[[], bool]
-) -> Iterator[int]:
-    """Compute parts in several processes and yield the number of tasks of each when it is written."""
+def _in_processes(plan: TruthPlan, tasks: Sequence[str], processes: int) -> Iterator[tuple[pl.DataFrame, int]]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=_begin_worker, initargs=(plan,)) as pool:
-        waiting = {pool.submit(_work, path, tasks): len(tasks) for path, tasks in missing}
         try:
-            while waiting and not should_stop():
-                for future in wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED).done:
-                    future.result()
-                    yield waiting.pop(future)
+            yield from pool.map(_work, tasks)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-        yield from (waiting[future] for future in waiting if not future.cancelled() and future.exception() is None)
 
 
 @contextmanager
@@ -309,32 +238,27 @@ def _open(plan: TruthPlan) -> Iterator[tuple[EnvHandle, KnownPolicy]]:
         yield handle, policy
 
 
-_worker: Callable[[Path, list[str]], None]
-"""Computes a part in a worker process."""
+_worker: Callable[[str], tuple[pl.DataFrame, int]]
+"""Computes the truth of a task in a worker process."""
 
 
 def _begin_worker(plan: TruthPlan) -> None:
     global _worker  # noqa: PLW0603 - the way in which a pool's workers keep what they have opened
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops them
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    _worker = partial(_write_part, plan, *_open(plan).__enter__())  # open until the process ends
+    _worker = partial(_of_task, plan, *_open(plan).__enter__())  # open until the process ends
 
 
-def _work(path: Path, tasks: list[str]) -> None:
-    _worker(path, tasks)
+def _work(task: str) -> tuple[pl.DataFrame, int]:
+    return _worker(task)
 
 
-def _write_part(plan: TruthPlan, handle: EnvHandle, policy: KnownPolicy, path: Path, tasks: Sequence[str]) -> None:
-    rows = _steps(plan.run).filter(pl.col("task_id").is_in(list(tasks))).collect()
-    tables, steps = [], 0
-    for task in tasks:
-        mine = rows.filter(pl.col("task_id") == task).sort("trajectory", "step")
-        with without_collector():
-            columns, count = _columns(plan, handle, policy, task, mine)
-        steps += count
-        tables.append(mine.drop(_READ, strict=False).with_columns(_prompts(mine), *_series(columns)))
-    with new_path(path) as content:
-        pl.concat(tables).write_parquet(content, metadata={"hgpo.rollout_steps": str(steps)})
+def _of_task(plan: TruthPlan, handle: EnvHandle, policy: KnownPolicy, task: str) -> tuple[pl.DataFrame, int]:
+    """Return the rows of a task's steps, and the number of steps of Monte Carlo rollouts."""
+    rows = _steps(plan.run).filter(task_id=task).collect().sort("trajectory", "step")
+    with without_collector():
+        columns, count = _columns(plan, handle, policy, task, rows)
+    return rows.drop(_READ, strict=False).with_columns(_prompts(rows), *_series(columns)), count
 
 
 def _columns(
