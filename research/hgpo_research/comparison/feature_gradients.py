@@ -6,6 +6,7 @@ logits, these parameters are shared by all states and tasks, as a language model
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,8 @@ from hgpo_research.comparison.row_gradients import RowGradients
 from hgpo_train.policies.base import Request
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from hgpo_research.policies.softmax import SoftmaxPolicy
 
 
@@ -31,12 +34,14 @@ def feature_gradients(steps: pl.LazyFrame, policy: SoftmaxPolicy, history_length
     """
     names = ("trajectory", "step", "task", "state", "admissible_actions", "action", "response")
     table = steps.select(names).sort("trajectory", "step").collect()
-    rows, vectors, past = [], [], []
+    rows: list[tuple[str, int, int]] = []
+    vectors: list[NDArray[np.float64]] = []
+    past: list[Pair] = []
     for trajectory, step, task, text, actions, action, response in table.iter_rows():
         past = past if step else []
         shown = tuple(past[max(0, len(past) - history_length) :])
         state = State(text, actions)
-        now = Request(0, "", 0, 0, step, Task("", "", task, ""), state, None, lambda _: "", lambda pairs=shown: pairs)
+        now = Request(0, "", 0, 0, step, Task("", "", task, ""), state, None, lambda _: "", partial(tuple, shown))
         (distribution,), features = policy.distributions([now]), policy.features(now)
         if response in distribution.responses:
             chosen = features[distribution.responses.index(response)]

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from hgpo_datasets import manifest
-from hgpo_datasets.run_paths import run_at
+from hgpo_datasets.sources import run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import listed
 from hgpo_research.truth.table import METADATA, read_metadata

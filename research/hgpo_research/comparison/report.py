@@ -160,7 +160,8 @@ def pictures(found: Comparison, size: int) -> list[str]:
 
     def drawn(table: pl.DataFrame, title: str) -> str:
         rows = table.select("estimator", "part", "value", "low", "high").drop_nulls().to_dicts()
-        base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("estimator:N", sort=order, title=None))
+        data = alt.Data(values=rows)  # type: ignore[no-untyped-call]
+        base = alt.Chart(data).encode(y=alt.Y("estimator:N", sort=order, title=None))
         chart = base.mark_rule().encode(x="low:Q", x2="high:Q") + base.mark_point(filled=True, size=50).encode(
             x=alt.X("value:Q", title=title)
         )
