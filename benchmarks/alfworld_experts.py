@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from hgpo_envs import players
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.engine.game import TASK_TYPES, compile_game
 from hgpo_envs.alfworld.generation.store import GeneratedStore
 from hgpo_envs.engine import Task
+from hgpo_envs.environment_spec import make_player
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ LIMIT = 50
 
 def play(name: str, store: GameStore) -> Iterator[tuple[str, bool, int]]:
     """Return task type, success and number of steps of each game."""
-    engine, player = ALFWorldEngine(), players.make_player(name, "ALFWorld")
+    engine, player = ALFWorldEngine(), make_player(name, "ALFWorld")
     for task_id in track(store.ids(), name, console=Console(stderr=True)):
         game = compile_game(store.read(task_id), task_id)
         state = engine.play(game)

@@ -1,4 +1,4 @@
-"""The interface of a benchmark: an engine plays one task at a time, and a task source lists the tasks.
+"""The interfaces of a benchmark: an engine plays one task at a time, a task source lists tasks, players play them.
 
 Environments, vector environments, memory, experts and rollouts use benchmarks through this interface only. An engine
 does not depend on Gymnasium or prompts and is deterministic: the same task and commands give the same states, byte for
@@ -136,4 +136,29 @@ class TaskSource(Protocol):
 
     def engine(self) -> Engine:
         """Return a new engine over this data."""
+        ...
+
+
+class Player(Protocol):
+    """A scripted player, which plays one task at a time: `reset` at its start, then `act` for every state.
+
+    Two of them have the same names in every benchmark. ``expert`` reads the engine's hidden state: it is an upper bound
+    and the source of walkthroughs. ``explorer`` uses only what a policy observes: it is for demonstrations.
+
+    A player may also have `fork(engine)`, which returns an independent copy of it in the same state. The copy inspects
+    the given engine (or None) instead of its own. Players must be deterministic.
+    """
+
+    def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
+        """Start a task.
+
+        Args:
+            task: The task.
+            state: The first state.
+            engine: The engine that plays the task, for players that read its hidden state. They must not change it.
+        """
+        ...
+
+    def act(self, state: State) -> str:
+        """Return the next action. Called once for every state, including the first, except terminal ones."""
         ...

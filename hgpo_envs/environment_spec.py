@@ -30,8 +30,7 @@ from hgpo_envs.sources import open_shared
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hgpo_envs.engine import TaskSource
-    from hgpo_envs.players import Player
+    from hgpo_envs.engine import Player, TaskSource
     from hgpo_envs.responses import Response
     from hgpo_envs.sources import SharedSource
 
@@ -61,7 +60,7 @@ class EnvironmentSpec:
             (`hgpo_envs.state_keys`); None compares the whole text. The policy reads the text in any case. States that
             have a key of their own (`hgpo_envs.engine.State.key`) keep it.
         action_tag: The tag around the action in a response, in which scripted players write theirs.
-        players: The scripted players ``expert`` and ``explorer``, each as a class (`hgpo_envs.players.Player`) or as
+        players: The scripted players ``expert`` and ``explorer``, each as a class (`hgpo_envs.engine.Player`) or as
             ``module:class``. Both are optional.
         admissible_actions: Whether states list their admissible actions. Without them, ``action_format="number"`` is
             refused.
@@ -242,6 +241,22 @@ def spec_named(name: str) -> EnvironmentSpec | None:
     """
     found = next((env_id for env_id in environment_ids() if name_in(env_id) == name), None)
     return None if found is None else environment_spec(found)
+
+
+def make_player(name: str, benchmark: str) -> Player:
+    """Create a scripted player, for example ``make_player("explorer", "ALFWorld")``.
+
+    Raises:
+        InputError: The benchmark is unknown, or has no such player.
+    """
+    spec = spec_named(benchmark)
+    if spec is None:
+        raise InputError(unknown("benchmark", benchmark, map(name_in, environment_ids())))
+    if name not in spec.players:
+        raise InputError(unknown(f"{benchmark} player", name, spec.players))
+    player = spec.players[name]
+    created: Player = (imported(player) if isinstance(player, str) else player)()
+    return created
 
 
 def _check_name(env_id: str) -> None:

@@ -44,19 +44,17 @@ def sequential(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     """Yield every task once in the split's order, then repeat without end. The seed has no effect."""
     del seed
     while True:
-        yield from _some(ids)
+        yield from ids
 
 
 def shuffled_passes(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     """Yield the tasks pass by pass without end; each pass is in a new seeded order (`shuffled`)."""
-    _some(ids)
     for epoch in count():
         yield from shuffled(ids, seed, epoch)
 
 
 def independent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     """Yield tasks drawn with replacement."""
-    _some(ids)
     for draw in count():
         yield ids[((text_hash(f"{seed}/{draw}") % (1 << 64)) * len(ids)) >> 64]
 
@@ -73,7 +71,7 @@ def verl_agent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     different machines. Here the list is the split's sorted order.
     """
     generator = np.random.RandomState(seed)
-    order = list(_some(ids))
+    order = list(ids)
     while True:
         generator.shuffle(order)
         yield from order
@@ -104,7 +102,9 @@ def task_stream(name: str, ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     """
     if name not in TASK_SAMPLINGS:
         raise InputError(unknown("sampling", name, TASK_SAMPLINGS))
-    return TASK_SAMPLINGS[name](_some(ids), seed)
+    if not ids:
+        raise InputError("no tasks to choose from: the split is empty")
+    return TASK_SAMPLINGS[name](ids, seed)
 
 
 class TaskSampler:
@@ -117,7 +117,7 @@ class TaskSampler:
         drawn: How many tasks to skip, for copies of a sampler that has already drawn them.
 
     Raises:
-        InputError: If the name is unknown or there are no tasks.
+        InputError: See `task_stream`.
     """
 
     def __init__(self, name: str, ids: Sequence[str], seed: int, drawn: int = 0) -> None:
@@ -131,9 +131,3 @@ class TaskSampler:
 
     def __reduce__(self) -> tuple[type[TaskSampler], tuple[str, Sequence[str], int, int]]:
         return TaskSampler, (self._name, self._ids, self._seed, self._drawn)
-
-
-def _some(ids: Sequence[str]) -> Sequence[str]:
-    if not ids:
-        raise InputError("no tasks to choose from: the split is empty")
-    return ids

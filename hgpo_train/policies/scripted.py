@@ -1,17 +1,17 @@
-"""``expert`` and ``explorer``: the scripted players of `hgpo_envs.players` as policies."""
+"""``expert`` and ``explorer``: the scripted players of a benchmark as policies."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hgpo_envs import players
-from hgpo_envs.environment_spec import spec_named
+from hgpo_envs.environment_spec import make_player, spec_named
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.registry import PolicySpec, refuse_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hgpo_envs.engine import Player
     from hgpo_train.policies.registry import PolicyContext
 
 
@@ -27,17 +27,17 @@ class ScriptedPolicy(BatchPolicy):
 
     reproducible = True
 
-    def __init__(self, name: str, make: Callable[[], players.Player], action_format: str, tag: str = "action") -> None:
+    def __init__(self, name: str, make: Callable[[], Player], action_format: str, tag: str = "action") -> None:
         super().__init__()
         self.name, self._make, self._action_format, self._tag = name, make, action_format, tag
-        self._players: dict[int, players.Player] = {}
+        self._players: dict[int, Player] = {}
         self._unable: dict[int, Failure] = {}  # why the player of a slot could not be reset
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
         return [self._play(request) for request in requests]
 
-    def _act(self, player: players.Player, request: Request) -> str:
+    def _act(self, player: Player, request: Request) -> str:
         return format_action(player.act(request.state), self._action_format, request.state.actions, self._tag)
 
     def _play(self, request: Request) -> Reply | Failure:
@@ -103,10 +103,10 @@ def make_explorer(argument: str, context: PolicyContext) -> ScriptedPolicy:
 
 def _make(name: str, argument: str, context: PolicyContext) -> ScriptedPolicy:
     refuse_settings(name, argument, context)
-    players.make_player(name, context.benchmark)  # raises for an unknown player before the run begins
+    make_player(name, context.benchmark)  # raises for an unknown player before the run begins
     spec = spec_named(context.benchmark)
     tag = "action" if spec is None else spec.action_tag
-    return ScriptedPolicy(name, lambda: players.make_player(name, context.benchmark), context.action_format, tag)
+    return ScriptedPolicy(name, lambda: make_player(name, context.benchmark), context.action_format, tag)
 
 
 EXPERT, EXPLORER = PolicySpec(make_expert), PolicySpec(make_explorer)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs import players as experts
 from hgpo_envs.alfworld.data.game_folder import SPLITS
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
@@ -18,6 +17,7 @@ from hgpo_envs.alfworld.generation.problem import game_data
 from hgpo_envs.alfworld.players.expert import ExpertPlayer, find_plan
 from hgpo_envs.alfworld.players.explorer import ExplorerPlayer, ParsedInstruction, parse_instruction
 from hgpo_envs.engine import State, Task
+from hgpo_envs.environment_spec import make_player
 from hgpo_envs.errors import InputError
 
 LIMIT = 50
@@ -26,7 +26,7 @@ drafts = st.builds(draft_game, st.sampled_from(SPLITS), st.integers(0, 10**6), s
 
 def play(name, source, task_id, disturbance=0.0, seed=0):
     """Plays a task; some steps are random admissible ones. Returns the actions, and whether they won."""
-    engine, player, chance = source.engine(), experts.make_player(name, "ALFWorld"), random.Random(seed)
+    engine, player, chance = source.engine(), make_player(name, "ALFWorld"), random.Random(seed)
     state = engine.start(task_id)
     player.reset(source.task(task_id), state, engine if name == "expert" else None)
     actions = []
@@ -219,6 +219,6 @@ def test_every_official_game_is_solved_within_the_limit(official, name):
 
 def test_names():
     with pytest.raises(InputError, match="unknown ALFWorld player 'exprt'; did you mean 'expert'"):
-        experts.make_player("exprt", "ALFWorld")
+        make_player("exprt", "ALFWorld")
     with pytest.raises(InputError, match="unknown benchmark 'AlfWorld'; did you mean 'ALFWorld'"):
-        experts.make_player("expert", "AlfWorld")
+        make_player("expert", "AlfWorld")

@@ -12,9 +12,8 @@ from distribution import write_distribution
 from doors import DoorsSource, solution
 
 from hgpo_envs import environment_spec
-from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, spec_named
+from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, make_player, spec_named
 from hgpo_envs.errors import InputError
-from hgpo_envs.players import make_player
 from hgpo_envs.registration import register, resolve_id
 from hgpo_envs.responses import Response
 
@@ -69,7 +68,7 @@ def test_an_installed_benchmark(tmp_path):
         """
 import sys, gymnasium, hgpo_envs
 from gymnasium.envs.registration import EnvSpec
-from hgpo_envs.players import make_player
+from hgpo_envs.environment_spec import make_player
 assert "house" not in sys.modules  # known without being imported
 env = gymnasium.make("Mine/Doors-v0", count=3)
 observation, info = env.reset(seed=1)

@@ -11,8 +11,8 @@ from doors import DoorsSource
 from gymnasium.utils.env_checker import check_env
 
 from hgpo_envs.env import RENDER_MODES, TextEnv
+from hgpo_envs.environment_spec import make_player
 from hgpo_envs.errors import InputError
-from hgpo_envs.players import make_player
 
 IDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
 

@@ -15,7 +15,7 @@ from distribution import write_distribution
 from gymnasium.utils.env_checker import check_env
 
 from hgpo_datasets import scan_steps
-from hgpo_envs.players import make_player
+from hgpo_envs.environment_spec import make_player
 from hgpo_envs.registration import resolve_id
 
 pytest.importorskip("minigrid")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hgpo_envs.players import make_player
+from hgpo_envs.environment_spec import make_player
 from hgpo_envs.webshop.bundled import bundled_folder
 from hgpo_envs.webshop.data.source import WebShopSource
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from hgpo_envs.environment_spec import make_player
 from hgpo_envs.errors import InputError
-from hgpo_envs.players import make_player
 from hgpo_envs.webshop.data.source import WebShopSource
 from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.engine.reward import reward

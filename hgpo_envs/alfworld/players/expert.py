@@ -29,7 +29,7 @@ TREATMENTS: Final = {
 
 
 class ExpertPlayer:
-    """A player that solves every solvable game from any state by reading the engine (`hgpo_envs.players.Player`)."""
+    """A player that solves every solvable game from any state by reading the engine (`hgpo_envs.engine.Player`)."""
 
     def __init__(self) -> None:
         self._engine: ALFWorldEngine | None = None

@@ -181,7 +181,7 @@ class _Memory:
 
 
 class ExplorerPlayer:
-    """A player that explores the room and does the task (`hgpo_envs.players.Player`)."""
+    """A player that explores the room and does the task (`hgpo_envs.engine.Player`)."""
 
     def __init__(self) -> None:
         self._wish = ParsedInstruction("", "", "", 1)

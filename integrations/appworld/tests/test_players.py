@@ -9,8 +9,8 @@ from hgpo_appworld.players.expert import ExpertPlayer, split_solution
 from hgpo_appworld.players.explorer import ExplorerPlayer, plan
 from hgpo_appworld.players.skills import SKILLS, find_skill
 from hgpo_envs.engine import State, Task
+from hgpo_envs.environment_spec import make_player
 from hgpo_envs.errors import InputError
-from hgpo_envs.players import make_player
 
 START = State("", ())
 

@@ -12,9 +12,8 @@ import pytest
 from chat_server import Api, completion
 
 from hgpo_datasets import scan_steps, verify
-from hgpo_envs.environment_spec import environment_spec
+from hgpo_envs.environment_spec import environment_spec, make_player
 from hgpo_envs.episode import Episode
-from hgpo_envs.players import make_player
 from hgpo_envs.task_sampling import task_stream
 from hgpo_train.advantages import compute
 from hgpo_train.rollout.env_handle import open_env

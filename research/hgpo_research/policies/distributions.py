@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hgpo_envs import players
-from hgpo_envs.environment_spec import spec_named
+from hgpo_envs.environment_spec import make_player, spec_named
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy
 from hgpo_train.policies.mixture import parse_weights
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hgpo_envs.engine import Engine
+    from hgpo_envs.engine import Engine, Player
     from hgpo_train.policies.base import Request
     from hgpo_train.policies.registry import PolicyContext
 
@@ -201,7 +200,7 @@ class KnownPlayer(KnownPolicy):
         self.name, self._context = name, context
         spec = spec_named(context.benchmark)
         self._tag = "action" if spec is None else spec.action_tag
-        self._players: dict[int, players.Player] = {}
+        self._players: dict[int, Player] = {}
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """See `KnownPolicy`. A copy of the player acts."""
@@ -215,18 +214,31 @@ class KnownPlayer(KnownPolicy):
 
     def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
         """See `KnownPolicy`."""
-        self._players[new_slot] = players.fork_player(self._players[slot], engine)
+        self._players[new_slot] = _forked(self._players[slot], engine)
 
-    def _new(self, request: Request) -> players.Player:
-        player = players.make_player(self.name, self._context.benchmark)
+    def _new(self, request: Request) -> Player:
+        player = make_player(self.name, self._context.benchmark)
         player.reset(request.task, request.state, request.engine)
         return player
 
-    def _copy(self, request: Request) -> players.Player:
-        return players.fork_player(self._players[request.slot], request.engine) if request.step else self._new(request)
+    def _copy(self, request: Request) -> Player:
+        return _forked(self._players[request.slot], request.engine) if request.step else self._new(request)
 
-    def _act(self, player: players.Player, request: Request) -> str:
+    def _act(self, player: Player, request: Request) -> str:
         return format_action(player.act(request.state), self._context.action_format, request.state.actions, self._tag)
+
+
+def _forked(player: Player, engine: Engine | None) -> Player:
+    """Return an independent copy of a player in the same state, which inspects an engine; None if there is none.
+
+    Raises:
+        InputError: The player cannot be copied.
+    """
+    fork = getattr(player, "fork", None)
+    if fork is None:
+        raise InputError(f"expected a player with the method `fork(engine)`, received {type(player).__qualname__}")
+    copy: Player = fork(engine)
+    return copy
 
 
 class KnownMixture(KnownPolicy):
