@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from hgpo_envs.engine import Engine, State, Task
     from hgpo_envs.memory import Pair
-    from hgpo_train.models.hf import Model
-    from hgpo_train.policies.generation import GenerationOptions
 
 T = TypeVar("T")
 
@@ -250,25 +248,6 @@ class Policy(Protocol):
 
     def close(self) -> None:
         """Release the policy's resources."""
-        ...
-
-
-class TrainablePolicy(Policy, Protocol):
-    """A policy whose weights can be replaced.
-
-    Attributes:
-        options: Options of tokenization and sampling; may be replaced between calls.
-    """
-
-    options: GenerationOptions
-
-    def publish(self, model: Model, version: int) -> None:
-        """Use the model's current weights from now on, and clear caches computed with the old ones.
-
-        Args:
-            model: The model that is trained.
-            version: The policy version written to rows from now on.
-        """
         ...
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 from msgspec import Meta
 
-from hgpo_train.policies.base import Failure
+from hgpo_train.policies.base import Failure, Policy
 from hgpo_train.settings import PositiveInt, Temperature, check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hgpo_train.models.hf import Tokenizer
+    from hgpo_train.models.hf import Model, Tokenizer
     from hgpo_train.policies.base import Request
 
 
@@ -45,6 +45,25 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         check(self, "policy option")
+
+
+class TrainablePolicy(Policy, Protocol):
+    """A policy whose weights can be replaced.
+
+    Attributes:
+        options: Options of tokenization and sampling; may be replaced between calls.
+    """
+
+    options: GenerationOptions
+
+    def publish(self, model: Model, version: int) -> None:
+        """Use the model's current weights from now on, and clear caches computed with the old ones.
+
+        Args:
+            model: The model that is trained.
+            version: The policy version written to rows from now on.
+        """
+        ...
 
 
 class FittedPrompt(NamedTuple):

@@ -26,11 +26,7 @@ _EXPECTED: Final = "a function of one request, an object with `respond`, or a Po
 
 
 class FunctionPolicy(BatchPolicy):
-    """A function of one request as a policy.
-
-    Args:
-        function: From a `Request` to the response (text) or a `Reply` or `Failure`.
-    """
+    """A function of one request as a policy: from a `Request` to the response (text), a `Reply` or a `Failure`."""
 
     batch_size = 1
     raise_errors = True
@@ -46,30 +42,24 @@ class FunctionPolicy(BatchPolicy):
 
 
 class AsyncFunctionPolicy(AsyncPolicy):
-    """An async function of one request as a policy. Up to 128 calls run concurrently.
-
-    Args:
-        function: As of `FunctionPolicy`.
-    """
+    """An async function of one request as a policy. Up to 128 calls run concurrently."""
 
     raise_errors = True
 
     def __init__(self, function: Callable[[Request], Awaitable[str | Reply | Failure]]) -> None:
         super().__init__()
-        self.name, self._function = name_of(function), function
+        self.name, self.reply = name_of(function), function  # type: ignore[method-assign,assignment]
         self.reproducible = bool(getattr(function, "reproducible", False))
 
     async def reply(self, request: Request) -> str | Reply | Failure:
-        """See `AsyncPolicy`."""
-        return await self._function(request)
+        """See `AsyncPolicy`; replaced by the function."""
+        raise NotImplementedError
 
 
 class RespondPolicy(BatchPolicy):
-    """An object with `respond` as a policy. Its `name`, `reproducible`, `version`, `batch_size` and `close` are used.
+    """An object with `respond` as a policy: from a list of requests to a list of texts, `Reply` or `Failure`.
 
-    Args:
-        responder: The object. `respond` receives a list of requests and returns a list of responses (texts), `Reply`
-            or `Failure`, in the same order.
+    Its `name`, `reproducible`, `version`, `batch_size` and `close` are used, if it has them.
     """
 
     raise_errors = True
@@ -82,9 +72,9 @@ class RespondPolicy(BatchPolicy):
 
     def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
         """See `Policy`."""
-        found: Sequence[str | Reply | Failure] = self._responder.respond(requests)
+        replies: Sequence[str | Reply | Failure] = self._responder.respond(requests)
         self.version = getattr(self._responder, "version", 0)
-        return found
+        return replies
 
     def close(self) -> None:
         """See `Policy`."""
@@ -92,11 +82,11 @@ class RespondPolicy(BatchPolicy):
             close()
 
 
-def own_policy(given: Any, origin: str = "") -> Policy:  # noqa: ANN401 (whatever the user passes)
+def own_policy(policy: Any, origin: str = "") -> Policy:  # noqa: ANN401 (whatever the user passes)
     """Make a policy of a function, an object with `respond`, or an instance of the policy protocol.
 
     Args:
-        given: The function or object; a class with `respond` is instantiated.
+        policy: The function or object; a class with `respond` is instantiated.
         origin: Where it was found, for error messages.
 
     Raises:
@@ -110,34 +100,30 @@ def own_policy(given: Any, origin: str = "") -> Policy:  # noqa: ANN401 (whateve
     `respond`, or a Policy, received int 3
     """
     named = origin or "policy"
-    expected = f"a PolicySpec, {_EXPECTED}" if origin else f"a name such as 'random', {_EXPECTED}"
-    if isinstance(given, type) and (has_protocol(given) or hasattr(given, "respond")):
-        if not takes(given, 0):
-            raise InputError(f"{named}: expected an instance of {given.__name__}, received the class itself")
-        given = given()
-    if has_protocol(given):
-        return _strict(given)
-    if callable(getattr(given, "respond", None)):
-        if inspect.iscoroutinefunction(given.respond):
-            line = (
-                "expected `respond` to be a plain method, received an async one; use an async function of one request"
+    if isinstance(policy, type) and (has_protocol(policy) or hasattr(policy, "respond")):
+        if not takes(policy, 0):
+            raise InputError(f"{named}: expected an instance of {policy.__name__}, received the class itself")
+        policy = policy()
+    if has_protocol(policy):
+        if getattr(policy, "raise_errors", None) is None and not type(policy).__module__.startswith("hgpo_train."):
+            policy.raise_errors = True  # bugs of the user's own policy end the collection
+        own: Policy = policy
+        return own
+    if callable(getattr(policy, "respond", None)):
+        if inspect.iscoroutinefunction(policy.respond):
+            raise InputError(
+                f"{named}: expected `respond` to be a plain method, received an async one; use an async function of "
+                "one request"
             )
-            raise InputError(f"{named}: {line}")
-        return RespondPolicy(given)
-    if not callable(given) or isinstance(given, type):
-        raise InputError(f"{named}: expected {expected}, received {type(given).__name__} {one_line(repr(given), 60)}")
-    if not takes(given, 1):
-        parameters = inspect.signature(given)
+        return RespondPolicy(policy)
+    if not callable(policy) or isinstance(policy, type):
+        expected = f"a PolicySpec, {_EXPECTED}" if origin else f"a name such as 'random', {_EXPECTED}"
+        raise InputError(f"{named}: expected {expected}, received {type(policy).__name__} {one_line(repr(policy), 60)}")
+    if not takes(policy, 1):
+        parameters = inspect.signature(policy)
         raise InputError(f"{named}: expected a function of one argument, the request, received one of {parameters}")
-    is_async = inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(type(given).__call__)
-    return AsyncFunctionPolicy(given) if is_async else FunctionPolicy(given)
-
-
-def _strict(policy: Policy) -> Policy:
-    """Return the policy, so that its exceptions end the collection unless it is a policy of this package."""
-    if getattr(policy, "raise_errors", None) is None and not type(policy).__module__.startswith("hgpo_train."):
-        policy.raise_errors = True  # type: ignore[attr-defined]  # optional in the protocol
-    return policy
+    is_async = inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(type(policy).__call__)
+    return AsyncFunctionPolicy(policy) if is_async else FunctionPolicy(policy)
 
 
 def has_protocol(given: object) -> bool:

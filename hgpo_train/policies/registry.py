@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from hgpo_train.models.config import ModelConfig
     from hgpo_train.models.hf import Model, Tokenizer
-    from hgpo_train.policies.base import Policy, TrainablePolicy
-    from hgpo_train.policies.generation import GenerationOptions
+    from hgpo_train.policies.base import Policy
+    from hgpo_train.policies.generation import GenerationOptions, TrainablePolicy
 
     Factory = Callable[[str, "PolicyContext"], Policy]
     TrainableFactory = Callable[[Model, Tokenizer, "TrainableContext"], TrainablePolicy]

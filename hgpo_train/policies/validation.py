@@ -13,9 +13,8 @@ the reason, and no other.
 from __future__ import annotations
 
 import json
-import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -28,7 +27,7 @@ from hgpo_envs.unicode_text import clean_text
 from hgpo_train.policies.base import Failure, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from types import UnionType
 
 LARGEST: Final = 1e300
 """The largest magnitude of a reward or score."""
@@ -57,29 +56,26 @@ def checked_reply(reply: object) -> Reply | Failure:
     if isinstance(reply, str):
         reply = Reply(reply, finish_reason=None)
     if not isinstance(reply, Reply):
-        return _invalid(BadValueError(f"expected a text (str) or a Reply, received {preview(reply)}"))
+        error = BadValueError(f"expected a text (str) or a Reply, received {preview(reply)}")
+        return Failure("PolicyFailed", str(error), error)
+    return _validated("PolicyFailed", _reply, reply)
+
+
+def _reply(reply: Reply) -> Reply:
+    values = {name: _optional(check, name, getattr(reply, name)) for name, check in _OPTIONAL.items()}
+    tokens, logprobs = values["response_token_ids"], values["response_logprobs"]
+    if tokens is not None and logprobs is not None and len(tokens) != len(logprobs):
+        raise BadValueError(f"expected one log-probability for each of {len(tokens)} tokens, received {len(logprobs)}")
+    return Reply(checked_text("response", reply.response), **values)
+
+
+def _validated(kind: str, check: Callable[[T], T], value: T) -> T | Failure:
     try:
-        response, prompt = checked_text("response", reply.response), _optional(checked_text, "prompt", reply.prompt)
-        finish_reason = _optional(checked_text, "finish_reason", reply.finish_reason)
-        prompt_tokens = _optional(_token_ids, "prompt_token_ids", reply.prompt_token_ids)
-        tokens = _optional(_token_ids, "response_token_ids", reply.response_token_ids)
-        logprobs = _optional(_logprobs, "response_logprobs", reply.response_logprobs)
-        _check_lengths(tokens, logprobs)
-        cut_pairs = _optional(checked_count, "cut_pairs", reply.cut_pairs)
-        cut_tokens = _optional(checked_count, "cut_tokens", reply.cut_tokens)
-        counts = (
-            _optional(checked_count, "prompt_tokens", reply.prompt_tokens),
-            _optional(checked_count, "response_tokens", reply.response_tokens),
-        )
-        return Reply(response, prompt, prompt_tokens, tokens, logprobs, finish_reason, cut_pairs, cut_tokens, *counts)
+        return check(value)
     except BadValueError as error:
-        return _invalid(error)
+        return Failure(kind, str(error), error)
     except Exception as error:  # noqa: BLE001 - a value may be of any type, and its methods may raise
-        return Failure.of("PolicyFailed", error)
-
-
-def _invalid(error: BadValueError) -> Failure:
-    return Failure("PolicyFailed", str(error), error)
+        return Failure.of(kind, error)
 
 
 def checked_state(state: object) -> State | Failure:
@@ -92,23 +88,22 @@ def checked_state(state: object) -> State | Failure:
         return Failure(_as_text(state.kind), _as_text(state.line))
     if not isinstance(state, State):
         return Failure("EnvironmentFailed", f"expected a State, received {preview(state)}")
-    try:
-        won = _optional(_flag, "won", state.won)
-        flags = (_flag("valid", state.valid), _flag("terminated", state.terminated), won)
-        numbers = (checked_number("reward", state.reward), checked_number("score", state.score))
-        return State(
-            checked_text("state text", state.text),
-            _texts("admissible actions", state.actions),
-            *flags,
-            *numbers,
-            state.info,
-            _flag("truncated", state.truncated),
-            _optional(checked_text, "state key", state.key),
-        )
-    except BadValueError as error:
-        return Failure("EnvironmentFailed", str(error))
-    except Exception as error:  # noqa: BLE001 - see above
-        return Failure.of("EnvironmentFailed", error)
+    return _validated("EnvironmentFailed", _state, state)
+
+
+def _state(state: State) -> State:
+    return State(
+        checked_text("state text", state.text),
+        _texts("admissible actions", state.actions),
+        _flag("valid", state.valid),
+        _flag("terminated", state.terminated),
+        _optional(_flag, "won", state.won),
+        checked_number("reward", state.reward),
+        checked_number("score", state.score),
+        state.info,
+        _flag("truncated", state.truncated),
+        _optional(checked_text, "state key", state.key),
+    )
 
 
 def checked_task(task: object) -> Task | Failure:
@@ -119,19 +114,15 @@ def checked_task(task: object) -> Task | Failure:
     """
     if not isinstance(task, Task):
         return Failure("EnvironmentFailed", f"expected a Task, received {preview(task)}")
-    try:
-        _check_versions(task.versions)
-        return replace(
-            task,
-            id=checked_text("task id", task.id),
-            split=checked_text("split", task.split),
-            instruction=checked_text("instruction", task.instruction),
-            task_type=checked_text("task_type", task.task_type),
-        )
-    except BadValueError as error:
-        return Failure("EnvironmentFailed", str(error))
-    except Exception as error:  # noqa: BLE001 - see above
-        return Failure.of("EnvironmentFailed", error)
+    return _validated("EnvironmentFailed", _task, task)
+
+
+def _task(task: Task) -> Task:
+    if not isinstance(task.versions, Mapping):
+        raise BadValueError(f"versions: expected a mapping of names to texts, received {preview(task.versions)}")
+    json.dumps(dict(task.versions), sort_keys=True)
+    names = {"id": "task id", "split": "split", "instruction": "instruction", "task_type": "task_type"}
+    return replace(task, **{field: checked_text(name, getattr(task, field)) for field, name in names.items()})
 
 
 def checked_text(name: str, value: object) -> str:
@@ -192,17 +183,6 @@ def preview(value: object) -> str:
     return f"{kind}{redact(written)[:_SHOWN]}".strip()
 
 
-def _check_lengths(tokens: list[int] | None, logprobs: list[float] | None) -> None:
-    if tokens is not None and logprobs is not None and len(tokens) != len(logprobs):
-        raise BadValueError(f"expected one log-probability for each of {len(tokens)} tokens, received {len(logprobs)}")
-
-
-def _check_versions(versions: object) -> None:
-    if not isinstance(versions, Mapping):
-        raise BadValueError(f"versions: expected a mapping of names to texts, received {preview(versions)}")
-    json.dumps(dict(versions), sort_keys=True)
-
-
 def _optional(check: Callable[[str, object], T], name: str, value: object) -> T | None:
     return None if value is None else check(name, value)
 
@@ -239,41 +219,44 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _token_ids(name: str, values: object) -> list[int]:
-    listed = _listed(name, values, "token ids")
-    try:
-        found = array("q", listed)
-    except (TypeError, OverflowError):
-        wrong = next((value for value in listed if not _is_integer(value) or abs(int(value)) >= _INT32), None)
-        raise BadValueError(f"{name}: expected integers from 0 to {_INT32 - 1}, received {preview(wrong)}") from None
-    if found and not 0 <= min(found) <= max(found) < _INT32:
-        wrong = next(value for value in found if not 0 <= value < _INT32)
+    listed = _listed(name, values, "token ids", f"integers from 0 to {_INT32 - 1}", int | np.integer)
+    if listed and not 0 <= min(listed) <= max(listed) < _INT32:
+        wrong = next(value for value in listed if not 0 <= value < _INT32)
         raise BadValueError(f"{name}: expected integers from 0 to {_INT32 - 1}, received {wrong}")
-    return found.tolist()
+    return listed
 
 
 def _logprobs(name: str, values: object) -> list[float]:
-    listed = _listed(name, values, "numbers")
-    try:
-        found = array("d", listed)
-    except (TypeError, OverflowError):
-        wrong = next((value for value in listed if not _is_number(value) or abs(value) > LARGEST), None)
-        raise BadValueError(f"{name}: expected numbers, received {preview(wrong)}") from None
-    if any(map(math.isnan, found)) or (found and max(found) > _FLOAT32):
-        wrong = next(value for value in found if not value <= _FLOAT32)
-        raise BadValueError(f"{name}: expected numbers below infinity, received {wrong}")
-    return found.tolist()
+    listed = [
+        float(value) for value in _listed(name, values, "numbers", "numbers", int | float | np.integer | np.floating)
+    ]
+    for value in listed:
+        if not value <= _FLOAT32:  # NaN, too
+            raise BadValueError(f"{name}: expected numbers below infinity, received {value}")
+    return list(map(float, listed))
 
 
-def _listed(name: str, values: object, of: str) -> list[Any]:
+def _listed(name: str, values: object, of: str, expected: str, types: UnionType) -> list[Any]:
+    """Return a list, tuple or array of numbers as a list of Python's numbers."""
     if isinstance(values, np.ndarray | array):
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, str | bytes | bytearray):
         raise BadValueError(f"{name}: expected a list of {of}, received {preview(values)}")
-    return list(values)
+    for value in values:
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise BadValueError(f"{name}: expected {expected}, received {preview(value)}")
+    return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+_OPTIONAL: Final[dict[str, Callable[[str, object], Any]]] = {
+    "prompt": checked_text,
+    "prompt_token_ids": _token_ids,
+    "response_token_ids": _token_ids,
+    "response_logprobs": _logprobs,
+    "finish_reason": checked_text,
+    **dict.fromkeys(("cut_pairs", "cut_tokens", "prompt_tokens", "response_tokens"), checked_count),
+}
+"""The fields of a `Reply` that may be None, with their checks."""
 
 
 def _is_number(value: object) -> bool:

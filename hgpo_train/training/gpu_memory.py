@@ -15,7 +15,7 @@ from hgpo_train.training.memory_plan import GIB, MemoryPlan, plan_memory, plan_t
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hgpo_train.policies.base import TrainablePolicy
+    from hgpo_train.policies.generation import TrainablePolicy
     from hgpo_train.training.config import Config, RolloutConfig
     from hgpo_train.training.display import Display
 
