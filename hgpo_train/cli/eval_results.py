@@ -64,9 +64,9 @@ def _table(reports: list[EvaluationReport]) -> Table:
     title = f"seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("task type", no_wrap=True)
-    scores, scenarios = ("score", "95%") if scored else (), ("scenarios %",) if grouped else ()
-    for name in ("tasks", "success %", "95%", *scores, *scenarios, "steps", "valid %", "admissible %"):
-        table.add_column(name, justify="right")
+    scores, scenarios = ("score", "95%") if scored else (), ("scenarios\n%",) if grouped else ()
+    for name in ("tasks", "success\n%", "95%", *scores, *scenarios, "steps", "valid\n%", "admiss.\n%"):
+        table.add_column(name, justify="right", no_wrap=True)
     for report in reports:
         values = report.measures
         table.add_row(
@@ -96,7 +96,7 @@ def _mean(summary: MeasureSummary | None, scale: float) -> str:
 def _mean_and_interval(summary: MeasureSummary | None, scale: float, places: int) -> tuple[str, str]:
     if summary is None:
         return "unknown", "–"
-    spread = "" if summary.std is None else f"\u00a0±{scale * summary.std:.{places}f}"
+    spread = "" if summary.std is None else f" ±{scale * summary.std:.{places}f}"
     return (
         f"{scale * summary.mean:.{places}f}{spread}",
         f"{scale * summary.low:.{places}f}–{scale * summary.high:.{places}f}",
