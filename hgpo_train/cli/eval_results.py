@@ -62,7 +62,7 @@ def _table(reports: list[EvaluationReport]) -> Table:
     scored, grouped = _scored(reports), reports[0].scenarios is not None
     intervals = "success: Wilson, score: bootstrap" if scored else "Wilson"
     title = f"seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("task type", no_wrap=True)
     scores, scenarios = ("score", "95%") if scored else (), ("scenarios\n%",) if grouped else ()
     for name in ("tasks", "success\n%", "95%", *scores, *scenarios, "steps", "valid\n%", "admiss.\n%"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from hgpo_appworld.engine.process import WorldLost
 from hgpo_envs.engine import State
 from hgpo_envs.unicode_text import clean_text
 
@@ -65,7 +66,8 @@ class AppWorldEngine:
         nothing and is invalid.
 
         Raises:
-            WorldFailed: If the process dies, does not answer in time, or cannot continue.
+            WorldFailed: If the server of all worlds has ended. A program that ends its own world loses the episode:
+                the state is terminated, and `info["lost"]` says why.
         """
         if self._last.terminated:
             return self._last
@@ -80,6 +82,9 @@ class AppWorldEngine:
                 answer = self._world.execute(command)
                 self.programs.append(command)
             self._last = self._state(answer, valid=not refused)
+        except WorldLost as error:  # the agent's doing: an end of the task, not a failure of the environment
+            info = {"lost": str(error), "execution_failed": True, "api_calls": 0}
+            self._last = State(f"Execution failed. The world has ended: {error}", (), terminated=True, info=info)
         except BaseException:
             self.close()
             raise

@@ -47,7 +47,11 @@ _WORKER: Final = Path(__file__).with_name("worker")
 
 
 class WorldFailed(RuntimeError):  # noqa: N818 (a public name)
-    """A world's process died, did not answer or could not continue. The episode is lost, and no other."""
+    """A world's process died, did not answer or could not continue. Its rollout is aborted, and no other."""
+
+
+class WorldLost(WorldFailed):
+    """A program ended its world, or made its evaluation endless or impossible: the agent has lost the episode."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +242,9 @@ class World:
         number, self._connection = server.fork("play", task, rollout := f"rollout-{next(_rollouts)}", limits)
         self._number, self._rollout = number, rollout
         self.close = weakref.finalize(self, _leave, os.getpid(), server, number, rollout, self._connection)
+        self._opened = False
         self._receive(OPENING_S)
+        self._opened = True
 
     def execute(self, code: str) -> dict[str, Any]:
         """Execute a program.
@@ -247,7 +253,8 @@ class World:
             output, failed (it raised an error), completed (the task was marked as done) and calls (of APIs).
 
         Raises:
-            WorldFailed: If the process dies, does not answer in time, or cannot continue. The world is closed.
+            WorldLost: If the program ends the process, or it does not answer in time. The world is closed.
+            WorldFailed: If the server of all worlds has ended.
         """
         try:
             framing.send(self._connection, {"code": code})
@@ -265,18 +272,19 @@ class World:
             success, passed, tests (numbers) and failed_tests (the requirements that are not met).
 
         Raises:
-            WorldFailed: If the evaluation fails.
+            WorldLost: If the evaluation fails.
+            WorldFailed: If the server of all worlds has ended.
         """
         number, connection = self._server.fork("evaluate", self._task, self._rollout, self._limits)
         try:
             answer = framing.receive(connection, OPENING_S)
         except (OSError, framing.FramingError) as error:  # TimeoutError is an OSError
-            raise WorldFailed(f"the evaluation of {self._task} failed: {one_line(error) or 'too slow'}") from None
+            raise self._failure(f"the evaluation of {self._task} failed: {one_line(error) or 'too slow'}") from None
         finally:
             connection.close()
             self._server.end(number, self._rollout)
         if "error" in answer:
-            raise WorldFailed(f"the evaluation of {self._task} failed: {answer['error']}")
+            raise self._failure(f"the evaluation of {self._task} failed: {answer['error']}")
         return answer
 
     def _receive(self, seconds: float) -> dict[str, Any]:
@@ -284,18 +292,24 @@ class World:
             answer = framing.receive(self._connection, seconds)
         except TimeoutError:
             self.close()
-            raise WorldFailed(f"no answer from the world of {self._task} within {seconds:g} s; it was killed") from None
+            raise self._failure(
+                f"no answer from the world of {self._task} within {seconds:g} s; it was killed"
+            ) from None
         except (OSError, framing.FramingError) as error:
             status = self._server.end(self._number, self._rollout, patience=_DYING_S)
             self.close()
-            raise WorldFailed(f"the world of {self._task} {_how(status, error)}") from None
+            raise self._failure(f"the world of {self._task} {_how(status, error)}") from None
         except BaseException:
             self.close()
             raise
         if "error" in answer:
             self.close()
-            raise WorldFailed(f"the world of {self._task} ended: {one_line(answer['error'], 300)}")
+            raise self._failure(f"the world of {self._task} ended: {one_line(answer['error'], 300)}")
         return answer
+
+    def _failure(self, message: str) -> WorldFailed:
+        """Return the error of a world that failed: its program's doing, unless it was not open or the server ended."""
+        return WorldLost(message) if self._opened and self._server.running else WorldFailed(message)
 
 
 _rollouts: Final = count()
