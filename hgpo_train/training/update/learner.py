@@ -47,16 +47,13 @@ class Learner:
     def __init__(
         self, model: Model, config: Config | SftConfig, *, temperature: float = 1.0, reference: bool | None = None
     ) -> None:
-        self.config = config
-        self.temperature = temperature
-        self.model = model
+        self.config, self.temperature, self.model = config, temperature, model
         self.scorer = ResponseScorer(model, chunk=config.update.logit_chunk)
         self.optimiser = make_optimiser(model, config.optimiser)
         self.device = next(model.parameters()).device
-        dtype = compute_dtype(config.model)
+        self._autocast_dtype = compute_dtype(config.model)
         keep = config.update.kl_weight > 0 if reference is None else reference
-        self.reference = Reference(model, dtype) if keep else None
-        self._autocast_dtype = dtype
+        self.reference = Reference(model, self._autocast_dtype) if keep else None
         _warn_about_masks(config)
 
     def update(
@@ -108,7 +105,17 @@ class Learner:
                 progress(done + 1, len(batches))
         metrics = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
         metrics |= {"actor/lr": self.optimiser.param_groups[0]["lr"], "actor/optimiser_steps": float(len(steps))}
-        metrics |= self._gap(samples, old) | self._throughput(samples, begin) | timing
+        metrics |= timing
+        known = ~np.isnan(samples.rollout_logprob)
+        if config.old_logprobs == "recompute" and known.any():
+            gap = np.abs(old[known] - samples.rollout_logprob[known])
+            metrics["training/rollout_logprobs_abs_diff_mean"] = float(gap.mean())
+            metrics["training/rollout_logprobs_abs_diff_max"] = float(gap.max())
+        seconds = time.perf_counter() - begin
+        metrics["perf/update_tokens_per_s"] = float(samples.start[-1]) / seconds
+        if (peak := peak_flops(self.device, self._autocast_dtype)) is not None:
+            flops = model_flops(self.model, samples.length, samples.response_length) * config.epochs
+            metrics["perf/mfu/actor"] = flops / seconds / peak
         if config.rollout_is is not None:
             logprobs = old, samples.rollout_logprob, samples.response_start
             metrics |= rollout_correction_metrics(*logprobs, config.rollout_is, config.rollout_is_threshold)
@@ -180,19 +187,18 @@ class Learner:
         parts: dict[str, float] = {}
         totals: dict[str, float] = {}
         for micro in self._micro_batches(samples, rows):
-            with self._computing():
-                logprob, entropy = self._score(micro, entropy_gradient=config.entropy_weight != 0)
-            loss = policy_loss(
-                logprob,
-                entropy,
-                logprob.detach() if old is None else self._tensor(old[micro.token]),
-                None if reference is None else self._tensor(reference[micro.token]),
-                self._tensor(samples.advantage[micro.row]),
-                self._tensor(row_weight[micro.row]),
-                config,
-                None if rollout_is is None else self._tensor(rollout_is[micro.token]),
-            )
             with self._memory_advice():
+                logprob, entropy = self._score(micro, entropy_gradient=config.entropy_weight != 0)
+                loss = policy_loss(
+                    logprob,
+                    entropy,
+                    logprob.detach() if old is None else self._tensor(old[micro.token]),
+                    None if reference is None else self._tensor(reference[micro.token]),
+                    self._tensor(samples.advantage[micro.row]),
+                    self._tensor(row_weight[micro.row]),
+                    config,
+                    None if rollout_is is None else self._tensor(rollout_is[micro.token]),
+                )
                 loss.loss.backward()  # type: ignore[no-untyped-call]
             for sums, values in ((parts, loss.parts), (totals, loss.totals)):
                 for name, value in values.items():
@@ -218,10 +224,9 @@ class Learner:
 
     def _all_logprobs(self, samples: Samples) -> NDArray[np.float32]:
         values = np.zeros(samples.response_tokens, np.float32)
-        with torch.no_grad():
+        with torch.no_grad(), self._memory_advice():
             for micro in self._micro_batches(samples, np.arange(len(samples))):
-                with self._computing():
-                    logprob, _ = self._score(micro, entropy_gradient=False)
+                logprob, _ = self._score(micro, entropy_gradient=False)
                 values[micro.token] = logprob.cpu().numpy()
         return values
 
@@ -236,7 +241,9 @@ class Learner:
 
     def _score(self, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         inputs = (part.to(self.device) for part in (micro.input_ids, micro.position_ids, micro.source, micro.target))
-        scores: tuple[Tensor, Tensor] = self.scorer(*inputs, self.temperature, entropy_gradient)
+        half = self._autocast_dtype != torch.float32
+        with torch.autocast(self.device.type, self._autocast_dtype, enabled=half):
+            scores: tuple[Tensor, Tensor] = self.scorer(*inputs, self.temperature, entropy_gradient)
         return scores
 
     def _micro_batches(self, samples: Samples, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
@@ -247,12 +254,6 @@ class Learner:
         return torch.from_numpy(values.astype(np.float32)).to(self.device)
 
     @contextlib.contextmanager
-    def _computing(self) -> Iterator[None]:
-        half = self._autocast_dtype != torch.float32
-        with self._memory_advice(), torch.autocast(self.device.type, self._autocast_dtype, enabled=half):
-            yield
-
-    @contextlib.contextmanager
     def _memory_advice(self) -> Iterator[None]:
         try:
             yield
@@ -261,26 +262,6 @@ class Learner:
                 f"out of memory with update.micro_batch_tokens = {self.config.update.micro_batch_tokens}; set "
                 f"{', or '.join(smaller_settings(self.config))}; `hgpo train CONFIG --plan` prints what each part needs"
             ) from error
-
-    def _gap(self, samples: Samples, old: NDArray[np.float32]) -> dict[str, float]:
-        """Return the differences between the engine's log-probabilities and the trainer's, under verl's names."""
-        known = ~np.isnan(samples.rollout_logprob)
-        if self.config.update.old_logprobs == "rollout" or not known.any():
-            return {}
-        gap = np.abs(old[known] - samples.rollout_logprob[known])
-        return {
-            "training/rollout_logprobs_abs_diff_mean": float(gap.mean()),
-            "training/rollout_logprobs_abs_diff_max": float(gap.max()),
-        }
-
-    def _throughput(self, samples: Samples, begin: float) -> dict[str, float]:
-        seconds = time.perf_counter() - begin
-        metrics = {"perf/update_tokens_per_s": float(samples.start[-1]) / seconds}
-        peak = peak_flops(self.device, self._autocast_dtype)
-        if peak is not None:
-            flops = model_flops(self.model, samples.length, samples.response_length) * self.config.update.epochs
-            metrics["perf/mfu/actor"] = flops / seconds / peak
-        return metrics
 
 
 def _reported(samples: Samples, otherwise: str) -> NDArray[np.float32]:

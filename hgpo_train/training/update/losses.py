@@ -196,8 +196,5 @@ def policy_loss(
         loss = loss + terms.kl_weight * divergence
         parts["kl_loss"] = divergence
     parts["loss"] = loss
-    return PolicyLoss(loss, _detached(parts), _detached(totals))
-
-
-def _detached(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach() for name, value in values.items()}
+    detached = ({name: value.detach() for name, value in values.items()} for values in (parts, totals))
+    return PolicyLoss(loss, *detached)
