@@ -52,9 +52,11 @@ def complete(frame: pl.DataFrame, depth: int) -> pl.DataFrame:
     _check_states(frame, hashes, last)
     computed = derived(frame, first, depth, hashes)
     _check_derived(frame, computed)
-    next_state = pl.when(pl.lit(pl.Series(last))).then(pl.col("next_state")).alias("next_state")
-    names = [column.name for column in columns(depth)]
-    return pl.concat([frame.drop(computed.columns), computed], how="horizontal").with_columns(next_state).select(names)
+    next_state = frame["next_state"]
+    if (next_state.is_not_null().to_numpy() & ~last).any():
+        next_state = next_state.set(pl.Series(~last), None)
+    values = {**frame.to_dict(), **computed.to_dict(), "next_state": next_state}
+    return pl.DataFrame([values[column.name] for column in columns(depth)])
 
 
 def first_rows(frame: pl.DataFrame) -> NDArray[np.bool_]:
@@ -97,14 +99,11 @@ def text_hashes(frame: pl.DataFrame) -> dict[str, Hashes]:
     Supplied hashes of states are used, because they may be those of keys; texts are hashed where there are none. The
     hash of an action is that of its text, and the supplied one only where the text is null.
     """
-    text = {name: frame[name] for name in ("state", "action", "next_state")}
-    supplied = {name: frame[f"{name}_hash"] for name in text}
-    unhashed = frame.select(
-        pl.when(pl.col("state_hash").is_null()).then(pl.col("state")),
-        "action",
-        pl.when(pl.col("next_state_hash").is_null()).then(pl.col("next_state")),
-    )
-    return {name: _hashes_of(unhashed[name], supplied[name]) for name in text}
+    return {
+        "state": _hashes_of(frame["state"], frame["state_hash"], keys=True),
+        "action": _hashes_of(frame["action"], frame["action_hash"], keys=False),
+        "next_state": _hashes_of(frame["next_state"], frame["next_state_hash"], keys=True),
+    }
 
 
 def derived(
@@ -167,16 +166,15 @@ def _spans(first: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]
     return starts, np.diff(np.append(starts, len(first)))
 
 
-def _hashes_of(texts: pl.Series, given: pl.Series) -> Hashes:
-    missing = texts.null_count()
-    if missing == len(texts):
-        return given.fill_null(0).to_numpy(), given.is_not_null().to_numpy()
-    hashes = hashing.text_hashes(text or "" for text in texts.to_list())
-    if not missing:
+def _hashes_of(texts: pl.Series, supplied: pl.Series, *, keys: bool) -> Hashes:
+    """Return the hashes of texts. Where a text is null, or with `keys` where a hash is supplied, that one is used."""
+    unused = texts.null_count() == len(texts) or (keys and not supplied.has_nulls())
+    hashes = np.zeros(len(texts), np.int64) if unused else hashing.text_hashes(text or "" for text in texts.to_list())
+    if not (texts.has_nulls() or (keys and supplied.null_count() < len(supplied))):
         return hashes, np.ones(len(texts), dtype=np.bool_)
-    present = texts.is_not_null().to_numpy()
-    known = present | given.is_not_null().to_numpy()
-    return np.where(present, hashes, given.fill_null(0).to_numpy()), known
+    present, given = texts.is_not_null().to_numpy(), supplied.is_not_null().to_numpy()
+    used = given if keys else given & ~present
+    return np.where(used, supplied.fill_null(0).to_numpy(), hashes), present | given
 
 
 def _all_known_between(exists: NDArray[np.bool_], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -245,9 +243,10 @@ def _check_states(frame: pl.DataFrame, hashes: Mapping[str, Hashes], last: NDArr
     _, known = hashes["state"]
     needed = "expected `state`, or `state_hash` where texts are not stored"
     _refuse(_wrong(frame, ~known, "state", needed))
-    broken = frame.select((pl.col("next_state") != pl.col("state").shift(-1)).fill_null(value=False)).to_series()
-    text = "next_state is not the state of the next step"
-    _refuse(_wrong(frame, broken.to_numpy() & ~last, "next_state", text))
+    inner = frame["next_state"].is_not_null().to_numpy() & ~last
+    if inner.any():
+        broken = (frame["next_state"] != frame["state"].shift(-1)).fill_null(value=False).to_numpy() & inner
+        _refuse(_wrong(frame, broken, "next_state", "next_state is not the state of the next step"))
 
 
 def _difference(given: pl.Series, wanted: pl.Series) -> Callable[[int], str]:

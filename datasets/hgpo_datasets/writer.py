@@ -315,9 +315,10 @@ class StepWriter:
         run, frame = self.header.run, self._completed(steps)
         if frame.is_empty():
             return None
-        groups = frozenset(GroupKey(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
+        starts = frame.filter(pl.col("step") == 0)
+        groups = frozenset(map(GroupKey, *(starts[name].to_list() for name in schema.GROUP_KEY)))
         self._check_absent(groups)
-        names = {text_hash(name): name for name in frame.filter(pl.col("step") == 0)["trajectory"]}
+        names = {text_hash(name): name for name in starts["trajectory"].to_list()}
         taken = [self._trajectories, *(one.trajectories for one in self._ready)]  # not merged: a run may have millions
         known = [name for name in names if any(name in some for some in taken)]
         if known:
@@ -338,8 +339,8 @@ class StepWriter:
         """Convert rows to their stored form, with every column."""
         depth, run = self.header.depth, self.header.run
         frame = complete(rows.frame(steps, depth, self._defaults), depth)
-        foreign = frame.filter(pl.col("run") != run)
-        if not foreign.is_empty():
+        if (frame["run"] != run).any():
+            foreign = frame.filter(pl.col("run") != run)
             raise RowError(
                 WrongRow(None, name, foreign["step"][row], "run", f"{row_name(foreign, row)}: {other}")
                 for row, name in enumerate(foreign["trajectory"])
@@ -347,8 +348,10 @@ class StepWriter:
                     f"expected run {run!r}, received {name_preview(foreign['run'][row])}; drop the column to copy rows"
                 ]
             )
-        dropped = [pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped]
-        return frame.with_columns(_redacted(frame["error"])).with_columns(dropped)
+        values = frame.to_dict() | {"error": _redacted(frame["error"])}
+        for name in self._dropped:
+            values[name] = pl.Series(name, [None], dtype=values[name].dtype).new_from_index(0, len(frame))
+        return pl.DataFrame(list(values.values()))
 
     def _name(self, iteration: object, task_id: object, group: object) -> GroupKey:
         """Return a group's key as stored in its rows, with the writer's defaults for None."""
