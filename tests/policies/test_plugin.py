@@ -60,6 +60,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_policy_of_another_distribution(tmp_path: Path) -> None:
     info = tmp_path / "another-1.0.dist-info"
     info.mkdir()
@@ -82,6 +83,7 @@ def test_the_registry_lists_policies_that_can_be_trained() -> None:
             check_trainable(name)
 
 
+@pytest.mark.slow
 def test_broken_packages_break_no_others(tmp_path: Path) -> None:
     points = {
         "hgpo.policies": {"absent": "absent_module:SPEC", "number": "policies_of_mine:NUMBER", "fine": "fine:SPEC"}

@@ -1,41 +1,50 @@
 """Weights in another process: equal tensors, tied ones once, adapters merged in float32."""
 
+from __future__ import annotations
+
 import multiprocessing
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 import pytest
-import torch
 
 from hgpo_train.models.config import LoraConfig
-from hgpo_train.models.loading import add_adapters
-from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
-from hgpo_train.policies.weight_handover import checkpoint_weights, handed_bytes, opened, shared
 from hgpo_train.training.config import Config, replace
-from hgpo_train.training.update.batches import samples_from_steps
-from hgpo_train.training.update.learner import Learner
 
-SHAPE = TinyShape(vocabulary=300, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+if TYPE_CHECKING:
+    import torch
 
 
 @pytest.fixture
 def model() -> Any:
-    return make_model(train_tokenizer(["go to cabinet 1"] * 5, 300), SHAPE, seed=3)
+    from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
+
+    shape = TinyShape(vocabulary=300, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+    return make_model(train_tokenizer(["go to cabinet 1"] * 5, 300), shape, seed=3)
 
 
 def received(handle: dict[str, Any]) -> dict[str, torch.Tensor]:
+    from hgpo_train.policies.weight_handover import opened
+
     return {name: tensor.clone() for name, tensor in opened(handle).items()}
 
 
 def received_on_the_host(handle: dict[str, Any]) -> dict[str, torch.Tensor]:
+    from hgpo_train.policies.weight_handover import opened
+
     return {name: tensor.cpu() for name, tensor in opened(handle).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="vLLM and anonymous memory require Linux")
 def test_another_process_receives_equal_tensors(model: Any) -> None:
+    import torch
+
+    from hgpo_train.policies.weight_handover import checkpoint_weights, shared
+
     weights = checkpoint_weights(model)
     weights |= {
         "half": torch.arange(7, dtype=torch.bfloat16),
@@ -50,8 +59,14 @@ def test_another_process_receives_equal_tensors(model: Any) -> None:
     assert not Path(handle["path"]).exists()  # nothing remains
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="requires a GPU")
+@pytest.mark.slow
 def test_another_process_maps_the_tensors_of_a_gpu(model: Any) -> None:
+    import torch
+
+    from hgpo_train.policies.weight_handover import checkpoint_weights, shared
+
+    if not torch.cuda.is_available():
+        pytest.skip("requires a GPU")
     weights = checkpoint_weights(model.cuda()) | {"transposed": torch.arange(6, device="cuda").reshape(2, 3).T}
     with shared(weights, by_device=True) as handle, multiprocessing.get_context("spawn").Pool(1) as pool:
         assert handle["places"] == {}  # nothing is staged
@@ -61,7 +76,10 @@ def test_another_process_maps_the_tensors_of_a_gpu(model: Any) -> None:
 
 
 def test_the_names_and_values_are_those_of_a_checkpoint(model: Any, tmp_path: Path) -> None:
+    import torch
     from safetensors.torch import load_file
+
+    from hgpo_train.policies.weight_handover import checkpoint_weights, handed_bytes
 
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
@@ -74,6 +92,11 @@ def test_the_names_and_values_are_those_of_a_checkpoint(model: Any, tmp_path: Pa
 
 
 def test_adapters_are_merged_in_float32_and_rounded_once(model: Any) -> None:
+    import torch
+
+    from hgpo_train.models.loading import add_adapters
+    from hgpo_train.policies.weight_handover import checkpoint_weights
+
     plain = {name: value.clone() for name, value in checkpoint_weights(model.to(torch.bfloat16)).items()}
     adapted = add_adapters(model, LoraConfig(rank=4, alpha=8, targets=("q_proj", "down_proj")))
     generator = torch.Generator().manual_seed(0)
@@ -96,9 +119,17 @@ def test_adapters_are_merged_in_float32_and_rounded_once(model: Any) -> None:
             assert torch.equal(exact[name], old)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 5])
 def test_served_adapters_keep_the_trained_change_and_merged_ones_lose_most(model: Any, iterations: int) -> None:
     """At the shipped learning rate of 3e-6, and weights of the size of Qwen2.5's."""
+    import torch
+
+    from hgpo_train.models.loading import add_adapters
+    from hgpo_train.policies.weight_handover import checkpoint_weights
+    from hgpo_train.training.update.batches import samples_from_steps
+    from hgpo_train.training.update.learner import Learner
+
     base = {name: value.float() for name, value in checkpoint_weights(model.to(torch.bfloat16)).items()}
     adapted = add_adapters(model, LoraConfig(rank=8, alpha=8))
     config = replace(
