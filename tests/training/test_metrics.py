@@ -3,9 +3,6 @@
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -117,51 +114,6 @@ def test_damaged_lines_are_moved_aside_and_do_not_prevent_resuming(lines, half):
         log.close()
         iterations = [line["iteration"] for line in read_metrics(path)]
         assert iterations == [*sorted({line for line in good if line < 3}), 3]
-
-
-LOGGING = """
-import os, signal, sys
-from pathlib import Path
-from hgpo_envs.files import atomic
-from hgpo_train.training.tracking import JsonLines
-
-path, done, written = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-write = os.write
-
-def killed(descriptor, data):
-    global written
-    if os.path.samestat(os.fstat(descriptor), path.stat()) if path.exists() else False:
-        short = min(len(data), written)
-        write(descriptor, data[:short])
-        written -= short
-        if written <= 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return short
-    return write(descriptor, data)
-
-start = int(done.read_text()) if done.exists() else 0
-log = JsonLines(path, start)
-os.write = killed
-for iteration in range(start, 12):
-    log.log({"value": iteration / 8}, iteration)
-    if iteration % 3 == 2:  # a checkpoint
-        atomic.write_file(done, str(iteration + 1).encode())
-"""
-
-
-@pytest.mark.slow
-def test_lines_are_neither_lost_nor_duplicated_by_kills_at_any_byte(tmp_path):
-    """Real processes are killed after a number of bytes; the last one finishes."""
-    path = tmp_path / "metrics.jsonl"
-    kills = 0
-    for written in (1, 5, 33, 34, 50, 80, 150, 170, 180, 10_000):
-        command = [sys.executable, "-c", LOGGING, str(path), str(tmp_path / "done"), str(written)]
-        code = subprocess.run(command, check=False, timeout=60).returncode
-        assert code in (0, -signal.SIGKILL)
-        kills += code != 0
-    assert kills > 5
-    assert [(line["iteration"], line["value"]) for line in read_metrics(path)] == [(n, n / 8) for n in range(12)]
-    assert not path.with_name("metrics.jsonl.damaged").exists()
 
 
 def test_a_full_disk_leaves_complete_lines(tmp_path, monkeypatch):

@@ -23,7 +23,6 @@ from hgpo_train.training.config import Config, EnvironmentConfig, SftConfig, rep
 from hgpo_train.training.data import open_training_env
 from hgpo_train.training.display import Display
 from hgpo_train.training.run_folder import Origin, RunFolder
-from hgpo_train.training.tracking import read_metrics
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
 PATHS = os.pathsep.join(map(str, [ROOT, ROOT / "datasets", ROOT / "tests" / "worlds"]))
@@ -71,32 +70,6 @@ def test_a_second_trainer_is_refused_with_the_name_of_the_first(tmp_path):
         holder.kill()
         holder.communicate()
     open_run(tmp_path / "run").release()
-
-
-@pytest.mark.slow
-def test_two_simultaneous_trainers_write_one_run(config, runs, tmp_path):
-    """Of two real processes one trains and the other is refused; every iteration is logged once."""
-    from hgpo_train.settings import to_toml
-
-    path = tmp_path / "config.toml"
-    path.write_text(to_toml(replace(config, iterations=2)))
-    out = tmp_path / "run"
-    code = "import torch; torch.set_num_threads(1); from hgpo_train.cli import main; main()"
-    command = [sys.executable, "-c", code, "train", str(path), "--out", str(out), "--resume"]
-    environment = {**os.environ, "PYTHONPATH": PATHS, "COLUMNS": "200"}
-    both = [
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
-        for _ in range(2)
-    ]
-    errors = [one.communicate(timeout=120)[1] for one in both]
-    codes = [one.returncode for one in both]
-    # The second process may start after the first has finished; it then has nothing left to do.
-    assert sorted(codes) in ([0, 0], [0, 2]), errors
-    for code, error in zip(codes, errors, strict=True):
-        if code:
-            assert "is in use: process" in error
-            assert "Traceback" not in error
-    assert [line["iteration"] for line in read_metrics(out / "metrics.jsonl")] == [0, 1, 2]
 
 
 def test_a_run_is_resumed_only_with_its_configuration(tmp_path):

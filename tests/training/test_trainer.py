@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.cli import app
 from hgpo_train.models.checkpoint_files import OPTIMISER, list_checkpoints
-from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.rollout.failures import RolloutError
 from hgpo_train.settings import to_toml
 from hgpo_train.training.config import replace
@@ -372,20 +370,6 @@ def test_verify_covers_all_files_of_a_run(config, runs):
     assert [report["ok"] for report in json.loads(output)] == [True] * 5
 
 
-@pytest.mark.slow
-def test_a_folder_with_a_run_is_refused_without_resume(config, runs):
-    runs.train(replace(config, iterations=1, evaluation={"every": 0}))
-    with pytest.raises(InputError, match="--resume"):
-        runs.trainer(config)
-    other = replace(config, rollout={"group_size": 2}, iterations=2, evaluation={"every": 0})
-    stored = (runs.folder / "run" / "config.toml").read_bytes()
-    with pytest.raises(InputError, match=r"started with rollout.group_size = 4, not 2"):
-        runs.train(other, resume=True)
-    assert (runs.folder / "run" / "config.toml").read_bytes() == stored
-    longer = replace(config, iterations=2, evaluation={"every": 0}, update={"micro_batch_tokens": 500})
-    assert runs.train(longer, resume=True).state.iteration == 2
-
-
 INVALID = (
     ({"advantage": {"estimator": "hgop"}}, "did you mean 'hgpo'"),
     ({"advantage": {"parameters": {"histroy_length": 2}}}, "did you mean 'history_length'"),
@@ -497,33 +481,6 @@ def test_every_estimator_trains(config, runs, estimator):
 
 
 @pytest.mark.slow
-def test_adapters_train_and_resume(config, runs):
-    config = replace(config, iterations=2, evaluation={"every": 0}, model={"lora": {"rank": 4}})
-    runs.train(config, "whole")
-    runs.train(replace(config, iterations=1), "halved")
-    runs.train(config, "halved", resume=True)
-    assert runs.weights("whole") == runs.weights("halved")
-    assert "adapter_model.safetensors" in runs.weights("whole")
-
-
-@pytest.mark.slow
-def test_a_run_is_not_resumed_with_another_model(config, runs, tiny, tmp_path):
-    """The model at the configured path was replaced after the run started."""
-    path = tmp_path / "model"
-    shutil.copytree(tiny, path)
-    config = replace(config, iterations=1, evaluation={"every": 0}, model={"path": str(path)})
-    runs.train(config)
-    shape = TinyShape(vocabulary=384, width=64, layers=3, heads=2, key_value_heads=1, intermediate=96)
-    save_tiny(path, ["a house of doors"] * 9, shape)
-    with pytest.raises(
-        InputError, match=r"started with another model: model.path = .* has the fingerprint \w{16}, not \w{16}"
-    ):
-        runs.trainer(config, resume=True)
-    with pytest.raises(InputError, match=r"started with model.path"):
-        runs.trainer(replace(config, model={"path": str(tiny)}), resume=True)
-
-
-@pytest.mark.slow
 def test_the_rows_of_an_update_are_in_the_order_of_trajectories(config, runs, monkeypatch):
     """The order that `update.order = "verl-agent"` starts from; with it and the rollout correction, a run trains."""
     seen = []
@@ -553,19 +510,24 @@ def test_an_overlong_prompt_stops_training(config, runs):
         runs.train(config)
 
 
-@pytest.mark.slow
-def test_the_optimiser_in_the_memory_of_the_host_changes_nothing(config, runs):
-    runs.train(replace(config, iterations=2), "plain")
-    runs.train(replace(config, iterations=2, rollout={"offload_optimiser": True, "sleep": True}), "offloaded")
-    assert runs.weights("plain") == runs.weights("offloaded")
+VARIANTS = {
+    "adapters": {"model": {"lora": {"rank": 4}}},
+    "optimiser in the last checkpoint": {"checkpoint": {"every": 1, "keep": 0, "optimiser": "last"}},
+    "moments in the memory of the host": {"rollout": {"offload_optimiser": True, "sleep": True}},
+}
 
 
 @pytest.mark.slow
-def test_a_run_with_the_optimiser_in_the_last_checkpoint_resumes(config, runs):
-    config = replace(config, iterations=2, checkpoint={"every": 1, "keep": 0, "optimiser": "last"})
-    runs.train(config, "parts")
-    runs.train(replace(config, iterations=3), "parts", resume=True)
-    runs.train(replace(config, iterations=3), "whole")
-    assert runs.weights("parts") == runs.weights("whole")
-    folders = list_checkpoints(runs.folder / "parts" / "checkpoints")
-    assert [(folder / OPTIMISER).exists() for folder in folders] == [False, False, True]
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_of_a_run_resume_to_the_same_bytes(config, runs, variant):
+    config = replace(replace(config, iterations=2, evaluation={"every": 0}), **VARIANTS[variant])
+    runs.train(config, "whole")
+    runs.train(replace(config, iterations=1), "halved")
+    runs.train(config, "halved", resume=True)
+    assert runs.weights("whole") == runs.weights("halved")
+    checkpoints = list_checkpoints(runs.folder / "whole" / "checkpoints")
+    assert [(path / OPTIMISER).exists() for path in checkpoints] == ["last" not in variant, True]
+    assert (checkpoints[-1] / "adapter_model.safetensors").exists() == (variant == "adapters")
+    if "host" in variant:
+        runs.train(replace(config, rollout={"offload_optimiser": False, "sleep": False}), "plain")
+        assert runs.weights("whole") == runs.weights("plain")
