@@ -1,7 +1,7 @@
 """The policy of `hgpo quickstart`: it wins about half of the games, and fails in different ways.
 
 It is the explorer, which acts on what it observes, with the weaknesses of small models: it makes mistakes, of which
-most can be undone; and at some step of many rollouts it loses track of the task, and repeats itself to the end. Both
+most can be undone; and at some step of many rollouts it loses track of the task, and makes nothing but mistakes. Both
 follow habits, which depend on the game and the state alone, so that rollouts of a game share states and histories, as
 those of a trained model do. Whether it has lost track is seen in the history and not in the state.
 """
@@ -43,7 +43,7 @@ class QuickstartPlayer(BatchPolicy):
         explorer = make_policy("explorer", context)
         assert isinstance(explorer, BatchPolicy)
         self._explorer = explorer
-        self._lost: dict[int, int] = {}  # by slot: which of its habits a lost rollout follows
+        self._lost: set[int] = set()  # the slots of rollouts that have lost track
         self._before: dict[int, list[str]] = {}  # by slot: what was admissible one step before
 
     def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
@@ -55,24 +55,22 @@ class QuickstartPlayer(BatchPolicy):
     def _act(self, request: Request, answer: str | Reply | Failure) -> str | Reply | Failure:
         slot, draw = request.slot, request.rng
         if request.step == 0:
-            self._lost.pop(slot, None)
+            self._lost.discard(slot)
             self._before[slot] = []
-        if slot not in self._lost and draw.random() < LOST:
-            self._lost[slot] = draw.randrange(HABITS)
+        if draw.random() < LOST:
+            self._lost.add(slot)
         stale = [action for action in self._before[slot] if action not in request.admissible_actions]
         self._before[slot] = request.admissible_actions
         if stale and draw.random() < STALE:
             return draw.choice(stale)
-        if slot in self._lost:
-            return _habits(request)[self._lost[slot]]
-        return draw.choice(_habits(request)) if draw.random() < MISTAKE else answer
+        return draw.choice(_habits(request)) if slot in self._lost or draw.random() < MISTAKE else answer
 
 
 def _habits(request: Request) -> list[str]:
     """Return the mistakes that it makes in a state: always the same of a game."""
     actions = [action for action in request.admissible_actions if not action.startswith(IDLE)]
     order = {action: text_hash(f"{request.task.id} {request.state.text} {action}") for action in actions}
-    return (sorted(actions, key=order.__getitem__) * HABITS)[:HABITS]
+    return sorted(actions, key=order.__getitem__)[:HABITS]
 
 
 def make(argument: str, context: PolicyContext) -> QuickstartPlayer:
