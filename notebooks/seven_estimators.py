@@ -4,7 +4,7 @@
 # ///
 """One table, seven estimators: advantages recomputed from saved rollouts, and where they disagree.
 
-marimo edit notebooks/seven_estimators.py                     an iteration of a training run on WebShop
+marimo edit notebooks/seven_estimators.py                     the last iterations of a training run on WebShop
 marimo edit notebooks/seven_estimators.py -- --run runs/first any run or Parquet file of steps
 """
 
@@ -45,16 +45,17 @@ def title(mo):
 
 @app.cell
 def choose(Path, mo, scan_steps):
-    bundled = Path(__file__).parent / "data" / "training.parquet"
+    bundled = Path(__file__).parent / "data" / "webshop.parquet"
     table = scan_steps(mo.cli_args().get("run", str(bundled)), plain=True).collect()
     written = mo.ui.text_area(
-        value="grpo, gigpo, hgpo:history_length=2, hgpo:history_length=4, g2po, graphgpo, rloo, reinforce_pp, "
-        "shrinkage_gae",
+        value="grpo, gigpo, hgpo:history_length=2, hgpo:history_length=4, g2po, graphgpo, rloo, reinforce_pp",
         label="Estimators (NAME:PARAMETER=VALUE)",
         full_width=True,
     )
-    iterations = sorted(table["iteration"].unique().to_list()) if "iteration" in table.columns else [None]
-    chosen = mo.ui.dropdown({str(each): each for each in iterations}, value=str(iterations[-1]), label="Iteration")
+    last = int(table["iteration"].max() or 0) if "iteration" in table.columns else 0
+    chosen = mo.ui.range_slider(
+        0, max(last, 1), value=[max(0, last - 9), last or 1], label="Iterations", show_value=True
+    )
     mo.vstack([written, chosen])
     return chosen, table, written
 
@@ -63,17 +64,28 @@ def choose(Path, mo, scan_steps):
 def estimate(chosen, compute_many, pl, read_variants, table, written):
     variants = read_variants([written.value], {"reward": "success"})
     names = {each.spec.column: each.name for each in variants}
-    rows = table if chosen.value is None else table.filter(pl.col("iteration") == chosen.value)
+    rows = table.filter(pl.col("iteration").is_between(*chosen.value)) if "iteration" in table.columns else table
     estimated = compute_many(rows, [each.spec for each in variants]).collect().rename(names)
     estimators = list(names.values())
     return estimated, estimators
 
 
+@app.cell
+def correlation_claim(estimated, estimators, mo, pl):
+    ranked = estimated.select(pl.col(name).rank() for name in estimators).drop_nulls()
+    _matrix = ranked.corr().to_numpy()
+    _pairs = [(_matrix[i, j], estimators[i], estimators[j]) for i in range(len(estimators)) for j in range(i)]
+    alike = "The advantages of one estimator have nothing to be compared with."
+    if _known := [pair for pair in _pairs if pair[0] == pair[0]]:  # NaN: all advantages are 0
+        _value, _first, _second = min(_known)
+        alike = f"Least alike are {_second} and {_first}, with a correlation of {_value:.2f}."
+    mo.md(f"## {alike}")
+    return alike, ranked
+
+
 @app.cell(hide_code=True)
 def about_correlations(mo, estimated):
     mo.md(f"""
-    ## How alike are they?
-
     Rank correlation of the advantages of {estimated.height:,} steps. Ranks, because estimators have different scales,
     of which an optimiser with normalised steps sees little.
     """)
@@ -81,8 +93,7 @@ def about_correlations(mo, estimated):
 
 
 @app.cell
-def correlations(alt, estimated, estimators, pl):
-    ranked = estimated.select(pl.col(name).rank() for name in estimators).drop_nulls()
+def correlations(alt, estimators, pl, ranked):
     matrix = ranked.corr().with_columns(first=pl.Series(estimators)).unpivot(
         index="first", variable_name="second", value_name="correlation"
     )  # fmt: skip
@@ -98,23 +109,30 @@ def correlations(alt, estimated, estimators, pl):
     return
 
 
-@app.cell(hide_code=True)
-def about_signs(mo):
-    mo.md("""
-    ## Where do signs differ?
-
-    A sign decides whether an action becomes more or less frequent. The bars are steps whose signs differ (among steps
-    where neither is 0), with 95% intervals by resampled tasks, for the two estimators chosen.
-    """)
-    return
-
-
 @app.cell
 def pair(estimators, mo):
     first = mo.ui.dropdown(estimators, value=estimators[0], label="first")
     second = mo.ui.dropdown(estimators, value=estimators[min(2, len(estimators) - 1)], label="second")
     mo.hstack([first, second], justify="start")
     return first, second
+
+
+@app.cell
+def signs_claim(estimated, first, mo, pl, second):
+    _both = estimated.filter(pl.col(first.value) * pl.col(second.value) != 0)
+    _share = _both.select((pl.col(first.value) * pl.col(second.value) < 0).mean()).item() or 0.0
+    opposed = f"{first.value} and {second.value} push {_share:.0%} of steps in opposite directions."
+    mo.md(f"## {opposed}")
+    return (opposed,)
+
+
+@app.cell(hide_code=True)
+def about_signs(mo):
+    mo.md("""
+    A sign decides whether an action becomes more or less frequent. The bars are steps whose signs differ (among steps
+    where neither is 0), with 95% intervals by resampled tasks, for the two estimators chosen.
+    """)
+    return
 
 
 @app.cell

@@ -39,75 +39,83 @@ _WIDTH, _HEIGHT = 420, 220
 
 def levels_chart(
     intervals: pl.DataFrame, statistic: str, *, by: str | None = None, title: str | None = None
-) -> alt.LayerChart | alt.FacetChart:
+) -> alt.LayerChart:
     """Return a chart of one statistic by level.
 
     Args:
         intervals: `Statistics.intervals`.
         statistic: The statistic, such as ``shared``.
-        by: The column that it was split by, which colours show.
+        by: The column that it was split by, which colours show, in the order of the table; the legend is above.
         title: The title; by default, that of `LABELS`.
     """
     rows = intervals.filter(pl.col("statistic") == statistic, pl.col("value").is_not_null())
-    order = [level for level in rows["level"].unique(maintain_order=True) if level != ORACLE]
+    order = [*(level for level in rows["level"].unique(maintain_order=True) if level != ORACLE), ORACLE]
     base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
-        x=alt.X("level:N", sort=[*order, ORACLE], title="k, past states in the context", axis=alt.Axis(labelAngle=0))
+        x=alt.X("level:N", sort=order, title="k, past states in the context", axis=alt.Axis(labelAngle=0)),
+        **({} if by is None else _split(by, rows[by].unique(maintain_order=True).to_list())),
     )
-    tooltip = ["level:N", *([f"{by}:N"] if by else []), *(alt.Tooltip(f"{name}:Q", format=".1%") for name in _NUMBERS)]
-    value = alt.Y("value:Q", title=None, axis=alt.Axis(format="%"))
-    coloured: dict[str, Any] = {}
-    outlined: dict[str, Any] = {}
-    if by is not None:
-        values = rows[by].unique(maintain_order=True).to_list()
-        scale = alt.Scale(domain=values, range=[COLOURS[place % len(COLOURS)] for place in range(len(values))])
-        coloured = {"color": alt.Color(f"{by}:N", scale=scale), "xOffset": alt.XOffset(f"{by}:N")}
-        outlined = {"stroke": alt.Stroke(f"{by}:N", scale=scale, legend=None)}
+    shares = (alt.Tooltip(f"{name}:Q", format=".1%") for name in ("value", "low", "high", "chance"))
+    tooltip = ["level:N", *([f"{by}:N"] if by else []), *shares]
     colour: dict[str, Any] = {} if by else {"color": COLOURS[0]}
-    outline: dict[str, Any] = {} if by else {"stroke": COLOURS[0]}
-    hollow = alt.condition("datum.low === null", alt.value(0), alt.value(1))
     layers = [
-        base.mark_tick(color="#9a9a9a", thickness=3, width=18).encode(y="chance:Q", **_only(coloured, "xOffset")),
-        base.mark_rule(strokeWidth=2, **colour).encode(y="low:Q", y2="high:Q", **coloured),
-        base.mark_circle(size=60, opacity=1, strokeWidth=1.5, **colour, **outline).encode(
-            y=value, tooltip=tooltip, fillOpacity=hollow, **coloured, **outlined
-        ),
+        base.mark_tick(color="#9a9a9a", thickness=3, width=18).encode(y="chance:Q", color=alt.value("#9a9a9a")),
+        base.mark_rule(strokeWidth=2, **colour).encode(y="low:Q", y2="high:Q"),
+        base.mark_point(size=60, opacity=1, strokeWidth=1.5, filled=True, **colour)
+        .transform_filter("datum.low !== null")
+        .encode(y=alt.Y("value:Q", title=None, axis=alt.Axis(format="%")), tooltip=tooltip),
+        base.mark_point(size=60, opacity=1, strokeWidth=1.5, **colour)
+        .transform_filter("datum.low === null")
+        .encode(y=alt.Y("value:Q", title=None, axis=alt.Axis(format="%")), tooltip=tooltip),
     ]
-    parts = {"95% intervals": True, "hollow: too few tasks for one": rows["low"].null_count() > 0}
+    parts = {"lines: 95% intervals": True, "hollow: too few tasks for one": rows["low"].null_count() > 0}
     parts |= {"grey: chance alone": rows["chance"].count() > 0}
-    lines = "; ".join(part for part, shown in parts.items() if shown)
-    head = alt.TitleParams(title or LABELS.get(statistic, statistic).capitalize(), subtitle=lines, subtitleColor="#555")
+    about = "; ".join(part for part, shown in parts.items() if shown)
+    head = alt.TitleParams(title or LABELS.get(statistic, statistic).capitalize(), subtitle=about, subtitleColor="#555")
     return alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, title=head)
 
 
-_NUMBERS: Final = ("value", "low", "high", "chance")
+def _split(by: str, values: list[object]) -> dict[str, Any]:
+    """Return the encodings of a column in its own order: colours with a legend, side by side."""
+    scale = alt.Scale(domain=values, range=[COLOURS[number % len(COLOURS)] for number in range(len(values))])
+    legend = alt.Legend(title=by.replace("_", " "), orient="top", symbolType="circle")
+    return {
+        "color": alt.Color(f"{by}:N", scale=scale, legend=legend),
+        "xOffset": alt.XOffset(f"{by}:N", scale=alt.Scale(domain=values)),
+    }
 
 
-def sizes_chart(sizes: pl.DataFrame) -> alt.Chart:
-    """Return a chart of the group sizes of each level, from `Statistics.sizes`."""
+def sizes_chart(sizes: pl.DataFrame, *, by: str | None = None) -> alt.Chart | alt.FacetChart:
+    """Return a chart of the group sizes of each level, from `Statistics.sizes`; one for each value of `by`."""
     labels = ["1 (singleton)", "2", "3–4", "5–8", "9–16", "more"]
-    place = pl.sum_horizontal(pl.col("size") > edge for edge in (1, 2, 4, 8, 16))
+    keys = [by] if by else []
+    number = pl.sum_horizontal(pl.col("size") > edge for edge in (1, 2, 4, 8, 16))
     binned = (
-        sizes.with_columns(place.alias("place"))
-        .group_by("level", "place", maintain_order=True)
+        sizes.group_by(*keys, "level", number.alias("number"), maintain_order=True)
         .agg(pl.col("steps").sum())
         .with_columns(
-            (pl.col("steps") / pl.col("steps").sum().over("level")).alias("share"),
-            pl.col("place").replace_strict(dict(enumerate(labels))).alias("group size"),
+            (pl.col("steps") / pl.col("steps").sum().over(*keys, "level")).alias("share"),
+            pl.col("number").replace_strict(dict(enumerate(labels))).alias("group size"),
         )
     )
     bars: alt.Chart = (
         alt.Chart(alt.InlineData(values=binned.to_dicts()))
         .mark_bar()
         .encode(
-            alt.X("share:Q", axis=alt.Axis(format="%"), title="steps that have the level"),
+            alt.X(
+                "share:Q", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]), title="steps that have the level"
+            ),
             alt.Y("level:N", sort=sizes["level"].unique(maintain_order=True).to_list(), title="k"),
             alt.Color("group size:O", sort=labels, scale=alt.Scale(scheme="blues")),
-            alt.Order("place:Q"),
+            alt.Order("number:Q"),
             tooltip=["level:N", "group size:N", "steps:Q", alt.Tooltip("share:Q", format=".1%")],
         )
-        .properties(width=_WIDTH, height=180, title="Steps by the size of their group")
+        .properties(width=_WIDTH if by is None else _WIDTH * 3 // 4, height=160)
     )
-    return bars
+    title = "Steps by the size of their group"
+    if by is None:
+        return bars.properties(title=title)
+    values = sizes[by].unique(maintain_order=True).to_list()
+    return bars.facet(column=alt.Column(f"{by}:N", sort=values, title=None)).properties(title=title)
 
 
 def statistics_chart(intervals: pl.DataFrame, *, by: str | None = None) -> alt.VConcatChart:
@@ -148,7 +156,3 @@ def save_chart(chart: alt.TopLevelMixin, path: Path) -> None:
         options["scale_factor"] = 2
     with new_path(path) as scratch:
         chart.save(str(scratch), **options)
-
-
-def _only(options: dict[str, Any], name: str) -> dict[str, Any]:
-    return {name: options[name]} if name in options else {}
