@@ -278,8 +278,8 @@ def signs(found, levels_chart, mo):
         [
             mo.md(
                 "Steps whose advantage at level k and among equal histories (k = K) have different signs, of "
-                "those that have both. Many differ **by chance** (grey): smaller groups have noisier means, and in a group "
-                "of two z-scores are 1 and -1 whatever the returns are."
+                "those that have both. Many differ **by chance** (grey): smaller groups have noisier means, and in a "
+                "group of two z-scores are 1 and -1 whatever the returns are."
             ),
             levels_chart(found.intervals, "sign_disagreement", by="data"),
         ]

@@ -48,9 +48,21 @@ def test_a_chart_contains_the_table(sure) -> None:
         {name: axis.get("field") for name, axis in layer["encoding"].items() if isinstance(axis, dict)}
         for layer in drawn["layer"]
     ]
-    assert [layer["y"] for layer in encoded] == ["chance", "low", "value"]
+    assert [layer["y"] for layer in encoded] == ["chance", "low", "value", "value"], "the last is hollow"
     assert encoded[1]["y2"] == "high"
-    assert encoded[2]["color"] == "task_type"
+    colours = drawn["layer"][2]["encoding"]["color"]
+    assert colours["field"] == "task_type"
+    assert colours["legend"]["title"] == "task type"
+
+
+def test_a_column_is_shown_in_its_order_with_a_legend() -> None:
+    """Thirds of a training are in the order of time, not of the alphabet."""
+    parts = ["up to 15", "up to 30", "later"]
+    table = pl.concat(TABLE.with_columns(part=pl.lit(part, pl.Enum(parts)), run=pl.lit(part)) for part in parts)
+    drawn = levels_chart(statistics(table, by="part", history_length=1).intervals, "shared", by="part").to_dict()
+    for layer in drawn["layer"][1:]:
+        assert layer["encoding"]["color"]["scale"]["domain"] == parts
+        assert layer["encoding"]["xOffset"]["scale"]["domain"] == parts
 
 
 def test_sizes_add_up_to_all_steps_of_a_level() -> None:
