@@ -16,7 +16,6 @@ from hgpo_research.power import pooled_deviation, seeds_needed
 
 sys.path.append(str(Path(__file__).parent))  # if another program runs this script
 
-import scaling_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -416,21 +415,6 @@ def serve() -> str:
     return "\n".join(lines)
 
 
-def large_runs() -> str:
-    """Return the table of `hgpo advantages` on a run of many shards as Markdown."""
-    found = figures("large_runs")
-    lines = [
-        f"| {found['rows']:,} rows | whole command | CPU | rows/s | when finished | rows/s without the start |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, way in found["ways"].items():
-        again = [f"{way['again_s']:.1f} s", f"{way['work_rows_per_s']:,.0f}"] if "again_s" in way else ["", ""]
-        cpu = "" if "Ray" in name else f"{way['cpu_s']:.1f} s"  # without Ray's workers, it says little
-        cells = [name, f"{way['s']:.1f} s", cpu, f"{way['rows_per_s']:,.0f}", *again]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def rollout_correction() -> str:
     """Return the table of the gradient's bias with and without rollout correction as Markdown."""
     lines = [
@@ -607,6 +591,16 @@ def truth_speed() -> str:
     return "\n".join(lines)
 
 
+def sharded_learner(figures: dict[str, Any]) -> str:
+    """Return the differences of the sharded learner as Markdown."""
+    columns = {"gradient": "first gradient", "weight": "weights after 10 steps", "actor/loss": "last loss"}
+    lines = [f"| trained | processes | {' | '.join(columns.values())} |", "|---" * 5 + "|"]
+    for row in figures["cases"]:
+        values = (f"{row[name]:.1e}" if name in row else "" for name in columns)
+        lines.append(f"| {row['case']} | {row['processes']} | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "README.md": {"figures": short_table},
     "docs/measurements.md": {"figures": table, "commands": commands},
@@ -628,18 +622,11 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "rollout correction": rollout_correction,
     },
     "docs/scaling.md": {
-        "fixed tasks": lambda: scaling_tables.iterations(figures("scaling"), "fixed tasks"),
-        "growing tasks": lambda: scaling_tables.iterations(figures("scaling"), "growing tasks"),
-        "bytes": lambda: scaling_tables.moved(figures("scaling")),
-        "sensitivity": lambda: scaling_tables.sensitivity(figures("scaling")),
-        "assumptions": lambda: scaling_tables.assumptions(figures("scaling")),
-        "validation": lambda: scaling_tables.validation(figures("scaling")),
-        "sharded learner": lambda: scaling_tables.sharded_learner(figures("sharded_learner")),
+        "sharded learner": lambda: sharded_learner(figures("sharded_learner")),
     },
     "research/docs/truth.md": {"speed": truth_speed},
     "docs/viewer.md": {"speed": viewer},
     "integrations/openenv/README.md": {"serve": serve},
-    "docs/large_runs.md": {"speed": large_runs},
     "research/docs/study.md": {
         "correlations": study_correlations,
         "claims": study_claims,
