@@ -90,10 +90,10 @@ class PolicySpec:
 ENTRY_POINTS: Final = "hgpo.policies"
 
 _SPECS: Final = {
-    "random": "hgpo_train.policies.random_choice:RANDOM",
+    "random": "hgpo_train.policies.scripted:RANDOM",
     "expert": "hgpo_train.policies.scripted:EXPERT",
     "explorer": "hgpo_train.policies.scripted:EXPLORER",
-    "outdated": "hgpo_train.policies.outdated:OUTDATED",
+    "outdated": "hgpo_train.policies.scripted:OUTDATED",
     "mixture": "hgpo_train.policies.mixture:MIXTURE",
     "openai": "hgpo_train.policies.server:OPENAI",
     "vllm": "hgpo_train.policies.vllm:VLLM",

@@ -1,18 +1,81 @@
-"""``expert`` and ``explorer``: the scripted players of a benchmark as policies."""
+"""Policies without a model: ``random``, ``outdated``, and the players ``expert`` and ``explorer`` of a benchmark.
+
+``outdated`` plays an action that was admissible earlier in the episode and no longer is, a usual mistake of small
+models. In demonstrations (``mixture:explorer=0.85,outdated=0.15``) it leads to the states that follow a mistake, so a
+model that imitates the player's steps learns to recover from them (noise injection, DART, arXiv 1703.09327). Supervised
+training excludes rows with invalid actions.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.environment_spec import make_player, spec_named
+from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
-from hgpo_train.policies.registry import PolicySpec, refuse_settings
+from hgpo_train.policies.registry import PolicySpec, check_admissible_actions, refuse_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hgpo_envs.engine import Player
     from hgpo_train.policies.registry import PolicyContext
+
+OPEN_QUERY: Final = "<your query>"
+"""The part of an admissible action that stands for any text."""
+MOST_WORDS: Final = 3
+"""The largest number of words of a query."""
+
+_WORD: Final = re.compile(r"[^\W_]+")
+
+
+class RandomPolicy(BatchPolicy):
+    """A policy that draws uniformly from the admissible actions, by the request's seed.
+
+    An open search query is filled with one to three words of the instruction.
+
+    Args:
+        action_format: The format of the action: ``command``, ``response`` or ``number``.
+    """
+
+    name = "random"
+    reproducible = True
+
+    def __init__(self, action_format: str) -> None:
+        super().__init__()
+        self._action_format = action_format
+
+    def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
+        """See `Policy`."""
+        return [
+            Reply(format_action(self._choose(request), self._action_format, request.state.actions))
+            for request in requests
+        ]
+
+    def _choose(self, request: Request) -> str:
+        return _draw(request, "action", request.state.actions)
+
+
+class OutdatedActionPolicy(RandomPolicy):
+    """A policy that draws from the actions that were admissible earlier in the episode and no longer are.
+
+    If there is none, as at the first step, it draws any admissible action.
+    """
+
+    name = "outdated"
+
+    def __init__(self, action_format: str) -> None:
+        super().__init__(action_format)
+        self._seen: dict[int, dict[str, None]] = {}
+
+    def _choose(self, request: Request) -> str:
+        if request.step == 0:
+            self._seen[request.slot] = {}
+        seen, now = self._seen[request.slot], request.state.actions
+        outdated = [action for action in seen if action not in now]
+        seen.update(dict.fromkeys(now))
+        return _draw(request, "stale action", outdated or now)
 
 
 class ScriptedPolicy(BatchPolicy):
@@ -37,16 +100,14 @@ class ScriptedPolicy(BatchPolicy):
         """See `Policy`."""
         return [self._play(request) for request in requests]
 
-    def _act(self, player: Player, request: Request) -> str:
-        return format_action(player.act(request.state), self._action_format, request.state.actions, self._tag)
-
     def _play(self, request: Request) -> Reply | Failure:
         try:
             if request.step == 0:
                 self._start(request)
             if failure := self._unable.get(request.slot):
                 return failure
-            return Reply(self._act(self._players[request.slot], request))
+            action = self._players[request.slot].act(request.state)
+            return Reply(format_action(action, self._action_format, request.state.actions, self._tag))
         except Exception as error:  # noqa: BLE001 - a player that raises aborts only its trajectory
             return Failure.of("PolicyFailed", error)
 
@@ -83,30 +144,62 @@ def format_action(action: str, action_format: str, admissible: Sequence[str], ta
     return action
 
 
-def make_expert(argument: str, context: PolicyContext) -> ScriptedPolicy:
-    """Create the policy `expert`.
+def instruction_words(instruction: str) -> list[str]:
+    """Return the words that queries consist of."""
+    return _WORD.findall(instruction) or [""]
+
+
+def _draw(request: Request, purpose: str, actions: Sequence[str]) -> str:
+    """Return a random action, with words of the instruction in an open query; empty if there is none."""
+    if not actions:
+        return ""
+    action = actions[_seeded_choice(request.seed, purpose, len(actions))]
+    if OPEN_QUERY not in action:
+        return action
+    words = instruction_words(request.task.instruction)
+    count = 1 + _seeded_choice(request.seed, "words", MOST_WORDS)
+    query = " ".join(words[_seeded_choice(request.seed, f"word {n}", len(words))] for n in range(count))
+    return action.replace(OPEN_QUERY, query)
+
+
+def _seeded_choice(seed: int, purpose: str, choices: int) -> int:
+    """Return an integer in [0, choices) for a seed and a purpose: the text hash of ``"<seed>/<purpose>"``, scaled."""
+    return ((text_hash(f"{seed}/{purpose}") % (1 << 64)) * choices) >> 64
+
+
+def make_random(argument: str, context: PolicyContext) -> RandomPolicy:
+    """Create the policy `random`.
 
     Raises:
-        InputError: There is an argument or an option, or the benchmark has no such player.
+        InputError: There is an argument or an option, or the benchmark lists no admissible actions.
     """
-    return _make("expert", argument, context)
+    refuse_settings("random", argument, context)
+    check_admissible_actions("random", context)
+    return RandomPolicy(context.action_format)
 
 
-def make_explorer(argument: str, context: PolicyContext) -> ScriptedPolicy:
-    """Create the policy `explorer`.
+def make_outdated(argument: str, context: PolicyContext) -> OutdatedActionPolicy:
+    """Create the policy `outdated`. Raises like `make_random`."""
+    refuse_settings("outdated", argument, context)
+    check_admissible_actions("outdated", context)
+    return OutdatedActionPolicy(context.action_format)
 
-    Raises:
-        InputError: There is an argument or an option, or the benchmark has no such player.
+
+def make_scripted(name: str) -> Callable[[str, PolicyContext], ScriptedPolicy]:
+    """Return the function that creates the policy of a benchmark's player of this name.
+
+    It raises `InputError` if there is an argument or an option, or if the benchmark has no such player.
     """
-    return _make("explorer", argument, context)
+
+    def make(argument: str, context: PolicyContext) -> ScriptedPolicy:
+        refuse_settings(name, argument, context)
+        make_player(name, context.benchmark)  # raises for an unknown player before the run begins
+        spec = spec_named(context.benchmark)
+        tag = "action" if spec is None else spec.action_tag
+        return ScriptedPolicy(name, lambda: make_player(name, context.benchmark), context.action_format, tag)
+
+    return make
 
 
-def _make(name: str, argument: str, context: PolicyContext) -> ScriptedPolicy:
-    refuse_settings(name, argument, context)
-    make_player(name, context.benchmark)  # raises for an unknown player before the run begins
-    spec = spec_named(context.benchmark)
-    tag = "action" if spec is None else spec.action_tag
-    return ScriptedPolicy(name, lambda: make_player(name, context.benchmark), context.action_format, tag)
-
-
-EXPERT, EXPLORER = PolicySpec(make_expert), PolicySpec(make_explorer)
+RANDOM, OUTDATED = PolicySpec(make_random), PolicySpec(make_outdated)
+EXPERT, EXPLORER = PolicySpec(make_scripted("expert")), PolicySpec(make_scripted("explorer"))

@@ -46,7 +46,7 @@ class WarmStart:
     Attributes:
         policy: The policy to imitate. The default is the explorer, which acts on observations alone, mixed with 15% of
             outdated actions, so that demonstrations also show how to recover from mistakes
-            (`hgpo_train.policies.outdated`).
+            (`hgpo_train.policies.scripted`).
         data: Games or catalogues for the demonstrations; by default those of the training configuration.
         demonstrations: Number of tasks to demonstrate, divided equally among `data`.
         rows: Steps to imitate: ``won``, the valid steps of solved tasks, or ``all``.

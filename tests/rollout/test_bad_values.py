@@ -19,7 +19,7 @@ from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import Split, share
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply
-from hgpo_train.policies.random_choice import RandomPolicy
+from hgpo_train.policies.scripted import RandomPolicy
 from hgpo_train.policies.validation import checked_reply, checked_state, checked_task
 from hgpo_train.rollout.env_handle import EnvHandle
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups

@@ -12,8 +12,8 @@ from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply
-from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.policies.scripted import RandomPolicy
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import RolloutError, allowed_in_a_row
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups

@@ -5,7 +5,7 @@ import pytest
 
 from hgpo_envs.engine import State
 from hgpo_train.policies.base import BatchPolicy, Failure
-from hgpo_train.policies.random_choice import RandomPolicy
+from hgpo_train.policies.scripted import RandomPolicy
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes, rollout_table, success
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
 

@@ -11,10 +11,8 @@ from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.mixture import MixturePolicy, parse_weights
-from hgpo_train.policies.outdated import OutdatedActionPolicy
-from hgpo_train.policies.random_choice import RandomPolicy
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.policies.scripted import ScriptedPolicy
+from hgpo_train.policies.scripted import OutdatedActionPolicy, RandomPolicy, ScriptedPolicy
 
 CONTEXT = PolicyContext("Doors", "response")
 

@@ -14,7 +14,7 @@ from hgpo_datasets import StepWriter, scan_steps, verify
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.policies.base import BatchPolicy, Failure
-from hgpo_train.policies.random_choice import RandomPolicy
+from hgpo_train.policies.scripted import RandomPolicy
 from hgpo_train.rollout.failures import (
     MAX_FAILED,
     FailureReasons,

@@ -17,7 +17,7 @@ from doors import DoorsSource
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import share
 from hgpo_train.policies.base import AsyncPolicy, Failure
-from hgpo_train.policies.random_choice import RandomPolicy
+from hgpo_train.policies.scripted import RandomPolicy
 from hgpo_train.rollout import workers
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
 from hgpo_train.rollout.workers import WorkerSlots

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, Protocol
 
-from hgpo_train.policies.random_choice import OPEN_QUERY
+from hgpo_train.policies.scripted import OPEN_QUERY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -21,9 +21,8 @@ from hgpo_envs.environment_spec import make_player, spec_named
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy
 from hgpo_train.policies.mixture import parse_weights
-from hgpo_train.policies.random_choice import MOST_WORDS, OPEN_QUERY, instruction_words
 from hgpo_train.policies.registry import make_policy
-from hgpo_train.policies.scripted import format_action
+from hgpo_train.policies.scripted import MOST_WORDS, OPEN_QUERY, format_action, instruction_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -352,7 +351,7 @@ def inadmissible_action(admissible: Sequence[str]) -> str:
 
 
 def _fillings(action: str, instruction: str) -> Sequence[tuple[str, float]]:
-    """Return what `fill_query` makes of an action, with probabilities."""
+    """Return what `random` makes of an open query, with probabilities."""
     if OPEN_QUERY not in action:
         return [(action, 1.0)]
     return [(action.replace(OPEN_QUERY, query), probability) for query, probability in _queries(instruction)]
@@ -360,7 +359,7 @@ def _fillings(action: str, instruction: str) -> Sequence[tuple[str, float]]:
 
 @lru_cache(maxsize=8)
 def _queries(instruction: str) -> list[tuple[str, float]]:
-    """Return all queries of `fill_query` with their probabilities."""
+    """Return all its queries with their probabilities."""
     words = instruction_words(instruction)
     queries: dict[str, float] = defaultdict(float)
     longer: dict[str, float] = {"": 1.0}

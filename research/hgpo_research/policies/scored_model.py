@@ -12,7 +12,7 @@ from hgpo_research.policies.distributions import Distribution, KnownPolicy, form
 from hgpo_research.policies.response_scoring import score_responses
 from hgpo_train.policies.base import Failure
 from hgpo_train.policies.generation import FittedPrompt, fit_prompts
-from hgpo_train.policies.random_choice import OPEN_QUERY
+from hgpo_train.policies.scripted import OPEN_QUERY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
