@@ -66,7 +66,7 @@ class GymnasiumEngine:
             actions=_first(info, _ACTION_KEYS, ()),
             valid=_flag(info.get("action_valid", True)),
             terminated=ended,
-            won=won and not stopped,
+            won=False if stopped and won is not None else won,
             reward=gain,
             score=info.get("score", gain),
             truncated=stopped,
