@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -13,7 +14,6 @@ from gymnasium import spaces
 from hgpo_envs import hashing
 from hgpo_envs.episode import Episode, check_template, settings_for
 from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.rendering import print_step, render_step
 from hgpo_envs.sources import SharedSource, Split, share
 from hgpo_envs.spaces import PROMPT_CHARACTERS, STATE_CHARACTERS, UnicodeText
 from hgpo_envs.task_sampling import TASK_SAMPLINGS, TaskSampler
@@ -154,7 +154,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         prompt_template: What replaces the benchmark's prompt template: the path of a Jinja file, the name of a bundled
             template (``compact``, ``compact-webshop``), or ``verl-agent:PATH`` for the prompts of a checkout of
             verl-agent.
-        render_mode: ``human`` prints every step (`hgpo_envs.rendering`) to standard output; with ``ansi``, `render`
+        render_mode: ``human`` prints every step (`transcript_step`) to standard output; with ``ansi``, `render`
             returns the last command and state text; None renders nothing.
 
     Raises:
@@ -284,3 +284,58 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
 
     def _observation(self, history_hash: NDArray[np.int64]) -> dict[str, Any]:
         return {"state": self.episode.state.text, "prompt": self.episode.prompt(), "history_hash": history_hash}
+
+
+def render_step(episode: Episode) -> str:
+    """Return an episode's last command and state text, for ``render_mode="ansi"``. Empty before the first episode."""
+    if not episode.started:
+        return ""
+    command = f"> {episode.action}\n\n" if episode.steps_taken else ""
+    return f"{command}{episode.state.text}\n"
+
+
+def transcript_step(episode: Episode) -> str:
+    """Return the last step of an episode: its command, the state that followed, its reward and how the episode ended.
+
+    Before the first step, this is the task and the first state. Control characters are replaced, because terminals
+    interpret them.
+
+    Args:
+        episode: A started episode.
+    """
+    state = episode.state
+    if not episode.steps_taken:
+        kind = f" ({episode.task.task_type})" if episode.task.task_type else ""
+        lines = [f"# {episode.task.id}{kind}", f"# task: {episode.task.instruction}", "", state.text, ""]
+    else:
+        invalid = "" if episode.action_valid else "   (invalid)"
+        ending = "" if not episode.done else f", {_ending(episode)} after {episode.steps_taken} steps"
+        lines = [
+            f"[{episode.steps_taken}] > {episode.action}{invalid}",
+            state.text,
+            f"reward {state.reward:g}{ending}",
+            "",
+        ]
+    return "\n".join(map(_printable, lines))
+
+
+def print_step(episode: Episode) -> None:
+    """Print the last step of an episode, for ``render_mode="human"``.
+
+    Characters that standard output cannot encode become question marks.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(transcript_step(episode).encode(encoding, "replace").decode(encoding) + "\n")
+    sys.stdout.flush()
+
+
+def _ending(episode: Episode) -> str:
+    if episode.state.won:
+        return "won"
+    if not episode.terminated:
+        return "stopped by the step limit"
+    return "ended" if episode.state.won is None else "ended without success"
+
+
+def _printable(text: str) -> str:
+    return "".join([letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text])

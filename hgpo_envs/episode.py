@@ -325,39 +325,24 @@ class Episode:
 
 
 def check_template(shared: SharedSource, settings: Settings, task_id: str) -> None:
-    """Check a user's prompt template by rendering it for the first two states of a task.
+    """Check a user's prompt template by rendering it for the first state of a task, without and with a past pair.
 
-    A template that passes may still fail at a later state; then that rollout fails. If the environment fails here, no
+    A template that passes may still fail at a later state; then that rollout fails. If the task cannot be started, no
     error is raised, because the template was not tested.
 
-    Args:
-        shared: The task source.
-        settings: The settings with the template.
-        task_id: The task, played for one step in a new engine.
-
     Raises:
-        InputError: If the template fails or exceeds the budget of a rendering.
+        InputError: If the template fails.
     """
     if settings.template.trusted:
         return
     episode = Episode(shared, settings)
-    for _ in range(2):
-        try:
-            _move_on(episode, task_id)
-        except (Exception, SystemExit):  # noqa: BLE001 - any error of the environment
-            return
-        if episode.done:
-            return
-        episode.prompt()
-
-
-def _move_on(episode: Episode, task_id: str) -> None:
-    """Start the task or, if it is started, take its first admissible action."""
-    if not episode.started:
+    try:
         episode.start(task_id)
-    else:
-        command = next(iter(episode.state.actions), "")
-        episode.observe(command, None, episode.engine.act(command))
+    except (Exception, SystemExit):  # noqa: BLE001 - any error of the environment
+        return
+    episode.prompt()
+    episode.observe(next(iter(episode.state.actions), ""), None, episode.state)  # as if the action changed nothing
+    episode.prompt()
 
 
 def copy_plain_data(value: object) -> object:

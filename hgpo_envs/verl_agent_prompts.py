@@ -29,8 +29,6 @@ VERL_AGENT: Final = "verl-agent:"
 
 _FOLDER: Final = Path("agent_system/environments/prompts")
 _LONGEST_FILE: Final = 1 << 20
-_LONGEST_TEMPLATE: Final = 20_000
-_MOST_FIELDS: Final = 50
 _LONGEST_WEBSHOP: Final = 13_000
 """Characters of a WebShop prompt above which verl-agent leaves out the history."""
 
@@ -129,11 +127,6 @@ def _check_fields(template: str, name: str) -> None:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
         raise InputError(f"{name} is not a template: {error}") from error
-    if len(template) > _LONGEST_TEMPLATE or len(parts) > _MOST_FIELDS:
-        raise InputError(
-            f"{name}: expected at most {_LONGEST_TEMPLATE:,} characters and {_MOST_FIELDS} fields, received "
-            f"{len(template):,} and {len(parts)}"
-        )
     for _, field, form, conversion in parts:
         if field is not None and (field not in _FIELDS or form or conversion):
             raise InputError(f"{name}: expected the fields {', '.join(sorted(_FIELDS))}, received {one_line(field)!r}")

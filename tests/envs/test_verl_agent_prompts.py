@@ -102,8 +102,6 @@ def test_the_template_can_be_copied_and_pickled(checkout) -> None:
         ("ALFWORLD_TEMPLATE = '{current_step:>99999999}'", "expected the fields"),
         ("ALFWORLD_TEMPLATE = '{current_step!r}'", "expected the fields"),
         ("ALFWORLD_TEMPLATE = '{'", "is not a template"),
-        ("ALFWORLD_TEMPLATE = '" + "{current_step}" * 60 + "'", "expected at most 20,000 characters and 50 fields"),
-        ("ALFWORLD_TEMPLATE = '" + "a" * 20_001 + "'", "expected at most 20,000 characters and 50 fields"),
         ("ALFWORLD_TEMPLATE = " + "(" * 5000, "expected a checkout of verl-agent"),
     ],
 )
