@@ -199,9 +199,9 @@ def collect_groups(
     if execution.workers:
         slots = WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
     elif concurrent is not None:  # engines that wait for other processes, of which the source allows so many
-        slots = ThreadSlots(handle.shared, min(count, concurrent))
+        slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))])
     else:
-        slots = LocalSlots(handle.shared, count)
+        slots = LocalSlots([handle.shared.source.engine() for _ in range(count)])
     collector = Collector(
         handle,
         slots,

@@ -1,13 +1,10 @@
-"""Slots, which run environments in this process or in subprocesses.
-
-`LocalSlots` run engines in the collector's thread, `ThreadSlots` engines that wait for processes of their own, and
-`hgpo_train.rollout.workers` engines in subprocesses.
-"""
+"""Slots, which run engines: in the collector's thread, or in threads if they wait for other processes."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
+import signal
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
@@ -19,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hgpo_envs.engine import Engine, State
-    from hgpo_envs.sources import SharedSource
     from hgpo_train.policies.base import Failure
 
 
@@ -65,21 +61,20 @@ class Slots(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the resources of all slots."""
+        """Release the resources of all slots, and end the calls that are under way."""
         ...
 
 
 class LocalSlots:
-    """Slots whose engines run in this process and share one task source.
+    """Slots whose engines run in the collector's thread.
 
     Args:
-        shared: The task source.
-        count: Number of slots.
+        engines: One engine per slot.
     """
 
-    def __init__(self, shared: SharedSource, count: int) -> None:
-        self.count = count
-        self._engines = [shared.source.engine() for _ in range(count)]
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.count = len(engines)
+        self._engines = list(engines)
         self._arrived: deque[SlotResult] = deque()
 
     @property
@@ -93,11 +88,11 @@ class LocalSlots:
 
     def start(self, slot: int, task_id: str) -> None:
         """See `Slots`."""
-        self._run(slot, self._engines[slot].start, task_id)
+        self._arrived.append(_call(slot, self._engines[slot].start, task_id))
 
     def act(self, slot: int, command: str) -> None:
         """See `Slots`."""
-        self._run(slot, self._engines[slot].act, command)
+        self._arrived.append(_call(slot, self._engines[slot].act, command))
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""
@@ -110,26 +105,26 @@ class LocalSlots:
         """See `Slots`."""
         self._engines.clear()
 
-    def _run(self, slot: int, call: Callable[[str], State], text: str) -> None:
-        began = perf_counter()
-        outcome = attempt("EnvironmentFailed", call, text)
-        self._arrived.append(SlotResult(slot, outcome, perf_counter() - began))
-
 
 class ThreadSlots:
     """Slots whose engines wait for other processes (`hgpo_envs.engine.TaskSource`), each called in a thread.
 
     Args:
-        shared: The task source.
-        count: Number of slots.
+        engines: One engine per slot. They may have the method ``close``, which ends a call that is under way.
     """
 
-    def __init__(self, shared: SharedSource, count: int) -> None:
-        self.count = count
-        self.busy = 0
-        self._engines = [shared.source.engine() for _ in range(count)]
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="hgpo-engine")
-        self._done: queue.SimpleQueue[SlotResult] = queue.SimpleQueue()
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.count = len(engines)
+        self._engines = list(engines)
+        self._threads = ThreadPoolExecutor(self.count, "hgpo-engine", initializer=_leave_interrupts_to_the_main_thread)
+        self._open: dict[int, int] = {}  # slot → number of its open call
+        self._calls = 0
+        self._done: queue.SimpleQueue[tuple[int, SlotResult]] = queue.SimpleQueue()
+
+    @property
+    def busy(self) -> int:
+        """See `Slots`."""
+        return len(self._open)
 
     def engine(self, slot: int) -> Engine | None:
         """See `Slots`. The engine must not be used while the slot is busy."""
@@ -146,28 +141,36 @@ class ThreadSlots:
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""
         arrived: list[SlotResult] = []
+        wait = timeout > 0 and bool(self._open)
         with contextlib.suppress(queue.Empty):
-            if self.busy:
-                arrived.append(self._done.get(timeout=timeout) if timeout > 0 else self._done.get_nowait())
             while True:
-                arrived.append(self._done.get_nowait())
-        self.busy -= len(arrived)
+                number, result = self._done.get(timeout=timeout) if wait else self._done.get_nowait()
+                wait = False
+                if self._open.get(result.slot) == number:  # otherwise it has timed out
+                    del self._open[result.slot]
+                    arrived.append(result)
         return arrived
 
     def close(self) -> None:
-        """Close all engines, which ends the calls that are under way."""
+        """See `Slots`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for engine in self._engines:
-            close = getattr(engine, "close", None)
-            if close is not None:
+            if (close := getattr(engine, "close", None)) is not None:
                 close()
-        self._engines.clear()
 
     def _submit(self, slot: int, call: Callable[[str], State], text: str) -> None:
-        self.busy += 1
-        self._threads.submit(self._run, slot, call, text)
+        self._calls += 1
+        number = self._open[slot] = self._calls
+        self._threads.submit(lambda: self._done.put((number, _call(slot, call, text))))
 
-    def _run(self, slot: int, call: Callable[[str], State], text: str) -> None:
-        began = perf_counter()
-        outcome = attempt("EnvironmentFailed", call, text)
-        self._done.put(SlotResult(slot, outcome, perf_counter() - began))
+
+def _call(slot: int, call: Callable[[str], State], text: str) -> SlotResult:
+    began = perf_counter()
+    outcome = attempt("EnvironmentFailed", call, text)
+    return SlotResult(slot, outcome, perf_counter() - began)
+
+
+def _leave_interrupts_to_the_main_thread() -> None:
+    """Block Ctrl-C in a thread, and in the processes that it starts."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -85,7 +85,7 @@ def test_an_evaluation_plays_every_shipped_environment_in_workers(tmp_path, env_
     process = hgpo(*command, "--workers", "2")
     out, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
-    assert "success %" in out
+    assert "success of all tasks" in out
     steps = scan_steps(tmp_path / "run").collect()
     assert not steps["aborted"].any()
     assert steps["task_id"].n_unique() == steps["trajectory"].n_unique() > 10

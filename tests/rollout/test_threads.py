@@ -54,6 +54,10 @@ class WaitingSource:
         return self.engines[-1]
 
 
+def engines(source: WaitingSource, count: int) -> list[WaitingEngine]:
+    return [source.engine() for _ in range(count)]
+
+
 def collected(slots: ThreadSlots) -> dict[int, SlotResult]:
     found = {}
     until = time.monotonic() + 30
@@ -63,7 +67,7 @@ def collected(slots: ThreadSlots) -> dict[int, SlotResult]:
 
 
 def test_engines_wait_at_the_same_time() -> None:
-    slots = ThreadSlots(share(WaitingSource(together=3)), 3)
+    slots = ThreadSlots(engines(WaitingSource(together=3), 3))
     for slot in range(3):
         slots.start(slot, f"t{slot}")
     found = collected(slots)
@@ -74,7 +78,7 @@ def test_engines_wait_at_the_same_time() -> None:
 
 
 def test_an_engine_that_fails_or_waits_holds_up_no_other() -> None:
-    slots = ThreadSlots(share(WaitingSource()), 3)
+    slots = ThreadSlots(engines(WaitingSource(), 3))
     for slot, command in enumerate(["wait", "fail", "look"]):
         slots.act(slot, command)
     found: dict[int, SlotResult] = {}
@@ -89,7 +93,7 @@ def test_an_engine_that_fails_or_waits_holds_up_no_other() -> None:
 
 def test_closing_ends_calls_that_wait() -> None:
     source = WaitingSource()
-    slots = ThreadSlots(share(source), 1)
+    slots = ThreadSlots(engines(source, 1))
     slots.act(0, "wait")
     slots.close()
     assert source.engines[0].closed.is_set()
