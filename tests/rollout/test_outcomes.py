@@ -110,7 +110,7 @@ def test_the_bounds_by_hand():
     assert (unknown.share, unknown.describe()) == (None, "unknown")
 
 
-def test_unknown_results_flow_to_the_tables_and_are_no_outcome(runs):
+def test_unknown_results_flow_to_the_tables_and_are_no_outcome(runs, monkeypatch):
     class Silent(type(runs.handle().shared.source.engine())):
         def _state(self, text: str, valid: bool) -> State:
             state = super()._state(text, valid)
@@ -118,7 +118,7 @@ def test_unknown_results_flow_to_the_tables_and_are_no_outcome(runs):
 
     handle = runs.handle()
     tasks = handle.shared.source._tasks
-    handle.shared.source.engine = lambda: Silent(tasks)
+    monkeypatch.setattr(handle.shared.source, "engine", lambda: Silent(tasks))
     tally = runs.collect("run", handle=handle, spec=SPEC)
     assert (tally.unknown, tally.won, tally.success) == (40, 0, None)
     steps = runs.steps("run")
