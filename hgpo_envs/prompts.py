@@ -15,9 +15,9 @@ A template may use only these fields:
 | max_steps | int | the step limit |
 | action_format | str | ``response`` (with tags), ``command`` (the action alone) or ``number`` (its number) |
 
-A user's template is rendered in a sandbox that limits its cost and the available filters (`hgpo_envs.sandbox`). Two
-filters are added: ``{{ admissible_actions | listed("help") }}`` quotes the actions, one per line, without the named
-ones; ``numbered`` writes each action's number before it, as ``action_format="number"`` requires.
+A user's template is rendered in Jinja's sandbox, which keeps it from Python's internals. Two filters are added:
+``{{ admissible_actions | listed("help") }}`` quotes the actions, one per line, without the named ones; ``numbered``
+writes each action's number before it, as ``action_format="number"`` requires.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING, Any, Final
 import jinja2
 import jinja2.meta
 import xxhash
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.memory import as_text
-from hgpo_envs.sandbox import LONGEST_TEMPLATE, Sandbox, render_within
 from hgpo_envs.unicode_text import clean_text
 from hgpo_envs.verl_agent_prompts import VERL_AGENT, fill, read_constants
 
@@ -59,12 +59,13 @@ FIELDS: Final = (
 )
 """The fields that a template may use."""
 
-_JINJA = jinja2.Environment(
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    autoescape=False,  # noqa: S701 - prompts are plain text
-)
+LONGEST_TEMPLATE: Final = 1 << 17
+"""The maximum length of a template in characters."""
+
+# Prompts are plain text, so nothing is escaped.
+_OPTIONS: Final[dict[str, Any]] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+_JINJA: Final = jinja2.Environment(autoescape=False, **_OPTIONS)  # noqa: S701
+_SANDBOX: Final = ImmutableSandboxedEnvironment(autoescape=False, **_OPTIONS)
 
 
 def _listed(actions: Iterable[str], *left_out: str) -> str:
@@ -76,9 +77,8 @@ def _numbered(actions: Iterable[str], *left_out: str) -> str:
     return "\n".join([f"{number}. {action}" for number, action in enumerate(actions, 1) if action not in left_out])
 
 
-_OWN_FILTERS: Final = {"listed": _listed, "numbered": _numbered}
-_JINJA.filters |= _OWN_FILTERS
-_SANDBOX: Final = Sandbox(_OWN_FILTERS)
+for _environment in (_JINJA, _SANDBOX):
+    _environment.filters |= {"listed": _listed, "numbered": _numbered}
 
 
 class PromptTemplate:
@@ -91,13 +91,12 @@ class PromptTemplate:
             benchmarks.
 
     Raises:
-        InputError: The template is not valid Jinja, uses a field that does not exist, or cannot be used in the sandbox
-            (`hgpo_envs.sandbox`).
+        InputError: The template is not valid Jinja, or uses a field that does not exist.
     """
 
     def __init__(self, text: str, name: str, *, trusted: bool = False) -> None:
         self.text, self.name, self.trusted = text, name, trusted
-        environment: jinja2.Environment = _JINJA if trusted else _SANDBOX
+        environment = _JINJA if trusted else _SANDBOX
         if len(text) > LONGEST_TEMPLATE:
             raise InputError(
                 f"prompt template {name}: has {len(text):,} characters; expected at most {LONGEST_TEMPLATE:,}"
@@ -148,7 +147,7 @@ class PromptTemplate:
             history_length: Maximum number of pairs, for a shorter prompt; None shows all K.
 
         Raises:
-            InputError: The template fails, or exceeds the sandbox's limit (`hgpo_envs.sandbox.BUDGET`).
+            InputError: The template fails.
         """
         pairs = memory.pairs(history_length)
         fields = {
@@ -168,7 +167,7 @@ class PromptTemplate:
                 # Template.render does the same, but merges Jinja's globals and the fields slowly.
                 context = self._template.new_context({**_JINJA.globals, **fields}, shared=True)
                 return "".join(self._template.root_render_func(context)).strip()
-            return clean_text(render_within(self._template, len(self.text), fields).strip())
+            return clean_text(self._template.render(fields).strip())
         except Exception as error:  # a template can raise any exception
             line = _line_of(error)
             reason = one_line(error, 300) or type(error).__name__

@@ -1,8 +1,7 @@
 """Safe reading of untrusted files: regular files only, within a size limit, with one-line errors.
 
-Opening a named pipe blocks until another process writes to it, and reading a device may never end. A few kilobytes of
-gzip can unpack to gigabytes. Every file that a user names is therefore opened with `open_regular`. Files that are read
-completely use `read_bytes` or `read_unpacked`, which stop reading at a limit.
+Opening a named pipe blocks until another process writes to it, reading a device may never end, and a few kilobytes of
+gzip can unpack to gigabytes. Every file that a user names is therefore opened with `open_regular` and read to a limit.
 """
 
 from __future__ import annotations
@@ -24,13 +23,7 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from pathlib import Path
 
-LEAST_UNPACKED: Final = 16 << 20
-"""The size in bytes that any compressed file may unpack to."""
-
-RATIO: Final = 200
-"""The maximum compression ratio of larger files. Text reaches about 30, decompression bombs about 1,000."""
-
-GZIP: Final = b"\x1f\x8b"
+_GZIP: Final = b"\x1f\x8b"
 """The first bytes of a gzip file."""
 
 
@@ -56,48 +49,39 @@ def open_regular(path: Path, what: str = "file") -> BufferedReader:
     return open(descriptor, "rb")  # noqa: PTH123 (already open)
 
 
-def read_bytes(path: Path, limit: int, what: str = "file") -> bytes:
+def open_unpacked(path: Path, what: str = "file") -> IO[bytes]:
+    """Open a regular file that may be gzipped, as `open_regular`. Reading damaged data raises OSError or EOFError."""
+    file = open_regular(path, what)
+    packed = file.read(len(_GZIP)) == _GZIP
+    file.seek(0)
+    if not packed:
+        return file
+    unpacked = gzip.GzipFile(fileobj=file)
+    unpacked.myfileobj = file  # type: ignore[assignment]  # which it then closes
+    return unpacked  # type: ignore[return-value]  # it can be read
+
+
+def read_bytes(path: Path, limit: int, what: str = "file", *, unpack: bool = False) -> bytes:
     """Return the content of a regular file.
 
     Args:
         path: The file.
         limit: The maximum size in bytes.
         what: See `open_regular`.
+        unpack: Whether to decompress the file if it is gzipped. The limit is that of the decompressed size.
 
     Raises:
-        InputError: As in `open_regular`, or if the file is larger than the limit.
+        InputError: As in `open_regular`, or if the file is damaged or larger than the limit.
     """
-    with open_regular(path, what) as file:
-        return _limited(file, path, limit, what)
-
-
-def read_unpacked(path: Path, limit: int, what: str = "file") -> bytes:
-    """Return the content of a regular file, decompressed if it is gzipped.
-
-    Args:
-        path: The file.
-        limit: The maximum decompressed size in bytes.
-        what: See `open_regular`.
-
-    Raises:
-        InputError: As in `read_bytes`, or if the compressed data is damaged or exceeds `unpacked_limit`.
-    """
-    with open_regular(path, what) as file:
-        packed = file.read(len(GZIP)) == GZIP
-        file.seek(0)
-        if not packed:
-            return _limited(file, path, limit, what)
-        allowed = min(limit, unpacked_limit(os.fstat(file.fileno()).st_size))
+    with (open_unpacked if unpack else open_regular)(path, what) as file:
         try:
-            with gzip.GzipFile(fileobj=file) as unpacked:
-                return _limited(unpacked, path, allowed, what)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise InputError(f"{path} is damaged ({error}); copy or create it again") from None
-
-
-def unpacked_limit(size: int) -> int:
-    """Return the maximum size in bytes to which a compressed file of `size` bytes may unpack."""
-    return max(LEAST_UNPACKED, RATIO * size)
+            data = file.read(limit + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise InputError(f"cannot read {path}: {reason}; copy or create it again") from None
+    if len(data) > limit:
+        raise InputError(f"{path}: expected a {what} of at most {limit:,} bytes, received a larger file")
+    return data
 
 
 def decompress(packed: bytes, limit: int, dictionary: bytes = b"") -> bytes:
@@ -116,10 +100,8 @@ def decompress(packed: bytes, limit: int, dictionary: bytes = b"") -> bytes:
         data = decompressor.decompress(packed, limit + 1)
     except zlib.error as error:
         raise InputError(f"its compressed data is damaged ({error})") from None
-    if len(data) > limit:
-        raise InputError(f"it unpacks to more than {limit:,} bytes")
-    if not decompressor.eof:
-        raise InputError("its compressed data is truncated")
+    if len(data) > limit or not decompressor.eof:
+        raise InputError(f"its compressed data is truncated, or unpacks to more than {limit:,} bytes")
     return data
 
 
@@ -133,18 +115,6 @@ def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise InputError(f"not valid JSON ({error})") from None
-
-
-def _limited(file: IO[bytes] | gzip.GzipFile, path: Path, limit: int, what: str) -> bytes:
-    try:
-        data = file.read(limit + 1)
-    except OSError as error:
-        if isinstance(error, gzip.BadGzipFile):
-            raise
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    if len(data) > limit:
-        raise InputError(f"{path}: expected a {what} of at most {limit:,} bytes, received a larger file")
-    return data
 
 
 @contextmanager

@@ -257,7 +257,7 @@ def show_run(
 
     seen = summarize_run(run)
     if as_json:
-        typer.echo(orjson.dumps(seen.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
+        typer.echo(orjson.dumps(seen.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
     else:
         print_run_summary(seen)
         typer.echo(f"Next: hgpo verify {clean_text(str(run))}")

@@ -19,7 +19,7 @@ from rich.status import Status
 from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
-    from hgpo_envs.files import fetch
+    from hgpo_envs.files.download import Progress as Report
 
 
 class DownloadProgress:
@@ -50,7 +50,7 @@ class DownloadProgress:
             typer.echo("\ninterrupted; finished parts are kept, run the same command again to resume", err=True)
             raise typer.Exit(130)
 
-    def downloading(self, name: str) -> fetch.Progress:
+    def downloading(self, name: str) -> Report:
         """Add a progress bar for a download, and return its update function."""
         bar = self._bars.add_task(name, total=None)
         return lambda done, total: self._bars.update(bar, completed=done, total=total)

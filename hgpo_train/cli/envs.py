@@ -22,7 +22,7 @@ def envs(
     if as_json:
         import orjson
 
-        typer.echo(orjson.dumps([to_json(one) for one in listed], option=orjson.OPT_INDENT_2))
+        typer.echo(orjson.dumps([to_json(one) for one in listed], option=orjson.OPT_INDENT_2).decode())
         return
     from rich.console import Console
 

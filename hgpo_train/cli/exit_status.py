@@ -9,7 +9,6 @@ import traceback
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from hgpo_envs.errors import InputError, ProcessError
-from hgpo_envs.files.secrets import redact
 from hgpo_train.rollout.failures import RolloutError
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def exit_with_error(error: BaseException) -> NoReturn:
 def _fail(error: BaseException, line: str, code: int) -> NoReturn:
     """Print an error in one line, and its notes: for example, how many groups could not be committed."""
     for text in (f"error: {line}", *getattr(error, "__notes__", ())):
-        print(" ".join(redact(text).split()), file=sys.stderr)
+        print(" ".join(text.split()), file=sys.stderr)
     sys.exit(code)
 
 
@@ -68,7 +67,7 @@ def _unreadable() -> tuple[type[BaseException], ...]:
 def _crash(error: BaseException) -> NoReturn:
     """Print a traceback, without the values of local variables and without secrets."""
     shown = traceback.format_exception(type(error), error, _user_frames(error))
-    print(redact("".join(shown)), file=sys.stderr, end="")
+    print("".join(shown), file=sys.stderr, end="")
     sys.exit(1)
 
 

@@ -42,7 +42,7 @@ def verify(
             except InputError as error:
                 refused = refused or error
     if as_json:
-        typer.echo(orjson.dumps([report.to_dict() for report in reports], option=orjson.OPT_INDENT_2))
+        typer.echo(orjson.dumps([report.to_dict() for report in reports], option=orjson.OPT_INDENT_2).decode())
     else:
         for report in reports:
             _show(report)

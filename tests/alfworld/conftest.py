@@ -16,7 +16,7 @@ def bundled():
 def golden_games(shared, tmp_path_factory):
     """Return the folder of 30 recorded games, generated from the alfworld package's layouts and rules."""
     folder = tmp_path_factory.mktemp("golden") / "games"
-    unpack([shared / "golden/alfworld/generated-games.tar.xz"], folder)
+    unpack(shared / "golden/alfworld/generated-games.tar.xz", folder)
     return folder
 
 
@@ -27,5 +27,5 @@ def official(shared, tmp_path_factory):
     if not archive.exists():
         pytest.skip("no official games")
     folder = tmp_path_factory.mktemp("official") / "games"
-    unpack([archive], folder)
+    unpack(archive, folder)
     return folder

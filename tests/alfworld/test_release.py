@@ -91,7 +91,7 @@ def test_fetch_of_a_missing_file(hgpo, site, tmp_path):
 def test_fetch_without_a_network(hgpo, tmp_path):
     """The line names the archive and the way to install it offline."""
     url = "http://no-such-host.invalid/games.zip"
-    refused(hgpo, tmp_path, "nothing was downloaded. Without a network", "--url", url)
+    refused(hgpo, tmp_path, ". Without a network", "--url", url)
     refused(
         hgpo, tmp_path, f"download {url} elsewhere and run `hgpo data fetch alfworld --from games.zip`", "--url", url
     )
@@ -133,7 +133,7 @@ def test_ctrl_c_prints_how_to_resume(hgpo, site, archive, tmp_path, monkeypatch)
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(release, "complete_download", interrupted)
+    monkeypatch.setattr(release, "download", interrupted)
     code, _, err = hgpo("data", "fetch", "alfworld", "--out", tmp_path / "alfworld", "--url", f"{site[1]}/games.zip")
     assert code == 130
     assert "run the same command again to resume" in err

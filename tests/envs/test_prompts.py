@@ -180,3 +180,19 @@ def test_unreadable_template_files(tmp_path, content, line):
 def test_every_documented_field_is_available():
     template = PromptTemplate("".join(f"[{{{{ {field} }}}}]" for field in FIELDS), "all")
     assert render(template, Memory(0)).count("[") >= len(FIELDS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ task.__class__.__mro__[1].__subclasses__() }}",
+        "{{ ''.format.__globals__ }}",
+        "{{ '{0.__class__.__mro__}'.format(task) }}",
+        "{{ admissible_actions.append('x') }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_users_template_reaches_nothing_of_python(tmp_path, text):
+    (tmp_path / "mine.j2").write_text(text)
+    with pytest.raises(InputError, match=r"^prompt template [^\n]*$"):
+        render(load_template(tmp_path / "mine.j2", "ALFWorld"), Memory(2))

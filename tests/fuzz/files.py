@@ -168,32 +168,10 @@ def build_raw(data: bytes, folder: Path) -> object:
     return None
 
 
-NOTE = b' {"made_by": "hgpo", "purpose": "writing x", "process": 1, "host": "h", "target": "x"}\n'
-
-
-def sweep(data: bytes, folder: Path) -> object:
-    """Remove a scratch folder with an arbitrary note; nothing else may be changed."""
-    from hgpo_envs.files import atomic
-
-    place = folder / "place"
-    scratch = place / ".hgpo-0123456789abcdef.tmp"
-    (scratch / "content").mkdir(parents=True)
-    (scratch / "previous").mkdir()
-    (scratch / "previous" / "old").write_bytes(b"old")
-    (place / "mine").write_bytes(b"mine")
-    (scratch / ".lock").write_bytes(data)
-    atomic.remove_abandoned(place)
-    assert (place / "mine").read_bytes() == b"mine"
-    assert [path.name for path in folder.iterdir()] == ["place"]
-    assert len([path for path in place.iterdir() if path not in (scratch, place / "mine")]) <= 1
-    return None
-
-
 TARGETS = (
     Target("packs", pack_seeds, read_pack, 12, (b"HGPOALFW", b"\n"), checked),
     Target("contents of packs", content_seeds, read_content, 1),
     Target("games", game_seeds, read_game, 1, (b"(:objects", b"(", b")", b" - ", b"grammar", b"receptacle")),
     Target("catalogues", catalogue_seeds, read_catalogue, 1, (b"\x93NUMPY", b"'descr': '|O'", b"'shape': (", b"<i4")),
     Target("raw products", raw_seeds, build_raw, 0.3, (b'"pricing"', b'"$1"', b"customization_options", b'"asin"')),
-    Target("notes of scratch folders", lambda _: [NOTE], sweep, 2, (b'"target": "', b"..", b"/")),
 )

@@ -46,6 +46,7 @@ def reading(data: bytes, _: Path) -> object:
     return None
 
 
+@pytest.mark.slow
 def test_the_fuzzer_finds_planted_faults() -> None:
     result = fuzz(Target("planted", lambda _: [b'{"a": [1, 2]}', b"text"], reading), 3000, 1)
     assert result.inputs == 3000

@@ -85,18 +85,6 @@ CLICKS = (
     b"<think>x</think><action>search[red shoes]</action>\n<think>x</think><action>click[next >]</action>",
     b"<think>x</think><action>search[pants]</action>\n<think>x</think><action>click[back to search]</action>",
 )
-TEMPLATES = (
-    b"{{ task }}\n{{ observation }}\n{{ admissible_actions | join(', ') }}",
-    b"{% if history %}{{ history }}{% endif %}{{ admissible_actions | listed('help') }}{{ step }}/{{ max_steps }}",
-    (
-        b"{% for number, seen, done in pairs %}{{ number }} {{ seen }} {{ done }}{% endfor %}"
-        b"{{ admissible_actions | numbered }}"
-    ),
-    (
-        b"{% set x = namespace(a=1) %}{% for i in range(3) %}{{ loop.index }}{% endfor %}"
-        b"{{ task.upper()[:2] }}{{ 'a' ~ 3 }}"
-    ),
-)
 BRACES = (
     b"{{ ",
     b" }}",
@@ -123,28 +111,6 @@ BRACES = (
     b"{# ",
     b"| random",
 )
-
-
-def render(data: bytes, folder: Path) -> object:
-    from hgpo_envs.memory import Memory
-    from hgpo_envs.prompts import load_template
-
-    path = folder / "t.j2"
-    path.write_bytes(data)
-    template = load_template(path, "ALFWorld")
-    memory = Memory(2)
-    memory.store("a room", "look")
-    shown = template.render(
-        task="put a mug on a desk",
-        observation="a room",
-        admissible_actions=["look", "help"],
-        memory=memory,
-        max_steps=50,
-        action_format="response",
-    )
-    assert isinstance(shown, str)
-    assert len(shown) < 1 << 25
-    return None
 
 
 VERL_AGENT = b"""
@@ -306,7 +272,6 @@ TARGETS = (
     Target("responses", plain(*RESPONSES), read_response, 60, TAGS),
     Target("commands of ALFWorld", plain(*COMMANDS), lambda data, _: play("ALFWorld", data), 10, TAGS),
     Target("commands of WebShop", plain(*CLICKS), lambda data, _: play("WebShop", data), 6, TAGS),
-    Target("prompt templates", plain(*TEMPLATES), render, 5, BRACES),
     Target("prompts of verl-agent", plain(VERL_AGENT), fill_verl_agent, 5, BRACES),
     Target("configurations", settings_seeds, read_settings, 2, (b"= ", b"\n[", b"inf", b"nan", b"1979-05-27", b"'''")),
     Target(

@@ -22,7 +22,7 @@ RECORDINGS = {
 def golden(tmp_path_factory) -> Path:
     """Return the recordings, unpacked. Their origin is documented in tests/golden/README.md."""
     folder = tmp_path_factory.mktemp("golden")
-    unpack([Path(__file__).parent.parent / "golden" / "webshop" / "recordings.tar.xz"], folder)
+    unpack(Path(__file__).parent.parent / "golden" / "webshop" / "recordings.tar.xz", folder)
     return folder
 
 

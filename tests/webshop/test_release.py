@@ -8,7 +8,7 @@ import pytest
 from local_server import Quiet, serving
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.fetch import NoConnection
+from hgpo_envs.files.download import NoConnection
 from hgpo_envs.webshop.data import release
 
 CONTENT = {file.name: json.dumps([1] if file.begins == b"[" else {}).encode() for file in release.FILES["small"]}

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.alfworld.data.source import SPLITS, ALFWorldSource
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import making_folder, new_folder
-from hgpo_envs.files.fetch import NoConnection, complete_download, open_partial
+from hgpo_envs.files.atomic import new_folder
+from hgpo_envs.files.download import NoConnection, download, forget
 from hgpo_envs.files.secrets import redact
-from hgpo_envs.files.unpack import CannotWrite, unpack
+from hgpo_envs.files.unpack import unpack
 from hgpo_envs.files.untrusted_files import open_regular, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from hgpo_envs.files.fetch import Progress
+    from hgpo_envs.files.download import Progress
 
 RELEASES: Final = "https://github.com/alfworld/alfworld/releases/download"
 GAMES: Final = f"{RELEASES}/0.4.0/json_2.1.2_tw-pddl.zip"
@@ -69,18 +68,16 @@ def fetch_release(
     assets: Sequence[Asset],
     *,
     downloading: Callable[[str], Progress] | None = None,
-    unpacking: Callable[[int], None] | None = None,
-    **settings: Any,
+    unpacking: Callable[[int], object] | None = None,
 ) -> dict[str, int]:
     """Download archives and unpack them.
 
     Args:
-        out: A new or empty folder. The archives are stored beside it (`hgpo_envs.files.partial_download`) until all
-            games are unpacked, so that the next call resumes interrupted downloads.
+        out: A new or empty folder. The archives are stored beside it (`hgpo_envs.files.download`) until all games are
+            unpacked, so that the next call resumes interrupted downloads.
         assets: The archives.
         downloading: Returns the progress callback for an archive's name.
         unpacking: Called with the number of files unpacked so far.
-        **settings: Further arguments of `hgpo_envs.files.fetch.complete_download`.
 
     Returns:
         The number of games in each split.
@@ -88,29 +85,23 @@ def fetch_release(
     Raises:
         InputError: If a download fails, an archive is damaged or contains no games, or the folder cannot be written.
     """
-    with writing(out), making_folder(out.absolute().parent), ExitStack() as stack:
-        parts, sources = [], []
-        with new_folder(out) as made:
-            for asset in assets:
-                part = stack.enter_context(open_partial(out.absolute().parent, asset.url))
-                parts.append(part)
-                name = asset.url.rsplit("/", 1)[-1]
-                progress = downloading(name) if downloading else None
-                try:
-                    got = complete_download(part, asset.url, sha256=asset.sha256, progress=progress, **settings)
-                except NoConnection as error:
-                    raise NoConnection(f"{error}. {_offline(assets)}") from None
-                sources.append({**asdict(got), "path": name})
+    parent = out.absolute().parent
+    with writing(out), new_folder(out) as folder:
+        archives = {}
+        for asset in assets:
+            name = asset.url.rsplit("/", 1)[-1]
             try:
-                counts = _install(made, [part.path for part in parts], sources, unpacking)
-            except CannotWrite:
-                raise
-            except InputError:
-                for part in parts:  # an archive is damaged, so the next call must download them again
-                    part.remove()
-                raise
-        for part in parts:
-            part.remove()
+                archives[asset] = download(asset.url, parent, progress=downloading(name) if downloading else None)
+            except NoConnection as error:
+                raise NoConnection(f"{error}. {_offline(assets)}") from None
+        try:
+            counts = _install(folder, archives, unpacking)
+        except InputError:  # an archive is damaged, so the next call must download it again
+            for asset in assets:
+                forget(asset.url, parent)
+            raise
+    for asset in assets:
+        forget(asset.url, parent)
     return counts
 
 
@@ -123,7 +114,7 @@ def _offline(assets: Sequence[Asset]) -> str:
 
 
 def install_files(
-    out: Path, archives: Sequence[Path], unpacking: Callable[[int], None] | None = None
+    out: Path, archives: Sequence[Path], unpacking: Callable[[int], object] | None = None
 ) -> dict[str, int]:
     """Unpack local archives, which are kept.
 
@@ -138,24 +129,21 @@ def install_files(
     Raises:
         InputError: If an archive is damaged or contains no games, or if the folder cannot be written.
     """
-    with writing(out), new_folder(out) as made:
-        sources = []
-        for archive in archives:
-            with open_regular(archive, "zip or tar file of ALFWorld games") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-                sources.append({"path": archive.name, "size": file.tell(), "sha256": digest})
-        return _install(made, archives, sources, unpacking)
+    with writing(out), new_folder(out) as folder:
+        return _install(folder, {Asset(path.name): path for path in archives}, unpacking)
 
 
-def _install(
-    made: Path,
-    archives: Sequence[Path],
-    sources: Sequence[dict[str, Any]],
-    unpacking: Callable[[int], None] | None = None,
-) -> dict[str, int]:
+def _install(folder: Path, archives: Mapping[Asset, Path], unpacking: Callable[[int], object] | None) -> dict[str, int]:
     """Unpack archives into an empty folder, check that it contains games, and write the note about their sources."""
-    unpack(list(archives), made, progress=unpacking)
-    games = ALFWorldSource(made)
+    sources = []
+    for asset, path in archives.items():
+        with open_regular(path, "zip or tar file of ALFWorld games") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            sources.append({"source": redact(asset.url), "size": file.tell(), "sha256": digest})
+        if asset.sha256 is not None and digest != asset.sha256.lower():
+            raise InputError(f"{redact(asset.url)}: expected SHA-256 {asset.sha256.lower()}, received {digest}")
+        unpack(path, folder, unpacking)
+    games = ALFWorldSource(folder)
     counts = {split: len(games.ids(split)) for split in SPLITS}
-    (made / NOTE).write_text(json.dumps({"games": counts, "sources": list(sources)}, indent=2) + "\n", "utf-8")
+    (folder / NOTE).write_text(json.dumps({"games": counts, "sources": sources}, indent=2) + "\n", "utf-8")
     return counts

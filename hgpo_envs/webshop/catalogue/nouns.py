@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.untrusted_files import open_regular, parse_json, read_unpacked
+from hgpo_envs.files.untrusted_files import open_regular, parse_json, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ class RecordedNouns:
 
     def __init__(self, path: Path) -> None:
         try:
-            found = parse_json(read_unpacked(path, LONGEST_RECORDED, "file of nouns"))
+            found = parse_json(read_bytes(path, LONGEST_RECORDED, "file of nouns", unpack=True))
         except InputError as error:
             raise InputError(f"cannot read the nouns of {path}: {error}") from None
         if not isinstance(found, dict):

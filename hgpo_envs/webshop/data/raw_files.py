@@ -6,23 +6,23 @@ the original also uses, so that the same JSON extensions are accepted (NaN, lone
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
+import os
 import re
 import zlib
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.untrusted_files import GZIP, open_regular, unpacked_limit
+from hgpo_envs.files.untrusted_files import open_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 PIECE: Final = 1 << 22
-"""The number of bytes read at a time."""
+"""The number of characters read at a time."""
 
 LONGEST: Final = 1 << 24
 """The maximum length of a record in characters. A longer record must be damaged."""
@@ -41,13 +41,8 @@ class _Stream:
         self.ended = False
         self.advance = advance
         self.record = "before the first record"
-        raw = open_regular(path, "file of WebShop's official data")
-        packed = raw.read(len(GZIP)) == GZIP
-        self.allowed = unpacked_limit(raw.seek(0, io.SEEK_END)) if packed else None
-        raw.seek(0)
-        self.raw = raw
-        self.source = gzip.GzipFile(fileobj=raw) if packed else raw
-        self.pending = b""
+        self.source = open_unpacked(path, "file of WebShop's official data")
+        self.characters = io.TextIOWrapper(self.source, "utf-8", newline="")
 
     def fault(self, what: str, at: int) -> InputError:
         return InputError(
@@ -59,30 +54,20 @@ class _Stream:
         """Read another piece. Returns False at the end of the file."""
         if self.ended:
             return False
-        before = self.raw.tell()
+        before = os.lseek(self.source.fileno(), 0, os.SEEK_CUR)
         try:
-            piece = self.source.read(PIECE)
-        except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+            piece = self.characters.read(PIECE)
+        except UnicodeDecodeError as error:
+            raise self.fault(f"not UTF-8 ({error.reason})", len(self.text)) from None
+        except (EOFError, zlib.error, OSError) as error:
             raise InputError(
                 f"{self.path}: cannot be read to its end ({error}; {self.record}); fetch it again"
             ) from None
-        if self.allowed is not None:
-            self.allowed -= len(piece)
-            if self.allowed < 0:
-                raise InputError(f"{self.path}: expected WebShop's official data, but it unpacks to far more bytes")
         if self.advance:
-            self.advance(self.raw.tell() - before)
+            self.advance(os.lseek(self.source.fileno(), 0, os.SEEK_CUR) - before)
         self.ended = not piece
-        data = self.pending + piece
-        try:
-            text, used = data.decode("utf-8"), len(data)
-        except UnicodeDecodeError as error:
-            if self.ended or len(data) - error.start >= 4:
-                raise self.fault("not UTF-8", len(self.text) + len(data[: error.start].decode("utf-8"))) from None
-            text, used = data[: error.start].decode("utf-8"), error.start
-        self.pending = data[used:]
         self.passed += self.at
-        self.text, self.at = self.text[self.at :] + text, 0
+        self.text, self.at = self.text[self.at :] + piece, 0
         return not self.ended
 
     def peek(self) -> str:
@@ -125,8 +110,7 @@ class _Stream:
                 return value
 
     def close(self) -> None:
-        self.source.close()
-        self.raw.close()
+        self.characters.close()
 
 
 _DECODER: Final = json.JSONDecoder()

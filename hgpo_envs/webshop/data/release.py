@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import making_folder, new_file, sync_folder
-from hgpo_envs.files.fetch import NoConnection, complete_download, open_partial
-from hgpo_envs.files.partial_download import forget
+from hgpo_envs.files.download import NoConnection, download, forget
 from hgpo_envs.files.untrusted_files import open_regular, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from hgpo_envs.files.fetch import Progress
+    from hgpo_envs.files.download import Progress
 
 DRIVE: Final = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
 """Google Drive, as in the original's setup.sh. `confirm` skips its page about files that are too large to scan."""
@@ -92,7 +91,7 @@ def fetch_release(
         if os.path.lexists(path):
             _check(file, path, path)
             for url in _urls(file, sources):  # an earlier call may have been killed before it removed the download
-                forget(path.parent, url)
+                forget(url, path.parent)
         elif local is not None:
             _copy(file, local / file.name, path)
         else:
@@ -127,17 +126,15 @@ def _urls(file: OfficialFile, sources: Sequence[str]) -> list[str]:
 
 
 def _download_from(url: str, file: OfficialFile, path: Path, tries: int, progress: Progress | None) -> None:
-    with open_partial(path.parent, url) as part:
-        complete_download(part, url, tries=tries, progress=progress)
-        try:
-            _check(file, part.path, path)
-        except InputError:
-            part.remove()
-            raise
-        with writing(path):
-            part.path.replace(path)
-            sync_folder(path.parent)
-        part.remove()
+    part = download(url, path.parent, tries=tries, progress=progress)
+    try:
+        _check(file, part, path)
+    except InputError:
+        forget(url, path.parent)
+        raise
+    part.replace(path)
+    sync_folder(path.parent)
+    forget(url, path.parent)
 
 
 def _refused(file: OfficialFile, refusals: Sequence[InputError]) -> InputError:

@@ -1,0 +1,130 @@
+"""Keys and passwords are not printed or stored: registered values, and credentials in URLs."""
+
+import copy
+import io
+import json
+import logging
+import pickle
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_envs.files import secrets
+from hgpo_envs.files.secrets import MARK, Secret, redact, redact_json, redact_logging, register, register_url
+from hgpo_train.cli.redaction import RedactedStream
+
+
+@pytest.fixture(autouse=True)
+def empty_registry(monkeypatch):
+    monkeypatch.setattr(secrets, "_registered", ())
+
+
+KEYS = st.text(st.characters(min_codepoint=33, max_codepoint=0x24F, exclude_categories=["Cc"]), min_size=8, max_size=60)
+
+
+@given(KEYS, st.sampled_from(["", "\n", "\r\n", " "]), st.text(max_size=9), st.text(max_size=5))
+def test_registered_values_are_replaced_and_nothing_else(key, ending, around, short):
+    secrets._registered = ()
+    register(short)  # found in too many words to be looked for
+    assert redact(around, patterns=False) == around
+    register(key + ending)
+    register(f"{key} and more")
+    for shown in (key, key + ending, f"{key} and more"):
+        assert key not in redact(f"{around}{shown}{around}", patterns=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("http://me:pw@host:8000/v1", f"http://{MARK}@host:8000/v1"),
+        ("at postgresql+x://tok@h/", f"at postgresql+x://{MARK}@h/"),
+        ("http://host/v1?n=1&access_token=ab#x", f"http://host/v1?n=1&access_token={MARK}#x"),
+        ("mail me@host, see http://host/a@b", "mail me@host, see http://host/a@b"),
+    ],
+)
+def test_credentials_in_urls(text, expected):
+    assert redact(text) == expected
+
+
+@pytest.mark.parametrize("url", ["http://me:hunter-2222@h/v1", "http://hunter-2222@h/v1", "http://h/?key=hunter-2222"])
+def test_a_urls_password_is_registered(url):
+    register_url(url)
+    assert redact("it said hunter-2222!") == f"it said {MARK}!"
+    register_url("http://[broken")
+    assert redact("it said [broken") == "it said [broken"
+
+
+def test_nested_values():
+    register("a-long-password")
+    values = {
+        "base_url": "https://me:pw@host/v1",
+        "extra": {"api_key": "abc", "X-Api-Key": "abc", "password": "", "hf_token": "t", "eos_token": "</s>"},
+        "list": [1, None, True, 0.5, ("a-long-password",)],
+        "api_key_env": "OPENAI_API_KEY",
+        "max_prompt_tokens": 3,
+        "a-long-password": Secret("something else"),
+    }
+    assert redact_json(values) == {
+        "base_url": f"https://{MARK}@host/v1",
+        "extra": {"api_key": MARK, "X-Api-Key": MARK, "password": "", "hf_token": MARK, "eos_token": "</s>"},
+        "list": [1, None, True, 0.5, [MARK]],
+        "api_key_env": "OPENAI_API_KEY",
+        "max_prompt_tokens": 3,
+        MARK: MARK,
+    }
+
+
+def test_a_secret_is_not_printed_or_serialised():
+    secret = Secret("the-key-itself")
+    shown = [str(secret), repr(secret), f"{secret}", f"{secret!r}", "%s" % secret, str({"k": [secret]})]  # noqa: UP031
+    assert not any("itself" in text for text in shown)
+    assert secret.reveal() == "the-key-itself"
+    assert (bool(secret), bool(Secret(""))) == (True, False)
+    for write in (pickle.dumps, json.dumps, orjson.dumps, copy.deepcopy):
+        with pytest.raises(TypeError) as caught:
+            write(secret)
+        assert "itself" not in str(caught.value)
+
+
+def test_logs_of_any_library_are_redacted():
+    before = logging.getLogRecordFactory()
+    register("the-key-itself")
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    log = logging.getLogger("somebody.else.entirely")
+    log.addHandler(handler)
+    try:
+        redact_logging()
+        redact_logging()
+        log.warning("sent %s to %s", "the-key-itself", "http://me:pw@host")
+        log.warning("untouched %d", 3)
+        try:
+            int("the-key-itself")
+        except ValueError:
+            log.exception("failed")
+    finally:
+        logging.setLogRecordFactory(before)
+        log.removeHandler(handler)
+    shown = stream.getvalue()
+    assert shown.startswith(f"sent {MARK} to http://{MARK}@host\nuntouched 3\n")
+    assert f"ValueError: invalid literal for int() with base 10: '{MARK}'" in shown
+    assert "itself" not in shown
+
+
+def test_redacted_streams():
+    register("the-key-itself")
+    inner = io.StringIO()
+    stream = RedactedStream(inner)
+    print("the-key-itself", 1, file=stream)
+    stream.writelines(["a", "the-key-itself", "\n"])
+    assert inner.getvalue() == f"{MARK} 1\na{MARK}\n"
+    assert stream.isatty() is False
+
+
+@pytest.mark.parametrize("piece", ["x", "a.", "?a-", "&a", "://", " "])
+def test_redaction_takes_linear_time(piece):
+    """With quadratic time, a text of a million characters would take hours."""
+    assert "me:pw" not in redact(piece * (1_000_000 // len(piece)) + " http://me:pw@host")
+    redact_json({piece * (1_000_000 // len(piece)): "value"})

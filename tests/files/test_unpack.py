@@ -1,0 +1,144 @@
+"""Extraction of archives: intact ones completely, malicious and truncated ones not at all."""
+
+import io
+import stat
+import tarfile
+import zipfile
+from contextlib import nullcontext
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import new_folder
+from hgpo_envs.files.unpack import unpack as unpack_into
+
+FILES = {
+    "json_2.1.1/train/a/trial_1/game.tw-pddl": b"one",
+    "json_2.1.1/train/b/trial_2/game.tw-pddl": b"two" * 1000,
+    "json_2.1.1/README": b"",
+}
+
+
+def unpack(archive, folder, progress=None):
+    """Unpack into a new folder atomically, as the commands do."""
+    with new_folder(folder) as made:
+        return unpack_into(archive, made, progress)
+
+
+def make_zip(path, files):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in files.items():
+            packed.writestr(name, content)
+    return path
+
+
+def make_tar(path, files):
+    with tarfile.open(path, f"w:{path.suffix[1:]}" if path.suffix != ".tar" else "w") as packed:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            packed.addfile(info, io.BytesIO(content))
+    return path
+
+
+def make(path, files):
+    return (make_zip if path.suffix == ".zip" else make_tar)(path, files)
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(archive, tmp_path, match):
+    """Assert that an archive is refused and that no files are left."""
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match=match) as error:
+        unpack(archive, tmp_path / "out")
+    assert "\n" not in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+KINDS = ["games.zip", "games.tar", "games.tar.gz", "games.tar.xz", "games.tar.bz2"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_intact_archive(tmp_path, name):
+    seen = []
+    count = unpack(make(tmp_path / name, FILES), tmp_path / "out", seen.append)
+    assert count == 3
+    assert seen == [1, 2, 3]
+    assert contents(tmp_path / "out") == FILES
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("kind", ["x.zip", "x.tar"])
+@pytest.mark.parametrize(
+    "name",
+    ["../out.txt", "a/../../out.txt", "/etc/hgpo", "..", "a\\..\\b", "C:/x", "c:x", "a/..", "new\nline"],
+)
+def test_names_that_lead_out_of_the_folder(tmp_path, kind, name):
+    archive = make(tmp_path / kind, {"good": b"1", name: b"2"})
+    refused(archive, tmp_path, "refused: .* leads out of the folder")
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
+def test_tar_links_and_devices(tmp_path, kind):
+    with tarfile.open(tmp_path / "x.tar", "w") as packed:
+        info = tarfile.TarInfo("innocent")
+        info.type, info.linkname = kind, "/etc/passwd"
+        packed.addfile(info)
+    refused(tmp_path / "x.tar", tmp_path, "'innocent' is a link or a device")
+
+
+@pytest.mark.parametrize("kind", ["x.zip", "x.tar.xz"])
+def test_bombs(tmp_path, kind, monkeypatch):
+    """By size and by number."""
+    archive = make(tmp_path / kind, FILES)
+    with monkeypatch.context() as patch:
+        patch.setattr("hgpo_envs.files.unpack.LARGEST", 3000)
+        refused(archive, tmp_path, "too many files or bytes")
+    monkeypatch.setattr("hgpo_envs.files.unpack.MOST_FILES", 2)
+    refused(archive, tmp_path, "too many files or bytes")
+
+
+def test_a_zip_file_cannot_contain_more_than_it_declares(tmp_path):
+    data = bytearray(make_zip(tmp_path / "x.zip", {"zeros": bytes(1000)}).read_bytes())
+    at = data.index(b"PK\x01\x02") + 24  # its size in the archive's directory
+    data[at : at + 4] = (5).to_bytes(4, "little")
+    (tmp_path / "x.zip").write_bytes(data)
+    refused(tmp_path / "x.zip", tmp_path, "is damaged")
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+def test_truncated_archives(tmp_path, name, share):
+    data = make(tmp_path / name, FILES).read_bytes()
+    (tmp_path / name).write_bytes(data[: int(len(data) * share * (0.5 if name == "games.tar" else 1))])
+    refused(tmp_path / name, tmp_path, "damaged|expected a zip or tar archive")
+
+
+@pytest.mark.parametrize("kind", ["x.zip", "x.tar"])
+def test_a_name_that_occurs_twice(tmp_path, kind):
+    with pytest.warns(UserWarning, match="Duplicate") if kind == "x.zip" else nullcontext():
+        archive = tmp_path / kind
+        if kind == "x.zip":
+            with zipfile.ZipFile(archive, "w") as packed:
+                packed.writestr("a", "1")
+                packed.writestr("a", "2")
+        else:
+            with tarfile.open(archive, "w") as packed:
+                for _ in range(2):
+                    packed.addfile(tarfile.TarInfo("a"), io.BytesIO())
+    with pytest.raises(FileExistsError):
+        unpack(archive, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@settings(max_examples=30)
+@given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda data: b"PK\x03\x04" + data))
+def test_any_bytes_are_refused_in_one_line(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("bytes")
+    (folder / "x").write_bytes(data)
+    refused(folder / "x", folder, ".")
