@@ -282,7 +282,7 @@ def _read(path: Path, form: type[T]) -> T:
 
 def _sha256(path: Path) -> str:
     with open_regular(path, "file of the checkpoint") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # typeshed's protocol is wider
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _files(folder: Path) -> list[str]:

@@ -95,7 +95,8 @@ class RunFolder(Generic[C]):
     """
 
     def __init__(self, folder: Path, config: C, free: Collection[str], *, resume: bool) -> None:
-        self.folder, self.config, self.id = folder, config, ""
+        self.folder, self.id = folder, ""
+        self.config: C = config
         self._fixed = fixed_values(config, free)
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; name a folder with --out")

@@ -21,7 +21,7 @@ from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_rows
 from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
 from hgpo_train.training.run_folder import FREE, Origin, RunFolder
 from hgpo_train.training.tracking import log_to, make_trackers
-from hgpo_train.training.update.batches import Samples, mini_batches, samples_from_steps
+from hgpo_train.training.update.batches import Samples, mini_batches, row_faults, samples_from_steps
 from hgpo_train.training.update.learner import Learner
 from hgpo_train.training.update.optimiser import learning_rate
 
@@ -130,9 +130,11 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
             tokenise(rows, tokenizer, config.max_prompt_tokens), config.held_out, config.seed
         )
         model = load_model(config.model, config.seed)
-        known = vocabulary(model)
-        train = samples_from_steps(with_prompts_as_responses(train_rows) if config.prompt_loss else train_rows, known)
-        held_out = samples_from_steps(held_out_rows, known)
+        faults = row_faults(pl.concat([train_rows, held_out_rows]), vocabulary(model)).drop_nulls()
+        if len(faults):
+            raise InputError(f"{faults[0]} ({len(faults)} rows of {source} cannot be used)")
+        train = samples_from_steps(with_prompts_as_responses(train_rows) if config.prompt_loss else train_rows)
+        held_out = samples_from_steps(held_out_rows)
         # With advantages of 1 and ratios of 1, the policy loss reduces to the negative log-likelihood.
         update = dataclasses.replace(config.update, entropy_weight=0.0, dual_clip=None)
         learner = Learner(model, dataclasses.replace(config, update=update), reference=False)

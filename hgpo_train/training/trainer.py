@@ -28,6 +28,7 @@ import polars as pl
 import torch
 
 from hgpo_datasets import StepWriter, scan_steps
+from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import remove_abandoned
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.registry import get
@@ -230,8 +231,8 @@ class Trainer:
             mixed = groups_with_mixed_outcomes(steps.lazy(), self._outcome()).collect()
             rows = rows.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
         rows = rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
-        if rows.is_empty():
-            return rows, 0
+        if rows.is_empty() and steps["response_token_ids"].is_null().all() and not steps["aborted"].all():
+            raise InputError(f"the engine {self.config.rollout.engine!r} reported no token ids, which training needs")
         faults = row_faults(rows, vocabulary(self.model))
         if left_out := len(faults) - faults.null_count():
             message = f"left out {left_out} of {len(rows)} rows that cannot be trained on: {faults.drop_nulls()[0]}"

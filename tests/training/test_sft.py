@@ -188,9 +188,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(demos, tiny, tmp
     small = TinyShape(vocabulary=100, width=64, layers=1, heads=2, key_value_heads=1, intermediate=96)
     make_model(tokenizer, small).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    with pytest.raises(
-        InputError, match=r"expected prompt_token_ids from 0 to 99, received \d+, row 0 \(\d+ more rows"
-    ):
+    with pytest.raises(InputError, match=r"expected prompt_token_ids from 0 to 99, received \d+ \(\d+ rows"):
         train(sft_config(tmp_path / "model"), demos, tmp_path / "run")
 
 

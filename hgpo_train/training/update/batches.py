@@ -8,13 +8,11 @@ the right or packed one after another into a single row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import polars as pl
 import torch
-
-from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,50 +83,36 @@ class MicroBatch:
     row: NDArray[np.int64]
 
 
-def row_faults(steps: pl.DataFrame, vocabulary: int | None = None) -> pl.Series:
-    """Validate each row of a step table for training.
+def row_faults(steps: pl.DataFrame, vocabulary: int) -> pl.Series:
+    """Return the reason why a row cannot be trained on, or null, of each row of a step table.
 
     Args:
         steps: A step table, as for `samples_from_steps`.
-        vocabulary: Number of token ids of the model; None accepts every non-negative id of 32 bits.
-
-    Returns:
-        One value per row: the reason why it cannot be trained on, or null.
-
-    Raises:
-        InputError: A column is missing or has the wrong type.
+        vocabulary: Number of token ids of the model.
     """
-    _check_columns(steps)
-    most = _MOST_IDS if vocabulary is None else vocabulary
-    faults = [_ids_fault(name, most) for name in _IDS]
-    prompt, response = (pl.col(name).list.len().fill_null(0) for name in _IDS)
-    faults.append(pl.when((prompt == 0) & (response > 0)).then(pl.lit("expected a prompt of at least one token")))
-    if _has_logprobs(steps):
-        faults += _logprob_faults(response)
+    faults = []
+    for name in ("prompt_token_ids", "response_token_ids"):
+        least, greatest = pl.col(name).list.min(), pl.col(name).list.max()
+        outside = pl.when(least < 0).then(least).otherwise(greatest)
+        message = pl.format(f"expected {name} from 0 to {vocabulary - 1}, received {{}}", outside)
+        faults.append(pl.when((least < 0) | (greatest >= vocabulary)).then(message))
+    no_prompt = pl.col("prompt_token_ids").list.len().fill_null(0) == 0
+    faults.append(pl.when(no_prompt).then(pl.lit("expected a prompt of at least one token")))
     if "advantage" in steps.columns:
-        value = pl.col("advantage").cast(pl.Float64)
-        text = pl.format("expected a finite advantage, received {}", value.fill_null(float("nan")))
-        faults.append(pl.when(~value.cast(pl.Float32, strict=False).is_finite().fill_null(value=False)).then(text))
-    return steps.lazy().select(pl.coalesce(faults).alias("fault")).collect()["fault"]
+        value = pl.col("advantage")
+        message = pl.format("expected a finite advantage, received {}", value.fill_null(float("nan")))
+        faults.append(pl.when(~value.cast(pl.Float32).is_finite().fill_null(value=False)).then(message))
+    return steps.select(pl.coalesce(faults).alias("fault"))["fault"]
 
 
-def samples_from_steps(steps: pl.DataFrame, vocabulary: int | None = None) -> Samples:
-    """Convert the token and advantage columns of a step table; sample i is row i of the table.
+def samples_from_steps(steps: pl.DataFrame) -> Samples:
+    """Convert the token and advantage columns of a step table without `row_faults`; sample i is row i of the table.
 
     Args:
         steps: A table with the columns `prompt_token_ids` and `response_token_ids` (lists of int). `advantage` (float)
             is optional and defaults to 1, as in supervised training. `response_logprobs` (lists of float, one value per
             response token, or null) is optional.
-        vocabulary: Number of token ids of the model; None accepts every non-negative id of 32 bits.
-
-    Raises:
-        InputError: A column is missing or has the wrong type, or a row cannot be trained on (`row_faults`).
     """
-    faults = row_faults(steps, vocabulary)
-    if (wrong := faults.is_not_null().arg_true()).len():
-        row = int(wrong[0])
-        more = f" ({wrong.len() - 1} more rows cannot be used)" if wrong.len() > 1 else ""
-        raise InputError(f"{faults[row]}, row {row}{more}")
     prompt, prompt_length = _ragged(steps["prompt_token_ids"], np.int32)
     response, response_length = _ragged(steps["response_token_ids"], np.int32)
     length = prompt_length + response_length
@@ -138,63 +122,11 @@ def samples_from_steps(steps: pl.DataFrame, vocabulary: int | None = None) -> Sa
     is_prompt = np.arange(int(start[-1])) - np.repeat(start[:-1], length) < np.repeat(prompt_length, length)
     tokens[is_prompt], tokens[~is_prompt] = prompt, response
     advantage = steps["advantage"].cast(pl.Float64).to_numpy() if "advantage" in steps.columns else np.ones(len(steps))
-    logprob = _rollout_logprobs(steps, response_length, int(response_start[-1]))
+    logprob = np.full(int(response_start[-1]), np.nan, np.float32)
+    if "response_logprobs" in steps.columns and steps.schema["response_logprobs"] != pl.Null:
+        values, lengths = _ragged(steps["response_logprobs"], np.float32)
+        logprob[np.repeat(lengths > 0, response_length)] = values
     return Samples(tokens, start, prompt_length, response_start, advantage, logprob)
-
-
-_MOST_IDS: Final = 2**31
-_IDS: Final = ("prompt_token_ids", "response_token_ids")
-
-
-def _check_columns(steps: pl.DataFrame) -> None:
-    """Raise `InputError` if a column is missing or has the wrong type."""
-    for name in _IDS:
-        if name not in steps.columns or (len(steps) and steps[name].is_null().all()):
-            raise InputError(
-                f"expected the column {name!r} with token ids, which only language-model policies record; collect with "
-                "--policy transformers or vllm, or train on text with `hgpo sft`"
-            )
-    for name, content in (*((name, "integers") for name in _IDS), ("response_logprobs", "floats")):
-        dtype = steps.schema.get(name, pl.Null())
-        inner: Any = getattr(dtype, "inner", None)
-        fits = inner == pl.Null or (
-            inner is not None and (inner.is_integer() or (content == "floats" and inner.is_float()))
-        )
-        if dtype != pl.Null and not fits:
-            raise InputError(f"expected the column {name!r} to contain lists of {content}, received {dtype}")
-    advantage = steps.schema.get("advantage", pl.Null())
-    if advantage != pl.Null and not advantage.is_numeric():
-        raise InputError(f"expected the column 'advantage' to contain floats, received {advantage}")
-
-
-def _has_logprobs(steps: pl.DataFrame) -> bool:
-    return "response_logprobs" in steps.columns and steps.schema["response_logprobs"] != pl.Null
-
-
-def _ids_fault(name: str, most: int) -> pl.Expr:
-    ids = pl.col(name).cast(pl.List(pl.Int64), strict=False)
-    least, greatest = ids.list.min(), ids.list.max()
-    null = ids.list.eval(pl.element().is_null()).list.any().fill_null(value=False)
-    beyond = pl.when(least < 0).then(least).otherwise(greatest)
-    return (
-        pl.when(null)
-        .then(pl.lit(f"expected token ids in {name}, received a null"))
-        .when((least < 0) | (greatest >= most))
-        .then(pl.format(f"expected {name} from 0 to {most - 1}, received {{}}", beyond))
-    )
-
-
-def _logprob_faults(response: pl.Expr) -> list[pl.Expr]:
-    values = pl.col("response_logprobs").cast(pl.List(pl.Float32))
-    count = values.list.len().fill_null(0)
-    odd = values.list.eval(pl.element().is_null() | ~pl.element().is_finite()).list.any().fill_null(value=False)
-    text = pl.format(
-        "expected one value of response_logprobs per response token, received {} for {} tokens", count, response
-    )
-    return [
-        pl.when((count > 0) & (count != response)).then(text),
-        pl.when(odd).then(pl.lit("expected finite response_logprobs, received null, NaN or infinity")),
-    ]
 
 
 def _ragged(column: pl.Series, dtype: type) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
@@ -202,14 +134,6 @@ def _ragged(column: pl.Series, dtype: type) -> tuple[NDArray[np.generic], NDArra
     lengths = column.list.len().fill_null(0).cast(pl.Int64).to_numpy()
     values = column.filter(column.list.len() > 0).explode()
     return values.to_numpy().astype(dtype), lengths
-
-
-def _rollout_logprobs(steps: pl.DataFrame, response_length: NDArray[np.int64], total: int) -> NDArray[np.float32]:
-    logprob = np.full(total, np.nan, np.float32)
-    if _has_logprobs(steps):
-        values, lengths = _ragged(steps["response_logprobs"], np.float32)
-        logprob[np.repeat(lengths > 0, response_length)] = values
-    return logprob
 
 
 def mini_batches(rows: NDArray[np.int64], size: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
