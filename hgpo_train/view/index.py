@@ -39,9 +39,10 @@ class Index:
         files: Paths of the files, in the order of their rows.
         starts: The number of the first row of each file, and the number of all rows.
         episodes: One row per trajectory, in the order of the rows: the columns of `GROUP`, `split`, `task_type`,
-            `task`, `trajectory`, `policy_version`, `row` (its first row), `length`, `episode_return`, `score`, `won`,
-            `aborted`, `truncated`, `invalid` (number of steps with an invalid action), `error` and `number` (of its
-            group).
+            `task`, `trajectory`, `policy_version`, `row` (its first row), `length`, `episode_return`, `score`, `won`
+            (null if unknown), `aborted`, `truncated`, `invalid` (number of steps with an invalid action), `judged` and
+            `admissible` (numbers of actions of which that is known, and of admissible ones), `error` and `number` (of
+            its group).
         groups: One row per group, in the order of the rows: the columns of `GROUP`, `split`, `task_type`, `task`,
             `number` (its position), `first` (position of its first trajectory), `size`, `row`, `rows`, `won` (number of
             trajectories; null if it is unknown of one), `aborted`, `truncated`, `invalid` (steps), `mean_return` and
@@ -126,7 +127,8 @@ def read_index(files: Sequence[str]) -> Index:
     names = steps.collect_schema().names()
     with errors(files[0]):
         lengths = [int(scan_steps(file).select(pl.len()).collect().item()) for file in files]
-        flags = steps.select(_FLAGS).collect()
+        judged = pl.col("action_admissible") if "action_admissible" in names else pl.lit(None, pl.Boolean)
+        flags = steps.select(*_FLAGS, judged.alias("admissible")).collect()
         once = steps.filter(pl.col("step") == 0).select(_ONCE).collect()
         ends = steps.filter(pl.col("step") == pl.col("episode_length") - 1).select(_AT_END).collect()
     starts = np.flatnonzero(flags["step"].to_numpy() == 0)
@@ -147,7 +149,11 @@ def _episodes(once: pl.DataFrame, flags: pl.DataFrame, starts: np.ndarray) -> pl
     won = pl.Series("won", solved).set(pl.Series(unknown), None)
     invalid = np.add.reduceat(~flags["action_valid"].to_numpy(), starts, dtype=np.int64)
     length = np.diff(starts, append=flags.height)
-    numbers = {"row": starts.astype(np.int64), "length": length.astype(np.int64), "invalid": invalid, **ever}
+    admissible = flags["admissible"]
+    judged = np.add.reduceat(admissible.is_not_null().to_numpy(), starts, dtype=np.int64)
+    allowed = np.add.reduceat(admissible.fill_null(value=False).to_numpy(), starts, dtype=np.int64)
+    counts = {"length": length.astype(np.int64), "invalid": invalid, "judged": judged, "admissible": allowed}
+    numbers = {"row": starts.astype(np.int64), **counts, **ever}
     number = pl.struct(GROUP).rle_id().cast(pl.Int64).alias("number")
     return once.with_columns(*(pl.Series(name, values) for name, values in numbers.items()), won, number)
 

@@ -15,7 +15,7 @@ from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.analysis.describe import beginning, describe
 from hgpo_train.analysis.statistics import default_permutations, statistics
-from hgpo_train.proportions import wilson_interval
+from hgpo_train.proportions import by_length, success_bounds, wilson_interval
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +63,7 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
         "total": _results(episodes),
         "task_types": [{"task_type": part["task_type"][0], **_results(part)} for part in kinds],
         "outcomes": _outcomes(index.groups),
+        "lengths": by_length(episodes).to_dicts(),
     }
 
 
@@ -73,7 +74,11 @@ def _results(episodes: pl.DataFrame) -> dict[str, Any]:
     interval = None
     if tasks.height:
         interval = wilson_interval(min(1.0, max(0.0, float(str(tasks["won"].mean())))), tasks.height)
-    steps = int(episodes["length"].sum())
+    steps, aborted, judged = (int(episodes[name].sum()) for name in ("length", "aborted", "judged"))
+    bounds = None
+    if aborted:
+        unknown = aborted + whole["won"].null_count()
+        bounds = success_bounds(int(whole["won"].sum()), unknown, episodes.height)
     return {
         "tasks": episodes.select(pl.struct("env_id", "task_id").n_unique()).item(),
         "episodes": episodes.height,
@@ -82,8 +87,10 @@ def _results(episodes: pl.DataFrame) -> dict[str, Any]:
         "interval": interval,
         "mean_return": whole["episode_return"].mean(),
         "mean_length": whole["length"].mean(),
+        "bounds": bounds,
         "invalid": int(episodes["invalid"].sum()) / steps,
-        "aborted": int(episodes["aborted"].sum()),
+        "admissible": int(episodes["admissible"].sum()) / judged if judged else None,
+        "aborted": aborted,
         "truncated": int(episodes["truncated"].sum()),
     }
 
@@ -157,7 +164,8 @@ def levels_document(index: Index) -> dict[str, Any]:
     try:
         found, changed = _statistics(index, permutations=0)
     except InputError as error:
-        return {"problem": str(error), "levels": [], "levels_changed": [], "states": [], "sentences": []}
+        unknown: dict[str, Any] = {"levels": [], "levels_changed": [], "states": [], "sentences": []}
+        return {"problem": str(error), "by_iteration": {}, **unknown}
     several = index.episodes["iteration"].n_unique() > 1
     by = statistics(scan_steps(index.files), by="iteration", **_parameters(index)).levels if several else None
     states = found.states.with_columns(pl.Series("state", [beginning(text) for text in found.states["state"]]))
@@ -177,25 +185,32 @@ def intervals_document(index: Index) -> dict[str, Any]:
     Takes several times as long as `levels_document`.
 
     Returns:
-        ``intervals``: for each statistic and level ``low`` and ``high`` (null with few tasks), and ``chance`` (null for
-        statistics that do not depend on returns); ``sentences``, which contain them; ``tasks``, ``permutations``.
+        ``intervals`` and, without replies to actions that changed nothing, ``intervals_changed``: for each statistic
+        and level ``low`` and ``high`` (null with few tasks), and ``chance`` (null for statistics that do not depend on
+        returns); ``sentences``, which contain them; ``tasks``, ``permutations``.
     """
     permutations = default_permutations(index.rows)
     try:
         found, changed = _statistics(index, permutations)
     except InputError as error:
-        return {"problem": str(error), "intervals": {}, "sentences": [], "tasks": 0, "permutations": 0}
+        unknown: dict[str, Any] = {"intervals": {}, "intervals_changed": {}, "sentences": []}
+        return {"problem": str(error), "tasks": 0, "permutations": 0, **unknown}
+    return {
+        "intervals": _bounds(found),
+        "intervals_changed": {} if changed is None else _bounds(changed),
+        "sentences": describe(found, changed),
+        "tasks": int(found.intervals["tasks"][0]),
+        "permutations": permutations,
+    }
+
+
+def _bounds(found: Statistics) -> dict[str, dict[str, Any]]:
+    """Return the interval and the chance of each statistic and level."""
     intervals: dict[str, dict[str, Any]] = {}
     for row in found.intervals.iter_rows(named=True):
         bounds = {name: row[name] for name in ("low", "high", "chance")}
         intervals.setdefault(row["statistic"], {})[row["level"]] = bounds
-    tasks = int(found.intervals["tasks"][0])
-    return {
-        "intervals": intervals,
-        "sentences": describe(found, changed),
-        "tasks": tasks,
-        "permutations": permutations,
-    }
+    return intervals
 
 
 def _statistics(index: Index, permutations: int) -> tuple[Statistics, Statistics | None]:

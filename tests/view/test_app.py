@@ -64,6 +64,51 @@ def test_the_overview_counts_a_small_run(small_run, get) -> None:
     assert high - low > 0.5
     assert [kind["task_type"] for kind in seen["task_types"]] == ["find", None]
     assert seen["outcomes"] == {"none": 0, "partly": 2, "all": 0}
+    assert total["bounds"] == [4 / 8, 6 / 8], "two rollouts aborted: lost, or won"
+    assert sum(row["aborted"] for row in seen["lengths"]) == 2
+    assert total["admissible"] is None, "the table does not say"
+
+
+def test_a_run_of_aborted_rollouts_alone_has_documents(tmp_path, get) -> None:
+    rows = [
+        {
+            "task_id": "a",
+            "trajectory": name,
+            "step": 0,
+            "state": "s",
+            "action": "go",
+            "reward": 0.0,
+            "aborted": True,
+            "error": "lost",
+        }
+        for name in "xy"
+    ]
+    with StepWriter(tmp_path / "run") as writer:
+        writer.add_group(rows)
+    document = get(tmp_path / "run")
+    assert document("runs/0/overview")["total"]["bounds"] == [0, 1]
+    for name in ("levels", "intervals"):
+        assert document(f"runs/0/{name}")["sentences"] == [
+            "Every rollout was aborted (2), so there is nothing to compare."
+        ]
+
+
+@pytest.mark.slow
+def test_levels_are_those_of_the_library_and_the_command(six_tasks, get, hgpo, tmp_path) -> None:
+    """The same numbers in Python, in the viewer and in the tables of the command, with and without idle replies."""
+    rows = [row | {"action_admissible": row["step"] != 1} for task in range(6) for row in small_rows(f"task {task}")]
+    with StepWriter(tmp_path / "run") as writer:
+        for task in range(6):
+            writer.add_group([row for row in rows if row["task_id"] == f"task {task}"])
+    seen = get(tmp_path / "run")("runs/0/levels")
+    code, _, problem = hgpo("stats", tmp_path / "run", "--out", tmp_path / "tables", "--permutations", 2)
+    assert code == 0, problem
+    for key, table, without in (("levels", "levels", False), ("levels_changed", "levels_without_unchanged", True)):
+        found = statistics(tmp_path / "run", without_unchanged=without, permutations=2)
+        written = pl.read_csv(tmp_path / "tables" / f"{table}.csv", schema=found.levels.schema)
+        assert written.equals(found.levels)
+        assert seen[key] == found.levels.select(seen[key][0].keys()).to_dicts()
+    assert seen["states"] == statistics(tmp_path / "run").states.head(3).to_dicts()
 
 
 def test_tasks_are_filtered_and_sorted(small_run, get) -> None:

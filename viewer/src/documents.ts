@@ -27,7 +27,9 @@ export type Results = {
   interval: [number, number] | null;
   mean_return: number | null;
   mean_length: number | null;
+  bounds: [number, number] | null;
   invalid: number;
+  admissible: number | null;
   aborted: number;
   truncated: number;
 };
@@ -48,6 +50,7 @@ export type Overview = {
   training: boolean;
   total: Results;
   task_types: (Results & { task_type: string | null })[];
+  lengths: { steps: string; episodes: number; aborted: number; won: number }[];
   outcomes: { none: number; partly: number; all: number };
 };
 
@@ -65,6 +68,8 @@ export type Level = Record<string, number | string | null>;
 export type Levels = {
   problem?: string;
   levels: Level[];
+  levels_changed: Level[];
+  states: { state: string; pairs: number | null; steps: number | null }[];
   sentences: string[];
   by_iteration: { iterations?: number[]; shared?: Record<string, Series> };
 };
@@ -74,6 +79,7 @@ export type Bounds = { low: number | null; high: number | null; chance: number |
 export type Intervals = {
   problem?: string;
   intervals: Record<string, Record<string, Bounds>>;
+  intervals_changed: Record<string, Record<string, Bounds>>;
   sentences: string[];
   tasks: number;
   permutations: number;

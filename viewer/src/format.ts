@@ -1,5 +1,8 @@
-export const percent = (value: number | null | undefined, digits = 0): string =>
-  value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)}%`;
+export const percent = (value: number | null | undefined, digits = 0): string => {
+  if (value === null || value === undefined) return "–";
+  const text = (100 * value).toFixed(digits);
+  return `${Number(text) === 0 ? text.replace("-", "") : text}%`;
+};
 
 export const share = (part: number | null, whole: number): number | null => (part === null || !whole ? null : part / whole);
 

@@ -26,11 +26,18 @@ export function OverviewPage({ path, run, version, pick }: Props) {
         <Tile name="success" value={percent(seen.total.success, 1)} note={interval(seen.total)} />
         <Tile name="mean return" value={number(seen.total.mean_return, 3)} />
         <Tile name="mean length" value={number(seen.total.mean_length, 1)} note="steps" />
-        <Tile name="invalid actions" value={percent(seen.total.invalid, 1)} />
+        <Tile name="invalid actions" value={percent(seen.total.invalid, 1)} note="by their form" />
+        {seen.total.admissible !== null && <Tile name="admissible actions" value={percent(seen.total.admissible, 1)} />}
         <Tile name="rollouts" value={number(seen.trajectories)} note={`${counted(seen.tasks, "task")}, ${counted(seen.groups, "group")}`} />
         <Tile name="steps" value={number(seen.steps)} note={several ? counted(seen.iterations.length, "iteration") : counted(seen.files, "file")} />
         {seen.total.aborted > 0 && <Tile name="aborted" value={number(seen.total.aborted)} note="rollouts" />}
       </dl>
+      {seen.total.bounds && (
+        <p class="note">
+          Success is {percent(seen.total.bounds[0], 1)} if the aborted rollouts are lost, {percent(seen.total.bounds[1], 1)} if they are won. Aborted by number of
+          steps: {seen.lengths.map((one) => `${one.steps}: ${percent(one.aborted / one.episodes)} of ${one.episodes}`).join(" · ")}.
+        </p>
+      )}
       <p><a class="button" href={links.tasks(run)}>Look at the tasks</a></p>
       <Outcomes of={seen} />
       {several && curves.value && <CurvesPart curves={curves.value} pick={pick} />}
@@ -78,7 +85,7 @@ function TaskTypes({ of }: { of: Overview }) {
             <tr>
               <th scope="col">type</th><th scope="col" class="figure">tasks</th><th scope="col" class="figure">rollouts</th>
               <th scope="col" class="figure">success</th><th scope="col">with its 95% interval</th><th scope="col" class="figure">return</th>
-              <th scope="col" class="figure">length</th><th scope="col" class="figure">invalid</th><th scope="col" class="figure">aborted</th>
+              <th scope="col" class="figure">length</th><th scope="col" class="figure">invalid</th><th scope="col" class="figure">admissible</th><th scope="col" class="figure">aborted</th>
             </tr>
           </thead>
           <tbody>
@@ -92,6 +99,7 @@ function TaskTypes({ of }: { of: Overview }) {
                 <td class="figure">{number(kind.mean_return)}</td>
                 <td class="figure">{number(kind.mean_length, 1)}</td>
                 <td class="figure">{percent(kind.invalid, 1)}</td>
+                <td class="figure">{percent(kind.admissible, 1)}</td>
                 <td class="figure">{kind.aborted || ""}</td>
               </tr>
             ))}
@@ -168,10 +176,13 @@ type LevelsProps = { path: string; version: number; pick: (iteration: string) =>
 
 function LevelsPart({ path, version, pick, steps }: LevelsProps) {
   const [asked, setAsked] = useState(false);
+  const [changed, setChanged] = useState(false);
   const wanted = asked || isFile || steps <= MOST_STEPS;
   const { value, error, loading } = useDocument<Levels>(`${path}/levels`, {}, version, path);
   const bounds = useDocument<Intervals>(wanted && value && !value.problem ? `${path}/intervals` : null, {}, version, `${path} intervals`);
   const problem = error ?? value?.problem ?? bounds.error ?? bounds.value?.problem;
+  const levels = (changed ? value?.levels_changed : value?.levels) ?? [];
+  const intervals = changed ? bounds.value?.intervals_changed : bounds.value?.intervals;
   const sentences = bounds.value?.sentences.length ? bounds.value.sentences : (value?.sentences ?? []);
   return (
     <section aria-label="Shared contexts" aria-busy={loading}>
@@ -180,15 +191,18 @@ function LevelsPart({ path, version, pick, steps }: LevelsProps) {
       {!value && !error && <p role="status">Computing …</p>}
       {value && value.levels.length > 0 && (
         <>
+          {value.levels_changed.length > 0 && (
+            <label><input type="checkbox" checked={changed} onChange={(event) => setChanged(event.currentTarget.checked)} /> without replies to actions that changed nothing</label>
+          )}
           <div class="table-scroll" role="region" aria-label="Levels" tabIndex={0}>
             <table class="levels">
-              <thead><tr><th scope="col">k</th>{value.levels.map((level) => <th scope="col" class="figure">{String(level.level)}</th>)}</tr></thead>
+              <thead><tr><th scope="col">k</th>{levels.map((level) => <th scope="col" class="figure">{String(level.level)}</th>)}</tr></thead>
               <tbody>
                 {LEVEL_ROWS.map(([name, title, format]) => (
                   <tr>
                     <th scope="row">{title}</th>
-                    {value.levels.map((level: Level) => (
-                      <LevelCell value={level[name] as number | null} format={format} bounds={bounds.value?.intervals[name]?.[String(level.level)]} />
+                    {levels.map((level: Level) => (
+                      <LevelCell value={level[name] as number | null} format={format} bounds={intervals?.[name]?.[String(level.level)]} />
                     ))}
                   </tr>
                 ))}
@@ -207,6 +221,15 @@ function LevelsPart({ path, version, pick, steps }: LevelsProps) {
               </>
             )}
           </p>
+          <table>
+            <caption>States with most pairs of steps at the same state</caption>
+            <thead><tr><th scope="col">state</th><th scope="col" class="figure">of pairs</th><th scope="col" class="figure">of steps</th></tr></thead>
+            <tbody>
+              {value.states.map((one) => (
+                <tr><th scope="row"><Line text={one.state} most={60} /></th><td class="figure">{percent(one.pairs, 1)}</td><td class="figure">{percent(one.steps, 1)}</td></tr>
+              ))}
+            </tbody>
+          </table>
           <ul class="sentences">{sentences.map((sentence) => <li>{sentence}</li>)}</ul>
         </>
       )}
