@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
-from hgpo_datasets.schema import GROUP_KEY, TEXT, TEXTS, Column, columns
+from hgpo_datasets.schema import TEXT, TEXTS, Column, columns
 from hgpo_datasets.shards import first_line
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.unicode_text import clean_text
@@ -33,9 +33,6 @@ _REFUSALS: Final = (
     pl.exceptions.PanicException,
 )
 """Exceptions raised when values do not fit a column."""
-
-
-_KEYS: Final = {column.name: column for column in columns(0) if column.name in GROUP_KEY}
 
 
 def preview(value: object, most: int = 80) -> str:
@@ -142,21 +139,6 @@ def check_defaults(defaults: Mapping[str, object], depth: int) -> None:
     _check_names(defaults, known)
     for name, value in defaults.items():
         _series(name, [value], known[name].type)
-
-
-def key_value(name: str, value: object) -> Any:  # noqa: ANN401 (int or str, by the column)
-    """Convert a value of a group's key to its column's type: a 32-bit int, or a text without lone surrogates.
-
-    Raises:
-        InputError: The value does not fit the column, or is None.
-    """
-    column = _KEYS[name]
-    if value is None:
-        raise InputError(f"expected a value of {name!r} in every row, received a row without it")
-    as_it_is = value.isascii() if type(value) is str else type(value) is int and abs(value) < 1 << 31
-    if as_it_is and isinstance(value, str) == (column.type == TEXT):
-        return value
-    return _series(name, [value], column.type)[0]
 
 
 def _from_any(rows: Rows, known: Mapping[str, Column]) -> pl.DataFrame:

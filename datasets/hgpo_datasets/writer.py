@@ -1,16 +1,15 @@
 """Write a run: groups of rollouts are collected and committed as shards.
 
     StepWriter("runs/first", config={"seed": 1})
-        add_group(rows)      add one or more complete groups of rollouts, or
-        add(rows) … finish   add steps of many environments in any order
+        add_group(rows)      add one or more complete groups of rollouts
         commit()             write a shard; called automatically when enough rows are pending
 
 To resume an interrupted run, open it again with the same arguments. Committed groups are kept; `committed` lists them.
 If the last shard is complete on disk but missing from the manifest, it is added to the manifest.
 
 Guarantees, for any exception and any time at which the process is killed: a group is in the table completely or not at
-all, and only once; a committed group is never lost. A group that was accepted (`add_group` or `finish` returned, or
-raised OSError) is committed at the end of the `with` block, also after an exception, unless the disk cannot be written.
+all, and only once; a committed group is never lost. A group that was accepted (`add_group` returned, or raised
+OSError) is committed at the end of the `with` block, also after an exception, unless the disk cannot be written.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class _PendingGroups:
 class StepWriter:
     """A writer of a run. A run has at most one open writer.
 
-    Use it as a context manager: leaving the block commits every finished group. After an OSError (for example a full
+    Use it as a context manager: leaving the block commits every accepted group. After an OSError (for example a full
     disk) the groups stay in memory, and `commit` can be called again.
 
     Args:
@@ -119,7 +118,6 @@ class StepWriter:
         self._dropped = _columns_to_drop(without, depth)
         self._limits = (shard_rows, min(shard_bytes, MOST_BYTES))
         self._ready: list[_PendingGroups] = []
-        self._waiting: dict[GroupKey, list[Mapping[str, Any]]] = {}
         self._writing: tuple[Shard, tuple[_PendingGroups, ...]] | None = None
         self._run = ShardFolder(self.folder, run, config, depth, lock)
         try:
@@ -156,67 +154,13 @@ class StepWriter:
             self._ready.append(taken)
             self._commit_full()
 
-    def add(self, steps: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> None:
-        """Add rows of any groups in any order. They are pending until `finish` is called for their group.
-
-        Only the columns of the group's key are checked here. `finish` checks the others.
-
-        Args:
-            steps: One row or several, as mappings.
-
-        Raises:
-            InputError: A row is not a mapping, its `iteration`, `task_id` or `group` is missing or has the wrong type,
-                or its group is already in the run. The rows before it were added.
-        """
-        self._check_open()
-        for step in [steps] if isinstance(steps, Mapping) else steps:
-            if not isinstance(step, Mapping):
-                raise InputError(f"expected rows that are mappings, received {type(step).__name__}")
-            name = self._name(*(step.get(column) for column in schema.GROUP_KEY))
-            if name not in self._waiting:
-                self._check_absent({name})
-            self._waiting.setdefault(name, []).append(step)
-
-    def finish(self, task_id: str, group: int = 0, iteration: int | None = None) -> None:
-        """Mark a group as complete.
-
-        Args:
-            task_id: Task of the group.
-            group: Number of the group among the task's groups.
-            iteration: Training iteration of the group; the writer's default if it is None.
-
-        Raises:
-            RowError: Rows violate the schema, as in `add_group`. All rows of the group stay pending: add the missing
-                rows and call again, or `discard` the group.
-            InputError: The group has no pending rows.
-            OSError: The group was added, and the shard that it completed could not be written. Call `commit` to try
-                again.
-        """
-        self._check_open()
-        name = self._name(iteration, task_id, group)
-        if name not in self._waiting:
-            raise InputError(f"group {tuple(name)} has no pending rows; call add before finish")
-        self._take_waiting(name)
-        self._commit_full()
-
-    def discard(self, task_id: str, group: int = 0, iteration: int | None = None) -> None:
-        """Drop the pending rows of a group, if there are any.
-
-        Args:
-            task_id: Task of the group.
-            group: Number of the group among the task's groups.
-            iteration: Training iteration of the group; the writer's default if it is None.
-        """
-        name = self._name(iteration, task_id, group)
-        self._waiting.pop(name, None)
-
     def commit(self) -> Shard | None:
-        """Write the finished groups as a shard, which is on disk when this returns.
+        """Write the accepted groups as a shard, which is on disk when this returns.
 
         Several shards are written if the groups are too large for one, which can happen after a failed commit.
 
         Returns:
-            The last shard written; None if there are no finished groups.
+            The last shard written; None if there are no accepted groups.
 
         Raises:
             OSError: The disk cannot be written. Groups that are not yet in a shard are kept; call `commit` to try
@@ -262,8 +206,8 @@ class StepWriter:
                 replaced[shard] = names
         missing = wanted.join(pl.concat([wanted.clear(), *replaced.values()]), on=key, how="anti")
         if not missing.is_empty():
-            name, one = name_preview(missing["trajectory"][0]), name_preview(missing.row(0)[:3])
-            raise InputError(f"trajectory {name} of group {one} is not in run {self.header.run!r}")
+            name, group = name_preview(missing["trajectory"][0]), name_preview(missing.row(0)[:3])
+            raise InputError(f"trajectory {name} of group {group} is not in run {self.header.run!r}")
         return [self._replace_in(shard, names, frame) for shard, names in replaced.items()]
 
     def _replace_in(self, shard: Shard, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
@@ -272,7 +216,7 @@ class StepWriter:
         return self._write_shard((_PendingGroups(merged, frozenset(), frozenset(), 0),), replaces=shard.file)
 
     def close(self) -> None:
-        """Commit the finished groups and release the run's lock. Pending rows of unfinished groups are dropped.
+        """Commit the accepted groups and release the run's lock.
 
         Raises:
             OSError: The disk cannot be written. The groups that were not committed are lost.
@@ -287,28 +231,21 @@ class StepWriter:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Commit the finished groups. Groups with pending rows are committed only if the block raised no exception.
-
-        An exception of the block is propagated. If the disk then cannot be written, that error is added as a note.
+        """Commit the accepted groups, also after an exception of the block, which is propagated.
 
         Raises:
-            RowError: Pending rows violate the schema, after a block without an exception. All other groups are
-                committed.
-            OSError: The disk cannot be written, after a block without an exception. Groups that were not committed are
-                lost.
+            OSError: The disk cannot be written, after a block without an exception; after one, this is a note of it.
+                Groups that were not committed are lost.
         """
-        refused = None if error is not None else self._take_all_waiting()
         try:
             self.close()
         except (Exception, pl.exceptions.PanicException) as failure:
-            lost = sum(len(one.groups) for one in self._ready)
-            line = f"{lost} finished groups could not be committed to {self.folder}"
+            lost = sum(len(pending.groups) for pending in self._ready)
+            note = f"{lost} finished groups could not be committed to {self.folder}"
             if error is None:
-                failure.add_note(f"{line}; {refused}" if refused else line)
+                failure.add_note(note)
                 raise
-            error.add_note(f"while leaving, {line}: {failure}")
-        if refused is not None:
-            raise refused
+            error.add_note(f"while leaving, {note}: {failure}")
 
     def _checked(self, steps: rows.Rows) -> _PendingGroups | None:
         """Check complete groups and return them; None if there are no rows."""
@@ -319,13 +256,12 @@ class StepWriter:
         groups = frozenset(map(GroupKey, *(starts[name].to_list() for name in schema.GROUP_KEY)))
         self._check_absent(groups)
         names = {text_hash(name): name for name in starts["trajectory"].to_list()}
-        taken = [self._trajectories, *(one.trajectories for one in self._ready)]  # not merged: a run may have millions
-        known = [name for name in names if any(name in some for some in taken)]
-        if known:
+        # not merged, because a run may have millions
+        taken = [self._trajectories, *(pending.trajectories for pending in self._ready)]
+        if twice := [name for key, name in names.items() if any(key in keys for keys in taken)]:
             raise RowError(
-                WrongRow(None, names[one], 0, "trajectory", f"trajectory {shown} is already in run {run!r}")
-                for one in known
-                for shown in [name_preview(names[one])]
+                WrongRow(None, name, 0, "trajectory", f"trajectory {name_preview(name)} is already in run {run!r}")
+                for name in twice
             )
         size = int(frame.estimated_size())
         if size > MOST_BYTES:
@@ -353,50 +289,24 @@ class StepWriter:
             values[name] = pl.Series(name, [None], dtype=values[name].dtype).new_from_index(0, len(frame))
         return pl.DataFrame(list(values.values()))
 
-    def _name(self, iteration: object, task_id: object, group: object) -> GroupKey:
-        """Return a group's key as stored in its rows, with the writer's defaults for None."""
-        given = (iteration, task_id, group)
-        values = [
-            rows.key_value(name, self._defaults.get(name, default) if value is None else value)
-            for name, value, default in zip(schema.GROUP_KEY, given, (0, None, 0), strict=True)
-        ]
-        return GroupKey(*values)
-
-    def _take_waiting(self, name: GroupKey) -> None:
-        if not self._holds(name):  # an earlier call may have been interrupted before `del`
-            taken = self._checked(self._waiting[name])
-            if taken is not None:
-                self._ready.append(taken)
-        del self._waiting[name]
-
-    def _take_all_waiting(self) -> InputError | None:
-        """Add every group with pending rows; return the first error."""
-        refused = None
-        for name in list(self._waiting):
-            try:
-                self._take_waiting(name)
-            except InputError as error:
-                refused = refused or error
-        return refused
-
     def _commit_full(self) -> None:
         shard_rows, shard_bytes = self._limits
-        rows_ready, bytes_ready = sum(len(one.frame) for one in self._ready), sum(one.bytes for one in self._ready)
-        if rows_ready >= shard_rows or bytes_ready >= shard_bytes:
+        rows_ready = sum(len(pending.frame) for pending in self._ready)
+        if rows_ready >= shard_rows or sum(pending.bytes for pending in self._ready) >= shard_bytes:
             self.commit()
 
     def _next_shard(self) -> tuple[_PendingGroups, ...]:
-        """Return as many of the finished groups, in order, as fit into one shard."""
+        """Return as many of the accepted groups, in order, as fit into one shard."""
         size, count = self._ready[0].bytes, 1
-        for one in self._ready[1:]:
-            size += one.bytes
+        for pending in self._ready[1:]:
+            size += pending.bytes
             if size > 2 * MOST_BYTES:
                 break
             count += 1
         return tuple(self._ready[:count])
 
     def _write_shard(self, batch: tuple[_PendingGroups, ...], replaces: str | None = None) -> Shard:
-        frames = [one.frame for one in batch]
+        frames = [pending.frame for pending in batch]
         frame = frames[0] if len(frames) == 1 else pl.concat(frames).sort(schema.SORT_KEY)
         metadata = self._run.metadata | ({} if replaces is None else {shards.REPLACES_KEY: replaces})
         data = shards.encode(frame, metadata)
@@ -423,9 +333,9 @@ class StepWriter:
             return
         shard, batch = self._writing
         if self._run.settle(shard):
-            self.committed = self.committed.union(*(one.groups for one in batch))
-            self._trajectories = self._trajectories.union(*(one.trajectories for one in batch))
-            self._ready = [one for one in self._ready if one not in batch]
+            self.committed = self.committed.union(*(pending.groups for pending in batch))
+            self._trajectories = self._trajectories.union(*(pending.trajectories for pending in batch))
+            self._ready = [pending for pending in self._ready if pending not in batch]
         self._writing = None
 
     def _check_open(self) -> None:
@@ -433,7 +343,7 @@ class StepWriter:
             raise InputError(f"the writer of run {self.header.run!r} is closed; open a new one to resume the run")
 
     def _holds(self, name: GroupKey) -> bool:
-        return name in self.committed or any(name in one.groups for one in self._ready)
+        return name in self.committed or any(name in pending.groups for pending in self._ready)
 
     def _check_absent(self, groups: Iterable[GroupKey]) -> None:
         if twice := [name for name in groups if self._holds(name)]:

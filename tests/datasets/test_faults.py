@@ -285,12 +285,6 @@ def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is closed"):
         writer.add_group(group("a"))
 
-    def unfinished() -> None:
-        with StepWriter(tmp_path) as writer:
-            writer.add(group("a")[1:])
-
-    with pytest.raises(InputError, match="steps 0, 1, 2"):
-        unfinished()
     StepWriter(tmp_path).close()  # nobody holds it
 
 

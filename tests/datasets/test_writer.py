@@ -58,9 +58,9 @@ def rows_of(run: dict[Any, Any]) -> list[dict[str, Any]]:
 
 
 @settings(max_examples=sample_or_all(15, 500))
-@given(runs, st.randoms(use_true_random=False), st.integers(0, 3), st.booleans())
+@given(runs, st.randoms(use_true_random=False), st.integers(0, 3))
 def test_write_then_read_is_the_identity_in_any_row_order(
-    tmp_path_factory: pytest.TempPathFactory, run: dict[Any, Any], draw: random.Random, depth: int, one_by_one: bool
+    tmp_path_factory: pytest.TempPathFactory, run: dict[Any, Any], draw: random.Random, depth: int
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     rows = rows_of(run)
@@ -69,11 +69,7 @@ def test_write_then_read_is_the_identity_in_any_row_order(
     )
     draw.shuffle(rows)
     with StepWriter(folder, depth=depth) as writer:
-        if one_by_one:
-            writer.add(rows)
-            for iteration, task, which in run:
-                writer.finish(task, which, iteration)
-        elif rows:
+        if rows:
             writer.add_group(rows)
     if not rows:
         with pytest.raises(InputError, match="no committed rows"):
@@ -218,18 +214,6 @@ def test_what_does_not_fit_a_run_is_refused(tmp_path: Path, options: dict[str, A
     assert scan_steps(tmp_path).select(pl.len()).collect().item() == 6
 
 
-def test_an_exception_commits_finished_groups_alone(tmp_path: Path) -> None:
-    def broken_off() -> None:
-        with StepWriter(tmp_path) as writer:
-            writer.add_group(group("whole"))
-            writer.add(group("half")[:4])
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        broken_off()
-    assert scan_steps(tmp_path).select("task_id").unique().collect().rows() == [("whole",)]
-
-
 def test_lone_surrogates_become_the_replacement_character(tmp_path: Path) -> None:
     with StepWriter(tmp_path) as writer:
         writer.add_group([step("t", "a", 0, state="a\ud800", response="\ud83d\ude00", admissible_actions=["\udfff"])])
@@ -250,17 +234,6 @@ def test_texts_left_out_keep_their_hashes(tmp_path: Path) -> None:
     with StepWriter(tmp_path / "again") as writer:  # a table without texts is rows, too
         writer.add_group(bare.drop("run"))
     assert_frame_equal(scan_steps(tmp_path / "again").drop("run").collect(), bare.drop("run"))
-
-
-def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
-    rows = [row for number in range(5) for row in group(f"t{number}")]
-    for name, order in (("a", rows), ("b", rows[::-1])):
-        with StepWriter(tmp_path / name, run="same", config={"x": 1}) as writer:
-            writer.add_group(order)
-    assert (tmp_path / "a/manifest.jsonl").read_bytes() == (tmp_path / "b/manifest.jsonl").read_bytes()
-    assert (tmp_path / "a/steps/steps-000000.parquet").read_bytes() == (
-        tmp_path / "b/steps/steps-000000.parquet"
-    ).read_bytes()
 
 
 def test_no_secret_is_written(tmp_path: Path) -> None:
