@@ -258,6 +258,13 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         """Return every slot's last command and state text with ``render_mode="ansi"``, otherwise None."""
         return tuple(map(render_step, self.episodes)) if self.render_mode == "ansi" else None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_prompts"}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        self.__dict__.update(kept)
+        self._prompts = [episode.prompt() if episode.started else "" for episode in self.episodes]
+
     def _state_hashes(self, slots: Iterable[int]) -> NDArray[np.int64]:
         return np.array([self.episodes[slot].state_hash for slot in slots], dtype=np.int64)
 

@@ -3,16 +3,21 @@
 import copy
 import pickle
 import random
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv
 
-import hgpo_envs  # noqa: F401 - registers the ids
+import hgpo_envs
 from hgpo_envs.errors import InputError
+from hgpo_envs.registration import register_environments
 
 IDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
 KEYS = {"task", "task_id", "task_type", "split", "versions", "admissible_actions", "action_valid", "won", "score"}
@@ -31,6 +36,24 @@ def test_check_env_without_a_single_warning(env_id, arguments):
         assert set(env.reset(seed=1)[1]) >= KEYS
         again = gymnasium.make(type(env.spec).from_json(env.spec.to_json()))
         assert again.reset(seed=1)[1]["task_id"] == env.reset(seed=1)[1]["task_id"]
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_ids_are_registered_once_by_import_and_described_in_json(env_id):
+    before = gymnasium.spec(env_id)
+    gymnasium.register_envs(hgpo_envs)
+    register_environments()
+    assert gymnasium.spec(env_id) is before
+    assert EnvSpec.from_json(before.to_json()) == before
+    assert {name for name in gymnasium.registry if name.startswith("HGPO/")} >= set(IDS)
+
+
+@pytest.mark.slow
+def test_module_colon_id_needs_no_import():
+    code = "import gymnasium; gymnasium.make('hgpo_envs:HGPO/ALFWorld-v0', backend='x')"
+    root = Path(hgpo_envs.__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert "unknown backend 'x'. Known: native, original" in done.stderr
 
 
 @pytest.mark.parametrize("env_id", IDS)
@@ -92,6 +115,9 @@ def test_gymnasiums_async_vector_env(env_id):
         (IDS[0], {"goals": "human"}, "unknown argument 'goals'"),
         (IDS[0], {"split": "valid_sen"}, "unknown split 'valid_sen'; did you mean 'valid_seen'?"),
         (IDS[0], {"data": "/no/such/place"}, "/no/such/place"),
+        (IDS[0], {"backend": "orginal"}, "unknown backend 'orginal'; did you mean 'original'? Known: native, original"),
+        (IDS[0], {"data": 3}, "data: expected a path or None for the bundled set, received 3"),
+        (IDS[1], {"data": 3}, "data: expected a path or None for the bundled set, received 3"),
         (IDS[0], {"grammar": "pot"}, "unknown grammar 'pot'; did you mean 'put'?"),
         (IDS[1], {"goals": "humans"}, "unknown kind of goals 'humans'; did you mean 'human'?"),
         (IDS[1], {"observation_mode": "html"}, "unknown observation_mode 'html'"),

@@ -11,7 +11,7 @@ import pytest
 from doors import DoorsSource, solution
 from gymnasium.error import CustomSpaceError, ResetNeeded
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,11 +101,8 @@ def test_the_validity_of_a_response_depends_on_its_form():
     env = TextEnv(DoorsSource(), action_format="response")
     env.reset(seed=1)
     well_formed = env.step("<think>hm</think><action>Dance</action>")[4]
-    assert (well_formed["action"], well_formed["action_valid"], well_formed["action_admissible"]) == (
-        "Dance",
-        True,
-        False,
-    )
+    flags = well_formed["action"], well_formed["action_valid"], well_formed["action_admissible"]
+    assert flags == ("Dance", True, False)
     without_thought = env.step("<action>open door</action>")[4]
     assert (without_thought["action"], without_thought["action_valid"]) == ("open door", False)
     assert without_thought["action_admissible"]  # still executed
@@ -194,15 +191,6 @@ def test_pickles_contain_no_data(doors_id):
     assert len(cloudpickle.dumps(TextEnv(DoorsSource(5)))) > 0  # a source made by hand travels whole
 
 
-def test_render():
-    env = TextEnv(DoorsSource(), render_mode="ansi")
-    assert env.render() == ""
-    env.reset(options={"task": "train-0"})
-    env.step("open door")
-    assert env.render() == "> open door\n\nThe door is open.\n"
-    assert TextEnv(DoorsSource()).render() is None
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -253,32 +241,6 @@ def test_bad_options(options, line):
 def test_async_vector_env_with_shared_memory_raises_an_error(doors_id):
     with pytest.raises((CustomSpaceError, ValueError), match="shared_memory=False"):
         AsyncVectorEnv([lambda: gymnasium.make(doors_id)] * 2)
-
-
-@pytest.mark.slow
-def test_gymnasiums_vector_environments_agree(doors_id):
-    texts = ["open door", "nonsense žluť \U0001f600", "go on", "look"]
-    makers = [lambda: gymnasium.make(doors_id, max_steps=9)] * 3
-    together = gymnasium.make_vec(doors_id, num_envs=3, max_steps=9)
-    apart = [AsyncVectorEnv(makers, shared_memory=False), SyncVectorEnv(makers)]
-    first, first_info = together.reset(seed=7)
-    for envs in apart:
-        obs, info = envs.reset(seed=7)
-        assert obs["state"] == first["state"]
-        assert obs["prompt"] == first["prompt"]
-        assert list(info["task_id"]) == list(first_info["task_id"])
-    for text in texts:
-        expected = together.step([text] * 3)
-        for envs in apart:
-            obs, rewards, terminated, truncated, info = envs.step((text,) * 3)
-            assert obs["state"] == expected[0]["state"]
-            assert obs["prompt"] == expected[0]["prompt"]
-            assert (obs["history_hash"] == expected[0]["history_hash"]).all()
-            for mine, its in zip((rewards, terminated, truncated), expected[1:4], strict=True):
-                assert (mine == its).all()
-            assert list(info["action_valid"]) == list(expected[4]["action_valid"])
-    for envs in apart:
-        envs.close()
 
 
 @given(st.text(st.characters(exclude_categories=[])))

@@ -143,17 +143,7 @@ def reactions(engine, actions):
 
 def near(episode, chance):
     """Return an action that changes something nearby, more often than one that leads elsewhere."""
-    far = (
-        "go to",
-        "help",
-        "inventory",
-        "click[b0",
-        "click[next",
-        "click[back",
-        "click[desc",
-        "click[feat",
-        "click[rev",
-    )
+    far = ("go to", "help", "inventory", *(f"click[{name}" for name in ("b0", "next", "back", "desc", "feat", "rev")))
     changing = [action for action in episode.state.actions if not action.startswith(far)]
     chosen = chance.choice(changing if changing and chance.random() < 0.6 else list(episode.state.actions) or [""])
     return chosen.replace("<your query>", chance.choice(QUERIES))
@@ -222,23 +212,6 @@ def test_a_shop_session_after_a_purchase_has_another_key():
     assert bought.key() != looked.key()
 
 
-@pytest.mark.parametrize("env_id", IDS)
-def test_different_states_have_different_keys(env_id):
-    env = made(env_id, {})
-    env.reset(seed=1)
-    first = env.episode.key()
-    acting = "look" if env_id == IDS[0] else "search[red shoe]"
-    env.step(acting)
-    assert env.episode.key() != first
-    if env_id == IDS[0]:
-        assert env.episode.engine_key() == first[-1]  # `look` changes what is shown, not the hidden state
-    moving = env.episode.state.actions[0] if env_id == IDS[0] else "click[next >]"
-    hidden = env.episode.engine_key()
-    go = next((action for action in env.episode.state.actions if action.startswith("go to")), moving)
-    env.step(go)
-    assert env.episode.engine_key() != hidden
-
-
 KEYS = """
 import json, random, sys
 import gymnasium, hgpo_envs
@@ -252,6 +225,7 @@ for env_id in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_keys_do_not_depend_on_the_process_or_the_hash_seed():
     printed = {
         subprocess.run(
@@ -370,3 +344,20 @@ def test_an_episode_without_a_task_forks_to_one_without_a_task():
     assert not fork.started
     fork.start("1")
     assert fork.started
+
+
+@pytest.mark.parametrize(("env_id", "options"), VARIANTS)
+def test_tasks_states_and_sources_survive_pickle(env_id, options):
+    """Worker processes exchange them."""
+    shared, chance = made(env_id, options).shared, random.Random(7)
+    again = pickle.loads(pickle.dumps(shared)).source
+    for task_id in chance.sample(list(shared.source.ids("all")), 3):
+        task = shared.source.task(task_id)
+        for same in (pickle.loads(pickle.dumps(task)), copy.deepcopy(task), again.task(task_id)):
+            assert (same, dict(same.versions)) == (task, dict(task.versions))
+        engine, other = shared.source.engine(), again.engine()
+        state, twin = engine.start(task_id), other.start(task_id)
+        for action in ("look", "search[red shoes]", "\ud800", "", *state.actions[:2]):
+            for same in (pickle.loads(pickle.dumps(state)), copy.deepcopy(state), twin):
+                assert same == state
+            state, twin = engine.act(action), other.act(action)

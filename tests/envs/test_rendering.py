@@ -12,7 +12,6 @@ from gymnasium.utils.env_checker import check_env
 
 from hgpo_envs.env import RENDER_MODES, TextEnv
 from hgpo_envs.environment_spec import make_player
-from hgpo_envs.errors import InputError
 
 IDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
 
@@ -74,11 +73,3 @@ def test_what_a_terminal_would_interpret_or_cannot_show_is_replaced(monkeypatch)
     shown = written.getvalue().decode("ascii")
     assert "\x1b" not in shown
     assert "> look" in shown
-
-
-def test_a_vector_environment_has_no_mode_for_people():
-    with pytest.raises(InputError, match="unknown render_mode 'human'"):
-        gymnasium.make_vec("HGPO/ALFWorld-v0", num_envs=2, render_mode="human")
-    envs = gymnasium.make_vec("HGPO/ALFWorld-v0", num_envs=2, render_mode="ansi")
-    envs.reset(seed=1)
-    assert envs.render() == tuple(f"{state}\n" for state in envs.reset(seed=1)[0]["state"])

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import shutil
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +14,6 @@ from hgpo_envs.alfworld.data.pack import write_pack
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import KEPT, file_version, open_shared
-from hgpo_envs.webshop.bundled import bundled_folder
-
-IDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
 
 opened: list[object] = []
 
@@ -136,23 +132,12 @@ def source_of(env: gymnasium.Env):
     return env.unwrapped.shared.source
 
 
-@pytest.mark.parametrize("env_id", IDS)
-def test_environments_share_a_source_and_a_new_one_sees_new_data(tmp_path: Path, env_id: str) -> None:
-    data = tmp_path / "data"
-    if "WebShop" in env_id:
-        shutil.copytree(bundled_folder(), data)
-    else:
-        pack(data, 3)
-    first, second = (gymnasium.make(env_id, data=str(data), split="all") for _ in range(2))
+def test_environments_share_a_source_and_a_new_one_sees_new_data(tmp_path: Path) -> None:
+    data = pack(tmp_path / "data", 3)
+    first, second = (gymnasium.make("HGPO/ALFWorld-v0", data=str(data), split="all") for _ in range(2))
     assert source_of(first) is source_of(second)
-    if "WebShop" in env_id:
-        shutil.move(data, tmp_path / "old")
-        shutil.copytree(tmp_path / "old", data)
-    else:
-        pack(data, 2)
-    third = gymnasium.make(env_id, data=str(data), split="all")
-    assert source_of(third) is not source_of(first)
-    first.reset(seed=0)
-    third.reset(seed=0)
-    if "ALFWorld" in env_id:
-        assert (len(source_of(first).ids("all")), len(source_of(third).ids("all"))) == (3, 2)
+    pack(data, 2)
+    third = gymnasium.make("HGPO/ALFWorld-v0", data=str(data), split="all")
+    for env, games in ((first, 3), (third, 2)):
+        env.reset(seed=0)
+        assert len(source_of(env).ids("all")) == games
