@@ -69,23 +69,6 @@ def check_games(data: str, root: Path, noted: Sequence[str], whole: bool) -> Non
         assert source.read(task_id)["pddl_problem"] == games()[task_id]["pddl_problem"]
 
 
-def old_pack(root: Path) -> None:
-    """The games, and a pack of one of them under the name of the pack to come."""
-    from hgpo_envs.alfworld.data.pack import write_pack
-
-    unzipped(root)
-    task_id, game = next(iter(games().items()))
-    write_pack(root / "g.pack", [(task_id, game, None)])
-
-
-def check_pack_replaced(root: Path, noted: Sequence[str], whole: bool) -> None:
-    from hgpo_envs.alfworld.data.pack import PackStore
-
-    pack = PackStore(root / "g.pack")
-    pack.verify()
-    assert len(pack.ids()) == GAMES if whole or noted else len(pack.ids()) in (1, GAMES)
-
-
 def noting(*command: object, made: str = "") -> Callable[[Path, Note], None]:
     """A command in the folder; what starts with @ is a path there."""
 
@@ -177,12 +160,6 @@ def build(root: Path, *more: object, nouns: str = "stand-in") -> None:
     hgpo("data", "build", "webshop", *named, "--nouns", nouns, "--out", root / "shop", *more)
 
 
-def built(root: Path, note: Note) -> None:
-    if not (root / "shop" / "catalogue.json").exists():
-        build(root)
-    note("built")
-
-
 def built_again(root: Path, note: Note) -> None:
     build(root, "--force")
     note("built")
@@ -214,25 +191,6 @@ def check_catalogue_replaced(root: Path, noted: Sequence[str], whole: bool) -> N
     check_catalogue(root, noted, whole, (3, 4))
 
 
-def download_raw(root: Path, note: Note) -> None:
-    """Download raw files as `data fetch webshop` does, from a local server."""
-    from hgpo_envs.webshop.data.release import fetch_release
-
-    fetch_release("small", root / "new" / "made", sources=(f"{address()}/raw/",))
-    note("downloaded")
-
-
-def check_files(folder: str, names: Sequence[str], root: Path, noted: Sequence[str], whole: bool) -> None:
-    """Assert that every existing file is complete JSON."""
-    for name in names:
-        path = root / folder / name
-        assert path.exists() or not (noted or whole), f"{name} is missing"
-        if path.exists():
-            json.loads(path.read_bytes())
-
-
-SYNTHETIC = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
-SYNTH = ("data", "synth", "webshop", "--products", "6", "--out", "@made")
 GAMES_FOREIGN = ("games.new/mine", "games.downloads/mine", "games.part", ".games.x.unpacking/mine", "games.zip.part")
 PACK_FOREIGN = ("g.pack.part", "g.pack.new", ".g.pack.1.part", "g.pack.tmp")
 SHOP_FOREIGN = ("shop.new/mine", "shop.part/mine", ".shop.building-x/mine", ".shop.tmp")
@@ -247,22 +205,6 @@ SCENARIOS = (
         PACK_FOREIGN,
     ),
     Scenario(
-        "pack over an older one",
-        noting("data", "build", "alfworld", "@unzipped", "--out", "@g.pack"),
-        check_pack_replaced,
-        warm,
-        old_pack,
-        PACK_FOREIGN,
-    ),
-    Scenario(
-        "folder of games",
-        noting("data", "export", "alfworld", "@unzipped", "--out", "@games", made="games/json_2.1.1"),
-        partial(check_games, "games"),
-        warm,
-        unzipped,
-        GAMES_FOREIGN,
-    ),
-    Scenario(
         "unpacked archive",
         noting("data", "fetch", "alfworld", "--from", "@games.zip", "--out", "@games", made="games"),
         partial(check_games, "games"),
@@ -271,29 +213,5 @@ SCENARIOS = (
         GAMES_FOREIGN,
     ),
     Scenario("download of games", served, partial(check_games, "games"), warm_served, foreign=GAMES_FOREIGN),
-    Scenario("catalogue", built, check_catalogue, warm, raw, SHOP_FOREIGN),
     Scenario("catalogue over an older one", built_again, check_catalogue_replaced, warm, a_catalogue, SHOP_FOREIGN),
-    Scenario(
-        "synthetic raw files",
-        noting(*SYNTH, made="made"),
-        partial(check_files, "made", SYNTHETIC),
-        warm,
-        foreign=("made.new/mine", ".made.building-x/mine"),
-    ),
-    Scenario(
-        "official raw files",
-        noting("data", "fetch", "webshop", "--from", "@raw", "--out", "@made"),
-        partial(check_files, "made", RAW),
-        warm,
-        raw,
-        foreign=("made/mine", f"made/{RAW[0]}.part"),
-    ),
-    Scenario(
-        "official raw files in a new folder",
-        noting("data", "fetch", "webshop", "--from", "@raw", "--out", "@new/made"),
-        partial(check_files, "new/made", RAW),
-        warm,
-        raw,
-    ),
-    Scenario("download of raw files", download_raw, partial(check_files, "new/made", RAW), warm_served),
 )

@@ -43,22 +43,6 @@ def write(root: Path, note: Note) -> None:
         note(str(missing[-1]))
 
 
-def write_and_try_again(root: Path, note: Note) -> None:
-    """Commit a second time after an error, as a caller that waits for disk space does."""
-    from hgpo_datasets import GroupKey, StepWriter
-
-    with StepWriter(root / "run", run="r", config={"x": 1}) as writer:
-        for number in range(GROUPS):
-            if GroupKey(0, f"task {number}", 0) in writer.committed:
-                continue
-            writer.add_group(rows(number))
-            try:
-                writer.commit()
-            except OSError:
-                writer.commit()
-            note(str(number))
-
-
 def check_run(root: Path, noted: Sequence[str], whole: bool) -> None:
     from hgpo_datasets import StepWriter, scan_steps, verify
     from hgpo_datasets.run_summary import summarize_run
@@ -103,23 +87,6 @@ def check_shards(folder: Path) -> None:
             assert count == len(rows(int(task.split()[1]))), f"rows of {task} are missing"
 
 
-def an_older_run(root: Path) -> None:
-    """Write the first shard of a run as the first version did, beside the manifest."""
-    from hgpo_datasets import StepWriter
-
-    with StepWriter(root / "run", run="r", config={"x": 1}) as writer:
-        writer.add_group(rows(0))
-    for shard in (root / "run/steps").iterdir():
-        shard.rename(root / "run" / shard.name)
-    (root / "run/steps").rmdir()
-
-
-def check_older_run(root: Path, noted: Sequence[str], whole: bool) -> None:
-    """Check the run, and that it keeps its layout."""
-    assert not (root / "run/steps").exists()
-    check_run(root, ["0", *noted], whole)
-
-
 def a_run(root: Path) -> None:
     write(root, lambda _: None)
 
@@ -139,18 +106,6 @@ def estimate(root: Path, note: Note) -> None:
     note("written")
 
 
-def estimate_parts(root: Path, note: Note) -> None:
-    hgpo("advantages", root / "run", "--parts", "--chunk-rows", 6, "--out", root / "made/parts", "--overwrite")
-    note("written")
-
-
-def estimate_beside(root: Path, note: Note) -> None:
-    """Write into the folder beside the run, which is created."""
-    if not (root / "run.advantages" / "hgpo.parquet").exists():
-        hgpo("advantages", root / "run")
-    note("written")
-
-
 def view_page(root: Path, note: Note) -> None:
     if not (root / "made" / "page.html").exists():
         hgpo("view", root / "run", "-o", root / "made" / "page.html", "-e", "grpo")
@@ -167,19 +122,12 @@ def check_page(root: Path, noted: Sequence[str], whole: bool) -> None:
     check_run(root, ["0", "1", "2"], True)
 
 
-def check_beside(root: Path, noted: Sequence[str], whole: bool) -> None:
-    check_table(root, root / "run.advantages" / "hgpo.parquet", noted, whole)
-
-
 def check_advantages(root: Path, noted: Sequence[str], whole: bool) -> None:
-    check_table(root, root / "made" / "a.parquet", noted, whole)
-
-
-def check_table(root: Path, table: Path, noted: Sequence[str], whole: bool) -> None:
     import polars as pl
 
     from hgpo_train.advantages.advantage_tables import read_metadata
 
+    table = root / "made" / "a.parquet"
     if not table.exists():
         assert not noted
         assert not whole
@@ -189,18 +137,6 @@ def check_table(root: Path, table: Path, noted: Sequence[str], whole: bool) -> N
     assert frame["advantage"].is_not_null().all()
     name = read_metadata(table)["columns"]["advantage"]["estimator"]
     assert name == "hgpo" if whole or noted else name in ("hgpo", "grpo")
-    check_run(root, ["0", "1", "2"], True)
-
-
-def check_parts(root: Path, noted: Sequence[str], whole: bool) -> None:
-    """Check that the folder contains nothing but complete parts, at any time."""
-    import polars as pl
-
-    parts = sorted((root / "made/parts").iterdir()) if (root / "made/parts").exists() else []
-    assert all(path.match("part-??????.parquet") for path in parts)
-    heights = [pl.read_parquet(path)["advantage"].is_not_null().sum() for path in parts]
-    if whole or noted:
-        assert sum(heights) == sum(len(rows(number)) for number in range(GROUPS))
     check_run(root, ["0", "1", "2"], True)
 
 
@@ -214,11 +150,7 @@ MADE_FOREIGN = ("made/a.parquet.part/mine", "made/a.parquet.new", "made/.a.parqu
 
 SCENARIOS = (
     Scenario("step table", write, check_run, warm, foreign=RUN_FOREIGN, **ANY_LOCK),
-    Scenario("step table, commit tried again", write_and_try_again, check_run, warm, **ANY_LOCK),
-    Scenario("step table of the first version", write, check_older_run, warm, an_older_run, **ANY_LOCK),
     Scenario("advantages", estimate, check_advantages, warm, a_run, MADE_FOREIGN, **ANY_LOCK),
-    Scenario("advantages in parts", estimate_parts, check_parts, warm, a_run, MADE_FOREIGN, **ANY_LOCK),
-    Scenario("advantages beside the run", estimate_beside, check_beside, warm, a_run, **ANY_LOCK),
     Scenario("page of the viewer", view_page, check_page, warm, a_run, **ANY_LOCK),
     Scenario("advantages over an older table", estimate, check_replaced, warm, another_table, MADE_FOREIGN, **ANY_LOCK),
 )
