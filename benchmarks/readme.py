@@ -8,11 +8,8 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-from hgpo_research.power import pooled_deviation, seeds_needed
 
 sys.path.append(str(Path(__file__).parent))  # if another program runs this script
 
@@ -25,24 +22,14 @@ RESULTS: Final = Path(__file__).parent / "results"
 ESTIMATORS: Final = {"hgpo": "HGPO (K = 2)", "gigpo": "GiGPO", "grpo": "GRPO", "g2po": "G2PO"}
 WORLDS: Final = {"alfworld": "ALFWorld", "webshop": "WebShop"}
 
-SWITCHES: Final = (("gigpo:episode_weight=0", "gigpo"), ("grpo", "grpo:invalid_action_penalty=0.1"))
-"""Estimators without and with the parts that the study finds harmful."""
-SHRINKAGE: Final = tuple(
-    ("shrinkage_gae:unit_scale=true", other) for other in ("gigpo:episode_weight=0", "gigpo", "grpo")
-)
-"""The estimator that correlates best on ALFWorld, and what it is compared with."""
-HALF_RATE: Final = tuple(
-    ("shrinkage_gae:unit_scale=true", f"switches/{other}") for _, other in (*SHRINKAGE, ("", SHRINKAGE[0][0]))
-)
-"""The same with half the learning rate, and what it is compared with: runs of another experiment."""
-
 COMMANDS: Final = {
     "alfworld_fuzz": (
         "python benchmarks/alfworld_fuzz.py official.pack --games 300 --steps 70 --seed 11 --name official"
     ),
     "alfworld_experts": "python benchmarks/alfworld_experts.py json_2.1.1 --generated 1200",
+    "appworld": "PYTHONPATH=benchmarks python integrations/appworld/benchmarks/appworld.py --data .../root",
 }
-"""The commands of results that were stored before commands were."""
+"""The commands of results that were stored without them, or by scripts that have moved."""
 
 MICRO, MILLI = 1e6, 1e3
 
@@ -251,7 +238,10 @@ def _learning() -> list[Row]:
         start, end = fresh.pop("warm-start")["mean"], fresh.pop("hgpo")["mean"]
         tasks = f"{fresh.pop('tasks')} fresh tasks"
         fresh.pop("differences", None)
-        what = f"{name}: success on {tasks} before and after {steps:,.0f} training steps, 1.1M parameters, HGPO (K = 2)"
+        changed = world == "webshop" and "mean_norm" not in found["configurations"]["hgpo-0"]
+        note = " (with z-scores; not run again with the paper's mode)" if changed else ""
+        policy = f"1.1M parameters, HGPO (K = 2){note}"
+        what = f"{name}: success on {tasks} before and after {steps:,.0f} training steps, {policy}"
         others = ", ".join(f"{ESTIMATORS[estimator]} → {after['mean']:.0%}" for estimator, after in fresh.items())
         lines.append(Row(what, f"{start:.0%} → {end:.0%}", others, f"learning_{world}", in_readme=True))
     return lines
@@ -273,7 +263,7 @@ def command_of(name: str) -> str:
     """Return the command that refreshes a kept result, as it was typed."""
     kept = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
     command: str = COMMANDS.get(name) or kept["made"]["command"]
-    return f"{command} --keep"
+    return f"{command.removesuffix(' --keep')} --keep"
 
 
 def number(name: str) -> int:
@@ -300,7 +290,7 @@ def learning(name: str) -> str:
         start, end, _ = ends[estimator]
         lift = fresh[estimator]["lift"]
         gained = f"{100 * lift['difference']:.1f} points ({100 * lift['low']:.1f} to {100 * lift['high']:.1f})"
-        lines.append(f"| {_title(estimator)} | {start:.1%} → {end:.1%} | {percent(fresh[estimator])} | {gained} |")
+        lines.append(f"| {title_of(estimator)} | {start:.1%} → {end:.1%} | {percent(fresh[estimator])} | {gained} |")
     return "\n".join([*head, *lines])
 
 
@@ -313,69 +303,22 @@ def learning_differences(name: str, pairs: Sequence[tuple[str, str]]) -> str:
     """
     found = {(each["first"], each["second"]): each for each in figures(f"learning_{name}")["fresh"]["differences"]}
     lines = [
-        "| difference on fresh tasks, in points | seen | of each seed | 95% interval by tasks | by seeds |",
-        "|---|---|---|---|---|",
+        "| difference on fresh tasks, in points | seen | of each seed | 95% interval by seeds |",
+        "|---|---|---|---|",
     ]
     for first, second in pairs:
         sign = 1 if (first, second) in found else -1
         each = found[(first, second)[::sign]]
-        seen, *bounds = (100 * sign * each[key] for key in ("difference", "low", "high"))
-        margin, seeds = 100 * each["margin_of_seeds"], ", ".join(f"{100 * sign * one:+.1f}" for one in each["seeds"])
-        low, high = sorted(bounds)
-        lines.append(
-            f"| {_title(first)} − {_title(second)} | {seen:+.1f} | {seeds} | {low:+.1f} to {high:+.1f} | "
-            f"{seen - margin:+.1f} to {seen + margin:+.1f} |"
-        )
+        seen, margin = 100 * sign * each["difference"], 100 * each["margin_of_seeds"]
+        seeds = ", ".join(f"{100 * sign * one:+.1f}" for one in each["seeds"])
+        interval = f"{seen - margin:+.1f} to {seen + margin:+.1f}"
+        lines.append(f"| {title_of(first)} − {title_of(second)} | {seen:+.1f} | {seeds} | {interval} |")
     return "\n".join(lines)
 
 
-def learning_updates(experiments: Mapping[str, str]) -> str:
-    """Return the table of how far the iterations of training moved the policy, as Markdown.
-
-    Args:
-        experiments: What is added to the estimators' titles, by the experiment's name.
-    """
-    lines = [
-        "| estimator | approximate KL: first; later | clipped: first; later | largest A | entropy: first; last |",
-        "|---|---|---|---|---|",
-    ]
-    for name, note in experiments.items():
-        for estimator, found in figures(f"learning_{name}")["training"].items():
-            first, later, last = found["first"], found["later"], found["last"]
-            lines.append(
-                f"| {_title(estimator)}{note} | {first['approx_kl']:.3f}; {later['approx_kl']:.4f} "
-                f"| {first['clip_fraction']:.1%}; {later['clip_fraction']:.1%} | {later['largest_advantage']:.1f} "
-                f"| {first['entropy']:.2f}; {last['entropy']:.2f} |"
-            )
-    return "\n".join(lines)
-
-
-def _title(estimator: str) -> str:
+def title_of(estimator: str) -> str:
     """Return an estimator's title; one with parameters is written as it is on the command line."""
-    estimator = estimator.rpartition("/")[2]  # without the name of another experiment
     return ESTIMATORS.get(estimator, f"`{estimator}`")
-
-
-def power(world: str) -> str:
-    """Return the table of the seeds that would tell the estimators apart, as Markdown."""
-    kept = figures(f"learning_{world}")
-    found = {name: kept["fresh"][name] for name in ESTIMATORS if name in kept["fresh"]}
-    seeds = len({row["seed"] for row in kept["curves"]})
-    deviation, *bounds = pooled_deviation([each["std"] for each in found.values()], len(found) * (seeds - 1))
-    sentence = (
-        f"Between the seeds of one estimator, success on fresh tasks has a standard deviation of {100 * deviation:.1f} "
-        f"points (95% interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}; {len(found)} estimators, {seeds} seeds "
-        f"each). At most {50 / kept['fresh']['tasks'] ** 0.5:.1f} points are the chance of playing "
-        f"{kept['fresh']['tasks']} tasks once."
-    )
-    titles = ("estimators", "difference seen", "seeds each, if it is the true one", "at the bounds of the deviation")
-    lines = [sentence, "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for first, second in combinations(found, 2):
-        difference = found[first]["mean"] - found[second]["mean"]
-        needed = [f"{seeds_needed(difference, value):,}" for value in (deviation, *bounds)]
-        pair = f"{ESTIMATORS[first]} − {ESTIMATORS[second]}"
-        lines.append(f"| {pair} | {100 * difference:+.1f} points | {needed[0]} | {needed[1]} to {needed[2]} |")
-    return "\n".join(lines)
 
 
 def viewer() -> str:
@@ -427,118 +370,6 @@ def rollout_correction() -> str:
     return "\n".join(lines)
 
 
-def study_correlations() -> str:
-    """Return the table of each estimator's correlation with the true advantage, by policy, as Markdown."""
-    return "\n\n".join(_measured(world, cells, "correlation") for world, cells in _study("study").items())
-
-
-def study_claims(name: str = "study") -> str:
-    """Return the table of each hypothesis' differences and verdict, by policy, as Markdown."""
-    tables, verdicts = [], figures(name)["verdicts"]
-    for world, cells in _study(name).items():
-        lines = _head(
-            f"{WORLDS[world]}, difference", [*(f"{cell['policy']} {cell['variant']}" for cell in cells), "verdict"]
-        )
-        for place, verdict in enumerate(verdicts[world]):
-            claims = [cell["claims"][place] for cell in cells]
-            values = (
-                "–" if each["low"] is None else f"{each['value']:+.3f} ({each['low']:+.3f} … {each['high']:+.3f})"
-                for each in claims
-            )
-            title = f"{claims[0]['hypothesis']}: {claims[0]['first']} − {claims[0]['second']}"
-            lines.append(f"| {title} | " + " | ".join(values) + f" | {verdict} |")
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables)
-
-
-def study_models() -> str:
-    """Return what is reported beside each iteration of the study's language models, and H8, as Markdown."""
-    tables = []
-    for world, cells in _study("study_models").items():
-        lines = _head(WORLDS[world], [f"iteration {cell['variant']}" for cell in cells])
-        rows = {
-            "success": [f"{cell['success']:.0%}" for cell in cells],
-            "steps": [f"{cell['steps']:,}" for cell in cells],
-            "entropy, nats": [f"{cell['entropy']:.2f}" for cell in cells],
-            "invalid actions": [f"{cell['invalid']:.0%}" for cell in cells],
-            **{
-                f"steps with a shared context, k = {k}": [f"{cell['shared'][k]:.0%}" for cell in cells]
-                for k in cells[0]["shared"]
-            },
-            "true advantages: standard deviation": [f"{cell['truth_spread']:.2f}" for cell in cells],
-            "their error, root mean square": [f"{cell['truth_error']:.2f}" for cell in cells],
-        }
-        for place, name in enumerate(cells[0]["last_steps"]):
-            title = "true advantages" if name == "true" else name
-            first = "share of the squares at the last steps of episodes: " if not place else "… "
-            rows[f"{first}{title}"] = [f"{cell['last_steps'][name]:.0%}" for cell in cells]
-        shares = {"all": "that the page and the action tell, where they are shared", "last": "… at last steps"}
-        rows |= {
-            f"{'mean square of true advantages ' if part == 'all' else ''}{title}": [
-                f"{value:.0%}" + ("" if low is None else f" ({low:.0%} … {high:.0%})")
-                for value, low, high in (cell["told"][part] for cell in cells)
-            ]
-            for part, title in shares.items()
-        }
-        rows["probability of responses that were not scored"] = [f"{cell['unscored']['all']:.0%}" for cell in cells]
-        if world == "webshop":
-            searches = [f"{cell['unscored']['searches']:.0%}" for cell in cells]
-            rows["… where a valid query was given"] = searches
-        rows["steps whose response was not scored"] = [f"{cell['without_probabilities']:.0%}" for cell in cells]
-        history = figures("study_models")["history"][world]
-        name = "HGPO (K = 4) − GiGPO's step part"
-        rows[name] = [f"{each['value']:+.3f} ({each['low']:+.3f} … {each['high']:+.3f})" for each in history]
-        changes = [each.get("change") for each in history]
-        rows["H8: its change since the first iteration"] = [
-            ""
-            if each is None
-            else f"{each['value']:+.3f} ({each['low']:+.3f} … {each['high']:+.3f}), {each['verdict']}"
-            for each in changes
-        ]
-        lines += [f"| {name} | " + " | ".join(values) + " |" for name, values in rows.items()]
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables)
-
-
-def study_model_measures() -> str:
-    """Return the tables of correlations and gradient cosines of the study's language models as Markdown."""
-    return "\n\n".join(
-        _measured(world, cells, measure)
-        for world, cells in _study("study_models").items()
-        for measure in ("correlation", "model_gradient", "model_gradient_within")
-    )
-
-
-def _measured(world: str, cells: list[dict[str, Any]], measure: str) -> str:
-    lines = _head(f"{WORLDS[world]}, {measure.replace('_', ' ')}", [f"{c['policy']} {c['variant']}" for c in cells])
-    lines.append("| *success* | " + " | ".join(f"*{cell['success']:.0%}*" for cell in cells) + " |")
-    for name in cells[0]["estimators"]:
-        values = (_interval(cell["estimators"][name][measure]) for cell in cells)
-        lines.append(f"| {name} | " + " | ".join(values) + " |")
-    permuted = [cell["estimators"]["hgpo:history_length=2"][measure] for cell in cells]
-    ranges = (f"{each['chance_low']:.2f} – {each['chance_high']:.2f}" for each in permuted)
-    lines.append("| *chance: HGPO (K = 2), permuted in its groups* | " + " | ".join(ranges) + " |")
-    return "\n".join(lines)
-
-
-def _interval(found: dict[str, float | None]) -> str:
-    if found["value"] is None:
-        return "–"
-    return f"{found['value']:.2f}" + ("" if found["low"] is None else f" ({found['low']:.2f} – {found['high']:.2f})")
-
-
-def _study(name: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the cells of a study by environment."""
-    worlds: dict[str, list[dict[str, Any]]] = {}
-    for cell in figures(name)["cells"]:
-        worlds.setdefault(cell["world"], []).append(cell)
-    return worlds
-
-
-def _head(first: str, names: list[str]) -> list[str]:
-    return [f"| {first} | " + " | ".join(names) + " |", "|---" * (1 + len(names)) + "|"]
-
-
 def percent(measured: dict[str, float]) -> str:
     """Format a fraction with its interval."""
     return f"{measured['mean']:.1%} ({measured['low']:.1%} to {measured['high']:.1%})"
@@ -561,36 +392,6 @@ def _counted(number: str, kind: str) -> str:
     return f"{number} {kind}{'' if number == '1' else 's'}"
 
 
-def truth_speed() -> str:
-    """Return the table of the speed of truths as Markdown."""
-    heads = (
-        "policy `softmax`, memory 2",
-        "mean reward",
-        "10,000 truths",
-        "error of A",
-        "known",
-        "separate rollouts, at that error",
-        "ratio",
-        "`hgpo truth` of n steps: 1; 2 processes",
-    )
-    lines = [f"| {' | '.join(heads)} |", "|---|---|---:|---|---|---:|---:|---|"]
-    for name, found in figures("truth").items():
-        env, _, options = name.partition(" ")
-        world = WORLDS[env.removeprefix("HGPO/").removesuffix("-v0").lower()]
-        values = (
-            f"{world}, {options.replace('=', ' ')}",
-            f"{found['mean reward']:.2f}",
-            f"{found['10k truths, s']:.0f} s",
-            f"{found['error']:.3f}",
-            f"{found['known']:.2f}",
-            f"{found['at that error, s']:,.0f} s",
-            f"{found['ratio']:.0f}",
-            f"{found['command, 1']:.1f} s; {found['command, 2']:.1f} s (n = {found['truths']:,})",
-        )
-        lines.append(f"| {' | '.join(values)} |")
-    return "\n".join(lines)
-
-
 def sharded_learner(figures: dict[str, Any]) -> str:
     """Return the differences of the sharded learner as Markdown."""
     columns = {"gradient": "first gradient", "weight": "weights after 10 steps", "actor/loss": "last loss"}
@@ -608,41 +409,32 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "docs/training.md": {
         "alfworld": partial(learning, "alfworld"),
         "webshop": partial(learning, "webshop"),
-        "power": partial(power, "alfworld"),
-        "switches": partial(learning, "alfworld_switches"),
-        "differences of switches": partial(learning_differences, "alfworld_switches", SWITCHES),
-        "differences of shrinkage_gae": partial(learning_differences, "alfworld_switches", SHRINKAGE),
-        "switches on WebShop": partial(learning, "webshop_switches"),
-        "differences of switches on WebShop": partial(learning_differences, "webshop_switches", SWITCHES),
-        "differences of shrinkage_gae on WebShop": partial(learning_differences, "webshop_switches", SHRINKAGE),
-        "updates": partial(
-            learning_updates, {"alfworld_switches": "", "alfworld_half_rate": ", half the learning rate"}
-        ),
-        "differences of half the rate": partial(learning_differences, "alfworld_half_rate", HALF_RATE),
         "rollout correction": rollout_correction,
     },
     "docs/scaling.md": {
         "sharded learner": lambda: sharded_learner(figures("sharded_learner")),
     },
-    "research/docs/truth.md": {"speed": truth_speed},
     "docs/viewer.md": {"speed": viewer},
     "integrations/openenv/README.md": {"serve": serve},
-    "research/docs/study.md": {
-        "correlations": study_correlations,
-        "claims": study_claims,
-        "models": study_models,
-        "measures of models": study_model_measures,
-        "claims of models": partial(study_claims, "study_models"),
-    },
 }
 """The tables of each page, each between two comments with its name."""
 
 
-def rewrite(name: str) -> str:
-    """Return a page with updated tables."""
+def rewrite(
+    name: str,
+    pages: Mapping[str, Mapping[str, Callable[[], str]]] = PAGES,
+    command: str = "python benchmarks/readme.py",
+) -> str:
+    """Return a page with updated tables.
+
+    Args:
+        name: The page.
+        pages: The tables of each page.
+        command: The command that its comments name.
+    """
     page = (ROOT / name).read_text("utf-8")
-    for title, make in PAGES[name].items():
-        begin, end = f"<!-- {title}: written by python benchmarks/readme.py -->", f"<!-- end of {title} -->"
+    for title, make in pages[name].items():
+        begin, end = f"<!-- {title}: written by {command} -->", f"<!-- end of {title} -->"
         before, rest = page.split(begin)
         page = f"{before}{begin}\n\n{make()}\n\n{end}{rest.split(end)[1]}"
     return page

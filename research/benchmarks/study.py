@@ -313,7 +313,7 @@ def estimates(cell: Cell, gamma: float, texts: dict[str, str]) -> dict[str, dict
     }
 
 
-def true_gradients(cell: Cell) -> float:
+def true_gradients(cell: Cell) -> float | None:
     """Return the tabular cosine of the true gradients of discounted and of undiscounted success, of the same steps."""
     drawn = []
     for gamma in GAMMAS:
@@ -325,7 +325,8 @@ def true_gradients(cell: Cell) -> float:
     estimate, contexts = (discounted.first, discounted.second), contexts_of(whole)
     tasks = int(whole.task.max()) + 1
     sums = all_sums(whole, contexts, estimate, row_sums(whole, contexts, estimate), tasks)
-    return measures_of(sums, task_weights(tasks, 200, 0))[0]["gradient"]
+    cosine = measures_of(sums, task_weights(tasks, 200, 0))[0]["gradient"]
+    return None if np.isnan(cosine) else round(cosine, 4)
 
 
 def judged(cells: Sequence[Cell], gamma: float, texts: dict[str, str]) -> list[dict[str, Any]]:
@@ -411,7 +412,7 @@ def tables(world: str, result: dict[str, Any]) -> str:
 
 def number(value: float | None, *, sign: bool = False) -> str:
     """Return a number with two decimals, or a dash."""
-    if value is None or np.isnan(value):
+    if value is None:
         return "–"
     return f"{value:+.3f}" if sign else f"{value:.2f}"
 
@@ -421,8 +422,7 @@ def interval(ends: Sequence[float | None], *, sign: bool = False) -> str:
     value, low, high = ends
     if value is None:
         return "–"
-    middle = "…" if sign else "–"
-    return f"{number(value, sign=sign)} ({number(low, sign=sign)} {middle} {number(high, sign=sign)})"
+    return f"{number(value, sign=sign)} ({number(low, sign=sign)}…{number(high, sign=sign)})"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -46,7 +46,7 @@ POLICIES: dict[str, list[dict[str, float]]] = {
 PLAIN_S = 3.0
 
 
-def policy_for(handle: EnvHandle, options: dict[str, float]) -> Any:  # noqa: ANN401 - a `DistributionPolicy`
+def policy_for(handle: EnvHandle, options: dict[str, float]) -> Any:  # noqa: ANN401 - a `KnownPolicy`
     """Return a softmax policy that reads two past steps, with empty caches."""
     return make_policy("softmax", PolicyContext(handle.shared.source.name, "command", {"memory": 2, **options}))
 
@@ -65,7 +65,7 @@ def play(episode: Episode, policy: Any, rng: random.Random) -> list[Step]:  # no
 
 def truth_of(
     handle: EnvHandle,
-    policy: Any,  # noqa: ANN401 - a `DistributionPolicy`
+    policy: Any,  # noqa: ANN401 - a `KnownPolicy`
     rewards: Rewards,
     task: str,
     group: list[list[Step]],
@@ -124,7 +124,7 @@ def measure(env_id: str, options: dict[str, float], tasks: int, group_size: int,
 
 def plain_truths(
     handle: EnvHandle,
-    policy: Any,  # noqa: ANN401 - a `DistributionPolicy`
+    policy: Any,  # noqa: ANN401 - a `KnownPolicy`
     tasks: list[str],
     rollouts: int,
     gamma: float,

@@ -1,0 +1,92 @@
+"""Write the tables of research/docs/ from the kept results: python -m research.benchmarks.tables."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import combinations
+from typing import TYPE_CHECKING, Final
+
+from readme import ESTIMATORS, ROOT, WORLDS, figures, learning, learning_differences, rewrite
+
+from hgpo_research.power import pooled_deviation, seeds_needed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+COMMAND: Final = "python -m research.benchmarks.tables"
+SHRINKAGE: Final = "shrinkage_gae:unit_scale=true"
+PAIRS: Final = (
+    ("gigpo:episode_weight=0", "gigpo"),
+    ("grpo", "grpo:invalid_action_penalty=0.1"),
+    *((SHRINKAGE, other) for other in ("gigpo:episode_weight=0", "gigpo", "grpo")),
+)
+"""The switches of estimators, without and with them, and the estimator that correlates best on ALFWorld."""
+
+
+def power(world: str) -> str:
+    """Return the table of the seeds that would tell the estimators apart, as Markdown."""
+    kept = figures(f"learning_{world}")
+    found = {name: kept["fresh"][name] for name in ESTIMATORS if name in kept["fresh"]}
+    seeds = len({row["seed"] for row in kept["curves"]})
+    deviation, *bounds = pooled_deviation([each["std"] for each in found.values()], len(found) * (seeds - 1))
+    sentence = (
+        f"Between the seeds of one estimator, success on fresh tasks has a standard deviation of {100 * deviation:.1f} "
+        f"points (95% interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}; {len(found)} estimators, {seeds} seeds "
+        f"each). At most {50 / kept['fresh']['tasks'] ** 0.5:.1f} points are the chance of playing "
+        f"{kept['fresh']['tasks']} tasks once."
+    )
+    titles = ("estimators", "difference seen", "seeds each, if it is the true one", "at the bounds of the deviation")
+    lines = [sentence, "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for first, second in combinations(found, 2):
+        difference = found[first]["mean"] - found[second]["mean"]
+        needed = [f"{seeds_needed(difference, value):,}" for value in (deviation, *bounds)]
+        pair = f"{ESTIMATORS[first]} − {ESTIMATORS[second]}"
+        lines.append(f"| {pair} | {100 * difference:+.1f} points | {needed[0]} | {needed[1]} to {needed[2]} |")
+    return "\n".join(lines)
+
+
+def truth_speed() -> str:
+    """Return the table of the speed of truths as Markdown."""
+    heads = (
+        "policy `softmax`, memory 2",
+        "mean reward",
+        "10,000 truths",
+        "error of A",
+        "known",
+        "separate rollouts, at that error",
+        "ratio",
+        "`hgpo truth` of n steps: 1; 2 processes",
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---|---|---:|---|---|---:|---:|---|"]
+    for name, found in figures("truth").items():
+        env, _, options = name.partition(" ")
+        world = WORLDS[env.removeprefix("HGPO/").removesuffix("-v0").lower()]
+        values = (
+            f"{world}, {options.replace('=', ' ')}",
+            f"{found['mean reward']:.2f}",
+            f"{found['10k truths, s']:.0f} s",
+            f"{found['error']:.3f}",
+            f"{found['known']:.2f}",
+            f"{found['at that error, s']:,.0f} s",
+            f"{found['ratio']:.0f}",
+            f"{found['command, 1']:.1f} s; {found['command, 2']:.1f} s (n = {found['truths']:,})",
+        )
+        lines.append(f"| {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
+    "research/docs/truth.md": {"speed": truth_speed},
+    "research/docs/study.md": {
+        "power": partial(power, "alfworld"),
+        "switches": partial(learning, "alfworld_switches"),
+        "differences of switches": partial(learning_differences, "alfworld_switches", PAIRS),
+        "switches on WebShop": partial(learning, "webshop_switches"),
+        "differences of switches on WebShop": partial(learning_differences, "webshop_switches", PAIRS),
+    },
+}
+
+
+if __name__ == "__main__":
+    for name in PAGES:
+        (ROOT / name).write_text(rewrite(name, PAGES, COMMAND), "utf-8")
