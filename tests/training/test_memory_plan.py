@@ -158,7 +158,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(monkeypatc
     config, shown = load_config("webshop-7b-hgpo-k4"), Console(record=True, width=200)
     message = (
         r"does not fit on stand-in.*16,384 tokens: weights.*lora\.rank = 64.*"
-        + r"hgpo-verl webshop-7b-hgpo-k4 --gpus 4.*check_memory = false"
+        r"hgpo-verl webshop-7b-hgpo-k4 --gpus 4.*check_memory = false"
     )
     with pytest.raises(InputError, match=message):
         gpu_memory.check_memory(config, Display(shown, 1))
