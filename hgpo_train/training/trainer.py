@@ -297,7 +297,8 @@ class Trainer:
         )
         progress = self._display.tally
         collect_groups(env, self.policy, writer, spec, execution, retry_failed=True, progress=progress)
-        steps = scan_steps(writer.folder).filter(pl.col("iteration") == spec.iteration).collect()
+        rows = scan_steps(writer.folder).filter(pl.col("iteration") == spec.iteration)
+        steps = rows.sort("trajectory", "step").collect()  # groups are stored in the order in which they finished
         if self.config.rollout.overflow == "error":
             raise_if_too_long(steps)
         raise_if_too_many(failures_of_steps(steps.lazy()), self.config.rollout.max_failed, "Resuming repeats them")
