@@ -177,7 +177,7 @@ def spared(steps: pl.DataFrame, sound: pl.DataFrame, spoilt: set[str]) -> None:
     assert aborted["error"].null_count() == 0
 
 
-@settings(max_examples=settings.default.max_examples // 5)
+@settings(max_examples=settings.default.max_examples // 10)
 @given(st.dictionaries(WHERE, REPLIES, max_size=6))
 def test_any_reply(sound, garbage):
     with tempfile.TemporaryDirectory() as folder:
@@ -186,7 +186,7 @@ def test_any_reply(sound, garbage):
     assert tally.aborted == steps.filter("aborted").height
 
 
-@settings(max_examples=settings.default.max_examples // 5)
+@settings(max_examples=settings.default.max_examples // 10)
 @given(st.dictionaries(WHERE, STATES, max_size=6), st.dictionaries(WHERE.map(lambda at: at[0]), TASKS, max_size=2))
 def test_any_state_and_any_task(sound, garbage, tasks):
     with tempfile.TemporaryDirectory() as folder:
@@ -211,7 +211,7 @@ class Odd(BatchPolicy):
         return self.collected
 
 
-@settings(max_examples=settings.default.max_examples // 5)
+@settings(max_examples=settings.default.max_examples // 10)
 @given(
     st.one_of(LEAVES, st.lists(LEAVES, min_size=1, max_size=3)).filter(
         lambda value: not hasattr(value, "__len__") or isinstance(value, Nasty) or len(value)

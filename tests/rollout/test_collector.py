@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 
 import polars as pl
 import pytest
@@ -155,8 +154,7 @@ def test_timings_and_tokens_of_a_policy_that_has_them(runs):
     assert steps["policy_version"].unique().to_list() == [7]
 
 
-@pytest.mark.parametrize("how", ["fail", "raise"])
-@pytest.mark.parametrize("slots", [1, 48])
+@pytest.mark.parametrize(("how", "slots"), [("fail", 1), ("raise", 48)])
 def test_a_failing_call_aborts_only_its_trajectory(runs, how, slots):
     def fails(request) -> str:
         return how if request.seed % 11 == 0 else ""
@@ -380,13 +378,6 @@ def test_invalid_execution_options_and_unknown_order(runs):
         runs.collect("run", spec=RolloutSpec(tasks=1, order="shufled"))
 
 
-def test_an_async_policy_closes_while_it_works():
-    policy = Slow()
-    began = time.monotonic()
-    policy.close()
-    assert time.monotonic() - began < 5
-
-
 class Dead(BatchPolicy):
     """A policy that fails except for some requests; `batch_size` models a server that answers a few at a time."""
 
@@ -404,8 +395,7 @@ class Dead(BatchPolicy):
         ]
 
 
-@pytest.mark.parametrize("slots", [1, 2, 5, 100])
-@pytest.mark.parametrize("tasks", [10, 40, 400])
+@pytest.mark.parametrize(("tasks", "slots"), [(10, 1), (10, 100), (40, 5), (400, 2)])
 def test_a_collection_against_a_dead_policy_stops_after_few_tries(runs, tasks, slots):
     """Beyond the smallest number of failures, at most as many rollouts are tried as run concurrently, twice."""
     policy = Dead(batch_size=slots)
@@ -431,7 +421,7 @@ def test_a_task_that_always_fails_does_not_stop_a_collection(runs, slots):
     assert tally.aborted == 8
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_requests_that_fail_faster_than_others_succeed_do_not_stop_a_collection(runs, seed):
     """A quarter of the tasks is rejected at once, while the other rollouts still wait for their first reply."""
 

@@ -1,4 +1,4 @@
-"""Another package's Gymnasium environment plays like the package's own, in process and in workers."""
+"""Another package's Gymnasium environment plays like the package's own."""
 
 import gymnasium
 import pytest
@@ -34,15 +34,6 @@ def test_a_foreign_environment(tmp_path, keyed):
             assert row["truncated"] == (truncated and not terminated)
     assert steps.filter("won").height > 20
     assert "Task:" not in steps["prompt"][0]
-
-
-@pytest.mark.slow
-def test_the_same_in_workers(tmp_path):
-    here, there = (
-        play(tmp_path / "here", ExecutionOptions()),
-        play(tmp_path / "there", ExecutionOptions(slots=3, workers=True)),
-    )
-    assert here.equals(there)
 
 
 @pytest.mark.parametrize(

@@ -63,38 +63,23 @@ def test_sources_tasks_and_states_of_every_shipped_environment_round_trip(env_id
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [["--workers", "2"], ["--workers", "--slots", "2"], ["--workers=2"]])
-@pytest.mark.parametrize("env_id", SHIPPED)
-def test_the_command_plays_every_shipped_environment_in_workers(tmp_path, env_id, workers):
+@pytest.mark.parametrize("env_id", [*SHIPPED, "foreign:Foreign/Guess-v0"])
+def test_the_commands_play_every_environment_in_workers(tmp_path, env_id):
     command = ["rollout", "--env", env_id, "--tasks", "3", "--group-size", "2", "--max-steps", "6"]
-    for name, more in (("there", workers), ("here", [])):
+    for name, more in (("there", ["--workers", "2"]), ("here", [])):
         process = hgpo(*command, "--out", str(tmp_path / name), *more)
         out, error = process.communicate(timeout=120)
         assert process.returncode == 0, out + error
         assert "Error" not in error
         assert verify(tmp_path / name).ok
-    here, there = (scan_steps(tmp_path / name).drop("run").collect() for name in ("here", "there"))
+    order = ["trajectory", "step"]
+    here, there = (scan_steps(tmp_path / name).drop("run").sort(order).collect() for name in ("here", "there"))
     assert there.equals(here)
     assert not there["aborted"].any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("env_id", SHIPPED)
-def test_an_evaluation_plays_every_shipped_environment_in_workers(tmp_path, env_id):
-    command = ["eval", "--env", env_id, "--seeds", "5", "--max-steps", "2", "--out", str(tmp_path / "run")]
-    process = hgpo(*command, "--workers", "2")
-    out, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
-    assert "success of all tasks" in out
-    steps = scan_steps(tmp_path / "run").collect()
-    assert not steps["aborted"].any()
-    assert steps["task_id"].n_unique() == steps["trajectory"].n_unique() > 10
-
-
-@pytest.mark.slow
-def test_an_environment_of_another_package_plays_in_workers(tmp_path):
-    command = ["rollout", "--env", "foreign:Foreign/Guess-v0", "--tasks", "5", "--group-size", "2"]
-    process = hgpo(*command, "--out", str(tmp_path / "run"), "--workers", "2")
-    out, error = process.communicate(timeout=120)
-    assert process.returncode == 0, error
-    assert not scan_steps(tmp_path / "run").collect()["aborted"].any(), out
+    if env_id == SHIPPED[0]:
+        process = hgpo(
+            "eval", "--env", env_id, "--seeds", "5", "--max-steps", "2", "--out", tmp_path / "eval", "--workers=2"
+        )
+        out, error = process.communicate(timeout=300)
+        assert process.returncode == 0, error
+        assert "success of all tasks" in out

