@@ -11,8 +11,7 @@ from __future__ import annotations
 import polars as pl
 
 from hgpo_train.advantages import estimator
-from hgpo_train.advantages.trajectories import discount_to_end
-from hgpo_train.advantages.windows import Level, normalise, quotient, size, weighted_mean, within
+from hgpo_train.advantages.windows import normalise, size, weighted_mean, within
 
 
 def hgpo_median(steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 1.0) -> pl.LazyFrame:
@@ -29,18 +28,19 @@ def hgpo_median(steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 
 
 def hgpo_leave_one_out(steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 1.0) -> pl.LazyFrame:
     """HGPO with a leave-one-out baseline: A_k = R - mean of the group's others = (R - mean G_k) · n / (n - 1)."""
-    levels = {f"k{k}": Level("return", [f"history_hash_{k}"]) for k in range(history_length + 1)}
-    steps = normalise(steps, levels, mode="mean_norm")
-    for level in levels:
-        n = pl.col(size(level))
-        steps = steps.with_columns(quotient(pl.col(level) * n, n - 1).alias(level))
-    return weighted_mean(steps, {f"k{k}": (k + 2) ** alpha for k in range(history_length + 1)})
+    levels = {}
+    for k in range(history_length + 1):
+        steps = normalise(steps, f"k{k}", "return", within(f"history_hash_{k}"), mode="mean_norm")
+        n = pl.col(size(f"k{k}"))
+        steps = steps.with_columns((pl.col(f"k{k}") * n / (n - 1)).alias(f"k{k}"))
+        levels[f"k{k}"] = (k + 2) ** alpha
+    return weighted_mean(steps, levels)
 
 
-@estimator("time_to_success", details=("credit",))
+@estimator("time_to_success", reads=(), details=("credit",))
 def time_to_success(steps: pl.LazyFrame, *, gamma: float = 0.9) -> pl.LazyFrame:
     """Steps of a task, compared by the time to success: z-scores of γ^(T - t), or of 0 in failed rollouts."""
     won = pl.col("episode_return") > 0
-    credit = pl.when(won).then(discount_to_end(gamma)).otherwise(0.0)
+    credit = pl.when(won).then(gamma ** pl.col("steps_left")).otherwise(0.0)
     steps = steps.with_columns(credit=credit)
-    return normalise(steps, {"advantage": Level("credit", alone=pl.lit(0.0))})
+    return normalise(steps, "advantage", "credit", within(), alone=0.0)

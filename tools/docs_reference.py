@@ -144,7 +144,7 @@ def estimators_page() -> str:
     ]
     common = {one.name: one for one in dataclass_values(Parameters)}
     for name, found in ((name, get(name)) for name in names()):
-        if found.function is not None or not found.parameters.__module__.startswith("hgpo_train."):
+        if not found.function.__module__.startswith("hgpo_train."):
             continue  # of another package, or of the user
         own = [one for one in dataclass_values(found.parameters) if common.get(one.name) != one]
         whole = "" if found.scope == "group" else " Needs all rows of an iteration."
@@ -191,7 +191,7 @@ def dataclass_values(cls: type, settings: object = None) -> Iterator[Value]:
     """
     meanings: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
-        meanings |= documented(base) | (field_docs(base) if dataclasses.is_dataclass(base) else {})
+        meanings |= documented(base) or (field_docs(base) if dataclasses.is_dataclass(base) else {})
     for field in dataclasses.fields(cls):
         default = getattr(settings, field.name) if settings else _default(field)
         yield Value(field.name, kind_of(types_of(cls)[field.name]), _toml(default), meanings[field.name])

@@ -16,14 +16,15 @@ from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 
-def put(url: str, data: bytes, options: Mapping[str, Any]) -> None:
+def put(url: str, data: bytes | Path, options: Mapping[str, Any]) -> None:
     """Write an object. An existing one is replaced, at once.
 
     Args:
         url: The URL of the object, for example ``s3://bucket/name``.
-        data: Its content.
+        data: Its content, or a file with it.
         options: Options of the object store.
 
     Raises:

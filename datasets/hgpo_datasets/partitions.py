@@ -255,7 +255,7 @@ def _on_ray(function: Callable[[T], R], items: Sequence[T], workers: int) -> Gen
     import ray
 
     with _ray_running(workers):
-        task: Any = ray.remote(num_cpus=1, max_retries=RAY_RETRIES)(_call)
+        task = ray.remote(num_cpus=1, max_retries=RAY_RETRIES)(_call)
         begun: list[Any] = [task.remote(function, item) for item in items[:workers]]
         try:
             for number in range(len(items)):

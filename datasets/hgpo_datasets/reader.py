@@ -107,7 +107,7 @@ def source_files(
         InputError: As in `scan_steps`.
     """
     is_one = isinstance(source, str | os.PathLike) or not isinstance(source, Iterable)
-    sources: list[Any] = [source] if is_one else [*source]  # type: ignore[misc]  # an iterable then
+    sources: list[Any] = [source] if is_one else list(source)
     for each in sources:
         if not isinstance(each, str | os.PathLike) or not os.fspath(each):
             received = f"{type(each).__name__} {each!r}"

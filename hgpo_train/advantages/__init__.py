@@ -6,9 +6,13 @@ docs/estimators.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hgpo_train.advantages import estimators
+from hgpo_train.advantages.estimators.g2po import g2po
+from hgpo_train.advantages.estimators.gigpo import gigpo
+from hgpo_train.advantages.estimators.graphgpo import graphgpo
+from hgpo_train.advantages.estimators.grpo import grpo
+from hgpo_train.advantages.estimators.hgpo import hgpo
+from hgpo_train.advantages.estimators.reinforce_pp import reinforce_pp
+from hgpo_train.advantages.estimators.rloo import rloo
 from hgpo_train.advantages.registry import (
     Estimator,
     EstimatorSpec,
@@ -20,18 +24,12 @@ from hgpo_train.advantages.registry import (
     register,
 )
 
-if TYPE_CHECKING:
-    import polars as pl
-
-    from hgpo_train.advantages.tables import StepTable
-
 __all__ = [
     "Estimator",
     "EstimatorSpec",
     "compute",
     "compute_many",
     "estimator",
-    "estimators",
     "g2po",
     "get",
     "gigpo",
@@ -43,48 +41,3 @@ __all__ = [
     "reinforce_pp",
     "rloo",
 ]
-
-
-def hgpo(steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object) -> pl.LazyFrame:
-    """Compare steps with equal histories of states, for several depths: `compute` with `estimators.hgpo.HGPO`."""
-    return compute(steps, "hgpo", column=column, details=details, **parameters)
-
-
-def gigpo(steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object) -> pl.LazyFrame:
-    """Compare episodes of a task, and steps in the same state: `compute` with `estimators.gigpo.GiGPO`."""
-    return compute(steps, "gigpo", column=column, details=details, **parameters)
-
-
-def grpo(steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object) -> pl.LazyFrame:
-    """Compare episodes of a task: `compute` with `estimators.grpo.GRPO`."""
-    return compute(steps, "grpo", column=column, details=details, **parameters)
-
-
-def g2po(steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object) -> pl.LazyFrame:
-    """Compare episodes of a task, and gains along the edges of its state graph.
-
-    See `compute` with `estimators.g2po.G2PO`.
-    """
-    return compute(steps, "g2po", column=column, details=details, **parameters)
-
-
-def graphgpo(
-    steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object
-) -> pl.LazyFrame:
-    """Compare episodes of a task, and distances to the goal in its state graph.
-
-    See `compute` with `estimators.graphgpo.GraphGPO`.
-    """
-    return compute(steps, "graphgpo", column=column, details=details, **parameters)
-
-
-def rloo(steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object) -> pl.LazyFrame:
-    """Compare each episode with the mean of the task's other episodes: `compute` with `estimators.rloo.RLOO`."""
-    return compute(steps, "rloo", column=column, details=details, **parameters)
-
-
-def reinforce_pp(
-    steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object
-) -> pl.LazyFrame:
-    """Compare episodes of the whole batch: `compute` with `estimators.reinforce_pp.ReinforcePP`."""
-    return compute(steps, "reinforce_pp", column=column, details=details, **parameters)

@@ -21,16 +21,20 @@ import polars as pl
 
 from hgpo_train.advantages.windows import along, chain
 
+ALFWORLD_NODES: Final = "alfworld-nodes"
+"""The name of these nodes as a state key, `Parameters.state_key`."""
+
 NOTHING: Final = "Nothing happens"
 HIDING: Final = ("You heat", "You cool", "You clean", "You turn on")
 """Starts of observations whose effect later observations do not show."""
 
 
-def with_alfworld_nodes(steps: pl.LazyFrame) -> pl.LazyFrame:
-    """Add `alfworld_node`, the int64 hash of each step's node; null if `state` or `admissible_actions` is null.
+def with_alfworld_nodes(steps: pl.LazyFrame, into: str = "alfworld_node") -> pl.LazyFrame:
+    """Add the int64 hash of each step's node; null if `state` or `admissible_actions` is null.
 
     Args:
         steps: A table with `trajectory_key`, `step`, `state` and `admissible_actions` (a list of strings).
+        into: The name of the new column.
 
     >>> steps = pl.LazyFrame({"trajectory_key": 0, "step": [0, 1, 2, 3], "admissible_actions": [["go"]] * 4,
     ...                       "state": ["a room", "Nothing happens.", "a desk", "Nothing happens."]})
@@ -61,6 +65,4 @@ def with_alfworld_nodes(steps: pl.LazyFrame) -> pl.LazyFrame:
     steps = steps.with_columns(pl.when("(first)").then(initial).otherwise(node).alias("(node)"))
     reached = along(pl.col("(node)").forward_fill())
     known = state.is_not_null() & pl.col("admissible_actions").is_not_null()
-    return steps.with_columns(
-        pl.when(known).then(pl.when("(first)").then("(begun)").otherwise(reached)).alias("alfworld_node")
-    )
+    return steps.with_columns(pl.when(known).then(pl.when("(first)").then("(begun)").otherwise(reached)).alias(into))

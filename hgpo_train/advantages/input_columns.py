@@ -6,50 +6,53 @@ other columns (docs/estimators.md). An estimator receives it as a LazyFrame with
     task_key          int64    key of the rollouts that are compared; null in aborted trajectories
     trajectory_key    int64    key of the trajectory; `step` orders its rows
     batch_key         int64    key of the rows of one run and iteration; null in aborted trajectories
-    reward            float64  the step's reward: selected, scaled and rounded according to the parameters
-    penalty           float64  penalty of the step's action: `invalid_action_penalty` if it is invalid, else 0
+    steps_left        int64    the number of steps that follow in the trajectory, T - t
+    first             bool     whether the step is its trajectory's first
+    penalty           float64  what is subtracted from a return for the step's action: `invalid_action_penalty` if the
+                               action is invalid; 0 if it is valid, or with `penalty_at="reward"`
     return            float64  R_t, the discounted sum of rewards from this step, minus the penalty
-    plain_return      float64  R_t without the penalty that is subtracted from returns (`penalty_at="return"`)
+    plain_return      float64  R_t without the penalty
     episode_return    float64  S, the sum of the trajectory's rewards
     episode_score     float64  S minus this row's penalty
     state_hash        int64    hash of the state
+    action_hash       int64    hash of the action
     next_state_hash   int64    hash of the state after the step; null if unknown
     history_hash_k    int64    hash of the state and the k previous states; null if there are fewer
     context_hash_k    int64    like history_hash_k, with the actions between the states
 
-Keys are hashes and are valid only within one query. The table's own state and history hashes are used if it has them;
-otherwise, they are computed from its texts. Columns that an estimator does not use are not computed. Expressions find
-invalid rows, and Python code runs only to write the error message.
+Keys are hashes and are valid only within one query. The table's own hashes are used if it has them; otherwise, or with
+a `state_key`, they are computed from its texts.
 """
 
 from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
 
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
+from hgpo_envs.state_keys import state_key
+from hgpo_envs.wording import listed
+from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, with_alfworld_nodes
 from hgpo_train.advantages.trajectories import (
-    batches,
-    discount_to_end,
+    discounted,
     neighbour,
-    returns,
-    steps_left,
     trajectory_order,
     trajectory_starts,
+    whole_columns,
 )
 from hgpo_train.advantages.windows import chain, key
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from hgpo_train.advantages.parameters import Context, Parameters
+    from hgpo_train.advantages.parameters import Context, Parameters, Precision
 
 BATCH_KEYS: Final = ("run", "iteration")
 """Rows with equal values in these columns were collected for the same update."""
@@ -60,22 +63,28 @@ GROUP_KEYS: Final = ("run", "iteration", "env_id", "task_id", "group")
 CHAINS: Final[Mapping[Context, str]] = {"states": "history_hash_", "states_actions": "context_hash_"}
 """The prefix of each context's columns; the depth follows."""
 
+_CHAIN: Final = re.compile(r"(history_hash_|context_hash_)(\d+)")
 _REWARDS: Final = {"reward": "reward", "success": "won", "score": "score"}
 """The column that each value of `Parameters.reward` selects."""
 
+_MEANINGS: Final = {
+    "task_id": "text: the task that was played",
+    "trajectory": "text: the rollout that the step belongs to",
+    "step": "an integer: the step's number in its rollout",
+    "reward": "a number: the step's reward",
+    "won": "true or false: at a rollout's last step, whether it succeeded",
+    "score": "a number: at a rollout's last step, the benchmark's score",
+    "action_valid": "true or false: whether the environment accepted the action",
+    "state": "text: what was observed before the action",
+    "action": "text: the action",
+    "admissible_actions": "a list of texts: the actions that were possible",
+}
+
 
 def group_keys(columns: Collection[str]) -> list[str]:
-    """Return the columns that identify a group of compared rollouts: those of `GROUP_KEYS`, or `task` for `task_id`.
-
-    Raises:
-        InputError: The table has neither `task_id` nor `task`.
-    """
+    """Return the columns that identify a group of compared rollouts: those of `GROUP_KEYS`, or `task` for `task_id`."""
     keys = [name for name in GROUP_KEYS if name in columns]
-    if "task_id" in columns:
-        return keys
-    if "task" in columns:
-        return [*keys, "task"]
-    raise InputError(f"expected a step table with a column `task_id` or `task`, received {_listed(columns)}; add one")
+    return keys if "task_id" in columns else [*keys, "task"]
 
 
 def batch_keys(columns: Collection[str]) -> list[str]:
@@ -88,73 +97,288 @@ def row_keys(columns: Collection[str]) -> list[str]:
     return [*group_keys(columns), "trajectory", "step"]
 
 
-def require(columns: Collection[str], *alternatives: str, why: str) -> str:
-    """Return the first existing column of some alternatives.
+def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: str) -> list[str]:
+    """Return the columns of a table that an estimator needs, directly or to derive those that it reads.
 
     Args:
-        columns: The table's columns.
-        alternatives: Names, in order of preference.
-        why: What requires the column, for the error message.
+        schema: The columns of the table.
+        p: The estimator's parameters.
+        reads: The hashes and columns of texts that it reads.
+        name: Its name, for the error message.
 
     Raises:
-        InputError: The table has none of them.
+        InputError: Columns are missing, or have types that cannot be used. The line names all missing ones.
     """
-    for name in alternatives:
-        if name in columns:
-            return name
-    wanted = " or ".join(f"`{name}`" for name in alternatives)
-    raise InputError(f"{why} needs the column {wanted}; the table has {_listed(columns)}")
-
-
-def missing(column: str, columns: Collection[str], why: str, depth: int | None = None) -> InputError:
-    """Return the error for an input column that a table does not have and that cannot be derived from it.
-
-    Args:
-        column: The missing column.
-        columns: The table's columns.
-        why: What requires the column, for the error message.
-        depth: The depth of contexts that is required; None for the depth in the column's name.
-    """
-    deep = re.fullmatch(r"((?:history|context)_hash_)(\d+)", column)
-    if not deep:
-        return InputError(f"{why} needs the column `{column}`; the table has {_listed(columns)}")
-    stem, depth = deep[1], int(deep[2]) if depth is None else depth
-    stored = sum(f"{stem}{k}" in columns for k in range(depth + 1))
-    absent = ("action_hash", "action") if "state_hash" in columns or "state" in columns else ("state_hash", "state")
-    existing = f"these columns up to depth {stored - 1}" if stored else "none of these columns"
-    return InputError(
-        f"contexts of depth {depth} require {stem}0 … {stem}{depth}: the table has {existing}, "
-        f"and neither `{absent[0]}` nor `{absent[1]}` to compute them from"
-    )
-
-
-def _listed(columns: Collection[str]) -> str:
-    return ", ".join(columns) or "no columns"
-
-
-# ----------------------------------------------------------------------------------------------------------- keys
-
-
-def with_keys(steps: pl.LazyFrame, schema: pl.Schema, *further: pl.Expr) -> pl.LazyFrame:
-    """Add the keys and further columns. `with_returns` sets keys of aborted trajectories to null later.
-
-    Raises:
-        InputError: A column that identifies rows is missing, or `step` is not an integer column.
-    """
-    groups = group_keys(schema)
-    for name in ("trajectory", "step"):
-        require(schema, name, why="an advantage")
+    needed: list[tuple[str, ...]] = [("task", "task_id"), ("trajectory",), ("step",), (_REWARDS[p.reward],)]
+    needed += [("action_valid",)] if p.invalid_action_penalty else []
+    for column in reads:
+        needed += _sources(column, schema, reads, p)
+    optional = {*GROUP_KEYS, "aborted"}
+    optional |= {"next_state", "next_state_hash"} if {"next_state", "next_state_hash"} & set(reads) else set()
+    existing = [[column for column in alternatives if column in schema][:1] for alternatives in needed]
+    used = {*optional, *(column for columns in existing for column in columns)}
+    missing = [alternatives[-1] for alternatives, columns in zip(needed, existing, strict=True) if not columns]
+    if missing:
+        wanted = [f"`{column}` ({_MEANINGS[column]})" if column in _MEANINGS else f"`{column}`" for column in missing]
+        raise InputError(
+            f"the table has no {listed(list(dict.fromkeys(wanted)))}, which {name} reads; it has "
+            f"{', '.join(schema) or 'no columns'}. Rename or add columns, for example in Polars: "
+            'table.rename({"game": "task_id"}).with_columns(action_valid=True)'
+        )
     if not schema["step"].is_integer():
-        raise InputError(f"expected an integer as step in every row, received {schema['step']}; cast the column")
-    return steps.with_columns(
-        key(groups).alias("task_key"),
-        key([*(name for name in ("run",) if name in schema), "trajectory"]).alias("trajectory_key"),
+        raise InputError(f"column step: expected integers, received {schema['step']}; convert it with cast")
+    for column in ("reward", "score"):
+        dtype = schema.get(column, pl.Null())
+        if not (dtype.is_numeric() or dtype in (pl.Boolean, pl.Null)):
+            raise InputError(f"column {column}: expected numbers, received {dtype}; convert it with cast")
+    return [column for column in schema if column in used]
+
+
+def _sources(column: str, schema: pl.Schema, reads: Sequence[str], p: Parameters) -> list[tuple[str, ...]]:
+    """Return the columns that one that an estimator reads is derived from, each with the alternatives to it."""
+    if column == "next_state":
+        return []
+    if _stored(column, schema, reads, p):
+        return [(column,)]
+    if column == "action_hash":
+        return [("action",)]
+    if not _CHAIN.fullmatch(column) and column not in ("state_hash", "next_state_hash"):
+        return [(column,)]
+    sources: list[tuple[str, ...]] = [("state",) if p.state_key else ("state_hash", "state")]
+    sources += [("admissible_actions",)] if p.state_key == ALFWORLD_NODES else []
+    return sources + ([("action_hash", "action")] if column.startswith(CHAINS["states_actions"]) else [])
+
+
+def _stored(column: str, schema: pl.Schema, reads: Sequence[str], p: Parameters) -> bool:
+    """Return whether a table has a column that an estimator reads, so that it need not be derived."""
+    if column == "next_state_hash" or (p.state_key and (_CHAIN.fullmatch(column) or column == "state_hash")):
+        return False
+    if matched := _CHAIN.fullmatch(column):  # contexts of one table are all stored or all derived
+        deeper = [other for other in reads if other.startswith(matched[1])]
+        return all(other in schema for other in deeper)
+    return column in schema
+
+
+def derivable(schema: pl.Schema, depth: int) -> list[str]:
+    """Return the hashes that can be read from a table or derived from it, with contexts up to a depth."""
+    found = [name for name in ("state", "action") if name in schema or f"{name}_hash" in schema]
+    hashes = [f"{name}_hash" for name in found] + (["next_state_hash"] if "state" in found else [])
+    for context, stem in CHAINS.items():
+        names = [f"{stem}{k}" for k in range(depth + 1)]
+        if set(names) <= set(schema) or ("state" in found and (context == "states" or "action" in found)):
+            hashes += names
+    return hashes
+
+
+def prepare(
+    steps: pl.LazyFrame,
+    p: Parameters,
+    reads: Sequence[str] | None = None,
+    name: str = "an estimator",
+    *,
+    source: pl.LazyFrame | None = None,
+) -> pl.LazyFrame:
+    """Add the input columns of estimators to a step table. Columns of the table with the same names are replaced.
+
+    Args:
+        steps: A step table.
+        p: The parameters.
+        reads: The hashes and columns of texts to add; by default all that can be derived.
+        name: The estimator, for error messages.
+        source: The table from which rows are named in error messages; by default `steps`.
+
+    Raises:
+        InputError: A column is missing. When the result is collected: rows are invalid.
+    """
+    schema = steps.collect_schema()
+    nullable = re.compile(r"next_state.*|(?:history|context)_hash_[1-9]\d*")
+    required = [column for column in reads or () if not nullable.fullmatch(column)]
+    if reads is None:
+        reads = derivable(schema, getattr(p, "history_length", hashing.DEFAULT_DEPTH))
+    columns_used(schema, p, reads, name)
+    source = steps if source is None else source
+    steps = steps.with_columns(
+        key(group_keys(schema)).alias("task_key"),
+        key([*(column for column in ("run",) if column in schema), "trajectory"]).alias("trajectory_key"),
         key(batch_keys(schema)).alias("batch_key"),
-        *further,
+    )
+    steps = _with_hashes(steps, schema, p, reads)
+    return _with_returns(steps, schema, p, required, source)
+
+
+# ---------------------------------------------------------------------------------------------------------- hashes
+
+
+def _with_hashes(steps: pl.LazyFrame, schema: pl.Schema, p: Parameters, reads: Sequence[str]) -> pl.LazyFrame:
+    """Add the hashes that an estimator reads and the table does not have."""
+    derived = [column for column in reads if not _stored(column, schema, reads, p)]
+    chains = {stem: depth for stem in CHAINS.values() if (depth := _depth(stem, derived)) is not None}
+    key_of = state_key(p.state_key) if p.state_key not in (None, ALFWORLD_NODES) else None
+    if p.state_key == ALFWORLD_NODES:
+        steps = with_alfworld_nodes(steps, into="state_hash")
+    elif p.state_key or ("state_hash" not in schema and "state" in schema):
+        steps = steps.with_columns(text_hash("state", key_of).alias("state_hash"))
+    if CHAINS["states_actions"] in chains and "action_hash" not in schema:
+        steps = steps.with_columns(text_hash("action").alias("action_hash"))
+    if "next_state_hash" in derived:
+        after = [neighbour(pl.col("state_hash"), 1)]
+        if "next_state" in schema and p.state_key != ALFWORLD_NODES:
+            after = [text_hash("next_state", key_of), *after]
+        if "next_state_hash" in schema and not p.state_key:
+            after = [pl.col("next_state_hash"), *after]
+        steps = steps.with_columns(pl.coalesce(after).alias("next_state_hash"))
+    for stem, depth in chains.items():
+        steps = _with_chain(steps, stem, depth, actions=stem == CHAINS["states_actions"])
+    return steps
+
+
+def _depth(stem: str, columns: Sequence[str]) -> int | None:
+    return max(
+        (int(found[2]) for name in columns if (found := _CHAIN.fullmatch(name)) and found[1] == stem), default=None
     )
 
 
-# ----------------------------------------------------------------------------------------------------- invalid rows
+def _with_chain(steps: pl.LazyFrame, stem: str, depth: int, *, actions: bool) -> pl.LazyFrame:
+    """Add contexts of all depths: chained hashes of the previous states, optionally with the actions between them."""
+    names = ["state", "action"] if actions else ["state"]
+    before = [
+        neighbour(pl.col(f"{name}_hash"), -k).alias(f"({name} {k})") for name in names for k in range(1, depth + 1)
+    ]
+    steps = steps.with_columns(pl.col("state_hash").alias("(state 0)"), *before)
+    contexts = {}
+    for k in range(depth + 1):
+        context = pl.col(f"(state {k})")
+        for back in range(k, 0, -1):
+            context = chain(context, pl.col(f"(action {back})")) if actions else context
+            context = chain(context, pl.col(f"(state {back - 1})"))
+        contexts[f"{stem}{k}"] = context
+    return steps.with_columns(**contexts)
+
+
+def text_hash(column: str, of: Callable[[str], str] | None = None) -> pl.Expr:
+    """Return the int64 hashes of a text column, or of a function of its texts; null for null."""
+
+    def hashes(texts: pl.Series) -> pl.Series:
+        distinct = texts.drop_nulls().unique()
+        keys = distinct if of is None else [of(text) for text in distinct]
+        codes = pl.Series(hashing.text_hashes(keys), dtype=pl.Int64)
+        return texts.replace_strict(distinct, codes, default=None, return_dtype=pl.Int64)
+
+    return pl.col(column).cast(pl.String).map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
+
+
+# --------------------------------------------------------------------------------------------- returns and invalid rows
+
+
+_NULL: Final = "null "
+"""The prefix of the names of columns that say where another one is null."""
+_OUTCOMES: Final = pl.Struct(
+    {
+        "return": pl.Float64,
+        "episode_return": pl.Float64,
+        "steps_left": pl.Int64,
+        "first": pl.Boolean,
+        "(aborted)": pl.Boolean,
+    }
+)
+
+
+def _with_returns(
+    steps: pl.LazyFrame, schema: pl.Schema, p: Parameters, required: Sequence[str], source: pl.LazyFrame
+) -> pl.LazyFrame:
+    """Add the columns about returns. In aborted trajectories, `task_key` and `batch_key` become null.
+
+    Source: Eq. 5 of GiGPO (arXiv 2505.10978); `compute_step_discounted_returns` of verl-agent's core_gigpo.py, and
+    `apply_invalid_action_penalty` of its trainers for the time at which the penalty is subtracted.
+    """
+    reward = rounded(pl.col(_REWARDS[p.reward]).cast(pl.Float64) * p.reward_scale, p.precision)
+    penalty = pl.lit(0.0)
+    if p.invalid_action_penalty:
+        valid = pl.col("action_valid").cast(pl.Boolean)
+        penalty = pl.when(valid).then(0.0).when(~valid).then(p.invalid_action_penalty)
+        required = ["action_valid", *required]
+    inputs = {
+        "task": pl.col("task_key"),
+        "trajectory": pl.col("trajectory_key"),
+        "step": pl.col("step"),
+        "reward": reward,
+        **{f"{_NULL}{column}": pl.col(column).is_null() for column in required},
+    }
+    if "aborted" in schema:
+        inputs["aborted"] = pl.col("aborted").cast(pl.Boolean).fill_null(value=False)
+    if p.invalid_action_penalty and p.penalty_at == "reward":
+        inputs["penalty"] = rounded(penalty, p.precision)
+    outcomes = partial(_outcomes, names=list(inputs), p=p, source=source)
+    steps = steps.with_columns(
+        whole_columns(list(inputs.values()), outcomes, _OUTCOMES).alias("(outcomes)"),
+        (penalty if p.penalty_at == "return" else pl.lit(0.0)).alias("penalty"),
+    )
+    steps = steps.with_columns(pl.col("(outcomes)").struct.unnest())
+    plain, score, complete = pl.col("return"), pl.col("episode_return"), ~pl.col("(aborted)")
+    if p.returns == "from_end":
+        plain = p.gamma ** pl.col("steps_left").cast(pl.Float64) * pl.col("episode_return")
+    plain, score = rounded(plain, p.precision), rounded(score, p.precision)
+    cost = rounded(pl.col("penalty"), p.precision)
+    return steps.with_columns(
+        *(pl.when(complete).then(name).alias(name) for name in ("task_key", "batch_key")),
+        plain.alias("plain_return"),
+        rounded(plain - cost, p.precision).alias("return"),
+        rounded(score - cost, p.precision).alias("episode_score"),
+    )
+
+
+def rounded(value: pl.Expr, precision: Precision) -> pl.Expr:
+    """Return values as float64, rounded to float32 unless the precision is ``float64``."""
+    exact = value if precision == "float64" else value.cast(pl.Float32).cast(pl.Float64)
+    return exact + 0.0  # replaces -0.0 by 0.0
+
+
+def _outcomes(columns: Sequence[pl.Series], names: list[str], p: Parameters, source: pl.LazyFrame) -> pl.Series:
+    """Check the rows, and return the values that depend on complete trajectories, in row order; see `_OUTCOMES`."""
+    table = pl.DataFrame([column.alias(name) for name, column in zip(names, columns, strict=True)])
+    if table.is_empty():
+        raise StepTableError("the step table has no rows")
+    if table["step"].null_count():
+        raise StepTableError("expected an integer as step in every row, received null; drop or repair such rows")
+    order = trajectory_order(table["trajectory"], table["step"])
+    rows = {column.name: column.to_numpy() for column in (table if order is None else table[order])}
+    starts = trajectory_starts(rows["trajectory"])
+    lengths = np.diff(starts, append=len(table))
+    left = np.repeat(starts + lengths, lengths) - np.arange(1, len(table) + 1)
+    first, aborted = np.zeros(len(table), np.bool_), np.zeros(len(table), np.bool_)
+    first[starts] = True
+    if "aborted" in rows and rows["aborted"].any():
+        aborted = np.repeat(np.logical_or.reduceat(rows["aborted"], starts), lengths)
+    values = rows["reward"] if p.reward == "reward" else np.where(left == 0, rows["reward"], 0.0)
+
+    def refuse(bad: NDArray[np.bool_], expected: str, column: str) -> None:
+        if bad.any():
+            at = int(bad.argmax()) if order is None else int(order[int(bad.argmax())])
+            value = None
+            if column in schema:  # and not derived from texts
+                value = source.select(column).slice(at, 1).collect(engine="in-memory").item()
+            received = "null" if value is None else value
+            raise StepTableError(f"expected {expected}, received {received} at {row_name(source, at)}")
+
+    schema = source.collect_schema()
+    task = "task_id" if "task_id" in schema else "task"
+    same = ~first[1:]
+    refuse(np.append(False, same & (rows["task"][1:] != rows["task"][:-1])), "each trajectory in one task", task)
+    refuse(np.append(False, same & (rows["step"][1:] == rows["step"][:-1])), "each step of a trajectory once", "step")
+    reward = _REWARDS[p.reward]
+    refuse(~np.isfinite(values) & ~aborted, f"a finite number as {reward}", reward)
+    for name in names:
+        if name.startswith(_NULL):
+            column = name.removeprefix(_NULL)
+            texts = "state and admissible_actions" if p.state_key == ALFWORLD_NODES else "state"
+            refuse(rows[name] & ~aborted, f"a value as {column if column in schema else texts}", column)
+    if "penalty" in rows:
+        values = values - rows["penalty"]
+    # bincount adds in the order of steps, so the sums do not depend on the row order
+    totals = np.bincount(np.repeat(np.arange(len(starts)), lengths), values, len(starts))
+    outcomes = [discounted(values, p.gamma, starts), np.repeat(totals, lengths), left, first, aborted]
+    outcome = pl.DataFrame([pl.Series(name, each) for name, each in zip(_OUTCOMES.to_schema(), outcomes, strict=True)])
+    return (outcome if order is None else outcome[order.arg_sort()]).to_struct("outcomes")
 
 
 class StepTableError(InputError):
@@ -167,272 +391,11 @@ class StepTableError(InputError):
         super().__init__(line.partition("\n\n")[0])
 
 
-_SHARED, _TWICE = 1, 2
-_FIRST_CHECK: Final = 3
-"""Values of `(fault)`: a trajectory in two tasks, a duplicate step, and the first `RowCheck`; 0 for a valid row."""
+def row_name(steps: pl.LazyFrame, row: int) -> str:
+    """Return the names of a row, for an error message.
 
-
-class RowCheck(NamedTuple):
-    """A condition that invalid rows fulfil, and their error message.
-
-    Attributes:
-        bad: True for invalid rows.
-        line: The message, without the names of the row; may contain ``{shown}``.
-        shown: The invalid value, which replaces ``{shown}``.
+    The query runs inside another one: with the streaming engine it could wait for the only thread, which waits for it.
     """
-
-    bad: pl.Expr
-    line: str
-    shown: pl.Expr
-
-
-def mark_bad_rows(checks: Sequence[RowCheck], *, before: int = 0) -> list[pl.Expr]:
-    """Return two expressions: `(fault)`, the number of the check that a row fails (or 0), and `(bad)`, a boolean.
-
-    A query without invalid rows never computes `(fault)`.
-
-    Args:
-        checks: The checks; earlier ones take precedence, also those of previous calls.
-        before: The number of checks of previous calls.
-    """
-    found = [check.bad.fill_null(value=False) for check in checks]
-    fault = pl.col("(fault)")
-    for number, bad in enumerate(found, start=_FIRST_CHECK + before):
-        fault = pl.when((fault == 0) & bad).then(pl.lit(number, pl.Int8)).otherwise(fault)
-    marked = pl.col("(bad)") if before else pl.col("(fault)") != 0
-    return [fault.alias("(fault)"), pl.any_horizontal(marked, *found).alias("(bad)")]
-
-
-def raise_for_bad_rows(
-    marks: Sequence[pl.Expr], steps: pl.LazyFrame, checks: Sequence[RowCheck], rows: Sequence[pl.Expr]
-) -> pl.Expr:
-    """Return an expression that is false for each row, and that raises an InputError for the first invalid row.
-
-    The error is raised when a query with this expression is collected.
-
-    Args:
-        marks: `(fault)` and `(bad)` of `mark_bad_rows`.
-        steps: The table. It is collected again to read the names of an invalid row.
-        checks: All checks, in the order of the calls of `mark_bad_rows`.
-        rows: The expressions that identify a row: the task's columns, trajectory and step.
-    """
-    fault, bad = marks
-
-    def check(found: pl.Series) -> pl.Series:
-        if found.any():
-            # `_line` uses the in-memory engine: the streaming engine may have a single thread, which waits here.
-            raise StepTableError(_line(steps.with_columns(fault), checks, rows))
-        return found
-
-    return bad.map_batches(check, return_dtype=pl.Boolean, is_elementwise=True)
-
-
-def _line(steps: pl.LazyFrame, checks: Sequence[RowCheck], rows: Sequence[pl.Expr]) -> str:
-    """Return the error message of the first invalid row."""
-    labels = [row.meta.output_name() for row in rows]
-    shown = [check.shown.alias(f"(shown {number})") for number, check in enumerate(checks)]
-    found = steps.select("(fault)", *rows, *shown).filter(pl.col("(fault)") != 0).collect(engine="in-memory")
-    number = int(str(found["(fault)"].min()))
-    found = found.filter(pl.col("(fault)") == number)
-    first = found.row(0, named=True)
-    task, trajectory, step = (first[label] for label in labels[-3:])
-    if number == _SHARED:
-        tasks = found.filter(pl.col(labels[-2]) == trajectory).select(labels[:-2]).unique(maintain_order=True).rows()
-        one, other = (", ".join(map(str, names)) for names in tasks[:2])
-        problem = f"trajectory {trajectory!r} is in {one} and in {other}"
-        return f"expected each trajectory in one task, but {problem}; use unique trajectory names"
-    if number == _TWICE:
-        problem = f"trajectory {trajectory!r} of task {task!r} has step {step} twice"
-        return f"expected unique steps, but {problem}; remove duplicate rows or use unique trajectory names"
-    place = number - _FIRST_CHECK
-    where = ", ".join(f"{label}={first[label]!r}" for label in labels)
-    return f"{checks[place].line.format(shown=first[f'(shown {place})'])} at {where}"
-
-
-def absent(name: str, expected: str | None = None) -> RowCheck:
-    """Return the check for nulls in a column, except in aborted trajectories."""
-    line = f"expected {expected or f'a value as {name}'}, received null"
-    return RowCheck(pl.col(name).is_null() & ~pl.col("(aborted)"), line, pl.col(name))
-
-
-def not_finite(value: pl.Expr, line: str) -> RowCheck:
-    """Return the check for values that are not finite numbers, except in aborted trajectories."""
-    return RowCheck(~value.is_finite().fill_null(value=False) & ~pl.col("(aborted)"), line, value)
-
-
-# ------------------------------------------------------------------------------------------------ rewards and penalties
-
-
-def with_returns(steps: pl.LazyFrame, p: Parameters, schema: pl.Schema) -> tuple[pl.LazyFrame, list[RowCheck]]:
-    """Add `reward`, `penalty`, `return`, `plain_return`, `episode_return` and `episode_score`.
-
-    In aborted trajectories, `task_key` and `batch_key` become null, which excludes them from all groups.
-
-    Source: Eq. 5 of GiGPO (arXiv 2505.10978); `compute_step_discounted_returns` of verl-agent's core_gigpo.py, and
-    `apply_invalid_action_penalty` of its trainers for the time at which the penalty is subtracted.
-
-    Args:
-        steps: A table with keys (`with_keys`).
-        p: The reward's column and scale, the discount, the penalty and the precision.
-        schema: The columns of the step table.
-
-    Returns:
-        The table with `(fault)` and `(bad)` of `mark_bad_rows`, and the checks.
-
-    Raises:
-        InputError: A column is missing.
-    """
-    source = require(schema, _REWARDS[p.reward], why=f"reward={p.reward!r}")
-    chosen, penalty = pl.col(source).cast(pl.Float64), pl.lit(0.0)
-    number = not_finite(pl.col("(source)"), f"expected a finite number as {source}, received {{shown}}")
-    checks = [absent(source) if p.reward == "success" else number]
-    if p.invalid_action_penalty:
-        require(schema, "action_valid", why="invalid_action_penalty")
-        penalty = pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)
-        checks.append(absent("action_valid"))
-    if p.reward != "reward":
-        chosen = pl.when(steps_left() == 0).then(chosen).otherwise(0.0)
-    steps = steps.with_columns(chosen.alias("(source)"), penalty.alias("penalty"))
-    reward = rounded(pl.col("(source)") * p.reward_scale, p)
-    if p.penalty_at == "reward":
-        reward = reward - rounded(pl.col("penalty"), p)
-    read = [pl.col("task_key"), pl.col("trajectory_key"), pl.col("step"), reward]
-    if "aborted" in schema:
-        read.append(pl.col("aborted").cast(pl.Boolean))
-    outcomes = batches(read, partial(_outcomes, gamma=p.gamma), _OUTCOMES)
-    steps = steps.with_columns(reward.alias("reward"), outcomes.alias("(outcomes)"))
-    steps = steps.with_columns(pl.col("(outcomes)").struct.unnest())
-    value = {"episode_score": pl.col("episode_return"), "return": pl.col("return")}
-    if p.returns == "from_end":
-        value["return"] = discount_to_end(p.gamma) * pl.col("episode_return")
-    counts = ~pl.col("(aborted)")
-    steps = steps.with_columns(
-        *(pl.when(counts).then(name).alias(name) for name in ("task_key", "batch_key")),
-        *(penalised(of, p).alias(name) for name, of in value.items()),
-        rounded(value["return"], p).alias("plain_return"),
-        *mark_bad_rows(checks),
-    )
-    return steps, checks
-
-
-_OUTCOMES: Final = pl.Struct(
-    {"return": pl.Float64, "episode_return": pl.Float64, "(aborted)": pl.Boolean, "(fault)": pl.Int8}
-)
-
-
-def _outcomes(columns: Sequence[pl.Series], gamma: float) -> pl.Series:
-    """Return the values that depend on complete trajectories, as a struct in row order; see `_OUTCOMES`."""
-    task, trajectory, step, reward, *flags = columns
-    if not len(step):
-        raise StepTableError("the step table has no rows")
-    if step.null_count():
-        raise StepTableError("expected an integer as step in every row, received null; drop or repair such rows")
-    order = trajectory_order(trajectory, step)
-    fault = _faults(task, trajectory, step, in_order=order is None)
-    if order is not None:
-        trajectory, reward, *flags = (column.gather(order) for column in (trajectory, reward, *flags))
-    starts, rewards = trajectory_starts(trajectory), reward.to_numpy()
-    lengths = np.diff(starts, append=len(rewards))
-    # bincount adds in the order of steps, so the sums do not depend on the row order.
-    totals = np.bincount(np.repeat(np.arange(len(starts)), lengths), rewards, len(starts))
-    ended = np.zeros(len(starts), np.bool_)
-    for flag in flags:
-        marked = flag.fill_null(value=False) if flag.null_count() else flag
-        ended = np.logical_or.reduceat(marked.to_numpy(), starts)
-    made = [returns(rewards, starts, gamma), np.repeat(totals, lengths), np.repeat(ended, lengths)]
-    if order is not None:
-        back = order.arg_sort().to_numpy()
-        made = [values[back] for values in made]
-    columns = [pl.Series(name, values) for name, values in zip(_OUTCOMES.to_schema(), [*made, fault], strict=True)]
-    return pl.DataFrame(columns).to_struct("outcomes")
-
-
-def _faults(task: pl.Series, trajectory: pl.Series, step: pl.Series, *, in_order: bool) -> NDArray[np.int8]:
-    """Return `_SHARED` for trajectories in two tasks, `_TWICE` for duplicate steps, and 0 for other rows."""
-    tasks, trajectories = task.to_numpy(), trajectory.to_numpy()
-    if in_order and not ((tasks[1:] != tasks[:-1]) & (trajectories[1:] == trajectories[:-1])).any():
-        return np.zeros(len(step), np.int8)  # the usual case: contiguous trajectories with ascending steps
-    rows = pl.DataFrame([task.alias("task"), trajectory.alias("trajectory"), step.alias("step")])
-    shared = (pl.col("task").n_unique() > 1).over("trajectory")
-    twice = pl.struct("trajectory", "step").is_duplicated()
-    faults = pl.when(shared).then(_SHARED).when(twice).then(_TWICE).otherwise(0).cast(pl.Int8)
-    return rows.select(faults).to_series().to_numpy()
-
-
-def penalised(value: pl.Expr, p: Parameters) -> pl.Expr:
-    """Return rounded returns or scores; subtract the penalty with ``penalty_at="return"``."""
-    if p.penalty_at == "reward":
-        return rounded(value, p)
-    return rounded(rounded(value, p) - rounded(pl.col("penalty"), p), p)
-
-
-def rounded(value: pl.Expr, p: Parameters) -> pl.Expr:
-    """Return values as float64, rounded to float32 unless the precision is ``float64``."""
-    exact = value if p.precision == "float64" else value.cast(pl.Float32).cast(pl.Float64)
-    return exact + 0.0  # replaces -0.0 by 0.0
-
-
-def power(base: float, exponent: pl.Expr) -> pl.Expr:
-    """Return base^exponent as float64."""
-    return pl.lit(base, pl.Float64).pow(exponent.cast(pl.Float64))
-
-
-# ---------------------------------------------------------------------------------------------------------- hashes
-
-
-def text_hash(name: str) -> pl.Expr:
-    """Return the int64 hashes of a text column (`hgpo_envs.hashing.text_hashes`); null for null."""
-
-    def hashes(texts: pl.Series) -> pl.Series:
-        distinct = texts.drop_nulls().unique()
-        made = pl.Series(hashing.text_hashes(distinct), dtype=pl.Int64)
-        return texts.replace_strict(distinct, made, default=None, return_dtype=pl.Int64)
-
-    return pl.col(name).cast(pl.String).map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
-
-
-def with_hashes(steps: pl.LazyFrame, depth: int, schema: pl.Schema) -> pl.LazyFrame:
-    """Add missing hashes of states, actions and contexts that can be computed from a table's other columns.
-
-    Args:
-        steps: A table with keys.
-        depth: The maximum depth k of `history_hash_k` and `context_hash_k`.
-        schema: The columns of the step table.
-    """
-    derived = [name for name in ("state", "action") if name in schema and f"{name}_hash" not in schema]
-    steps = steps.with_columns(text_hash(name).alias(f"{name}_hash") for name in derived)
-    available = {*schema, *(f"{name}_hash" for name in derived)}
-    if "state_hash" not in available:
-        return steps
-    steps = steps.with_columns(_next_state(schema).alias("next_state_hash"))
-    for kind, stem in CHAINS.items():
-        stored = all(f"{stem}{k}" in schema for k in range(depth + 1))
-        if not stored and (kind == "states" or "action_hash" in available):
-            steps = _with_chain(steps, stem, depth, kind)
-    return steps
-
-
-def _next_state(columns: Collection[str]) -> pl.Expr:
-    """Return the hash of each step's next state: the stored value, else the state of the trajectory's next step."""
-    stored = [pl.col("next_state_hash")] if "next_state_hash" in columns else []
-    texts = [text_hash("next_state")] if "next_state" in columns else []
-    return pl.coalesce(*stored, *texts, neighbour(pl.col("state_hash"), 1))
-
-
-def _with_chain(steps: pl.LazyFrame, stem: str, depth: int, kind: Context) -> pl.LazyFrame:
-    """Add contexts of all depths: chained hashes of the previous states, optionally with the actions between them."""
-    before = {
-        (name, k): neighbour(pl.col(f"{name}_hash"), -k).alias(f"({name} {k})")
-        for name in ("state", "action")[: 2 if kind == "states_actions" else 1]
-        for k in range(1, depth + 1)
-    }
-    steps = steps.with_columns(before.values())
-    made = {0: pl.col("state_hash")}
-    for k in range(1, depth + 1):
-        found = pl.col(f"(state {k})")
-        for back in range(k, 0, -1):
-            if ("action", back) in before:
-                found = chain(found, pl.col(f"(action {back})"))
-            found = chain(found, pl.col(f"(state {back - 1})") if back > 1 else pl.col("state_hash"))
-        made[k] = found
-    return steps.with_columns(value.alias(f"{stem}{k}") for k, value in made.items())
+    keys = row_keys(steps.collect_schema())
+    names = steps.select(keys).slice(row, 1).collect(engine="in-memory").row(0, named=True)
+    return ", ".join(f"{column}={value!r}" for column, value in names.items())

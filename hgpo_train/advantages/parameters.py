@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["mean_std_norm", "mean_norm"]
 Context = Literal["states", "states_actions"]
-Precision = Literal["mixed", "float64", "float32"]
+Precision = Literal["mixed", "float64"]
 Discount = Annotated[float, Meta(ge=0, le=1)]
 
 REWARD_SCALE: Final = 10.0
@@ -57,8 +57,9 @@ class Parameters:
         epsilon: ε, added to standard deviations (and to HGPO's sum of weights).
         precision: ``mixed`` rounds returns and scores to float32, as the originals do, and computes everything else in
             float64. The results equal the originals' without their float32 noise. ``float64`` rounds nothing.
-            ``float32`` also rounds the result, which equals the originals' except in rows where theirs is noise
-            (docs/estimators.md).
+        state_key: What is compared instead of the state's text: a function of `hgpo_envs.state_keys`
+            (``mask-numbers``, ``sort-lines`` or ``module:function``), or ``alfworld-nodes`` for the nodes of G2PO in
+            ALFWorld. Stored hashes are ignored, and the texts are read.
     """
 
     reward: Literal["reward", "success", "score"] = "reward"
@@ -69,6 +70,7 @@ class Parameters:
     penalty_at: Literal["return", "reward"] = "return"
     epsilon: NonNegativeFloat = 1e-6
     precision: Precision = "mixed"
+    state_key: str | None = None
 
     def __post_init__(self) -> None:
         check(self, "parameter")

@@ -1,74 +1,83 @@
 """The registry of estimators, and their application to lazy step tables.
 
 An estimator is a function that receives a LazyFrame with the columns of `input_columns.py` and returns it with a column
-`advantage`. The framework handles row order, aborted trajectories, missing columns, hashes of texts, invalid rows,
-chunks and the command line for all estimators. docs/estimators.md describes how to write one.
+`advantage`; its keyword arguments are its parameters. Row order, aborted trajectories, missing columns, hashes of
+texts, invalid rows, chunks and the command line are the same for all. docs/estimators.md describes how to write one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import warnings
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 import polars as pl
-from polars.io.plugins import register_io_source
 
 from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.hashing import DEFAULT_DEPTH
-from hgpo_envs.plugins import distribution, import_object, installed, load
+from hgpo_envs.plugins import import_object, installed, load
 from hgpo_train.advantages import input_columns
 from hgpo_train.advantages.parameters import Parameters
-from hgpo_train.advantages.tables import check_name, check_types, step_table
+from hgpo_train.advantages.tables import step_table
 from hgpo_train.settings import types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from hgpo_train.advantages.tables import StepTable
 
+    Names = Sequence[str] | Callable[[Any], Sequence[str]]
+    """Names of columns, or a function from parameters to them."""
+
 ENTRY_POINTS: Final = "hgpo.estimators"
 
-P = TypeVar("P", bound=Parameters)
+_registered: dict[str, Estimator] = {}
 
 
 @dataclass(frozen=True)
-class Estimator(Generic[P]):
-    """A registered estimator.
+class Estimator:
+    """An estimator. A call with a step table computes it: `hgpo(steps, gamma=1)` is `compute(steps, "hgpo", gamma=1)`.
 
     Attributes:
         name: Its name in the registry.
-        summary: A one-line description.
-        parameters: The dataclass of its parameters.
-        apply: A function of a table with the columns of `hgpo_train.advantages.input_columns` and of parameters. It
-            returns the table with `advantage` and the optional columns, and neither drops nor reorders rows.
-        details: A function of parameters that returns the names of the optional columns.
+        function: Its function of a table with the columns of `hgpo_train.advantages.input_columns`.
+        parameters: The dataclass of its parameters: its keyword arguments, and those of `Parameters`.
+        reads: The hashes and columns of texts that it reads; None if that is not known. A function of parameters.
+        details: The names of its optional columns. A function of parameters.
         scope: ``group`` if an advantage depends only on its group of rollouts, ``batch`` if it depends on all rows of
             one run and iteration.
-        complete: A function of parameters that returns the columns that must not be null.
-        function: The function that `from_function` turned into this estimator; None for other estimators.
-        imported_as: ``module:object`` for an estimator that is imported and not registered.
     """
 
     name: str
-    summary: str
-    parameters: type[P]
-    apply: Callable[[pl.LazyFrame, P], pl.LazyFrame]
-    details: Callable[[P], Sequence[str]] = lambda _: ()
+    function: Callable[..., pl.LazyFrame]
+    parameters: type[Parameters]
+    reads: Names | None = None
+    details: Names = ()
     scope: str = "group"
-    complete: Callable[[P], Sequence[str]] = lambda _: ()
-    function: Callable[..., pl.LazyFrame] | None = None
-    imported_as: str = ""
+
+    def __call__(
+        self, steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object
+    ) -> pl.LazyFrame:
+        """Add each step's advantage to a step table; see `compute`."""
+        return compute(steps, self, column=column, details=details, **parameters)
 
     @property
-    def reference(self) -> str:
-        """The name with which `get` finds the estimator in another process."""
-        if self.function is not None:
-            return f"{self.function.__module__}:{self.function.__qualname__}"
-        return self.imported_as or self.name
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.function) or self.name).splitlines()[0].rstrip(".")
+
+    def apply(self, steps: pl.LazyFrame, p: Parameters) -> pl.LazyFrame:
+        """Call the function with its keyword arguments.
+
+        Raises:
+            InputError: It returns no LazyFrame, or reads a column that the table does not have.
+        """
+        own = list(inspect.signature(self.function).parameters)[1:]
+        estimated: object = self.function(steps, **{name: getattr(p, name) for name in own})
+        if not isinstance(estimated, pl.LazyFrame):
+            kind = type(estimated).__name__
+            raise InputError(f"the estimator {self.name!r}: expected it to return a LazyFrame, received {kind}")
+        return estimated
 
 
 @dataclass(frozen=True)
@@ -82,30 +91,51 @@ class EstimatorSpec:
         details: Whether its optional columns are added, as `<column>_<name>`.
     """
 
-    estimator: Estimator[Any]
+    estimator: Estimator
     parameters: Parameters
     column: str = "advantage"
     details: bool = False
 
     @property
+    def reads(self) -> Sequence[str] | None:
+        """The hashes and columns of texts that the estimator reads."""
+        reads = self.estimator.reads
+        return reads(self.parameters) if callable(reads) else reads
+
+    @property
     def added(self) -> dict[str, str]:
         """The added columns, each with the estimator's name for it."""
-        details = self.estimator.details(self.parameters) if self.details else ()
-        return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in details}
+        details = self.estimator.details if self.details else ()
+        names = details(self.parameters) if callable(details) else details
+        return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in names}
+
+    def columns(self, schema: pl.Schema) -> list[str]:
+        """Return the columns of a table that are read; all if the estimator does not say.
+
+        Raises:
+            InputError: Columns are missing.
+        """
+        used = input_columns.columns_used(schema, self.parameters, self.reads or (), self.estimator.name)
+        return list(schema) if self.reads is None else used
 
     def __reduce__(self) -> tuple[Callable[..., EstimatorSpec], tuple[object, ...]]:
-        """Pickle the estimator by its name, because its functions and generated classes cannot be pickled."""
-        return _named_spec, (self.estimator.reference, asdict(self.parameters), self.column, self.details)
+        """Pickle the estimator by its name: a module has the estimator in the place of its function."""
+        function = self.estimator.function
+        name = self.estimator.name
+        if _registered.get(name) is not self.estimator or not function.__module__.startswith("hgpo_train."):
+            name = f"{function.__module__}:{function.__qualname__}"
+        return spec, (name, self.column, self.details, asdict(self.parameters))
 
 
-def _named_spec(name: str, parameters: dict[str, Any], column: str, details: bool) -> EstimatorSpec:
+def spec(name: str, column: str, details: bool, parameters: dict[str, Any]) -> EstimatorSpec:
+    """Return an estimator by its name (see `get`) with parameters by name."""
     found = get(name)
     return EstimatorSpec(found, found.parameters.of(parameters), column, details)
 
 
 def compute(
     steps: StepTable,
-    estimator: str | Estimator[Any] | Callable[..., pl.LazyFrame],
+    estimator: str | Estimator | Callable[..., pl.LazyFrame],
     *,
     column: str = "advantage",
     details: bool = False,
@@ -126,7 +156,7 @@ def compute(
         column: The name of the new column.
         details: Whether to add the estimator's optional columns, `<column>_<name>`: for HGPO each level's advantage,
             group size and effective weight.
-        **parameters: The estimator's parameters by name; see its dataclass.
+        **parameters: The estimator's parameters by name, and those of returns (`Parameters`).
 
     Returns:
         The table with the additional column `column` (Float64).
@@ -141,10 +171,7 @@ def compute(
     >>> compute(table, "hgpo", mode="mean_norm").collect()["advantage"].round(3).to_list()
     [5.0, -5.0]
     """
-    if isinstance(estimator, str):
-        found = get(estimator)
-    else:
-        found = estimator if isinstance(estimator, Estimator) else from_function(estimator)
+    found = get(estimator) if isinstance(estimator, str) else as_estimator(estimator)
     return compute_many(steps, [EstimatorSpec(found, found.parameters.of(parameters), column, details)])
 
 
@@ -155,100 +182,79 @@ def compute_many(steps: StepTable, specs: Sequence[EstimatorSpec]) -> pl.LazyFra
         InputError: As for `compute`; also if the table already has a column of the same name.
     """
     steps = step_table(steps)
-    given = steps.collect_schema()
-    check_types(given)
-    added: list[str] = []
-    for spec in specs:
-        check_name(spec.column)
-        for name in spec.added:
-            if name in given:
-                raise InputError(f"the table already has a column {name!r}; choose another name for the advantages")
-            if name in added:
-                raise InputError(f"expected different columns for different estimators, received {name!r} twice")
-            added.append(name)
+    source, schema = steps, steps.collect_schema()
+    added = [name for each in specs for name in each.added]
+    for place, name in enumerate(added):
+        if not name:
+            raise InputError(f"column: expected the name of the new column, received {name!r}")
+        if name in schema or name in added[:place]:
+            raise InputError(f"the table already has a column {name!r}; choose another name for the advantages")
     # Estimators may overwrite any column, so the table's columns are also stored under reserved names.
-    kept = {f"(given) {name}": name for name in given}
-    steps = input_columns.with_keys(steps, given, *(pl.col(name).alias(kept_as) for kept_as, name in kept.items()))
-    for number, spec in enumerate(specs):
-        if number:
-            steps = steps.with_columns(pl.col(kept_as).alias(name) for kept_as, name in kept.items())
-        steps = _with_columns_of(spec, steps, given)
-    return steps.select(*(pl.col(kept_as).alias(name) for kept_as, name in kept.items()), *added)
+    kept = {f"(given) {name}": name for name in schema}
+    steps = steps.with_columns(pl.col(name).alias(copy) for copy, name in kept.items())
+    for number, each in enumerate(specs, 1):
+        steps = steps.with_columns(pl.col(copy).alias(name) for copy, name in kept.items())
+        estimated = _with_columns_of(each, steps, source)
+        steps = estimated.select(*kept, *(name for done in specs[:number] for name in done.added))
+    return steps.select(*(pl.col(copy).alias(name) for copy, name in kept.items()), *added)
 
 
-def _with_columns_of(spec: EstimatorSpec, steps: pl.LazyFrame, given: pl.Schema) -> pl.LazyFrame:
-    """Add the columns of one estimator to a table with keys and the stored columns ``(given) <name>``."""
-    p, name = spec.parameters, spec.estimator.name
-    steps, checks = _prepared(steps, p, given)
+def _with_columns_of(spec: EstimatorSpec, steps: pl.LazyFrame, source: pl.LazyFrame) -> pl.LazyFrame:
+    """Add the columns of one estimator. The order of the source's rows is that of the table."""
+    name, p = spec.estimator.name, spec.parameters
+    prepared = input_columns.prepare(steps, p, spec.reads, name, source=source)
     try:
-        estimated = spec.estimator.apply(steps, p)
+        estimated = spec.estimator.apply(prepared, p)
         schema = estimated.collect_schema()
     except pl.exceptions.ColumnNotFoundError as error:
-        absent = str(error).split('"')[1] if '"' in str(error) else str(error).splitlines()[0]
-        depth = getattr(p, "history_length", None)
-        raise input_columns.missing(absent, given, f"{name} with these parameters", depth) from None
-    for made in spec.added.values():
-        if made not in schema:
-            raise InputError(f"expected the estimator {name!r} to add a column {made!r}, received none; add it")
+        raise InputError(f"the estimator {name!r} reads a column that is not there: {one_line(error)}") from None
+    for column in spec.added.values():
+        if column not in schema:
+            raise InputError(f"expected the estimator {name!r} to add a column {column!r}, received none; add it")
     advantage = pl.col("advantage").cast(pl.Float64)
-    if p.precision == "float32":
-        advantage = advantage.cast(pl.Float32).cast(pl.Float64)
-    rows = [pl.col(f"(given) {key}").alias(key) for key in input_columns.row_keys(given)]
-    further = [
-        *map(input_columns.absent, spec.estimator.complete(p)),
-        input_columns.absent(
-            "advantage", f"an advantage of {name} (a singleton group needs one too: see `Level.alone`, or fill nulls)"
-        ),
-        input_columns.not_finite(
-            advantage, f"expected a finite advantage of {name}, received {{shown}} (are rewards too large?)"
-        ),
-    ]
-    marks = input_columns.mark_bad_rows(further, before=len(checks))
-    bad = input_columns.raise_for_bad_rows(marks, estimated, [*checks, *further], rows)
-    counts = ~(bad | pl.col("(aborted)"))
-    added = {column: pl.col(made) for column, made in spec.added.items()} | {spec.column: advantage}
-    return estimated.with_columns(pl.when(counts).then(value).alias(column) for column, value in added.items())
+    bad = ~advantage.is_finite().fill_null(value=False) & ~pl.col("(aborted)")
 
+    def check(found: pl.Series) -> pl.Series:
+        if found.any():
+            row = estimated.with_row_index("(row)").filter(bad).select("(row)", "advantage").head(1)
+            place, value = row.collect(engine="in-memory").row(0)
+            line = f"expected a finite advantage of {name} (also in singleton groups), received {value}"
+            raise input_columns.StepTableError(f"{line} at {input_columns.row_name(source, place)}")
+        return found
 
-def prepare(steps: pl.LazyFrame, p: Parameters) -> pl.LazyFrame:
-    """Add all input columns of estimators (`hgpo_train.advantages.input_columns`) to a step table.
-
-    Use it to inspect the input of an estimator. Columns of the table with the same names are replaced.
-    """
-    schema = steps.collect_schema()
-    return _prepared(input_columns.with_keys(steps, schema), p, schema)[0]
-
-
-def _prepared(
-    steps: pl.LazyFrame, p: Parameters, given: pl.Schema
-) -> tuple[pl.LazyFrame, list[input_columns.RowCheck]]:
-    """Add returns and hashes according to the parameters; also return the checks of rows."""
-    steps, checks = input_columns.with_returns(steps, p, given)
-    return input_columns.with_hashes(steps, getattr(p, "history_length", DEFAULT_DEPTH), given), checks
-
-
-def columns_read(schema: pl.Schema, specs: Sequence[EstimatorSpec]) -> list[str]:
-    """Return the columns of a table that some estimators read, as determined by Polars' query planner."""
-    read: list[str] = list(schema)
-
-    def scan(with_columns: list[str] | None, *_: object) -> Iterator[pl.DataFrame]:
-        read[:] = [name for name in schema if with_columns is None or name in with_columns]
-        yield pl.DataFrame(schema=schema).select(read)
-
-    table = register_io_source(scan, schema=schema)
-    added = [column for spec in specs for column in spec.added]
-    with contextlib.suppress(InputError):  # raised because the table has no rows
-        compute_many(table, specs).select(added).collect()
-    return read
+    complete = ~(bad.map_batches(check, return_dtype=pl.Boolean, is_elementwise=True) | pl.col("(aborted)"))
+    columns = {column: pl.col(own) for column, own in spec.added.items()} | {spec.column: advantage}
+    return estimated.with_columns(pl.when(complete).then(value).alias(column) for column, value in columns.items())
 
 
 # ----------------------------------------------------------------------------------------------------- registration
 
 
-_registered: dict[str, Estimator[Any]] = {}
+def estimator(
+    name: str | None = None, *, reads: Names | None = None, details: Names = (), scope: str = "group"
+) -> Callable[[Callable[..., pl.LazyFrame]], Estimator]:
+    """Return a decorator that registers a function as an estimator: ``@estimator("mine")``.
+
+    The function receives a LazyFrame with the columns of `hgpo_train.advantages.input_columns` and returns it with a
+    column `advantage`. Its other parameters must be keyword-only and have defaults; they are validated by their
+    annotations. They are the estimator's parameters, in addition to those of `Parameters`. A parameter with the name of
+    one of `Parameters` overrides its default, and the function receives the value, too.
+
+    Args:
+        name: The name in the registry; the function's name by default.
+        reads: The hashes (`history_hash_2`) and columns of texts that the function reads, or a function from parameters
+            to them. None for all that can be derived from a table, which is then read completely.
+        details: Names of optional columns that the function adds; `compute` returns them with ``details=True``.
+        scope: ``group`` or ``batch``; see `Estimator`.
+    """
+
+    def decorate(function: Callable[..., pl.LazyFrame]) -> Estimator:
+        return register(as_estimator(function, name, reads=reads, details=details, scope=scope))
+
+    return decorate
 
 
-def register(found: Estimator[P]) -> Estimator[P]:
+def register(found: Estimator) -> Estimator:
     """Register an estimator under its name.
 
     Raises:
@@ -259,69 +265,43 @@ def register(found: Estimator[P]) -> Estimator[P]:
     return found
 
 
-def estimator(
-    name: str | None = None, *, details: Sequence[str] = (), scope: str = "group"
-) -> Callable[[Callable[..., pl.LazyFrame]], Callable[..., pl.LazyFrame]]:
-    """Return a decorator that registers a function as an estimator: ``@estimator("mine")``.
-
-    The function receives a LazyFrame with the columns of `hgpo_train.advantages.input_columns` and returns it with a
-    column `advantage`. Its other parameters must be keyword-only and have defaults. They become parameters of the
-    estimator, in addition to those of `Parameters`. A parameter with the name of one of `Parameters` overrides its
-    default, and the function receives the value, too.
-
-    Args:
-        name: The name in the registry; the function's name by default.
-        details: Names of optional columns that the function adds; `compute` returns them with ``details=True``.
-        scope: ``group`` or ``batch``; see `Estimator`.
-    """
-
-    def decorate(function: Callable[..., pl.LazyFrame]) -> Callable[..., pl.LazyFrame]:
-        register(from_function(function, name, details=details, scope=scope))
-        return function
-
-    return decorate
-
-
-def from_function(
-    function: Callable[..., pl.LazyFrame], name: str | None = None, *, details: Sequence[str] = (), scope: str = "group"
-) -> Estimator[Any]:
-    """Create an estimator from a function, without registering it; see `estimator`.
+def as_estimator(
+    function: Callable[..., pl.LazyFrame],
+    name: str | None = None,
+    *,
+    reads: Names | None = None,
+    details: Names = (),
+    scope: str = "group",
+) -> Estimator:
+    """Create an estimator from a function, without registering it; see `estimator`. Estimators are returned unchanged.
 
     Raises:
         InputError: It is no function of a table, or a parameter is not keyword-only or has no default.
     """
-    given: object = function
-    if not callable(given) or not inspect.signature(given).parameters:
+    if isinstance(function, Estimator):
+        return function
+    known: object = function
+    if not callable(known) or not inspect.signature(known).parameters:
         expected = "a name, module:function, an Estimator or a function of a LazyFrame"
-        raise InputError(f"estimator: expected {expected}, received {one_line(repr(given))}")
+        raise InputError(f"estimator: expected {expected}, received {one_line(repr(known))}")
     name = name or function.__name__
-    _, *own = inspect.signature(function).parameters.values()
     types = get_type_hints(function, include_extras=True) | types_of(Parameters)
     fields = []
-    for parameter in own:
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or parameter.default is inspect.Parameter.empty:
             raise InputError(
                 f"the estimator {name!r}: expected keyword-only parameters with defaults after the first one, "
                 f"received {parameter.name!r}; put it after a `*` and give it a default"
             )
-        kind = types.get(parameter.name, Any if parameter.default is None else type(parameter.default))
-        fields.append((parameter.name, kind, field(default=parameter.default)))
-    parameters = make_dataclass(
-        name, fields, bases=(Parameters,), frozen=True, kw_only=True, namespace={"__module__": function.__module__}
-    )
-
-    def estimate(steps: pl.LazyFrame, p: Parameters) -> pl.LazyFrame:
-        found: object = function(steps, **{parameter.name: getattr(p, parameter.name) for parameter in own})
-        if not isinstance(found, pl.LazyFrame):
-            kind = type(found).__name__
-            raise InputError(f"the estimator {name!r}: expected it to return a LazyFrame, received {kind}")
-        return found
-
-    summary = (inspect.getdoc(function) or name).splitlines()[0].rstrip(".")
-    return Estimator(name, summary, parameters, estimate, lambda _: details, scope, function=function)
+        annotation = types.get(parameter.name, Any if parameter.default is None else type(parameter.default))
+        fields.append((parameter.name, annotation, field(default=parameter.default)))
+    meanings = (inspect.getdoc(function) or "").replace("Args:\n", "Attributes:\n")
+    own = {"__module__": function.__module__, "__doc__": meanings}
+    parameters = make_dataclass(name, fields, bases=(Parameters,), frozen=True, kw_only=True, namespace=own)
+    return Estimator(name, function, parameters, reads, details, scope)
 
 
-def get(name: str) -> Estimator[Any]:
+def get(name: str) -> Estimator:
     """Return an estimator by its registered name or as ``module:function``.
 
     Raises:
@@ -329,9 +309,10 @@ def get(name: str) -> Estimator[Any]:
             estimator cannot be imported.
     """
     if ":" in name:
-        return _imported(name)
+        return as_estimator(import_object(name, "an estimator"))  # type: ignore[arg-type]  # checked there
     if name not in _registered and name in installed(ENTRY_POINTS):
-        _load_entry_point(name)
+        found = as_estimator(load(installed(ENTRY_POINTS)[name]))  # type: ignore[arg-type]  # checked there
+        _registered.setdefault(name, found if found.name == name else replace(found, name=name))
     if name not in _registered:
         raise InputError(unknown("estimator", name, names()))
     return _registered[name]
@@ -339,39 +320,9 @@ def get(name: str) -> Estimator[Any]:
 
 def names() -> list[str]:
     """Return the names of all registered estimators, including entry points. Warn if one of them cannot be imported."""
-    _load_entry_points()
-    return list(_registered)
-
-
-def _imported(name: str) -> Estimator[Any]:
-    """Import ``module:function`` or ``module:ESTIMATOR`` from Python's path or the working directory."""
-    found = _estimator_of(import_object(name, "an estimator"), name)
-    return found if found.function is not None or found.name in _registered else replace(found, imported_as=name)
-
-
-def _estimator_of(found: object, source: str) -> Estimator[Any]:
-    if isinstance(found, Estimator):
-        return found
-    known = next((each for each in _registered.values() if each.function is found), None)
-    if known is not None:
-        return known
-    if callable(found):
-        return from_function(found)
-    raise InputError(f"{source}: expected a function or an Estimator, received {found!r}")
-
-
-@cache
-def _load_entry_points() -> None:
-    """Register the estimators of other distributions, from their entry points."""
     for name in installed(ENTRY_POINTS):
         try:
-            _load_entry_point(name)
+            get(name)
         except InputError as error:
             warnings.warn(str(error), stacklevel=2)
-
-
-def _load_entry_point(name: str) -> None:
-    entry = installed(ENTRY_POINTS)[name]
-    found = _estimator_of(load(entry), f"{ENTRY_POINTS} {name!r} of the distribution {distribution(entry)}")
-    if found.name not in _registered:
-        register(found if found.name == name else replace(found, name=name))
+    return list(_registered)

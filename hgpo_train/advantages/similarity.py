@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.trajectories import batches
+from hgpo_train.advantages.trajectories import whole_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -73,7 +73,7 @@ def similar_states(steps: pl.LazyFrame, threshold: float) -> pl.LazyFrame:
         return number_by_task(texts, len(task), threshold)
 
     columns = [pl.col(name) for name in ("task_key", "trajectory", "step", "state")]
-    return steps.with_columns(similar_state=batches(columns, group, pl.Int64()))
+    return steps.with_columns(similar_state=whole_columns(columns, group, pl.Int64()))
 
 
 def order_by_name(trajectory: pl.Series, step: pl.Series) -> pl.Series:

@@ -12,7 +12,7 @@ from hgpo_datasets.partitions import Partition, partitions
 from hgpo_envs.errors import InputError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     class ArrowStream(Protocol):
         """A table with Arrow's C stream interface, such as those of pandas, pyarrow and DuckDB."""
@@ -55,18 +55,25 @@ def step_table(steps: Any) -> pl.LazyFrame:  # noqa: ANN401 (`StepTable`, or any
     )
 
 
-def table_parts(steps: Any, rows: int) -> list[Partition | pl.LazyFrame]:  # noqa: ANN401 (as `step_table`)
+def table_parts(
+    steps: Any,  # noqa: ANN401 (as `step_table`)
+    rows: int,
+    whole: Sequence[str] = (),
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[Partition | pl.LazyFrame]:
     """Return a step table as parts with whole groups of rollouts, which can be computed separately.
 
     Args:
         steps: As for `step_table`. A path or URL is divided as by `hgpo_datasets.partitions`; a table is one part.
         rows: The largest number of rows of a part.
+        whole: Columns whose equal values are not divided either.
+        storage_options: Options of the object store.
 
     Raises:
         InputError: As for `step_table`.
     """
     if isinstance(steps, str | os.PathLike) or _is_list_of_paths(steps):
-        return list(partitions(steps, rows, plain=True))
+        return list(partitions(steps, rows, whole=whole, plain=True, storage_options=storage_options))
     return [step_table(steps)]
 
 
@@ -77,28 +84,6 @@ def scan_part(part: Partition | pl.LazyFrame) -> pl.LazyFrame:
 
 def _is_list_of_paths(steps: object) -> bool:
     return isinstance(steps, list | tuple) and bool(steps) and all(isinstance(one, str | os.PathLike) for one in steps)
-
-
-def check_name(column: object) -> None:
-    """Check the name of a new column.
-
-    Raises:
-        InputError: It is no text, or empty.
-    """
-    if not isinstance(column, str) or not column:
-        raise InputError(f"column: expected the name of the new column, received {column!r}")
-
-
-def check_types(schema: pl.Schema) -> None:
-    """Check that rewards and the numbers of steps are numbers.
-
-    Raises:
-        InputError: They are not.
-    """
-    for name, expected in (("reward", "numbers"), ("step", "integers")):
-        kind = schema.get(name, pl.Null())
-        if not (kind.is_numeric() or kind in (pl.Boolean, pl.Null)):
-            raise InputError(f"column {name}: expected {expected}, received {kind}; convert it with cast")
 
 
 def _from_arrow(steps: Any) -> pl.LazyFrame:  # noqa: ANN401 (a table of any library)

@@ -1,48 +1,28 @@
 """Building blocks of estimators: group keys, and means and z-scores within groups, as Polars window expressions.
 
 Each function takes a LazyFrame and returns it with additional columns, or returns an expression. Rows are neither
-dropped nor reordered. Groups are subsets of the rows with equal `task_key`, an int64 column that identifies the
-rollouts of one task (see `input_columns.py`). For example, z-scores of returns among a task's steps in the same state,
-and 0 in singleton groups:
+dropped nor reordered. A group is the set of rows with an equal int64 key, for example the steps of a task in the same
+state; a row whose key is null is in no group. Z-scores of returns among these steps, and 0 in singleton groups:
 
-    steps = normalise(steps, {"advantage": Level("return", ["state_hash"], alone=pl.lit(0.0))})
+    steps = normalise(steps, "advantage", "return", within("state_hash"), alone=0.0)
 
-Results are identical, bit for bit, for any row order, engine, number of threads and chunk size. This does not apply to
-Polars' own sums and means of floating-point numbers, because their rounding depends on the order of the additions. The
-functions of this module round values to integer multiples X of a small unit, one unit per task. Sums of integers are
-exact in any order:
-
-    X          = round(x / unit),  unit the power of two for which n · max|x| / unit is between 2⁶⁰ and 2⁶¹
-    n, S, Q    = Σ 1, Σ X, Σ X²                        over the group; Q takes 128 bits
-    x - mean   = (n X - S) / n · unit
-    variance   = (n Q - S²) / n² · unit²               by n; times n / (n - 1) for ddof = 1
-
-In the unit, n and max|x| are those of the task. Rounding changes x by at most n · max|x| · 2⁻⁶¹, which for tasks of up
-to 256 rows is within the rounding error of float64. No digits cancel: if all x of a group are equal, their mean is
-exactly x and their deviations are exactly 0.
+Values are float64. Polars adds them in an order that depends on rows, threads and chunks, so that results differ by
+about 1e-15 of the spread of a group: deviations are taken from the group's least value before they are added. If all
+values of a group are equal, they are therefore exactly 0.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from hgpo_train.advantages.parameters import Mode
 
 _ODD: Final = -7046029254386353131  # 2⁶⁴/φ as int64: multiplication by it spreads numbers over all 64 bits
-_EXPONENT: Final = 0x7FF0000000000000  # mask of a float64's exponent bits
-
-_GROUP, _MAGNITUDE, _LARGEST, _ROWS, _PER_UNIT = "(group)", "(magnitude)", "(largest)", "(rows)", "(per unit)"
-
-
-def expression(column: str | pl.Expr) -> pl.Expr:
-    """Return a column name as an expression; return an expression unchanged."""
-    return pl.col(column) if isinstance(column, str) else column
 
 
 def key(columns: Iterable[str]) -> pl.Expr:
@@ -60,14 +40,10 @@ def key(columns: Iterable[str]) -> pl.Expr:
 
 
 def chain(before: pl.Expr, item: pl.Expr) -> pl.Expr:
-    """Return the int64 hash of a sequence that is extended by one item.
+    """Return the int64 hash of a sequence that is extended by one item; null if either is null.
 
     The hash depends on the order of the items, and equal neighbours do not cancel. The multiplication wraps around at
     64 bits.
-
-    Args:
-        before: Hash of the sequence so far, int64.
-        item: Hash of the item that follows, int64. The result is null if either hash is null.
     """
     return before * _ODD + item
 
@@ -91,7 +67,7 @@ def within(*columns: str, of: str = "task_key") -> pl.Expr:
 def along(value: pl.Expr) -> pl.Expr:
     """Return a window over each trajectory in the order of its steps, for any row order of the table.
 
-    `hgpo_train.advantages.trajectories` has faster functions for the most frequent cases.
+    `hgpo_train.advantages.trajectories.neighbour` is faster for the value of the previous or next step.
 
     Args:
         value: An expression that depends on the order of rows, such as ``pl.col("return").cum_max()``.
@@ -99,178 +75,90 @@ def along(value: pl.Expr) -> pl.Expr:
     return value.over("trajectory_key", order_by="step")
 
 
-def mean(
-    steps: pl.LazyFrame, value: str | pl.Expr, levels: Mapping[str, Sequence[str]], *, of: str = "task_key"
-) -> pl.LazyFrame:
+def mean(steps: pl.LazyFrame, into: str, value: str | pl.Expr, group: pl.Expr) -> pl.LazyFrame:
     """Add the mean of a value within each row's group; it is exactly x if all x of the group are equal.
 
     Args:
-        steps: A table with the key `of`.
-        value: The averaged value x: a numeric column or expression.
-        levels: For each new column (Float64), the columns that define its groups (see `within`); an empty sequence for
-            the whole task. The mean is null if one of these columns is null.
-        of: The key whose rows are divided into groups: `task_key` or `batch_key`.
+        steps: A table.
+        into: The name of the new column (Float64); null where the group's key is null.
+        value: The averaged value x: a numeric column or expression. Nulls do not count.
+        group: The int64 key of the group; see `within`.
 
     >>> steps = pl.LazyFrame({"task_key": [1, 1, 2], "x": [1.0, 2.0, 5.0]})
-    >>> mean(steps, "x", {"m": []}).collect()["m"].to_list()
+    >>> mean(steps, "m", "x", within()).collect()["m"].to_list()
     [1.5, 1.5, 5.0]
     """
-    steps, (x,) = _in_units(steps, [Level(value)], of)
-    for into, columns in levels.items():
-        steps = _grouped(steps, within(*columns, of=of), [x], least=True)
-        steps = steps.with_columns(_mean(x).alias(into))
-    return steps
-
-
-def means(steps: pl.LazyFrame, values: Mapping[str, str | pl.Expr], *, of: str = "task_key") -> pl.LazyFrame:
-    """Add the means of several values over all rows with an equal key, in fewer windows than `mean` for each of them.
-
-    Args:
-        steps: A table with the key `of`.
-        values: For each new column (Float64), the averaged value. Nulls do not count; the mean of none is NaN.
-        of: The key: `task_key` or `batch_key`.
-
-    >>> steps = pl.LazyFrame({"task_key": [1, 1, 2], "x": [1.0, 2.0, 5.0], "y": [1.0, None, 3.0]})
-    >>> means(steps, {"a": "x", "b": "y"}).collect().select("a", "b").rows()
-    [(1.5, 1.0), (1.5, 1.0), (5.0, 3.0)]
-    """
-    steps, made = _in_units(steps, [Level(value) for value in values.values()], of)
-    steps = _grouped(steps, within(of=of), list(dict.fromkeys(made)), least=True)
-    return steps.with_columns(_mean(x).alias(into) for into, x in zip(values, made, strict=True))
-
-
-def _mean(x: _Value) -> pl.Expr:
-    """Return the mean of a group, from its sums; null if the row is in none."""
-    grouped, least = pl.col(_GROUP).is_not_null(), x("least")
-    # All x are equal if n times the least x is the sum. 1 / unit is 0 if an x of the task is not finite.
-    equal = (x("count") * _multiples(least) == x("sum")) & (pl.col(_PER_UNIT) > 0)
-    whole = quotient(x("sum").cast(pl.Float64), x.n * pl.col(_PER_UNIT))
-    return pl.when(grouped & equal & least.is_not_null()).then(least).when(grouped).then(whole)
-
-
-@dataclass(frozen=True)
-class Level:
-    """A value and the groups in which `normalise` compares it.
-
-    Attributes:
-        value: The compared value x: a numeric column or expression.
-        columns: The columns that define the groups (see `within`); an empty sequence for the whole task.
-        sample: A boolean expression that selects the rows of mean and standard deviation; None selects all rows.
-        alone: The result of singleton groups, whose sample is a single row; None leaves it null.
-    """
-
-    value: str | pl.Expr
-    columns: Sequence[str] = ()
-    sample: pl.Expr | None = None
-    alone: pl.Expr | None = None
+    steps = _from_least(steps, value, group, None)
+    average = pl.col("(x)").mean().over("(group)") + pl.col("(least)")
+    return steps.with_columns(pl.when(pl.col("(group)").is_not_null()).then(average).alias(into))
 
 
 def normalise(
     steps: pl.LazyFrame,
-    levels: Mapping[str, Level],
+    into: str,
+    value: str | pl.Expr,
+    group: pl.Expr,
     *,
-    of: str = "task_key",
     mode: Mode = "mean_std_norm",
     ddof: int = 0,
     epsilon: float = 1e-6,
-    nested: bool = False,
+    sample: pl.Expr | None = None,
+    alone: pl.Expr | float | None = None,
 ) -> pl.LazyFrame:
-    """Add z-scores within each row's group, (x - mean) / (std + ε); they are exactly 0 if all x of a group are equal.
+    """Add (x - mean) / (std + ε) within each row's group, or x - mean with ``mean_norm``.
 
     Args:
-        steps: A table with the key `of`.
-        levels: For each new column (Float64), its value and groups. The result is null in singleton groups without
-            `Level.alone`, and if a column that defines the groups is null. Each level also adds the column
-            `size(column)`: the number of sampled rows of the group (Float64).
-        of: The key whose rows are divided into groups: `task_key` or `batch_key`.
-        mode: ``mean_std_norm`` as above; ``mean_norm`` for x - mean.
+        steps: A table.
+        into: The name of the new column (Float64). `size(into)`, the number of sampled rows in the group, is added
+            too. Both are null where the group's key is null.
+        value: The compared value x: a numeric column or expression.
+        group: The int64 key of the group; see `within`.
+        mode: Whether deviations are divided by the standard deviation.
         ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
         epsilon: ε, added to the standard deviation.
-        nested: Whether the groups of each level are subsets of the groups of the previous level, as for histories of
-            increasing length. This is faster, because rows in singleton groups are excluded from the following levels.
-            Do not combine it with `Level.alone`.
+        sample: A boolean expression that selects the rows of mean and standard deviation; None selects all rows.
+        alone: The result of singleton groups, whose sample is a single row; None leaves it null.
 
     >>> steps = pl.LazyFrame({"task_key": [1, 1, 1, 2], "x": [0.1, 0.1, 0.1, 4.0]})
-    >>> normalise(steps, {"a": Level("x")}).collect()["a"].to_list()
+    >>> normalise(steps, "a", "x", within()).collect()["a"].to_list()
     [0.0, 0.0, 0.0, None]
     """
-    divided = mode == "mean_std_norm"
-    steps, values = _in_units(steps, list(levels.values()), of)
-    if divided:
-        steps = steps.with_columns((_wide(x("counted")) * _wide(x("counted"))).alias(x["squared"]) for x in set(values))
-    found = {name: (level, x) for (name, level), x in zip(levels.items(), values, strict=True)}
-    before = None
-    for columns in dict.fromkeys(tuple(level.columns) for level in levels.values()):
-        group = within(*columns, of=of)
-        searched = pl.when(pl.col(size(before)) > 1).then(group) if nested and before else group
-        here = {name: (level, x) for name, (level, x) in found.items() if tuple(level.columns) == columns}
-        steps = _grouped(steps, searched, list(dict.fromkeys(x for _, x in here.values())), squares=divided)
-        grouped = pl.col(_GROUP).is_not_null()
-        for name, (level, x) in here.items():
-            result = _z_score(x, ddof, epsilon) if divided else quotient(_centred(x), x.n * pl.col(_PER_UNIT))
-            result = pl.when(grouped & (x("count") > 1)).then(result)
-            result = result if level.alone is None else result.when(grouped).then(level.alone)
-            rows = pl.when(grouped).then(x.n).when(group.is_not_null()).then(1.0)
-            steps = steps.with_columns(result.alias(name), rows.alias(size(name)))
-            before = name
-    return steps
+    steps = _from_least(steps, value, group, sample)
+    sampled, shared = pl.col("(x)" if sample is None else "(sample)"), pl.when(pl.col("(n)") > 1).then("(group)")
+    steps = steps.with_columns(shared.alias("(group)"))  # windows over fewer groups are faster
+    steps = steps.with_columns(
+        sampled.mean().over("(group)").alias("(mean)"), sampled.std(ddof).over("(group)").alias("(std)")
+    )
+    x, average, std, n = pl.col("(x)"), pl.col("(mean)"), pl.col("(std)"), pl.col("(n)")
+    score = x - average
+    if mode == "mean_std_norm":
+        score = (x - average) / (std + epsilon)
+        if not epsilon:  # 0 / 0 where all are equal
+            score = pl.when(x != average).then(score).otherwise(0.0)
+    score = pl.when(n > 1).then(score)
+    score = score if alone is None else score.when(n.is_not_null()).then(alone)
+    return steps.with_columns(score.alias(into), n.alias(size(into)))
+
+
+def _from_least(steps: pl.LazyFrame, value: str | pl.Expr, group: pl.Expr, sample: pl.Expr | None) -> pl.LazyFrame:
+    """Add `(x)`, how far values are above the group's least, `(sample)`, of sampled rows, and their number `(n)`."""
+    value = pl.col(value) if isinstance(value, str) else value
+    steps = steps.with_columns(group.alias("(group)"), value.cast(pl.Float64).alias("(x)"))
+    x, sampled = pl.col("(x)"), pl.col("(x)")
+    if sample is not None:
+        steps = steps.with_columns(pl.when(sample).then(x).alias("(sample)"))
+        sampled = pl.col("(sample)")
+    count, least = sampled.count().over("(group)"), sampled.min().over("(group)")
+    steps = steps.with_columns(count.alias("(n)"), least.alias("(least)"))
+    return steps.with_columns(
+        *([x - pl.col("(least)")] if sample is None else [x - pl.col("(least)"), sampled - pl.col("(least)")]),
+        pl.when(pl.col("(group)").is_not_null()).then(pl.col("(n)").cast(pl.Float64)).alias("(n)"),
+    )
 
 
 def size(into: str) -> str:
     """Return the name of the column of group sizes that `normalise` adds for the column `into`."""
     return f"size_{into}"
-
-
-def from_others(
-    steps: pl.LazyFrame, values: Mapping[str, str | pl.Expr], levels: Mapping[str, Sequence[str]]
-) -> pl.LazyFrame:
-    """Add how far values are from the mean of the other trajectories' steps in the group; exactly 0 if all are equal.
-
-    Args:
-        steps: A table with the keys `task_key` and `trajectory_key`.
-        values: For each name, the value x: a numeric column or expression without nulls.
-        levels: For each name, the columns that define its groups (see `within`); an empty sequence for the task.
-
-    Returns:
-        The table with a column `deviation(value, level)` for each value and level (Float64), x minus the mean over the
-        steps of the other trajectories, and `others(level)`, the number of other trajectories (Float64). Both are null
-        if no other trajectory has a step in the group, and if one of the columns is null.
-
-    >>> steps = pl.LazyFrame({"task_key": 1, "trajectory_key": [1, 1, 2], "x": [1.0, 2.0, 5.0]})
-    >>> found = from_others(steps, {"x": "x"}, {"task": []}).collect()
-    >>> found[deviation("x", "task")].to_list(), found[others("task")].to_list()
-    ([-4.0, -3.0, 3.5], [1.0, 1.0, 1.0])
-    """
-    steps, made = _in_units(steps, [Level(value) for value in values.values()], "task_key")
-    distinct = list(dict.fromkeys(made))
-    for level, columns in levels.items():
-        steps = _grouped(steps, within(*columns), distinct)
-        steps = steps.with_columns(
-            chain(pl.col(_GROUP), pl.col("trajectory_key")).alias("(own)"),
-            (pl.col("trajectory_key").n_unique().over(_GROUP).cast(pl.Float64) - 1.0).alias(others(level)),
-        )
-        own = {f"{x['count']} own": x("counted").count() for x in distinct}
-        own |= {f"{x['sum']} own": x("counted").sum() for x in distinct}
-        steps = steps.with_columns(value.over("(own)").alias(name) for name, value in own.items())
-        shared = pl.col(_GROUP).is_not_null() & (pl.col(others(level)) > 0)
-        results = {}
-        for value, x in zip(values, made, strict=True):
-            count = (x("count") - pl.col(f"{x['count']} own")).cast(pl.Int64)
-            above = (count * x("units") - (x("sum") - pl.col(f"{x['sum']} own"))).cast(pl.Float64)
-            results[deviation(value, level)] = quotient(above, count.cast(pl.Float64) * pl.col(_PER_UNIT))
-        results[others(level)] = pl.col(others(level))
-        steps = steps.with_columns(pl.when(shared).then(value).alias(name) for name, value in results.items())
-    return steps
-
-
-def deviation(value: str, level: str) -> str:
-    """Return the name of a column of deviations that `from_others` adds."""
-    return f"{value} from others at {level}"
-
-
-def others(level: str) -> str:
-    """Return the name of a column of numbers of trajectories that `from_others` adds."""
-    return f"others at {level}"
 
 
 def weighted_mean(
@@ -291,98 +179,9 @@ def weighted_mean(
         name: ((pl.col(name) != 0) if skip_zero else pl.col(name).is_not_null()).fill_null(value=False) * weight
         for name, weight in levels.items()
     }
-    total = sum((weight * pl.col(name).fill_null(0.0) for name, weight in levels.items()), pl.lit(0.0))
-    steps = steps.with_columns(sum(counted.values(), pl.lit(0.0)).alias("(weight)"))
+    steps = steps.with_columns(pl.sum_horizontal(counted.values()).alias("(weight)"))
     whole = pl.when(pl.col("(weight)") > 0).then(pl.col("(weight)") + epsilon).otherwise(1.0)
-    parts = [quotient(weight, whole).alias(f"weight_{name}") for name, weight in counted.items()]
-    return steps.with_columns(*parts, advantage=quotient(total, whole))
-
-
-def quotient(above: pl.Expr, below: pl.Expr) -> pl.Expr:
-    """Return above / below, computed as above · (1 / below).
-
-    Polars computes `/` in this way if the divisor is a column of one repeated value, and divides directly otherwise.
-    The last bit of the results can differ.
-    """
-    return above * (1.0 / below)
-
-
-@dataclass(frozen=True)
-class _Value:
-    """The names and expressions of the temporary columns that belong to one value x."""
-
-    number: int
-
-    def __getitem__(self, name: str) -> str:
-        return f"({name} {self.number})"
-
-    def __call__(self, name: str) -> pl.Expr:
-        return pl.col(self[name])
-
-    @property
-    def n(self) -> pl.Expr:
-        return self("count").cast(pl.Float64)
-
-
-def _in_units(steps: pl.LazyFrame, levels: Sequence[Level], of: str) -> tuple[pl.LazyFrame, list[_Value]]:
-    """Add each level's x as integer multiples of its task's unit: `units` of all rows, `counted` of the sample."""
-    named = [(value if isinstance(value := level.value, str) else id(value), id(level.sample)) for level in levels]
-    numbers = {name: _Value(number) for number, name in enumerate(dict.fromkeys(named))}  # levels share equal values
-    values = [numbers[name] for name in named]
-    distinct = dict(zip(values, levels, strict=True))
-    given = {x["value"]: expression(level.value).cast(pl.Float64) for x, level in distinct.items()}
-    steps = steps.with_columns(value.alias(name) for name, value in given.items())
-    magnitudes = [x("value").abs().fill_nan(float("inf")) for x in distinct]
-    steps = steps.with_columns(pl.max_horizontal(magnitudes).alias(_MAGNITUDE))
-    largest, rows = pl.col(_MAGNITUDE).max(), pl.col(_MAGNITUDE).count()
-    steps = steps.with_columns(largest.over(of).alias(_LARGEST), rows.over(of).alias(_ROWS))
-    # 1 / unit is 2⁶¹ / (n · max|x|), rounded down to a power of two by clearing the fraction's bits. If all x are 0 or
-    # tiny, the limit of 2⁹⁰⁰ keeps x / unit finite. If an x of the task is not finite, 1 / unit is 0, and the division
-    # by it makes all results of the task NaN or infinite.
-    most = quotient(pl.lit(2.0**61), pl.col(_ROWS).cast(pl.Float64) * pl.col(_LARGEST)).clip(0.0, 2.0**900)
-    per_unit = (most.reinterpret(dtype=pl.Int64) & _EXPONENT).reinterpret(dtype=pl.Float64)
-    steps = steps.with_columns(per_unit.alias(_PER_UNIT))
-    steps = steps.with_columns(
-        pl.when(x("value").is_not_null()).then(_multiples(x("value"))).alias(x["units"]) for x in distinct
-    )
+    total = pl.sum_horizontal(weight * pl.col(name).fill_null(0.0) for name, weight in levels.items())
     return steps.with_columns(
-        (x("units") if level.sample is None else pl.when(level.sample).then(x("units"))).alias(x["counted"])
-        for x, level in distinct.items()
-    ), values
-
-
-def _multiples(value: pl.Expr) -> pl.Expr:
-    """Return values as integer multiples of their task's unit; 0 if the task has no unit."""
-    return (value * pl.col(_PER_UNIT)).round().cast(pl.Int64, strict=False).fill_null(0)
-
-
-def _grouped(
-    steps: pl.LazyFrame, group: pl.Expr, values: Sequence[_Value], *, squares: bool = False, least: bool = False
-) -> pl.LazyFrame:
-    """Add each group's number of sampled rows, their sum in units, and optionally the sum of squares or the least x."""
-    aggregates = {x["count"]: x("counted").count() for x in values} | {x["sum"]: x("counted").sum() for x in values}
-    if squares:
-        aggregates |= {x["squares"]: x("squared").sum() for x in values}
-    if least:
-        aggregates |= {x["least"]: x("value").min() for x in values}
-    # Polars aggregates plain columns in one pass over the groups; expressions would take one pass each.
-    steps = steps.with_columns(group.alias(_GROUP))
-    return steps.with_columns(value.over(_GROUP).alias(name) for name, value in aggregates.items())
-
-
-def _centred(x: _Value) -> pl.Expr:
-    """Return n · (x - mean), in units."""
-    return (x("units") * x("count").cast(pl.Int64) - x("sum")).cast(pl.Float64)
-
-
-def _z_score(x: _Value, ddof: int, epsilon: float) -> pl.Expr:
-    count, total = _wide(x("count")), _wide(x("sum"))
-    squares = (count * x("squares") - total * total).cast(pl.Float64)  # n² variance, in units²
-    if ddof:
-        squares = quotient(squares * x.n, x.n - ddof)
-    z = quotient(_centred(x), squares.sqrt() + epsilon * (x.n * pl.col(_PER_UNIT)))
-    return z if epsilon else pl.when(squares > 0).then(z).otherwise(0.0)  # 0 / 0 where all are equal
-
-
-def _wide(value: pl.Expr) -> pl.Expr:
-    return value.cast(pl.Int128)
+        *((weight / whole).alias(f"weight_{name}") for name, weight in counted.items()), advantage=total / whole
+    )

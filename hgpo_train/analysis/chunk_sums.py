@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.state_keys import mask_numbers
-from hgpo_train.advantages.alfworld_nodes import NOTHING
+from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, NOTHING
 from hgpo_train.advantages.chunks import chunks
-from hgpo_train.advantages.estimators import hgpo
-from hgpo_train.advantages.input_columns import CHAINS, row_keys
-from hgpo_train.advantages.keyed_states import ALFWORLD_NODES, key_hash, with_state_key
-from hgpo_train.advantages.registry import EstimatorSpec, columns_read, prepare
-from hgpo_train.advantages.required_columns import check_columns
+from hgpo_train.advantages.estimators.hgpo import details, hgpo
+from hgpo_train.advantages.input_columns import CHAINS, prepare, row_keys, text_hash
+from hgpo_train.advantages.registry import EstimatorSpec
 from hgpo_train.advantages.tables import scan_part
 from hgpo_train.advantages.windows import along, chain, size
 from hgpo_train.analysis.level_sums import Groups, advantage_sums, counts, exchanged, spread, sum_by
@@ -45,8 +43,7 @@ class Settings:
     """The arguments of `statistics` that the sums of a chunk depend on."""
 
     by: tuple[str, ...]
-    p: hgpo.HGPO
-    state_key: str | None
+    p: Any
     without_unchanged: bool
     permutations: int
     seed: int
@@ -67,10 +64,8 @@ def part_sums(
     for name in settings.by:
         if name not in schema and name != ALL:
             raise InputError(unknown("column to split by", name, schema))
-    job = EstimatorSpec(hgpo.ESTIMATOR, settings.p, "hgpo", details=True)
-    check_columns(schema, [job])
-    wanted = {*row_keys(schema), *settings.by, *_READ, *columns_read(schema, [job])}
-    if "action_admissible" in schema and settings.state_key != ALFWORLD_NODES:
+    wanted = {*row_keys(schema), *settings.by, *_READ, *EstimatorSpec(hgpo, settings.p).columns(schema)}
+    if "action_admissible" in schema and settings.p.state_key != ALFWORLD_NODES:
         wanted.discard("admissible_actions")  # the widest column
     rows = 0
     sums: list[tuple[str, pl.DataFrame]] = []
@@ -103,7 +98,7 @@ def _chunk_sums(chunk: pl.DataFrame, settings: Settings, place: tuple[int, int])
     trajectories, returns = steps["trajectory_key"].to_numpy(), steps["return"].to_numpy()
     rows = sum_by(steps["(unit)"].to_numpy(), np.ones(steps.height), units.height)
     masked = np.full(units.height, np.nan)
-    if "state" in steps.columns and settings.state_key is None:
+    if "state" in steps.columns and settings.p.state_key is None:
         masked = counts(_groups(steps, pl.col("(masked)"), units.height), trajectories)["shared"]
     whole = {k: _groups(steps, pl.coalesce(context, "(whole)"), units.height) for k, context in levels.items()}
     structure = {
@@ -125,8 +120,6 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
     changed nothing.
     """
     steps = chunk.lazy()
-    if settings.state_key is not None:
-        steps = with_state_key(steps, settings.state_key)
     if "action_valid" not in chunk.columns:
         steps = steps.with_columns(action_valid=pl.lit(value=True))
     texts = "state" in chunk.columns
@@ -143,7 +136,7 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
     return (
         steps.with_columns(
             _whole_history(settings.p.context, chunk.columns).alias("(whole)"),
-            (key_hash(mask_numbers) if texts else pl.lit(None, pl.Int64)).alias("(masked)"),
+            (text_hash("state", mask_numbers) if texts else pl.lit(None, pl.Int64)).alias("(masked)"),
             admissible.alias("(admissible)"),
         )
         .with_columns(pl.any_horizontal(unchanged).fill_null(value=False).alias("(unchanged)"))
@@ -200,11 +193,11 @@ def _with_returns(
     steps: pl.DataFrame,
     returns: Floats,
     groups: Mapping[str, Groups],
-    p: hgpo.HGPO,
+    p: Any,  # noqa: ANN401 (HGPO's parameters)
 ) -> dict[str, dict[str, Floats]]:
     """Return the sums of each level: those of its structure, and those that depend on returns."""
-    found = hgpo.hgpo_advantages(steps.lazy().with_columns(pl.Series("return", returns)), p)
-    columns = found.select(pl.col(hgpo.details(p)).cast(pl.Float64).fill_null(np.nan)).collect()
+    found = hgpo.apply(steps.lazy().with_columns(pl.Series("return", returns)), p)
+    columns = found.select(pl.col(details(p)).cast(pl.Float64).fill_null(np.nan)).collect()
     units, nothing, k = steps["(unit)"].to_numpy(), np.full(steps.height, np.nan), p.history_length
     deepest, sizes = columns[f"k{k}"].to_numpy(), columns[size(f"k{k}")].to_numpy()
     sums = {}

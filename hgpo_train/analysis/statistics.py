@@ -46,10 +46,10 @@ import numpy as np
 import polars as pl
 from polars import selectors
 
-from hgpo_datasets.partitions import in_processes
+from hgpo_datasets.processes import in_processes
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS
-from hgpo_train.advantages.estimators import hgpo
+from hgpo_train.advantages.estimators.hgpo import hgpo
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.advantages.tables import table_parts
 from hgpo_train.analysis.chunk_sums import ALL, ORACLE, Settings, part_sums
@@ -166,8 +166,7 @@ def statistics(
             raise InputError(f"{name}: expected an integer of at least {least}, received {number}")
     settings = Settings(
         ((by,) if isinstance(by, str) else tuple(by)) or (ALL,),
-        hgpo.HGPO.of({"history_length": STATISTICS_HISTORY_LENGTH} | parameters),
-        state_key,
+        hgpo.parameters.of({"history_length": STATISTICS_HISTORY_LENGTH, "state_key": state_key} | parameters),
         without_unchanged,
         permutations,
         seed,

@@ -15,6 +15,7 @@ from hgpo_datasets import scan_steps
 from hgpo_datasets.reader import errors
 from hgpo_envs.errors import InputError, unknown
 from hgpo_train.advantages import registry
+from hgpo_train.advantages.input_columns import prepare
 from hgpo_train.advantages.registry import EstimatorSpec
 from hgpo_train.assignments import read_assignments
 from hgpo_train.settings import types_of
@@ -130,7 +131,7 @@ def _range(group: dict[str, object]) -> tuple[int, int]:
 def _columns(steps: pl.LazyFrame, spec: EstimatorSpec) -> pl.DataFrame:
     with errors("the step table"):
         added = registry.compute_many(steps, [spec]).select(list(spec.added))
-        returns = registry.prepare(steps, spec.parameters).select(RETURNS)
+        returns = prepare(steps, spec.parameters, ()).select(RETURNS)
         estimated, returned = pl.collect_all([added, returns])
     return estimated.rename(spec.added).hstack(returned)
 

@@ -102,7 +102,7 @@ WORLDS: Final = {
             "strong": ("skill=1",),
             "nearly deterministic": ("skill=1", "temperature=0.3"),
         },
-        estimators("", "", "") | {"G2PO, its own nodes": "g2po:nodes=alfworld"},
+        estimators("", "", "") | {"G2PO, its own nodes": "g2po:state_key=alfworld-nodes"},
     ),
     "webshop": World(
         "HGPO/WebShop-v0",

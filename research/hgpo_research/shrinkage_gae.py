@@ -36,106 +36,154 @@ the equations, and says what is known about the estimator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import polars as pl
 
+from hgpo_train.advantages import estimator
 from hgpo_train.advantages.input_columns import CHAINS
-from hgpo_train.advantages.parameters import Context, Discount, Parameters
-from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.trajectories import accumulated, neighbour
-from hgpo_train.advantages.windows import Level, deviation, from_others, means, normalise, others, quotient
-from hgpo_train.settings import NonNegativeInt  # noqa: TC001 - evaluated with the annotations
+from hgpo_train.advantages.parameters import GAMMA, HISTORY_LENGTH, Context, Discount
+from hgpo_train.advantages.trajectories import discounted, in_order, neighbour, trajectory_starts
+from hgpo_train.advantages.windows import chain, mean, normalise, within
+from hgpo_train.settings import NonNegativeFloat, NonNegativeInt  # noqa: TC001 - evaluated with the annotations
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_VALUES = {"plain": "plain_return", "return": "return"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShrinkageGAE(Parameters):
-    """The parameters of shrinkage GAE, in addition to those of returns.
+@estimator(
+    reads=lambda p: [f"{CHAINS[p.context]}{k}" for k in range(p.history_length + 1)],
+    details=("value", "lambda"),
+    scope="batch",
+)
+def shrinkage_gae(
+    steps: pl.LazyFrame,
+    *,
+    history_length: NonNegativeInt = HISTORY_LENGTH,
+    context: Context = "states",
+    gamma: Discount = GAMMA,
+    gae_lambda: Discount | None = None,
+    leave_one_out: bool = False,
+    unit_scale: bool = False,
+    epsilon: NonNegativeFloat = 1e-6,
+) -> pl.LazyFrame:
+    """Experimental: bootstraps from state values that are shrunk along histories.
 
-    Attributes:
+    Args:
+        steps: A table with the input columns of estimators.
         history_length: K, the maximum depth of contexts.
         context: ``states`` for contexts of states, ``states_actions`` for states and the actions between them.
+        gamma: γ, the discount per step.
         gae_lambda: λ in [0, 1]; None estimates it per step. 1 does not bootstrap.
         leave_one_out: Whether a rollout's own returns are left out of its values. If false, advantages in contexts
             that few rollouts share are smaller: they are biased towards 0, and have less variance.
         unit_scale: Whether advantages are divided by the root of the batch's mean square (+ ε).
+        epsilon: ε, added to the scale of advantages.
     """
-
-    history_length: NonNegativeInt = 2
-    context: Context = "states"
-    gae_lambda: Discount | None = None
-    leave_one_out: bool = False
-    unit_scale: bool = False
-
-
-def shrinkage_gae_advantages(steps: pl.LazyFrame, p: ShrinkageGAE) -> pl.LazyFrame:
-    """Add `advantage`, the estimated `value` of the state, and `lambda`."""
-    levels = {"task": [], **{f"k{k}": [f"{CHAINS[p.context]}{k}"] for k in range(p.history_length + 1)}}
-    steps = from_others(steps, {"plain": "plain_return", "return": "return"}, levels)
+    levels = {"task": within()} | {f"k{k}": within(f"{CHAINS[context]}{k}") for k in range(history_length + 1)}
+    for level, group in levels.items():
+        steps = _from_others(steps, level, group)
     steps = _with_variances(steps, list(levels))
-    if not p.leave_one_out:
+    if not leave_one_out:
         steps = _from_all(steps, levels)
     steps = _with_values(steps, list(levels))
     # All values below are relative to the plain return, R: they are exactly 0 where all returns are equal.
-    value, trust = pl.col("(plain value)"), pl.col("lambda") if p.gae_lambda is None else pl.lit(p.gae_lambda)
+    value, trust = pl.col("(plain value)"), pl.col("lambda") if gae_lambda is None else pl.lit(gae_lambda)
     steps = steps.with_columns(trust.alias("lambda"))
-    ahead = accumulated((1.0 - pl.col("lambda")) * value, p.gamma * pl.col("lambda"))
-    bootstrapped = p.gamma * neighbour(pl.col("(ahead)"), 1).fill_null(0.0)
+    ahead = _accumulated((1.0 - pl.col("lambda")) * value, gamma * pl.col("lambda"))
+    bootstrapped = gamma * neighbour(pl.col("(ahead)"), 1).fill_null(0.0)
     steps = steps.with_columns(ahead.alias("(ahead)"), (value + pl.col("plain_return")).alias("value"))
     steps = steps.with_columns(advantage=bootstrapped - pl.col("(return value)"))
-    if not p.unit_scale:
+    if not unit_scale:
         return steps
-    square = pl.col("advantage") * pl.col("advantage")
-    steps = means(steps, {"(square)": square}, of="batch_key")
-    return steps.with_columns(advantage=quotient(pl.col("advantage"), pl.col("(square)").sqrt() + p.epsilon))
+    steps = mean(steps, "(square)", pl.col("advantage") ** 2, within(of="batch_key"))
+    return steps.with_columns(advantage=pl.col("advantage") / (pl.col("(square)").sqrt() + epsilon))
+
+
+def _accumulated(value: pl.Expr, factor: pl.Expr) -> pl.Expr:
+    """Return y_t = x_t + f_t y_{t+1}, a sum from a step to the end of its trajectory with a factor per step."""
+
+    def add(trajectory: pl.Series, columns: Sequence[pl.Series]) -> pl.Series:
+        values, factors = (column.to_numpy() for column in columns)
+        return pl.Series(discounted(values, factors, trajectory_starts(trajectory.to_numpy())))
+
+    return in_order([value, factor], add, pl.Float64())
+
+
+def _deviation(value: str, level: str) -> str:
+    """Return the name of a column of deviations that `_from_others` adds."""
+    return f"{value} from others at {level}"
+
+
+def _others(level: str) -> str:
+    """Return the name of a column of numbers of other trajectories that `_from_others` adds."""
+    return f"others at {level}"
+
+
+def _from_others(steps: pl.LazyFrame, level: str, group: pl.Expr) -> pl.LazyFrame:
+    """Add how far returns are from the mean of the other trajectories' steps in the group; exactly 0 if all are equal.
+
+    Both columns, the deviation and the number of other trajectories, are null where there are none.
+    """
+    steps = steps.with_columns(group.alias("(group)"), chain(group, pl.col("trajectory_key")).alias("(own)"))
+    steps = steps.with_columns(
+        (pl.col("trajectory_key").n_unique().over("(group)").cast(pl.Float64) - 1.0).alias(_others(level)),
+        (pl.len().over("(group)").cast(pl.Float64) - pl.len().over("(own)").cast(pl.Float64)).alias("(count)"),
+        *((pl.col(value) - pl.col(value).min().over("(group)")).alias(f"({name})") for name, value in _VALUES.items()),
+    )
+    shared = pl.col("(group)").is_not_null() & (pl.col(_others(level)) > 0)
+    results = {_others(level): pl.col(_others(level))}
+    for name in _VALUES:
+        x = pl.col(f"({name})")
+        results[_deviation(name, level)] = x - (x.sum().over("(group)") - x.sum().over("(own)")) / pl.col("(count)")
+    return steps.with_columns(pl.when(shared).then(value).alias(name) for name, value in results.items())
 
 
 def _with_variances(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
     """Add the batch's `σ² level` and `τ² level`; null where no rollouts share the level."""
-    far = {level: (pl.col(deviation("plain", level)), pl.col(others(level))) for level in levels}
-    steps = steps.with_columns((d * d * quotient(m, m + 1.0)).alias(f"q {level}") for level, (d, m) in far.items())
-    found = {f"σ² {level}": pl.col(f"q {level}") for level in levels}
-    found |= {f"τ² {level}": pl.col(f"q {above}") - pl.col(f"q {level}") for above, level in pairwise(levels)}
-    steps = means(steps, found, of="batch_key")
-    return steps.with_columns(pl.col(name).fill_nan(None).clip(lower_bound=0.0) for name in found)
+    far = {level: (pl.col(_deviation("plain", level)), pl.col(_others(level))) for level in levels}
+    steps = steps.with_columns((d * d * (m / (m + 1.0))).alias(f"q {level}") for level, (d, m) in far.items())
+    variances = {f"σ² {level}": pl.col(f"q {level}") for level in levels}
+    variances |= {f"τ² {level}": pl.col(f"q {above}") - pl.col(f"q {level}") for above, level in pairwise(levels)}
+    for name, value in variances.items():
+        steps = mean(steps, name, value, within(of="batch_key"))
+    return steps.with_columns(pl.col(name).clip(lower_bound=0.0) for name in variances)
 
 
-def _from_all(steps: pl.LazyFrame, levels: dict[str, list[str]]) -> pl.LazyFrame:
+def _from_all(steps: pl.LazyFrame, levels: Mapping[str, pl.Expr]) -> pl.LazyFrame:
     """Replace deviations from the other rollouts by those from all rollouts, and likewise the numbers of rollouts."""
-    values = {"plain": "plain_return", "return": "return"}
-    whole = {
-        deviation(name, level): Level(value, columns, alone=pl.lit(0.0))
-        for level, columns in levels.items()
-        for name, value in values.items()
-    }
-    rollouts = {level: pl.col(others(level)).fill_null(0.0) + 1.0 for level in levels}
-    steps = steps.with_columns(pl.col(others("task")).is_not_null().alias("(compared)"))
-    steps = normalise(steps, whole, mode="mean_norm").with_columns(
-        n.alias(others(level)) for level, n in rollouts.items()
-    )
-    known = {others(level): pl.col(deviation("plain", level)).is_not_null() for level in levels}
-    steps = steps.with_columns(pl.when(there).then(name).alias(name) for name, there in known.items())
-    replaced = [*whole, *known]
-    return steps.with_columns(pl.when("(compared)").then(name).alias(name) for name in replaced)
+    steps = steps.with_columns(pl.col(_others("task")).is_not_null().alias("(compared)"))
+    for level, group in levels.items():
+        for name, value in _VALUES.items():
+            steps = normalise(steps, _deviation(name, level), value, group, mode="mean_norm", alone=0.0)
+        known = pl.col("(compared)") & pl.col(_deviation("plain", level)).is_not_null()
+        rollouts = pl.col(_others(level)).fill_null(0.0) + 1.0
+        steps = steps.with_columns(
+            pl.when(known).then(rollouts).alias(_others(level)),
+            *(pl.when("(compared)").then(_deviation(name, level)).alias(_deviation(name, level)) for name in _VALUES),
+        )
+    return steps
 
 
 def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
     """Add `(plain value)` and `(return value)`, V - R and V' - (R - c), 0 in a task of one rollout; and `lambda`."""
     task, *deeper = levels
-    error = quotient(pl.col(f"σ² {task}"), pl.col(others(task)))
+    error = pl.col(f"σ² {task}") / pl.col(_others(task))
     steps = steps.with_columns(
-        *((-pl.col(deviation(name, task))).fill_null(0.0).alias(f"({name} value)") for name in ("plain", "return")),
+        *((-pl.col(_deviation(name, task))).fill_null(0.0).alias(f"({name} value)") for name in ("plain", "return")),
         error.fill_null(0.0).alias("(error)"),
     )
     for level in deeper:
-        within, explained = pl.col(f"σ² {level}"), pl.col(f"τ² {level}").fill_null(0.0)
-        noise = quotient(within, pl.col(others(level)))
-        weight = pl.when(explained > 0).then(quotient(explained, explained + noise)).otherwise(0.0).fill_null(0.0)
+        spread, explained = pl.col(f"σ² {level}"), pl.col(f"τ² {level}").fill_null(0.0)
+        noise = spread / pl.col(_others(level))
+        weight = pl.when(explained > 0).then(explained / (explained + noise)).otherwise(0.0).fill_null(0.0)
         steps = steps.with_columns(weight.alias("(weight)"), explained.alias("(explained)"))
         w, rest = pl.col("(weight)"), 1.0 - pl.col("(weight)")
         moved = (
-            pl.col(f"({name} value)") - w * (pl.col(deviation(name, level)).fill_null(0.0) + pl.col(f"({name} value)"))
+            pl.col(f"({name} value)") - w * (pl.col(_deviation(name, level)).fill_null(0.0) + pl.col(f"({name} value)"))
             for name in ("plain", "return")
         )
         steps = steps.with_columns(
@@ -143,19 +191,4 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
         )
     noise = pl.coalesce(pl.col(f"σ² {level}") for level in reversed(levels)).fill_null(0.0)
     total = pl.col("(error)") + noise
-    return steps.with_columns(
-        pl.when(total > 0).then(quotient(pl.col("(error)"), total)).otherwise(1.0).alias("lambda")
-    )
-
-
-ESTIMATOR = register(
-    Estimator(
-        "shrinkage_gae",
-        "Experimental: bootstraps from state values that are shrunk along histories",
-        ShrinkageGAE,
-        shrinkage_gae_advantages,
-        lambda _: ("value", "lambda"),
-        scope="batch",
-        complete=lambda p: (f"{CHAINS[p.context]}0",),
-    )
-)
+    return steps.with_columns(pl.when(total > 0).then(pl.col("(error)") / total).otherwise(1.0).alias("lambda"))

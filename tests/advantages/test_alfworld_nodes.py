@@ -65,7 +65,7 @@ def table() -> pl.DataFrame:
 def test_steps_without_progress_gain_nothing() -> None:
     options = {"reward": "success", "reward_scale": 10.0, "invalid_action_penalty": 0.0}
     plain, official = (
-        compute(table(), "g2po", details=True, nodes=nodes, **options).collect() for nodes in ("states", "alfworld")
+        compute(table(), "g2po", details=True, state_key=key, **options).collect() for key in (None, "alfworld-nodes")
     )
     value = official["advantage_value"]
     assert value[1] == value[2]  # still at the desk
@@ -74,13 +74,26 @@ def test_steps_without_progress_gain_nothing() -> None:
 
 
 def test_missing_text_columns_are_reported() -> None:
-    with pytest.raises(InputError, match="needs the column `admissible_actions`"):
-        compute(table().drop("admissible_actions"), "g2po", reward="success", nodes="alfworld")
+    with pytest.raises(InputError, match=r"the table has no `admissible_actions` \(a list of texts: "):
+        compute(table().drop("admissible_actions"), "g2po", reward="success", state_key="alfworld-nodes")
     odd = compute(
         table().with_columns(admissible_actions=pl.lit(None, dtype=pl.List(pl.String))),
         "g2po",
         reward="success",
-        nodes="alfworld",
+        state_key="alfworld-nodes",
     )
-    with pytest.raises(InputError, match="expected a value as admissible_actions, received null"):
+    with pytest.raises(InputError, match="expected a value as state and admissible_actions, received null"):
         odd.collect()
+
+
+def test_hgpo_and_statistics_compare_nodes_too() -> None:
+    """The wasted step stays at the desk, so that the state of both steps is one node."""
+    from hgpo_train.analysis.statistics import statistics
+
+    plain, nodes = (
+        compute(table(), "hgpo", details=True, reward="success", state_key=key).collect()
+        for key in (None, "alfworld-nodes")
+    )
+    assert plain["advantage_size_k0"].to_list() == [2, 1, 1, 1, 2, 1]
+    assert nodes["advantage_size_k0"].to_list() == [2, 2, 2, 1, 2, 1]
+    assert statistics(table(), state_key="alfworld-nodes", reward="success").levels["shared"][0] == 4 / 6

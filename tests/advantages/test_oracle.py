@@ -269,8 +269,10 @@ def agree(rows, name, want, **parameters):
 
 
 MODES = st.sampled_from(["mean_std_norm", "mean_norm"])
+SOME = settings(max_examples=max(10, settings().max_examples // 4))  # an example takes about 20 ms
 
 
+@SOME
 @given(tables(), st.integers(0, 7), st.sampled_from([0.0, 0.5, 1.0, 2.0]), MODES, st.booleans(),
        st.sampled_from(["states", "states_actions"]), st.sampled_from(["code", "paper"]), st.booleans())  # fmt: skip
 def test_hgpo_matches_its_formulas(rows, depth, alpha, mode, base_group, context, weights, skip):
@@ -279,6 +281,7 @@ def test_hgpo_matches_its_formulas(rows, depth, alpha, mode, base_group, context
     agree(rows, "hgpo", hgpo(rows, **p), **p)
 
 
+@SOME
 @given(tables(), st.sampled_from(["return", "reward"]), st.sampled_from(["per_step", "from_end"]),
        st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.1, 2.0]))  # fmt: skip
 def test_returns_match_their_formulas(rows, penalty_at, returns, gamma, penalty):
@@ -287,32 +290,38 @@ def test_returns_match_their_formulas(rows, penalty_at, returns, gamma, penalty)
     agree(rows, "hgpo", want, mode="mean_norm", **p)
 
 
+@SOME
 @given(tables(), MODES, st.booleans())
 def test_grpo_matches_its_formulas(rows, mode, cross_steps):
     agree(rows, "grpo", grpo(rows, mode, cross_steps), mode=mode, cross_steps=cross_steps)
 
 
+@SOME
 @given(tables(), st.booleans())
 def test_rloo_matches_its_formulas(rows, cross_steps):
     agree(rows, "rloo", rloo(rows, cross_steps), cross_steps=cross_steps)
 
 
+@SOME
 @given(tables(), st.booleans())
 def test_reinforce_pp_matches_its_formulas(rows, baseline):
     agree(rows, "reinforce_pp", reinforce_pp(rows, baseline), baseline=baseline)
 
 
+@SOME
 @given(tables(), MODES, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 1.0]))
 def test_gigpo_matches_its_formulas(rows, mode, step_weight, episode_weight):
     p = {"mode": mode, "step_weight": step_weight, "episode_weight": episode_weight}
     agree(rows, "gigpo", gigpo(rows, **p), **p)
 
 
+@SOME
 @given(tables(), MODES, st.sampled_from([0.8, 1.0]))
 def test_g2po_matches_its_formulas(rows, mode, step_weight):
     agree(rows, "g2po", g2po(rows, mode, step_weight), mode=mode, step_weight=step_weight)
 
 
+@SOME
 @given(tables(), MODES, st.sampled_from([0.1, 0.2, 0.95]), st.booleans())
 def test_graphgpo_matches_its_formulas(rows, mode, gamma, normalize_distance):
     p = {"mode": mode, "gamma": gamma, "normalize_distance": normalize_distance}
@@ -325,21 +334,22 @@ def test_graphgpo_matches_its_formulas(rows, mode, gamma, normalize_distance):
 ALL = ["hgpo", "gigpo", "grpo", "g2po", "graphgpo", "rloo", "reinforce_pp"]
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(tables(), st.randoms(use_true_random=False), st.sampled_from(ALL))
-def test_row_order_and_names_do_not_change_the_bytes(rows, random, name):
-    def bits(table):
-        return compute(pl.DataFrame(table), name).collect()["advantage"].to_numpy().view(np.int64).tolist()
+def test_row_order_and_names_do_not_change_results(rows, random, name):
+    def advantages(table):
+        return compute(pl.DataFrame(table), name).collect()["advantage"].to_list()
 
-    want = bits(rows)
+    want = advantages(rows)
     order = list(range(len(rows)))
     random.shuffle(order)
-    assert bits([rows[i] for i in order]) == [want[i] for i in order]
+    size = max(1.0, *(abs(row["reward"]) for row in rows))
+    assert advantages([rows[i] for i in order]) == pytest.approx([want[i] for i in order], rel=1e-12, abs=1e-12 * size)
     tasks, tracks = ({row[key] for row in rows} for key in ("task", "trajectory"))
     names = dict(zip(sorted(tasks), random.sample("zyx", len(tasks)), strict=True))
     tracks = dict(zip(sorted(tracks), random.sample("abcdefghijkl", len(tracks)), strict=True))
     renamed = [row | {"task": names[row["task"]], "trajectory": tracks[row["trajectory"]]} for row in rows]
-    assert bits(renamed) == want
+    assert advantages(renamed) == pytest.approx(want, rel=1e-12, abs=1e-12 * size)
 
 
 @settings(max_examples=30)
@@ -356,9 +366,8 @@ def test_stored_hashes_and_texts_agree(rows, depth, context):
         pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"{prefix}{k}") for k in range(depth + 1)
     )
     p = {"history_length": depth, "context": context}
-    assert (
-        compute(stored, "hgpo", **p).collect()["advantage"].equals(compute(table, "hgpo", **p).collect()["advantage"])
-    )
+    found, want = (compute(each, "hgpo", **p).collect()["advantage"].to_list() for each in (stored, table))
+    assert found == pytest.approx(want, rel=1e-12, abs=1e-12)
 
 
 @settings(max_examples=30)

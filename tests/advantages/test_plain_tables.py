@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import EstimatorSpec, compute, get
-from hgpo_train.advantages.required_columns import check_columns
 from hgpo_train.analysis.statistics import statistics
 
 ROWS = {
@@ -44,8 +43,8 @@ def test_a_table_of_another_program(tmp_path: Path, kind: str, estimator: str) -
     before = path.read_bytes()
     assert "8 rows" in invoke("advantages", path, "-e", estimator)
     found = pl.read_parquet(tmp_path / "mine.advantages" / f"{estimator}.parquet")
-    want = compute(TABLE, estimator, reward_scale=10.0).collect()["advantage"]
-    assert found["advantage"].equals(want)
+    want = compute(TABLE, estimator).collect()["advantage"]
+    assert found["advantage"].to_list() == pytest.approx(want.to_list(), abs=1e-12)
     assert found.select("trajectory", "step").rows() == TABLE.select("trajectory", "step").rows()
     assert "8 steps of 4 rollouts in 2 groups" in invoke("stats", path)
     assert path.read_bytes() == before
@@ -55,7 +54,7 @@ def test_a_table_with_advantages_already(tmp_path: Path) -> None:
     compute(TABLE, "grpo").collect().write_parquet(tmp_path / "mine.parquet")
     invoke("advantages", tmp_path / "mine.parquet", "-e", "grpo")
     found = pl.read_parquet(tmp_path / "mine.advantages" / "grpo.parquet")
-    assert found["advantage"].equals(compute(TABLE, "grpo", reward_scale=10.0).collect()["advantage"])
+    assert found["advantage"].to_list() == compute(TABLE, "grpo").collect()["advantage"].to_list()
 
 
 @settings(max_examples=40)
@@ -66,11 +65,11 @@ def test_exactly_the_missing_columns_are_named(dropped: set[str], estimator: str
 
     def lacking(table: pl.DataFrame) -> set[str]:
         try:
-            check_columns(table.schema, [spec])
+            spec.columns(table.schema)
         except InputError as error:
             line = str(error).partition(", which ")[0]
             return {name for name in (*ROWS, "task_id") if f"`{name}`" in line}
-        compute(table, estimator).collect()
+        compute(table, estimator)
         return set()
 
     table = TABLE.drop(dropped)
@@ -113,10 +112,9 @@ def test_metadata_of_a_step_table_are_looked_at(run: Path, tmp_path: Path) -> No
     shard = next(run.glob("steps/*.parquet"))
     metadata = {name: value for name, value in pl.read_parquet_metadata(shard).items() if name.startswith("hgpo.")}
     assert len(metadata) > 2
-    for changed in ({**metadata, "hgpo.schema_version": "999"}, {"hgpo.run": metadata["hgpo.run"]}):
-        TABLE.write_parquet(tmp_path / "changed.parquet", metadata=changed)
-        with pytest.raises(InputError, match=r"newer|without the metadata hgpo\.schema_version"):
-            invoke("stats", tmp_path / "changed.parquet")
+    TABLE.write_parquet(tmp_path / "changed.parquet", metadata={**metadata, "hgpo.schema_version": "999"})
+    with pytest.raises(InputError, match="newer"):
+        invoke("stats", tmp_path / "changed.parquet")
 
 
 def test_only_where_it_is_asked_for(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_table_that_changes_is_read_again(tmp_path: Path) -> None:
     [
         (TABLE.drop("reward"), "has no `reward`"),
         (TABLE.drop("state").with_columns(state_hash=pl.lit(1)), "expected a column `state`"),
-        (TABLE.with_columns(reward=pl.lit("much")), "expected the types of a step table"),
+        (TABLE.with_columns(reward=pl.lit("much")), "column reward: expected numbers"),
         (pl.concat([TABLE, TABLE]), "several rows of one step"),
         (TABLE.with_columns(pl.col("step").replace({2: 7})), "step"),
         (TABLE[:0], "without rows"),

@@ -24,76 +24,59 @@ official scripts use w = 1; the paper's best value on WebShop is 0.8.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import polars as pl
 
-from hgpo_train.advantages.alfworld_nodes import with_alfworld_nodes
-from hgpo_train.advantages.estimators.gigpo import weighted_parts
-from hgpo_train.advantages.estimators.grpo import episode_level
+from hgpo_train.advantages.estimators.grpo import episode_term
 from hgpo_train.advantages.input_columns import rounded
-from hgpo_train.advantages.parameters import Mode, Parameters
-from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.trajectories import discount_to_end, neighbour
-from hgpo_train.advantages.windows import Level, mean, normalise
+from hgpo_train.advantages.parameters import GAMMA, Discount, Mode, Precision
+from hgpo_train.advantages.registry import estimator
+from hgpo_train.advantages.trajectories import neighbour
+from hgpo_train.advantages.windows import mean, normalise, within
+from hgpo_train.settings import NonNegativeFloat  # noqa: TC001 - evaluated with the annotations
 
 
-@dataclass(frozen=True, kw_only=True)
-class G2PO(Parameters):
-    """The parameters of G2PO, in addition to those of returns.
+@estimator(reads=("history_hash_0",), details=("episode", "node", "edge", "value"))
+def g2po(
+    steps: pl.LazyFrame,
+    *,
+    gamma: Discount = GAMMA,
+    mode: Mode = "mean_std_norm",
+    step_weight: float = 1.0,
+    episode_weight: float = 1.0,
+    cross_steps: bool = True,
+    success_reward: float = 10.0,
+    ddof: Literal[0, 1] = 1,
+    epsilon: NonNegativeFloat = 1e-6,
+    precision: Precision = "mixed",
+) -> pl.LazyFrame:
+    """Compare episode scores of a task, and gains along the edges of its state graph.
 
-    Attributes:
+    Args:
+        steps: A table with the input columns of estimators.
+        gamma: γ, the discount per step.
         mode: ``mean_std_norm`` divides deviations by the standard deviation, ``mean_norm`` does not.
-        step_weight: w, the weight of the graph term; 0 skips it.
-        episode_weight: The weight of the episode term; 0 skips it.
+        step_weight: w, the weight of the graph term.
+        episode_weight: The weight of the episode term.
         cross_steps: Whether the episode term's mean and std are over all rows of the task (the official default); if
             false, over one row per trajectory.
         success_reward: The episode reward of a success, and the value of the state after it.
         ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
-        nodes: The definition of nodes: ``states`` for the states of the step table, ``alfworld`` for the nodes of
-            G2PO's ALFWorld environment (`hgpo_train.advantages.alfworld_nodes`).
+        epsilon: ε, added to standard deviations.
+        precision: As in `Parameters`.
     """
-
-    mode: Mode = "mean_std_norm"
-    step_weight: float = 1.0
-    episode_weight: float = 1.0
-    cross_steps: bool = True
-    success_reward: float = 10.0
-    ddof: Literal[0, 1] = 1
-    nodes: Literal["states", "alfworld"] = "states"
-
-
-def g2po_advantages(steps: pl.LazyFrame, p: G2PO) -> pl.LazyFrame:
-    """Add `advantage`, its terms `episode`, `node` and `edge`, and the state's `value`."""
-    node = "history_hash_0"
-    if p.nodes == "alfworld":
-        steps = with_alfworld_nodes(steps)
-        node = "alfworld_node"
-    reward = pl.col("episode_return")
-    visit = rounded(rounded(discount_to_end(p.gamma, further=1), p) * reward, p)  # rounded as in the official code
-    steps = mean(steps, visit, {"value": [node]})
-    end = pl.when(reward == p.success_reward).then(p.success_reward).otherwise(0.0)
-    after = pl.coalesce(neighbour(pl.col("value"), 1), end)
-    steps = steps.with_columns(after.alias("(after)"))
-    after = pl.col("(after)")
-    levels = {
-        "episode": episode_level(p, mode=p.mode, cross_steps=p.cross_steps),
-        "node": Level(after - pl.col("penalty"), [node], alone=pl.lit(0.0)),
-        "edge": Level(after - pl.col("value"), alone=pl.lit(0.0)),
-    }
-    steps = normalise(steps, levels, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon)
-    steps = steps.with_columns((pl.col("node") + pl.col("edge")).alias("graph"))
-    return weighted_parts(steps, {"episode": p.episode_weight, "graph": p.step_weight})
-
-
-ESTIMATOR = register(
-    Estimator(
-        "g2po",
-        "Compares episode scores of a task, and gains along the edges of its state graph",
-        G2PO,
-        g2po_advantages,
-        lambda _: ("episode", "node", "edge", "value"),
-        complete=lambda p: ("state", "admissible_actions") if p.nodes == "alfworld" else ("history_hash_0",),
+    node, reward = within("history_hash_0"), pl.col("episode_return")
+    discount = rounded(gamma ** (pl.col("steps_left") + 1).cast(pl.Float64), precision)
+    steps = mean(steps, "value", rounded(discount * reward, precision), node)  # rounded as in the official code
+    end = pl.when(reward == success_reward).then(success_reward).otherwise(0.0)
+    steps = steps.with_columns(pl.coalesce(neighbour(pl.col("value"), 1), end).alias("(after)"))
+    after, value = pl.col("(after)"), pl.col("value")
+    steps = episode_term(
+        steps, "episode", mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
     )
-)
+    cost = pl.col("penalty")
+    steps = normalise(steps, "node", after - cost, node, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
+    steps = normalise(steps, "edge", after - value, within(), mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
+    graph = pl.col("node") + pl.col("edge")
+    return steps.with_columns(advantage=episode_weight * pl.col("episode") + step_weight * graph)

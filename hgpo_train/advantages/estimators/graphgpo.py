@@ -25,7 +25,6 @@ The official code represents the goal by the text "success", so a state with thi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -33,30 +32,51 @@ import polars as pl
 
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.estimators.gigpo import weighted_parts
-from hgpo_train.advantages.estimators.grpo import episode_level
-from hgpo_train.advantages.input_columns import penalised, power
-from hgpo_train.advantages.parameters import Discount, Mode, Parameters
-from hgpo_train.advantages.registry import Estimator, register
+from hgpo_train.advantages.estimators.grpo import episode_term
+from hgpo_train.advantages.input_columns import rounded
+from hgpo_train.advantages.parameters import Discount, Mode, Precision  # noqa: TC001 - evaluated with the annotations
+from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.similarity import TextClusters, number_by_task, order_by_name
-from hgpo_train.advantages.trajectories import batches, neighbour, steps_left
-from hgpo_train.advantages.windows import Level, chain, normalise, within
+from hgpo_train.advantages.trajectories import neighbour, whole_columns
+from hgpo_train.advantages.windows import chain, normalise, within
+from hgpo_train.settings import NonNegativeFloat  # noqa: TC001 - evaluated with the annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraphGPO(Parameters):
-    """The parameters of GraphGPO, in addition to those of returns.
+@estimator(
+    reads=lambda p: ["state_hash", *(["state", "next_state"] if p.similarity else ["next_state_hash"])],
+    details=("episode", "step", "distance"),
+)
+def graphgpo(
+    steps: pl.LazyFrame,
+    *,
+    gamma: Discount = 0.1,
+    mode: Mode = "mean_std_norm",
+    step_weight: float = 1.0,
+    episode_weight: float = 1.0,
+    normalize_distance: bool = False,
+    cross_steps: bool = True,
+    similarity: bool = False,
+    similarity_threshold: float = 0.95,
+    success: Literal["positive", "full"] = "positive",
+    success_reward: float = 10.0,
+    goal_text: str = "success",
+    ddof: Literal[0, 1] = 1,
+    epsilon: NonNegativeFloat = 1e-6,
+    precision: Precision = "mixed",
+) -> pl.LazyFrame:
+    """Compare episode scores of a task, and distances to the goal in its state graph.
 
-    Attributes:
+    Args:
+        steps: A table with the input columns of estimators.
         gamma: γ, the discount per edge; the official scripts use 0.10 for ALFWorld and 0.20 for WebShop.
         mode: ``mean_std_norm`` divides deviations by the standard deviation, ``mean_norm`` does not.
-        step_weight: The weight of the step term; 0 skips it.
-        episode_weight: The weight of the episode term; 0 skips it.
+        step_weight: The weight of the step term.
+        episode_weight: The weight of the episode term.
         normalize_distance: Whether returns depend on the reduction of the distance instead of the distance.
         cross_steps: Whether the episode term's mean and std are over all rows of the task (the official default); if
             false, over one row per trajectory.
@@ -67,93 +87,69 @@ class GraphGPO(Parameters):
         success_reward: The return of a step to the goal.
         goal_text: The text of the goal. A state with this text is the goal.
         ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
+        epsilon: ε, added to standard deviations.
+        precision: As in `Parameters`.
+
+    Raises:
+        InputError: `gamma` is 0 with `normalize_distance`, or the threshold is out of range.
     """
-
-    gamma: Discount = 0.1
-    mode: Mode = "mean_std_norm"
-    step_weight: float = 1.0
-    episode_weight: float = 1.0
-    normalize_distance: bool = False
-    cross_steps: bool = True
-    similarity: bool = False
-    similarity_threshold: float = 0.95
-    success: Literal["positive", "full"] = "positive"
-    success_reward: float = 10.0
-    goal_text: str = "success"
-    ddof: Literal[0, 1] = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.normalize_distance and not self.gamma:
-            raise InputError("parameter gamma: expected a number above 0 with normalize_distance, received 0")
-
-
-def graphgpo_advantages(steps: pl.LazyFrame, p: GraphGPO) -> pl.LazyFrame:
-    """Add `advantage`, its terms `episode` and `step`, and the `distance` from the step's next state to the goal."""
-    steps = steps.with_columns(search(p, steps.collect_schema()).alias("(search)"))
+    if normalize_distance and not gamma:
+        raise InputError("parameter gamma: expected a number above 0 with normalize_distance, received 0")
+    reward = pl.col("episode_return")
+    won = (pl.col("steps_left") == 0) & (reward > 0 if success == "positive" else reward == success_reward)
+    search = _search_texts(steps, won, goal_text, similarity_threshold) if similarity else _search(won, goal_text)
+    steps = steps.with_columns(search.alias("(search)"))
     steps = steps.with_columns(pl.col("(search)").struct.unnest())
     steps = steps.with_columns(pl.max_horizontal("(from)", "(to)").alias("(farther)"))
     farthest = pl.col("(farther)").max().over("task_key").fill_null(0.0)
     before, after = (pl.col(name).fill_null(farthest + 1) for name in ("(from)", "(to)"))
-    steps = steps.with_columns((after - before + 1 if p.normalize_distance else after).alias("(edges)"), distance=after)
-    value = penalised(p.success_reward * power(p.gamma, pl.col("(edges)")), p)
-    levels = {
-        "episode": episode_level(p, mode=p.mode, cross_steps=p.cross_steps, lone_scale=1 + p.epsilon),
-        "step": Level(value, ["state_hash"], alone=pl.lit(0.0)),
-    }
-    steps = normalise(steps, levels, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon)
-    return weighted_parts(steps, {"episode": p.episode_weight, "step": p.step_weight})
+    steps = steps.with_columns((after - before + 1 if normalize_distance else after).alias("(edges)"), distance=after)
+    value = rounded(success_reward * gamma ** pl.col("(edges)"), precision)
+    value = rounded(value - rounded(pl.col("penalty"), precision), precision)
+    steps = episode_term(steps, "episode", mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon)
+    steps = normalise(steps, "step", value, within("state_hash"), mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
+    return steps.with_columns(advantage=episode_weight * pl.col("episode") + step_weight * pl.col("step"))
 
 
-def search(p: GraphGPO, columns: Collection[str]) -> pl.Expr:
-    """Return the distances from each step's state, `(from)`, and next state, `(to)`, to the goal.
-
-    A distance is null if no path leads to the goal, or if the next state is unknown.
-
-    Args:
-        p: The parameters.
-        columns: The names of the table's columns.
-    """
-    reward = pl.col("episode_return")
-    won = (steps_left() == 0) & (reward > 0 if p.success == "positive" else reward == p.success_reward)
-    found = pl.Struct({"(from)": pl.Float64, "(to)": pl.Float64})
-    if not p.similarity:
-        goal = pl.lit(hashing.text_hash(p.goal_text), pl.Int64)
-        after = pl.when(won).then(goal).otherwise(pl.col("next_state_hash"))
-        nodes = [within("state_hash"), chain(pl.col("task_key"), after), chain(pl.col("task_key"), goal)]
-        return batches(nodes, _distances, found)
-    texts = [pl.col("next_state")] if "next_state" in columns else []
-    after = pl.when(won).then(pl.lit(p.goal_text)).otherwise(pl.coalesce(*texts, neighbour(pl.col("state"), 1)))
-    similar = similar_nodes(p)
-    rows = [pl.col(name) for name in ("task_key", "trajectory", "step", "state")]
-    return batches([*rows, after], lambda given: _distances(similar(given)), found)
+_DISTANCES = pl.Struct({"(from)": pl.Float64, "(to)": pl.Float64})
+"""Distances from each step's state and next state to the goal; null if no path leads there, or the state is unknown."""
 
 
-def similar_nodes(p: GraphGPO) -> Callable[[Sequence[pl.Series]], list[pl.Series]]:
-    """Return a function that numbers nodes by similarity, for `_distances`.
+def _search(won: pl.Expr, goal_text: str) -> pl.Expr:
+    """Return `_DISTANCES` in the graph of equal states."""
+    goal = pl.lit(hashing.text_hash(goal_text), pl.Int64)
+    after = pl.when(won).then(goal).otherwise(pl.col("next_state_hash"))
+    nodes = [within("state_hash"), chain(pl.col("task_key"), after), chain(pl.col("task_key"), goal)]
+    return whole_columns(nodes, _distances, _DISTANCES)
+
+
+def _search_texts(steps: pl.LazyFrame, won: pl.Expr, goal_text: str, threshold: float) -> pl.Expr:
+    """Return `_DISTANCES` in the graph of similar texts.
 
     The order of texts is that of trajectory names and steps, and the state of a step precedes its next state.
     """
-    TextClusters(p.similarity_threshold)  # validates the threshold before anything is read
+    texts = [pl.col("next_state")] if "next_state" in steps.collect_schema() else []
+    after = pl.when(won).then(pl.lit(goal_text)).otherwise(pl.coalesce(*texts, neighbour(pl.col("state"), 1)))
+    TextClusters(threshold)  # validates the threshold before anything is read
 
-    def nodes(columns: Sequence[pl.Series]) -> list[pl.Series]:
+    def distances(columns: Sequence[pl.Series]) -> pl.Series:
         task, trajectory, step, state, after = columns
-        height = len(task)
-        tasks = task.drop_nulls().unique(maintain_order=True)
+        height, tasks = len(task), task.drop_nulls().unique(maintain_order=True)
 
-        def texts() -> Iterator[tuple[int, int, str]]:
+        def ordered() -> Iterator[tuple[int, int, str]]:
             for row in order_by_name(trajectory, step):
                 if task[row] is not None:
                     yield task[row], row, state[row] or ""
                     if after[row] is not None:
                         yield task[row], height + row, after[row]
             for number, name in enumerate(tasks):
-                yield name, 2 * height + number, p.goal_text
+                yield name, 2 * height + number, goal_text
 
-        code = number_by_task(texts(), 2 * height + len(tasks), p.similarity_threshold)
-        return [code[:height], code[height : 2 * height], code[2 * height :]]
+        code = number_by_task(ordered(), 2 * height + len(tasks), threshold)
+        return _distances([code[:height], code[height : 2 * height], code[2 * height :]])
 
-    return nodes
+    rows = [pl.col(name) for name in ("task_key", "trajectory", "step", "state")]
+    return whole_columns([*rows, after], distances, _DISTANCES)
 
 
 def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
@@ -209,15 +205,3 @@ def _numbered(state: pl.Series, after: pl.Series, goals: pl.Series) -> list[NDAr
     places = int(apart.sum())
     reached[apart] = looked_up[:places]
     return [number, reached, looked_up[places:]]
-
-
-ESTIMATOR = register(
-    Estimator(
-        "graphgpo",
-        "Compares episode scores of a task, and distances to the goal in its state graph",
-        GraphGPO,
-        graphgpo_advantages,
-        lambda _: ("episode", "step", "distance"),
-        complete=lambda _: ("state_hash",),
-    )
-)

@@ -16,58 +16,55 @@ This is also the episode term of GiGPO, G2PO and GraphGPO, and HGPO's `base_grou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import polars as pl
 
-from hgpo_train.advantages.parameters import Mode, Parameters
-from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.trajectories import first_step
-from hgpo_train.advantages.windows import Level, normalise
+from hgpo_train.advantages.parameters import Mode, Precision  # noqa: TC001 - evaluated with the annotations
+from hgpo_train.advantages.registry import estimator
+from hgpo_train.advantages.windows import normalise, within
 
 
-@dataclass(frozen=True, kw_only=True)
-class GRPO(Parameters):
-    """The parameters of GRPO, in addition to those of returns.
+@estimator(reads=())
+def grpo(
+    steps: pl.LazyFrame,
+    *,
+    mode: Mode = "mean_std_norm",
+    cross_steps: bool = True,
+    ddof: Literal[0, 1] = 1,
+    epsilon: float = 1e-6,
+    precision: Precision = "mixed",
+) -> pl.LazyFrame:
+    """Compare episode scores of a task.
 
-    Attributes:
+    Args:
+        steps: A table with the input columns of estimators.
         mode: ``mean_std_norm`` divides deviations by the task's standard deviation, ``mean_norm`` does not.
         cross_steps: Whether mean and std are over all rows of the task (the official default); if false, over one row
             per trajectory.
         ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
+        epsilon: ε, added to the standard deviation.
+        precision: As in `Parameters`.
     """
-
-    mode: Mode = "mean_std_norm"
-    cross_steps: bool = True
-    ddof: Literal[0, 1] = 1
-
-
-def grpo_advantages(steps: pl.LazyFrame, p: GRPO) -> pl.LazyFrame:
-    """Add `advantage`."""
-    levels = {"advantage": episode_level(p, mode=p.mode, cross_steps=p.cross_steps)}
-    return normalise(steps, levels, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon)
-
-
-def episode_level(p: Parameters, *, mode: Mode, cross_steps: bool = True, lone_scale: float | None = None) -> Level:
-    """Return the level of `normalise` that compares episode scores within a task.
-
-    Args:
-        p: The parameters, of which ε and the precision are used.
-        mode: ``mean_std_norm`` divides deviations by the task's standard deviation, ``mean_norm`` does not.
-        cross_steps: Whether mean and std are over all rows of the task; if false, over one row per trajectory.
-        lone_scale: The divisor of a task's only score with ``mean_std_norm``; by default 1 + ε, rounded to float32
-            unless the precision is ``float64``.
-    """
-    if lone_scale is None:
-        lone_scale = 1 + p.epsilon if p.precision == "float64" else float(np.float32(1 + p.epsilon))
-    score = pl.col("episode_score")
-    return Level(
-        "episode_score",
-        sample=None if cross_steps else first_step(),
-        alone=score if mode == "mean_norm" else score / lone_scale,
+    return episode_term(
+        steps, "advantage", mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
     )
 
 
-ESTIMATOR = register(Estimator("grpo", "Compares episode scores of a task", GRPO, grpo_advantages))
+def episode_term(
+    steps: pl.LazyFrame,
+    into: str,
+    mode: Mode,
+    *,
+    cross_steps: bool,
+    ddof: int,
+    epsilon: float,
+    precision: Precision = "float64",
+) -> pl.LazyFrame:
+    """Add the advantage of the episode among the task's; the parameters are those of `grpo`."""
+    score, sample = pl.col("episode_score"), None if cross_steps else pl.col("first")
+    lone = score
+    if mode == "mean_std_norm":
+        lone = score / (1 + epsilon if precision == "float64" else float(np.float32(1 + epsilon)))
+    return normalise(steps, into, score, within(), mode=mode, ddof=ddof, epsilon=epsilon, sample=sample, alone=lone)

@@ -21,25 +21,48 @@ returns are often slightly different from 0, so that these levels are included; 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
-from hgpo_train.advantages.estimators.grpo import episode_level
+import polars as pl
+
+from hgpo_train.advantages.estimators.grpo import episode_term
 from hgpo_train.advantages.input_columns import CHAINS
-from hgpo_train.advantages.parameters import HISTORY_LENGTH, Context, Mode, Parameters
-from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.windows import Level, normalise, size, weighted_mean
-from hgpo_train.settings import NonNegativeInt  # noqa: TC001 - evaluated with the annotations
-
-if TYPE_CHECKING:
-    import polars as pl
+from hgpo_train.advantages.parameters import HISTORY_LENGTH, Context, Mode, Precision
+from hgpo_train.advantages.registry import estimator
+from hgpo_train.advantages.windows import normalise, size, weighted_mean, within
+from hgpo_train.settings import NonNegativeFloat, NonNegativeInt  # noqa: TC001 - evaluated with the annotations
 
 
-@dataclass(frozen=True, kw_only=True)
-class HGPO(Parameters):
-    """The parameters of HGPO, in addition to those of returns.
+def details(p: Any) -> list[str]:  # noqa: ANN401 (the parameters of `hgpo`)
+    """Return the names of the optional columns.
 
-    Attributes:
+    These are each level's advantage `k0` … (and `episode`), null in singleton groups; its effective weight,
+    `weight_k0` …; and the size of the step's group, `size_k0` …, null if k > t.
+    """
+    levels = [f"k{k}" for k in range(p.history_length + 1)]
+    named = (["episode"] if p.base_group else []) + levels
+    return [*named, *(f"weight_{name}" for name in named), *map(size, levels)]
+
+
+@estimator(reads=lambda p: [f"{CHAINS[p.context]}{k}" for k in range(p.history_length + 1)], details=details)
+def hgpo(
+    steps: pl.LazyFrame,
+    *,
+    history_length: NonNegativeInt = HISTORY_LENGTH,
+    alpha: float = 1.0,
+    mode: Mode = "mean_std_norm",
+    base_group: bool = False,
+    context: Context = "states",
+    weights: Literal["code", "paper"] = "code",
+    skip_zero_advantages: bool = True,
+    ddof: Literal[0, 1] = 0,
+    epsilon: NonNegativeFloat = 1e-6,
+    precision: Precision = "mixed",
+) -> pl.LazyFrame:
+    """Compare steps with equal histories of states.
+
+    Args:
+        steps: A table with the input columns of estimators.
         history_length: K, the maximum depth of contexts.
         alpha: α, the exponent of the weights. Larger values give more weight to deeper levels.
         mode: ``mean_std_norm`` divides deviations by the group's standard deviation, ``mean_norm`` does not. The
@@ -51,53 +74,20 @@ class HGPO(Parameters):
             episode's level has the weight 1.
         skip_zero_advantages: Whether levels with an advantage of 0 are excluded from the weights.
         ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
+        epsilon: ε, added to standard deviations and to the sum of weights.
+        precision: As in `Parameters`.
     """
-
-    history_length: NonNegativeInt = HISTORY_LENGTH
-    alpha: float = 1.0
-    mode: Mode = "mean_std_norm"
-    base_group: bool = False
-    context: Context = "states"
-    weights: Literal["code", "paper"] = "code"
-    skip_zero_advantages: bool = True
-    ddof: Literal[0, 1] = 0
-
-
-def hgpo_advantages(steps: pl.LazyFrame, p: HGPO) -> pl.LazyFrame:
-    """Add `advantage` and the columns of each level.
-
-    These are its advantage `k0` … (and `episode`), null in singleton groups; the size of the step's group, `size_k0` …,
-    null if k > t; and the level's effective weight, `weight_k0` ….
-    """
-    levels = {f"k{k}": Level("return", [f"{CHAINS[p.context]}{k}"]) for k in range(p.history_length + 1)}
-    weights = {f"k{k}": weight(k, p) for k in range(p.history_length + 1)}
-    if p.base_group:
-        steps = normalise(steps, {"episode": episode_level(p, mode=p.mode)}, mode=p.mode, ddof=1, epsilon=p.epsilon)
-        weights = {"episode": 1.0, **weights}
-    steps = normalise(steps, levels, mode=p.mode, ddof=p.ddof, epsilon=p.epsilon, nested=True)
-    return weighted_mean(steps, weights, skip_zero=p.skip_zero_advantages, epsilon=p.epsilon)
-
-
-def weight(k: int, p: HGPO) -> float:
-    """Return the weight of level k before normalisation."""
-    first = 1 if p.weights == "paper" and not p.base_group else 2
-    return float((k + first) ** p.alpha)
-
-
-def details(p: HGPO) -> list[str]:
-    """Return the names of the optional columns."""
-    levels = [f"k{k}" for k in range(p.history_length + 1)]
-    named = (["episode"] if p.base_group else []) + levels
-    return [*named, *(f"weight_{name}" for name in named), *map(size, levels)]
-
-
-ESTIMATOR = register(
-    Estimator(
-        "hgpo",
-        "Compares steps with equal histories of states",
-        HGPO,
-        hgpo_advantages,
-        details,
-        complete=lambda p: (f"{CHAINS[p.context]}0",),
-    )
-)
+    first = 1 if weights == "paper" and not base_group else 2
+    levels = {}
+    if base_group:
+        steps = episode_term(steps, "episode", mode, cross_steps=True, ddof=1, epsilon=epsilon, precision=precision)
+        levels["episode"] = 1.0
+    for k in range(history_length + 1):
+        history, n = pl.col(f"{CHAINS[context]}{k}"), size(f"k{k}")
+        group = within(f"{CHAINS[context]}{k}")
+        if k:  # a step that shares no context of depth k - 1 shares none of depth k: fewer groups are faster
+            group = pl.when(pl.col(size(f"k{k - 1}")) > 1).then(group)
+        steps = normalise(steps, f"k{k}", "return", group, mode=mode, ddof=ddof, epsilon=epsilon)
+        steps = steps.with_columns(pl.when(history.is_not_null()).then(pl.col(n).fill_null(1.0)).alias(n))
+        levels[f"k{k}"] = float((k + first) ** alpha)
+    return weighted_mean(steps, levels, skip_zero=skip_zero_advantages, epsilon=epsilon)

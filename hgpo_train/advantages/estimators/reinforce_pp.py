@@ -17,52 +17,35 @@ step tables have no tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
 
-from hgpo_train.advantages.parameters import Parameters
-from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.trajectories import first_step
-from hgpo_train.advantages.windows import Level, mean, normalise, quotient
+from hgpo_train.advantages.registry import estimator
+from hgpo_train.advantages.windows import mean, normalise, within
 from hgpo_train.settings import NonNegativeFloat  # noqa: TC001 - evaluated with the annotations
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReinforcePP(Parameters):
-    """The parameters of REINFORCE++, in addition to those of returns.
+@estimator(reads=(), scope="batch")
+def reinforce_pp(
+    steps: pl.LazyFrame, *, baseline: bool = False, cross_steps: bool = True, epsilon: NonNegativeFloat = 1e-8
+) -> pl.LazyFrame:
+    """Whiten episode scores over the batch.
 
-    Attributes:
+    Args:
+        steps: A table with the input columns of estimators.
         baseline: Whether the task's mean score is subtracted first.
         cross_steps: Whether the task's mean is over all rows (the official default); if false, over one row per
             trajectory. Used only with `baseline`.
         epsilon: ε, added to the variance and to the number of rows.
     """
-
-    baseline: bool = False
-    cross_steps: bool = True
-    epsilon: NonNegativeFloat = 1e-8
-
-
-def reinforce_pp_advantages(steps: pl.LazyFrame, p: ReinforcePP) -> pl.LazyFrame:
-    """Add `advantage`."""
     x = pl.col("episode_score")
-    if p.baseline:
-        sample = None if p.cross_steps else first_step()
-        steps = normalise(steps, {"centred": Level(x, sample=sample, alone=x)}, mode="mean_norm")
+    if baseline:
+        sample = None if cross_steps else pl.col("first")
+        steps = normalise(steps, "centred", x, within(), mode="mean_norm", sample=sample, alone=x)
         x = pl.col("centred")
     n = pl.len().over("batch_key").cast(pl.Float64)
-    share = quotient(n, n + p.epsilon)
-    steps = mean(steps, x, {"(mean of batch)": []}, of="batch_key")
-    steps = steps.with_columns((x - pl.col("(mean of batch)") * share).alias("centred"))
-    centred = pl.col("centred")
-    steps = mean(steps, centred * centred, {"(square of batch)": []}, of="batch_key")
-    variance = quotient(pl.col("(square of batch)") * share * n, (n - 1).clip(1))
-    return steps.with_columns(advantage=quotient(centred, (variance + p.epsilon).sqrt()))
-
-
-ESTIMATOR = register(
-    Estimator(
-        "reinforce_pp", "Whitens episode scores over the batch", ReinforcePP, reinforce_pp_advantages, scope="batch"
-    )
-)
+    batch = within(of="batch_key")
+    steps = mean(steps, "(batch mean)", x, batch)
+    steps = steps.with_columns((x - pl.col("(batch mean)") * (n / (n + epsilon))).alias("centred"))
+    steps = mean(steps, "(batch square)", pl.col("centred") ** 2, batch)
+    variance = pl.col("(batch square)") * (n / (n + epsilon)) * n / (n - 1).clip(1)
+    return steps.with_columns(advantage=pl.col("centred") / (variance + epsilon).sqrt())

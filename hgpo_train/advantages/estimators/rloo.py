@@ -11,37 +11,21 @@ advantage of a task's only score is the score itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
 
-from hgpo_train.advantages.parameters import Parameters
-from hgpo_train.advantages.registry import Estimator, register
-from hgpo_train.advantages.trajectories import first_step
-from hgpo_train.advantages.windows import Level, normalise, quotient, size
+from hgpo_train.advantages.registry import estimator
+from hgpo_train.advantages.windows import normalise, size, within
 
 
-@dataclass(frozen=True, kw_only=True)
-class RLOO(Parameters):
-    """The parameters of RLOO, in addition to those of returns.
+@estimator(reads=())
+def rloo(steps: pl.LazyFrame, *, cross_steps: bool = True) -> pl.LazyFrame:
+    """Compare each episode score with the mean of the task's others.
 
-    Attributes:
+    Args:
+        steps: A table with the input columns of estimators.
         cross_steps: Whether each row contributes a score (the official default); if false, each trajectory does.
     """
-
-    cross_steps: bool = True
-
-
-def rloo_advantages(steps: pl.LazyFrame, p: RLOO) -> pl.LazyFrame:
-    """Add `advantage`."""
-    score, n = pl.col("episode_score"), pl.col(size("centred"))
-    sample = None if p.cross_steps else first_step()
-    level = Level("episode_score", sample=sample, alone=score)
-    steps = normalise(steps, {"centred": level}, mode="mean_norm")
-    others = quotient(pl.col("centred") * n, n - 1)
-    return steps.with_columns(advantage=pl.when(n > 1).then(others).otherwise("centred"))
-
-
-ESTIMATOR = register(
-    Estimator("rloo", "Compares each episode score with the mean of the task's others", RLOO, rloo_advantages)
-)
+    score, centred, n = pl.col("episode_score"), pl.col("centred"), pl.col(size("centred"))
+    sample = None if cross_steps else pl.col("first")
+    steps = normalise(steps, "centred", score, within(), mode="mean_norm", sample=sample, alone=score)
+    return steps.with_columns(advantage=pl.when(n > 1).then(centred * n / (n - 1)).otherwise(centred))

@@ -18,11 +18,10 @@ from hgpo_datasets.sources import run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import listed
 from hgpo_research.truth.table import METADATA, read_metadata
-from hgpo_train.advantages.estimators import hgpo
-from hgpo_train.advantages.input_columns import CHAINS, group_keys, row_keys
+from hgpo_train.advantages.estimators.hgpo import hgpo
+from hgpo_train.advantages.input_columns import CHAINS, group_keys, prepare, row_keys
 from hgpo_train.advantages.parameters import Parameters
-from hgpo_train.advantages.registry import columns_read, compute_many, prepare
-from hgpo_train.advantages.required_columns import check_columns
+from hgpo_train.advantages.registry import compute_many
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,8 +144,11 @@ def read_run(
     if missing := [name for name in TRUTH_COLUMNS if name not in known]:
         raise InputError(f"the truth table has no {listed(missing)}; write it with hgpo truth")
     specs = [variant.spec for variant in variants]
-    check_columns(schema, specs)
-    read = {*row_keys(schema), *columns_read(schema, specs), *_history_columns(schema, depth)}
+    read = {
+        *row_keys(schema),
+        *(column for spec in specs for column in spec.columns(schema)),
+        *_history_columns(schema, depth),
+    }
     read |= {name for name in ("aborted", "policy_version") if name in schema}
     table = steps.select(name for name in schema if name in read).collect()
     exact = truth.select(TRUTH_COLUMNS).collect()
@@ -294,7 +296,7 @@ def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: C
     specs = [variant.spec for variant in run.variants]
     own = [name for name in table.columns if name.startswith("(")]
     estimates = compute_many(table.drop(own), specs).select(spec.column for spec in specs).collect()
-    p = hgpo.HGPO(**{**vars(rewards), "history_length": depth, "context": context})
+    p = hgpo.parameters(**{**vars(rewards), "history_length": depth, "context": context})
     contexts = [f"{CHAINS[context]}{k}" for k in range(depth + 1)]
     prepared = prepare(table.drop(own).lazy(), p).select("task_key", "plain_return", *contexts).collect()
     table = pl.concat([table, prepared.select(pl.all().name.prefix("(made) ")), estimates], how="horizontal")
