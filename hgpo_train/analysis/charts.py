@@ -39,7 +39,7 @@ _WIDTH, _HEIGHT = 420, 220
 
 def levels_chart(
     intervals: pl.DataFrame, statistic: str, *, by: str | None = None, title: str | None = None
-) -> alt.LayerChart:
+) -> alt.LayerChart | alt.FacetChart:
     """Return a chart of one statistic by level.
 
     Args:
@@ -74,7 +74,7 @@ def levels_chart(
     return alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, title=head)
 
 
-def _split(by: str, values: list[object]) -> dict[str, Any]:
+def _split(by: str, values: list[Any]) -> dict[str, Any]:
     """Return the encodings of a column in its own order: colours with a legend, side by side."""
     scale = alt.Scale(domain=values, range=[COLOURS[number % len(COLOURS)] for number in range(len(values))])
     legend = alt.Legend(title=by.replace("_", " "), orient="top", symbolType="circle")

@@ -142,6 +142,7 @@ def test_a_port_in_use(hgpo, small_run) -> None:
     assert "Address already in use; use another --port" in error
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_it_is_interrupted(small_run) -> None:
     """A request with the printed address is answered; one without the token is refused."""
     import signal
@@ -181,12 +182,14 @@ def without_extra(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", ABSENT, *words], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_without_the_extra_one_line_says_how_to_install_it(small_run) -> None:
     done = without_extra("view", str(small_run), "--no-browser")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"error: this needs (starlette|uvicorn): pip install 'hgpo\[view\]'\n", done.stderr)
 
 
+@pytest.mark.slow
 def test_a_page_needs_no_extra(small_run, tmp_path) -> None:
     done = without_extra("view", str(small_run), "-o", str(tmp_path / "page.html"))
     assert (done.returncode, done.stderr) == (0, "")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
@@ -13,17 +11,14 @@ from textual.widgets import Input, Static
 
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.parameters import REWARD_SCALE
-from hgpo_train.view.terminal.estimators import DEFAULT, read_two
+from hgpo_train.view.terminal.estimators import read_two
+from hgpo_train.view.terminal.session import Session
 from hgpo_train.view.terminal.step import StepScreen
 from hgpo_train.view.terminal.texts import visible
 from hgpo_train.view.terminal.tree import TreeScreen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from textual.app import ComposeResult
-
-    from hgpo_train.view.sources import Source
 
 HELP: Final = f"""\
 Everywhere
@@ -59,7 +54,7 @@ class EstimatorScreen(ModalScreen[bool]):
     """The input of two estimators; returns whether they were changed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(False)")]
-    app: TerminalViewer
+    app: Session
 
     def compose(self) -> ComposeResult:
         """Create the widgets."""
@@ -78,16 +73,8 @@ class EstimatorScreen(ModalScreen[bool]):
             self.dismiss(result=True)
 
 
-class TerminalViewer(App[None]):
-    """Tasks, groups, steps and advantages of runs in a terminal.
-
-    Args:
-        sources: The runs.
-        estimators: The two estimators that are compared first, with their parameters.
-
-    Raises:
-        InputError: An estimator is unknown or invalid.
-    """
+class TerminalViewer(Session):
+    """Tasks, groups, steps and advantages of runs in a terminal."""
 
     ENABLE_COMMAND_PALETTE = False
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 (as Textual declares it)
@@ -121,22 +108,9 @@ class TerminalViewer(App[None]):
     #problem { color: $text-error; }
     """
 
-    def __init__(self, sources: Sequence[Source], estimators: Sequence[str] = ()) -> None:
-        super().__init__()
-        self.sources = sources
-        self.chosen = read_two(estimators or DEFAULT)
-
     def on_mount(self) -> None:
         """Show the tree."""
         self.push_screen(TreeScreen(self.sources))
-
-    @contextmanager
-    def reporting(self) -> Iterator[None]:
-        """Show an error of reading instead of ending the program."""
-        try:
-            yield
-        except (InputError, OSError) as error:
-            self.notify(visible(str(error)).plain, severity="error", markup=False, timeout=10)
 
     def action_help(self) -> None:
         """List the keys."""

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from hgpo_train.view.index import Index
-    from hgpo_train.view.terminal.app import TerminalViewer
     from hgpo_train.view.terminal.estimators import Chosen
     from hgpo_train.view.terminal.hierarchy import Member
+    from hgpo_train.view.terminal.session import Session
 
 PANELS: Final = ("#texts", "#members", "#differs")
 """The parts of the screen that Tab visits, in this order."""
@@ -60,7 +60,7 @@ class StepScreen(Screen[None]):
         panel: The part of the screen that has the focus.
     """
 
-    app: TerminalViewer
+    app: Session
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "move(1)", "Next"),
         Binding("p", "move(-1)", "Previous"),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
-    from hgpo_train.view.terminal.app import TerminalViewer
+    from hgpo_train.view.terminal.session import Session
 
 COLUMNS: Final = {"won": 6, "return": 9, "length": 8, "invalid": 8}
 """The columns at the right side, with their widths."""
@@ -115,7 +115,7 @@ class RunTree(Tree[Entry]):
 class TreeScreen(Screen[None]):
     """Tasks → groups → trajectories of every run."""
 
-    app: TerminalViewer
+    app: Session
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "find", "Find a task", key_display="/"),
         Binding("escape", "show_all", "All tasks", show=False),
