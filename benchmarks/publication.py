@@ -1,4 +1,4 @@
-"""Measure what reaches the engine when weights are published: the share of an adapter's change, and bytes.
+"""Measure what reaches the engine when weights are published: the share of an adapter's change.
 
     python benchmarks/publication.py               a minute
     python benchmarks/publication.py --engine      also vLLM (extra `vllm`, or its build for CPUs), some minutes more
@@ -9,7 +9,6 @@ change   A small model with weights of a bfloat16 checkpoint trains adapters (ra
          trained change. Both for the weights, and for log-probabilities computed in float32 from what was published.
 engine   The same share in log-probabilities that the trainer and vLLM compute in bfloat16, after five iterations. Their
          own rounding changes log-probabilities too, so the standard error of the share is given.
-bytes    For the shapes of Qwen2.5: bytes written to files, read from files, and copied in memory by a publication.
 
 Results: benchmarks/results/publication.json.
 """
@@ -19,7 +18,6 @@ from __future__ import annotations
 import argparse
 import copy
 import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,8 +30,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from hgpo_train.models.config import LoraConfig
 from hgpo_train.models.loading import add_adapters
-from hgpo_train.models.shapes import PUBLISHED
-from hgpo_train.policies.weight_handover import checkpoint_weights, handed_bytes, shared
+from hgpo_train.policies.weight_handover import checkpoint_weights
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.update.batches import samples_from_steps
 from hgpo_train.training.update.learner import Learner
@@ -51,7 +48,6 @@ VOCABULARY = 512
 LORA = LoraConfig(rank=64, alpha=64)
 STEPS = 16
 """Optimiser steps of an iteration."""
-QWEN = {size: PUBLISHED[f"Qwen/Qwen2.5-{size}-Instruct"] for size in ("1.5B", "7B")}
 
 
 def small_model() -> Model:
@@ -218,67 +214,6 @@ def engine_logprobs(policy: VLLMPolicy, ids: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).flatten()
 
 
-def size_of_files(model: Model) -> int:
-    """Return the bytes of the files that `save_pretrained` writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-
-
-def handover() -> list[dict[str, Any]]:
-    """Publish a small model in both ways, and count bytes."""
-    model = small_model().float()
-    weights = checkpoint_weights(model)
-    with shared(weights, by_device=True) as handle:
-        in_memory = Path(handle["path"]).stat().st_size
-    adapted = add_adapters(small_model(), LORA)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return [
-        {"small model": "all weights, before", "parameters": parameters, "file bytes": size_of_files(model)},
-        {"small model": "all weights, now", "parameters": parameters, "file bytes": 0, "memory bytes": in_memory},
-        {"small model": "adapters, before", "parameters": parameters}
-        | {"file bytes": size_of_files(copy.deepcopy(adapted).merge_and_unload())},
-        {"small model": "adapters, now", "parameters": parameters, "file bytes": size_of_files(adapted)},
-    ]
-
-
-def planned() -> list[dict[str, Any]]:
-    """Return the bytes of a publication for Qwen2.5's shapes, from models without values."""
-    found = []
-    gib = 1 << 30
-    for shape, sizes in QWEN.items():
-        with torch.device("meta"):
-            full = AutoModelForCausalLM.from_config(Qwen2Config(**sizes), dtype=torch.float32)
-            half = AutoModelForCausalLM.from_config(Qwen2Config(**sizes), dtype=torch.bfloat16)
-            size = handed_bytes(checkpoint_weights(full)) / gib
-            merged = handed_bytes(checkpoint_weights(half)) / gib
-            adapted = add_adapters(half, LORA)
-        trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
-        adapter = sum(parameter.numel() * parameter.element_size() for parameter in trained) / gib
-        found += [
-            {
-                "shape": f"{shape}, all weights",
-                "way": "before",
-                "disk, GiB": size,
-                "read, GiB": size,
-                "staged, GiB": 0.0,
-            },
-            {
-                "shape": f"{shape}, all weights",
-                "way": "now, GPU",
-                "disk, GiB": 0.0,
-                "read, GiB": 0.0,
-                "staged, GiB": 0.0,
-            },
-            {"shape": f"{shape}, all weights", "way": "now, CPU", "disk, GiB": 0.0, "read, GiB": 0.0}
-            | {"staged, GiB": size},
-            {"shape": f"{shape}, adapters", "way": "before", "disk, GiB": merged, "read, GiB": merged}
-            | {"staged, GiB": merged},
-            {"shape": f"{shape}, adapters", "way": "now", "disk, GiB": 0.0, "read, GiB": 0.0, "staged, GiB": adapter},
-        ]
-    return found
-
-
 def show(console: Console, title: str, found: list[dict[str, Any]]) -> None:
     """Print a table of values."""
     table = Table(title=title)
@@ -301,13 +236,11 @@ def main() -> None:
     add_keep(parser)
     given = parser.parse_args()
     console = Console()
-    figures = {"change": change(), "handover": handover(), "planned": planned()}
+    figures = {"change": change()}
     if given.engine:
         figures["engine"] = served()
         show(console, "the change that vLLM serves, five iterations", figures["engine"])
     show(console, "the change that is published", figures["change"])
-    show(console, "a small model, counted", figures["handover"])
-    show(console, "Qwen2.5, planned from its shapes", figures["planned"])
     console.print(store("publication", figures, keep=given.keep))
 
 

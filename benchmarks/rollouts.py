@@ -1,25 +1,20 @@
 """Measure the collector's overhead, and its speedup over a lockstep loop.
 
     python benchmarks/rollouts.py                # all parts, some minutes
-    python benchmarks/rollouts.py --only tail    # one part: identity, overhead, tail, memory
+    python benchmarks/rollouts.py --only tail    # one part: overhead, tail
 
-identity   the tables of 1 and of 1,024 environments are identical, byte for byte
 overhead   CPU time per step outside policy and environment, with and without writing
 tail       collector and lockstep loop with the same log-normal response times
-memory     resident memory after 1,000 and after 10,000 episodes
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
-import hashlib
 import math
 import tempfile
 import time
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from record import add_keep, store
@@ -52,32 +47,6 @@ def policy_for(here: EnvHandle, spec: str) -> BatchPolicy:
     made = make_policy(spec, PolicyContext(here.shared.source.name, "response"))
     assert isinstance(made, BatchPolicy)
     return made
-
-
-def identity() -> dict[str, Any]:
-    digests, seconds = {}, {}
-    for env_id in (ALFWORLD, WEBSHOP):
-        here = handle(env_id)
-        for count in (1, 1024):
-            with tempfile.TemporaryDirectory() as folder:
-                began = time.process_time()
-                with StepWriter(folder, run="benchmark", config={}) as writer:
-                    what = RolloutSpec(tasks=160, group_size=8, seed=1)
-                    tally = collect_groups(
-                        here, policy_for(here, "random"), writer, what, ExecutionOptions(slots=count)
-                    )
-                seconds[env_id, count] = time.process_time() - began
-                files = sorted(Path(folder).rglob("*.*"))
-                digests[env_id, count] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-        CONSOLE.print(f"{env_id}: {tally.steps:,} steps, the same bytes: {same(digests, env_id)}")
-    return {
-        env_id: {"same": same(digests, env_id), "cpu_s": {str(n): round(seconds[env_id, n], 2) for n in (1, 1024)}}
-        for env_id in (ALFWORLD, WEBSHOP)
-    }
-
-
-def same(digests: dict[tuple[str, int], str], env_id: str) -> bool:
-    return digests[env_id, 1] == digests[env_id, 1024]
 
 
 class Nowhere:
@@ -232,43 +201,7 @@ def lockstep_s(rows: list[Row], thinking: Thinking, count: int, what: RolloutSpe
     return waited
 
 
-def memory() -> dict[str, Any]:
-    """Measure resident memory over the number of episodes, with rows written to disk."""
-    import resource
-
-    here = handle(max_steps=15)
-    resident: dict[int, float] = {}
-    marks = [1000, 2500, 5000, 7500, 10_000]
-
-    def note(tally: collector.Tally) -> None:
-        if marks and tally.trajectories >= marks[0]:
-            gc.collect()
-            resident[marks.pop(0)] = resident_mb()
-
-    with tempfile.TemporaryDirectory() as folder, StepWriter(folder) as writer:
-        what = RolloutSpec(tasks=1250, group_size=8, seed=1)
-        collect_groups(here, policy_for(here, "random"), writer, what, ExecutionOptions(slots=256), progress=note)
-        gc.collect()
-        resident[10_000] = resident_mb()
-    growth = resident[10_000] / resident[2500] - 1
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    table = Table("episodes", *(f"{mark:,}" for mark in resident), title="Memory")
-    table.add_row("resident MB", *(f"{value:.0f}" for value in resident.values()))
-    CONSOLE.print(table, f"growth from 2,500 to 10,000 episodes: {growth:.1%}; peak {peak:.0f} MB")
-    return {"resident_mb": {str(n): round(mb, 1) for n, mb in resident.items()}, "growth": round(growth, 4)}
-
-
-def resident_mb() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096 / 2**20
-
-
-PARTS = {
-    "identity": identity,
-    "overhead": overhead,
-    "tail": tail,
-    "memory": memory,
-}
+PARTS = {"overhead": overhead, "tail": tail}
 
 
 def main() -> None:
