@@ -51,7 +51,7 @@ class BabyAIEngine:
         self.env, self.taken = gymnasium.make(f"BabyAI-{level}-v0").unwrapped, None
         with contextlib.redirect_stdout(None):  # minigrid prints which rooms it rejects
             self.env.reset(seed=int(seed))
-        return self._show(reward=0.0, ended=False)
+        return self._show(reward=0.0)
 
     def act(self, command: str) -> State:
         if command not in self.state.actions:
@@ -59,11 +59,18 @@ class BabyAIEngine:
             return self.state
         self.taken = ACTIONS.index(command)
         _, reward, terminated, truncated, _ = self.env.step(self.taken)
-        return self._show(float(reward), ended=terminated or truncated)
+        return self._show(float(reward), terminated=terminated, truncated=truncated and not terminated)
 
-    def _show(self, reward: float, *, ended: bool) -> State:
-        actions = [] if ended else [action for action in ACTIONS if offered(self.env, action)]
-        self.state = State(describe(self.env), actions, True, ended, reward > 0, reward, reward, {})
+    def _show(self, reward: float, *, terminated: bool = False, truncated: bool = False) -> State:
+        self.state = State(
+            text=describe(self.env),
+            actions=[] if terminated or truncated else [action for action in ACTIONS if offered(self.env, action)],
+            terminated=terminated,
+            truncated=truncated,
+            won=terminated and reward > 0,
+            reward=reward,
+            score=reward,
+        )
         return self.state
 
 
