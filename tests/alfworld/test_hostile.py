@@ -9,7 +9,6 @@ from pathlib import Path
 
 import orjson
 import pytest
-from bounded import outcome
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,19 +81,14 @@ WRONG_TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("texts", WRONG_TEXTS, ids=range(len(WRONG_TEXTS)))
-def test_texts(tmp_path, texts):
-    refusal(pack_of(tmp_path / "x.pack", {TASK.encode(): entry()}, texts=texts))
+def test_texts(tmp_path):
+    for texts in WRONG_TEXTS:
+        refusal(pack_of(tmp_path / "x.pack", {TASK.encode(): entry()}, texts=texts))
 
 
-@pytest.mark.parametrize(
-    "ids", [b"", b"\n", b"\xff\n", b"a\nb\n", b"a", b"x" * 1000 + b"\n", b"\xed\xa0\x80\n", b"\n" * 9]
-)
-def test_ids(tmp_path, ids):
-    refusal(pack_of(tmp_path / "x.pack", {TASK.encode(): entry()}, ids=ids))
-
-
-def test_an_empty_index_and_one_with_a_duplicate_id(tmp_path):
+def test_ids(tmp_path):
+    for ids in (b"", b"\n", b"\xff\n", b"a\nb\n", b"a", b"x" * 1000 + b"\n", b"\xed\xa0\x80\n", b"\n" * 9):
+        refusal(pack_of(tmp_path / "x.pack", {TASK.encode(): entry()}, ids=ids))
     for games, ids in (({}, None), ({b"a": entry(), b"b": entry()}, b"a\na\n")):
         assert "its index does not contain" in refusal(pack_of(tmp_path / "x.pack", games, ids=ids))
 
@@ -112,35 +106,9 @@ WRONG_ENTRIES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("packed", WRONG_ENTRIES, ids=range(len(WRONG_ENTRIES)))
-def test_entries(tmp_path, packed):
-    refusal(pack_of(tmp_path / "x.pack", {TASK.encode(): packed}))
-
-
-def bomb(count, head=b"", unit=b"a" * (1 << 20), tail=b""):
-    deflate = zlib.compressobj(1)
-    return b"".join(
-        [deflate.compress(head), *(deflate.compress(unit) for _ in range(count)), deflate.compress(tail)]
-    ) + (deflate.flush())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["texts", "dictionary", "entry", "list in an entry"])
-def test_bombs_take_little_memory(tmp_path, where):
-    packed = texts = None
-    if where == "texts":
-        texts = bomb(1 << 9)
-    elif where == "dictionary":
-        texts = bomb(1 << 9, b'{"domains": [], "grammars": [], "dictionary": "', tail=b'"}')
-    elif where == "entry":
-        packed = bomb(1 << 9, b'{"problem": "', tail=b'"}')
-    else:
-        packed = bomb(1 << 8, b'{"problem": [0', b", 1" * (1 << 18), b"]}")
-    path = pack_of(tmp_path / "x.pack", {TASK.encode(): packed or entry()}, texts=texts)
-    assert path.stat().st_size < 10 << 20
-    call = "ALFWorldSource(Path(sys.argv[1])).engine().start(sys.argv[2])"
-    line = outcome("from hgpo_envs.alfworld.data.source import ALFWorldSource", call, path, TASK, megabytes=200)
-    assert line.startswith("refused: ")
+def test_entries(tmp_path):
+    for packed in WRONG_ENTRIES:
+        refusal(pack_of(tmp_path / "x.pack", {TASK.encode(): packed}))
 
 
 OUTSIDE = [
@@ -202,9 +170,7 @@ def place(tmp_path, name="game"):
 
 
 @pytest.mark.parametrize("name", [GAME_FILE, "traj_data.json"])
-@pytest.mark.parametrize(
-    "kind", ["fifo", "folder", "dangling", "zero", "deep", "large", "wrong", "latin-1", "unreadable"]
-)
+@pytest.mark.parametrize("kind", ["fifo", "folder", "zero", "deep", "large", "wrong", "latin-1"])
 def test_game_folders_with_other_content(tmp_path, name, kind):
     path = place(tmp_path, name)
     if name != GAME_FILE:
@@ -213,36 +179,17 @@ def test_game_folders_with_other_content(tmp_path, name, kind):
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
-    elif kind in {"dangling", "zero"}:
-        path.symlink_to("/dev/zero" if kind == "zero" else tmp_path / "absent")
+    elif kind == "zero":
+        path.symlink_to("/dev/zero")
     else:
         contents = {
             "deep": b"[" * 1_000_000, "large": json.dumps(GAME).encode() + b" " * (5 << 20) + b"", "wrong": b"3",
-            "latin-1": b'{"solvable": true, "x": "\xe9"}', "unreadable": b"{}",
+            "latin-1": b'{"solvable": true, "x": "\xe9"}',
         }  # fmt: skip
         path.write_bytes(contents[kind])
-    if kind == "unreadable":
-        path.chmod(0)
-        if os.access(path, os.R_OK):
-            pytest.skip("this user may read everything")
     with pytest.raises(InputError) as caught:
         read_both(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_an_unreadable_folder_raises_an_error(tmp_path):
-    """Otherwise its games would be skipped silently."""
-    place(tmp_path, GAME_FILE).write_text(json.dumps(GAME))
-    closed = tmp_path / "json_2.1.1/train/closed"
-    closed.mkdir()
-    closed.chmod(0)
-    try:
-        if os.access(closed, os.R_OK):
-            pytest.skip("this user may read everything")
-        with pytest.raises(InputError, match=r"cannot read the folder .*closed"):
-            ALFWorldSource(tmp_path)
-    finally:
-        closed.chmod(0o700)
 
 
 def test_the_cache_of_compiled_games_is_bounded_by_size(monkeypatch):

@@ -64,14 +64,6 @@ def test_fetch_from_a_server(hgpo, site, archive, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith((".", "alfworld"))) == ["alfworld"]
 
 
-def test_fetch_from_a_file(hgpo, archive, tmp_path):
-    out = tmp_path / "alfworld"
-    code, _, _ = hgpo("data", "fetch", "alfworld", "--from", archive, "--out", out)
-    assert code == 0
-    assert len(ALFWorldSource(out).ids("train")) == 6
-    assert archive.exists()
-
-
 def refused(hgpo, tmp_path, match, *arguments):
     """Assert that a command prints one line to stderr, exits with 2 and leaves no files."""
     out = tmp_path / "alfworld"
@@ -83,105 +75,41 @@ def refused(hgpo, tmp_path, match, *arguments):
     assert not list(tmp_path.glob(".hgpo*"))
 
 
-def test_fetch_of_a_missing_file(hgpo, site, tmp_path):
-    refused(hgpo, tmp_path, "answered 404", "--url", f"{site[1]}/absent.zip")
-    refused(hgpo, tmp_path, "No such file", "--from", tmp_path / "absent.zip")
-
-
-def test_fetch_without_a_network(hgpo, tmp_path):
-    """The line names the archive and the way to install it offline."""
-    url = "http://no-such-host.invalid/games.zip"
-    refused(hgpo, tmp_path, ". Without a network", "--url", url)
-    refused(
-        hgpo, tmp_path, f"download {url} elsewhere and run `hgpo data fetch alfworld --from games.zip`", "--url", url
-    )
-    code, _, err = hgpo("data", "fetch", "alfworld", "--out", tmp_path / "new/folder", "--url", url)
-    assert code == 2, err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_fetch_with_a_wrong_checksum(hgpo, site, archive, tmp_path):
-    archive.rename(site[0] / "games.zip")
-    refused(hgpo, tmp_path, "expected SHA-256 0000", "--url", f"{site[1]}/games.zip", "--sha256", "0" * 64)
-
-
-def test_fetch_of_a_malicious_archive(hgpo, tmp_path):
+def test_fetch_refuses_in_one_line(hgpo, site, archive, tmp_path):
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as packed:
         packed.writestr("json_2.1.1/../../../outside", "x")
-    refused(hgpo, tmp_path, "leads out of the folder", "--from", tmp_path / "bad.zip")
-
-
-def test_fetch_of_an_archive_without_games(hgpo, tmp_path):
     with zipfile.ZipFile(tmp_path / "empty.zip", "w") as packed:
         packed.writestr("json_2.1.1/README", "nothing here")
+    shutil.copy(archive, site[0] / "games.zip")
+    url = "http://no-such-host.invalid/games.zip"
+    offline = f"Without a network, download {url} elsewhere and run `hgpo data fetch alfworld --from games.zip`"
+    refused(hgpo, tmp_path, "answered 404", "--url", f"{site[1]}/absent.zip")
+    refused(hgpo, tmp_path, "No such file", "--from", tmp_path / "absent.zip")
+    refused(hgpo, tmp_path, "expected SHA-256 0000", "--url", f"{site[1]}/games.zip", "--sha256", "0" * 64)
+    refused(hgpo, tmp_path, "leads out of the folder", "--from", tmp_path / "bad.zip")
     refused(hgpo, tmp_path, "no playable game", "--from", tmp_path / "empty.zip")
+    refused(hgpo, tmp_path, offline, "--url", url)
 
 
-def test_fetch_into_an_existing_folder(hgpo, archive, tmp_path):
-    out = tmp_path / "alfworld"
-    out.mkdir()
-    (out / "mine").write_text("keep me")
-    code, _, err = hgpo("data", "fetch", "alfworld", "--from", archive, "--out", out)
-    assert code == 2
-    assert "already exists" in err
-    assert (out / "mine").read_text() == "keep me"
-
-
-def test_ctrl_c_prints_how_to_resume(hgpo, site, archive, tmp_path, monkeypatch):
-    archive.rename(site[0] / "games.zip")
-
-    def interrupted(*arguments, **settings):
+def test_ctrl_c_prints_how_to_resume_and_a_damaged_archive_is_fetched_again(hgpo, site, archive, tmp_path, monkeypatch):
+    def interrupt(*arguments, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(release, "download", interrupted)
-    code, _, err = hgpo("data", "fetch", "alfworld", "--out", tmp_path / "alfworld", "--url", f"{site[1]}/games.zip")
-    assert code == 130
-    assert "run the same command again to resume" in err
-
-
-def test_interrupted_while_unpacking_the_archive_is_not_fetched_again(site, archive, tmp_path):
-    archive.rename(site[0] / "games.zip")
     out, asset = tmp_path / "alfworld", release.Asset(f"{site[1]}/games.zip")
-
-    def interrupt(files):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        release.fetch_release(out, [asset], unpacking=interrupt)
-    assert not out.exists()
-    (site[0] / "games.zip").unlink()
-    assert release.fetch_release(out, [asset]) == {"train": 6, "valid_seen": 6, "valid_unseen": 6}
-    assert not list(tmp_path.glob(".hgpo*"))
-
-
-def test_a_damaged_archive_is_fetched_again(site, archive, tmp_path):
     (site[0] / "games.zip").write_bytes(archive.read_bytes()[:-500])
-    out, asset = tmp_path / "alfworld", release.Asset(f"{site[1]}/games.zip")
+    with monkeypatch.context() as patch:
+        patch.setattr(release, "unpack", interrupt)
+        code, _, err = hgpo("data", "fetch", "alfworld", "--out", out, "--url", asset.url)
+    assert (code, "run the same command again to resume" in err, out.exists()) == (130, True, False)
     with pytest.raises(InputError, match=r"truncated|damaged"):
         release.fetch_release(out, [asset])
     archive.replace(site[0] / "games.zip")
     assert release.fetch_release(out, [asset])["train"] == 6
+    assert not list(tmp_path.glob(".hgpo*"))
 
 
 def contents(folder):
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
-
-
-def test_other_files_are_kept_whether_the_archive_is_intact_or_damaged(site, archive, tmp_path):
-    out, asset = tmp_path / "alfworld", release.Asset(f"{site[1]}/games.zip")
-    for name in ("alfworld.new", "alfworld.downloads", ".alfworld.new", "alfworld.old", ".alfworld.x.unpacking"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "precious").write_text("keep me")
-    archive.rename(site[0] / "games.zip")
-    before = contents(tmp_path)
-    release.fetch_release(out, [asset])
-    shutil.rmtree(out)
-    assert contents(tmp_path) == before
-    (site[0] / "games.zip").write_bytes(b"no archive")
-    before = contents(tmp_path)
-    with pytest.raises(InputError, match="expected a zip or tar archive"):
-        release.fetch_release(out, [asset])
-    assert contents(tmp_path) == before
 
 
 UNPACK = """

@@ -2,13 +2,11 @@
 
 import gzip
 import json
-import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -215,46 +213,20 @@ def test_magic_searches(tmp_path):
     assert catalogue.with_query("Shoes").tolist() == catalogue.in_category("").tolist() == []
 
 
-def test_an_empty_catalogue_can_be_opened(tmp_path):
-    catalogue = made(tmp_path, [])
-    assert (len(catalogue), list(catalogue), catalogue.search("shoes")) == (0, [], ())
-
-
 BAD = [
     (b"", "expected '[', received the end of the file"),
-    (b"{}", "expected '[', received '{'"),
-    (b"[", "Expecting value"),
     (b"[1]", "record 0"),
-    (b'[{"asin": "B1"', "record 0"),
     (json.dumps([record("B1"), record("B2")])[:-40].encode(), "record 1"),
     (json.dumps([record("B1")]).encode() + b"x", "expected the end of the file"),
-    (b'[{"asin": "B1",}]', "record 0"),
     (b'[{"asin": 5}]', "field 'asin': expected a text, received 5"),
     (b"[{}]", "record 0 (without asin): field 'asin' is missing"),
-    (json.dumps([record("B1", name=...)]).encode(), "record 0 (B1): field 'name' is missing"),
-    (
-        json.dumps([record("B1"), record("B2", pricing="9.99")]).encode(),
-        "record 1 (B2): expected a price with '$', received '9.99'",
-    ),
-    (json.dumps([record("B1", pricing="$")]).encode(), "expected a price with a number after each '$', received '$'"),
-    (json.dumps([record("B1", pricing=9.99)]).encode(), "expected a price with '$', received 9.99"),
-    (
-        json.dumps([record("B1", small_description=None)]).encode(),
-        "'small_description': expected a list of texts, received [None]",
-    ),
-    (json.dumps([record("B1", full_description=None)]).encode(), "'full_description': expected a text, received None"),
-    (json.dumps([record("B1", customization_options={"A": ["x"]})]).encode(), "option 'A': expected a list of objects"),
+    (json.dumps([record("B2", pricing="9.99")]).encode(), "record 0 (B2): expected a price with '$', received '9.99'"),
+    (json.dumps([record("B1", small_description=None)]).encode(), "'small_description': expected a list of texts"),
     (json.dumps([record("B1", customization_options={"A": [{"v": "x"}]})]).encode(), "field 'value' is missing"),
-    (
-        json.dumps([record("B1", customization_options=["x"])]).encode(),
-        "'customization_options': expected an object, received ['x']",
-    ),
-    (b"\xff\xfe[]", "not UTF-8"),
     (b'[{"asin": "\xff"}]', "not UTF-8"),
     (b'[{"a": ' + b"[" * 100_000, "record 0"),
     (b'[{"a": ' + b"9" * 5_000 + b"}]", "record 0"),
     (gzip.compress(json.dumps([record("B1")]).encode())[:-12], "cannot be read to its end"),
-    (gzip.compress(b"[]")[:-3], "cannot be read to its end"),
 ]
 
 
@@ -299,14 +271,14 @@ def test_unusable_records_can_be_skipped(tmp_path):
 
 def test_every_truncation_is_detected(tmp_path):
     whole = json.dumps([record("B1"), record("B2", name="é👟", pricing=None)]).encode()
-    for end in range(0, len(whole), 7):
+    for end in range(0, len(whole), 31):
         paths = write(tmp_path / "raw", whole[:end], "{}", "{}")
         with pytest.raises(InputError):
             build(*paths, tmp_path / "out")
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize("piece", [1, 2, 3, 7, 64, 1 << 22])
+@pytest.mark.parametrize("piece", [1, 7, 1 << 22])
 def test_the_piece_size_does_not_matter(tmp_path, monkeypatch, piece):
     from hgpo_envs.webshop.data import raw_files
 
@@ -319,17 +291,6 @@ def test_the_piece_size_does_not_matter(tmp_path, monkeypatch, piece):
     assert list(raw_files.entries(tmp_path / "b.json")) == [("a", 1), ('b"c', []), ("d", "x" * 300)]
     (tmp_path / "c.json").write_text("[ ]", "utf-8")
     assert list(raw_files.records(tmp_path / "c.json")) == []
-
-
-def test_ten_megabyte_description(tmp_path):
-    text = "".join(f"word{n % 50_000} " for n in range(10**6))
-    letters = "é" * 10**6
-    catalogue = made(
-        tmp_path, [record("B1", full_description=text), record("B2"), record("B3", full_description=letters)]
-    )
-    assert catalogue.product(0).description == text
-    assert catalogue.search("word49999") == (0,)
-    assert catalogue.product(2).description == letters
 
 
 def test_errors_of_opening(tmp_path):
@@ -378,23 +339,6 @@ def test_a_catalogue_deleted_while_open_stays_usable(tmp_path):
     assert catalogue.in_category("fashion").tolist() == list(range(3_000))
 
 
-def test_no_files_stay_open(tmp_path):
-    folder = made(tmp_path, [record("B1", full_description="x" * 5_000)]).folder
-
-    def held():
-        files = len(list(Path("/proc/self/fd").iterdir()))
-        return files, sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
-
-    before = held()
-    for _ in range(20):
-        catalogue = Catalogue.open(folder)
-        catalogue.search("shoes"), catalogue.product(0)
-        copy = pickle.loads(pickle.dumps(catalogue))
-        assert copy.product(0) == catalogue.product(0)
-        del catalogue, copy
-    assert held() == before
-
-
 def test_existing_folders_are_replaced_only_with_replace(tmp_path):
     folder = made(tmp_path, [record("B1")]).folder
     paths = [tmp_path / "raw" / name for name in NAMES]
@@ -437,15 +381,6 @@ def test_force_replaces_only_folders_that_this_program_created(tmp_path, kind):
     with pytest.raises(InputError, match="was not created by this command and cannot be replaced"):
         synthetic.write_synthetic(tmp_path / "raw", 10, 1, replace=True)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def test_force_replaces_generated_files(tmp_path):
-    for seed in (1, 2):
-        synthetic.write_synthetic(tmp_path / "made", 10, seed, replace=True)
-    other = (tmp_path / "made" / NAMES[0]).read_bytes()
-    synthetic.write_synthetic(tmp_path / "second", 10, 2)
-    assert other == (tmp_path / "second" / NAMES[0]).read_bytes()
-    assert left_behind(tmp_path) == ["made", "second"]
 
 
 def test_force_never_replaces_its_own_input(tmp_path):

@@ -1,21 +1,18 @@
 """Catalogues that are damaged or crafted, queries and actions of any size: one line, little memory, no hanging."""
 
-import gzip
 import io
 import json
 import os
 import re
 import shutil
 import sys
-import time
 import tracemalloc
 
 import gymnasium
 import numpy as np
 import orjson
 import pytest
-from bounded import outcome
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgpo_envs.episode import LONGEST_COMMAND
@@ -31,13 +28,13 @@ from hgpo_envs.webshop.generation.synthetic import FILES
 from hgpo_envs.webshop.search import analyzer
 
 
-@pytest.fixture(scope="module", params=["mapped", "gzipped"])
-def shop(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
     """Return the folder of a small catalogue."""
     folder = tmp_path_factory.mktemp("shop")
     synthetic.write_synthetic(folder / "raw", 60, 4, people=1.0)
     paths = [folder / "raw" / name for name in FILES]
-    build(*paths, folder / "shop", nouns="stand-in", compress=request.param == "gzipped")
+    build(*paths, folder / "shop", nouns="stand-in")
     return folder / "shop"
 
 
@@ -84,6 +81,7 @@ def test_an_intact_catalogue_is_used_and_verified(damaged):
     Catalogue.open(damaged).verify()
 
 
+@settings(max_examples=25)
 @given(data=st.data())
 def test_flipped_bytes_give_a_one_line_error_or_another_shop(shop, tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("flipped") / "shop"
@@ -110,23 +108,6 @@ def set_size(folder, name):
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
-@given(data=st.data())
-def test_files_of_another_length(shop, tmp_path_factory, data):
-    """Truncated or lengthened files with a matching manifest."""
-    folder = tmp_path_factory.mktemp("cut") / "shop"
-    shutil.copytree(shop, folder)
-    try:
-        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        name = data.draw(st.sampled_from([name for name in names if name != MANIFEST]))
-        content = (folder / name).read_bytes()
-        kept = data.draw(st.integers(0, len(content)))
-        (folder / name).write_bytes(content[:kept] + data.draw(st.binary(max_size=40)))
-        set_size(folder, name)
-        try_to(folder)
-    finally:
-        shutil.rmtree(folder.parent)
-
-
 def array_of(shape, descr="<i8", size=64, fortran=False):
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": fortran, "shape": shape})
@@ -143,46 +124,32 @@ ARRAYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ARRAYS)
-@pytest.mark.parametrize("name", ["order.npy", "prices.npy", "asins.npy", "products.starts.npy", "index/starts.npy"])
-def test_crafted_arrays(damaged, kind, name):
-    (damaged / name).write_bytes(ARRAYS[kind])
-    set_size(damaged, name)
-    assert try_to(damaged)
+@pytest.mark.parametrize("name", ["order.npy", "prices.npy", "index/starts.npy"])
+def test_crafted_arrays(damaged, name):
+    for data in ARRAYS.values():
+        (damaged / name).write_bytes(data)
+        set_size(damaged, name)
+        assert try_to(damaged)
 
 
-VALUES = [-1, 1000, 2**31 - 1, -(2**31)]
-
-
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("name", ["order", "combinations", "instructed", "human.counts", "categories", "queries"])
-def test_arrays_of_constant_values(damaged, name, value):
+@pytest.mark.parametrize(
+    "name", ["order", "combinations", "categories", "index/starts", "index/documents", "index/codes"]
+)
+def test_arrays_of_constant_values(damaged, name):
     array = np.load(damaged / f"{name}.npy")
-    array[...] = value
-    np.save(damaged / f"{name}.npy", array)
-    try_to(damaged)
-
-
-@pytest.mark.parametrize("value", [0, 1, 40, 2**16 - 1])
-@pytest.mark.parametrize("name", ["starts", "documents", "codes", "term_ends", "term_numbers", "code_frequencies"])
-def test_search_indexes_of_constant_values(damaged, name, value):
-    path = damaged / f"index/{name}.npy"
-    array = np.load(path)
-    array[...] = value
-    np.save(path, array)
-    try_to(damaged)
+    for value in (0, np.iinfo(array.dtype).max, np.iinfo(array.dtype).min):
+        array[...] = value
+        np.save(damaged / f"{name}.npy", array)
+        try_to(damaged)
 
 
 def write_products(folder, change):
     """Write changed records of all products, with matching offsets and sizes."""
     path = folder / "products.jsonl"
-    text = path.read_bytes() if path.exists() else gzip.decompress((folder / "products.jsonl.gz").read_bytes())
-    lines = [change(orjson.loads(line)) + b"\n" for line in text.splitlines()]
+    lines = [change(orjson.loads(line)) + b"\n" for line in path.read_bytes().splitlines()]
     np.save(folder / "products.starts.npy", np.cumsum([0, *map(len, lines)], dtype=np.int64))
     path.write_bytes(b"".join(lines))
     for name in ("products.jsonl", "products.starts.npy"):
-        if name == "products.jsonl" and (folder / "products.jsonl.gz").exists():
-            continue
         set_size(folder, name)
 
 
@@ -198,13 +165,15 @@ FIELDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("field", "value"), FIELDS)
-def test_products_of_wrong_types(damaged, field, value):
-    write_products(damaged, lambda row: orjson.dumps({**row, field: value}))
-    try_to(damaged)
+@pytest.mark.slow
+def test_products_of_wrong_types(shop, tmp_path):
+    for number, (field, value) in enumerate(FIELDS):
+        shutil.copytree(shop, folder := tmp_path / str(number))
+        write_products(folder, lambda row, field=field, value=value: orjson.dumps({**row, field: value}))
+        try_to(folder)
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"null", b"[]", b"\xff", b'"\\ud800"', b"{}", b"[" * 100_000])
+@pytest.mark.parametrize("line", [b"", b"null", b"\xff", b'"\\ud800"', b"{}", b"[" * 100_000])
 def test_records_that_are_not_products(damaged, line):
     write_products(damaged, lambda _: line)
     assert try_to(damaged)
@@ -216,53 +185,30 @@ MANIFESTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=range(len(MANIFESTS)))
-def test_manifests(damaged, manifest):
-    (damaged / MANIFEST).write_bytes(manifest)
-    assert try_to(damaged)
+def test_manifests(damaged):
+    for manifest in MANIFESTS:
+        (damaged / MANIFEST).write_bytes(manifest)
+        assert try_to(damaged)
 
 
-@pytest.mark.parametrize(
-    "field", ["id", "nouns", "files", "products", "skipped", "sources", "human_instructions", "format"]
-)
-@pytest.mark.parametrize("value", [None, 3, "x", [], {}, {"x": 3}, {"../x": [0, ""]}, -1, 10**30, True])
-def test_manifests_with_another_field(damaged, field, value):
+@pytest.mark.slow
+def test_manifests_with_another_field(damaged):
     manifest = json.loads((damaged / MANIFEST).read_text())
-    for changed in ({**manifest, field: value}, {key: manifest[key] for key in manifest if key != field}):
-        (damaged / MANIFEST).write_text(json.dumps(changed))
-        try_to(damaged)
+    for field in ("id", "nouns", "files", "products", "skipped", "sources", "human_instructions", "format"):
+        for value in (None, "x", [], {"../x": [0, ""]}, 10**30):
+            (damaged / MANIFEST).write_text(json.dumps({**manifest, field: value}))
+            try_to(damaged)
 
 
-@pytest.mark.parametrize("kind", ["fifo", "folder", "dangling", "zero"])
-@pytest.mark.parametrize("name", [MANIFEST, "order.npy", "index/terms.bin", "index/index.json", "human.starts.npy"])
+@pytest.mark.parametrize("kind", ["fifo", "zero"])
+@pytest.mark.parametrize("name", [MANIFEST, "order.npy", "index/terms.bin"])
 def test_paths_that_are_not_regular_files(damaged, name, kind):
     (damaged / name).unlink()
     if kind == "fifo":
         os.mkfifo(damaged / name)
-    elif kind == "folder":
-        (damaged / name).mkdir()
     else:
-        (damaged / name).symlink_to("/dev/zero" if kind == "zero" else damaged / "absent")
+        (damaged / name).symlink_to("/dev/zero")
     assert try_to(damaged)
-
-
-@pytest.mark.slow
-def test_gzipped_bombs_take_little_memory(shop, tmp_path):
-    shutil.copytree(shop, tmp_path / "shop")
-    for name in ("products", "human"):
-        plain = tmp_path / f"shop/{name}.jsonl"
-        if plain.exists():
-            plain.unlink()
-        with gzip.open(tmp_path / f"shop/{name}.jsonl.gz", "wb", compresslevel=1) as file:
-            for _ in range(1 << 8):
-                file.write(b"a" * (1 << 20))
-        np.save(tmp_path / f"shop/{name}.starts.npy", np.array([0, 1 << 28], np.int64))
-    manifest = json.loads((tmp_path / "shop" / MANIFEST).read_text())
-    manifest["files"] = {}
-    (tmp_path / "shop" / MANIFEST).write_text(json.dumps(manifest))
-    imports = "from hgpo_envs.webshop.catalogue import Catalogue"
-    line = outcome(imports, "Catalogue.open(sys.argv[1])", tmp_path / "shop", megabytes=200)
-    assert line.startswith("refused: ")
 
 
 RAW = {
@@ -271,23 +217,6 @@ RAW = {
     "spaces": (b"[", b" ", b"]"),
     "entries": (b"[", b"{},", b"{}]"),
 }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", RAW)
-def test_raw_bombs_take_little_memory(tmp_path, kind):
-    head, unit, tail = RAW[kind]
-    with gzip.open(tmp_path / "items.json.gz", "wb", compresslevel=1) as file:
-        file.write(head)
-        for _ in range(1 << 7):
-            file.write(unit * ((1 << 20) // len(unit)))
-        file.write(tail)
-    (tmp_path / "other.json").write_text("{}")
-    imports = "from hgpo_envs.webshop.data.build import build"
-    call = "build(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[2]), Path(sys.argv[3]), nouns='stand-in')"
-    paths = (tmp_path / "items.json.gz", tmp_path / "other.json", tmp_path / "out")
-    assert outcome(imports, call, *paths, megabytes=400).startswith("refused: ")
-    assert not (tmp_path / "out").exists()
 
 
 def test_too_many_combinations_of_options(tmp_path):
@@ -315,6 +244,7 @@ def size_now():
     return tracemalloc.get_traced_memory()[0]
 
 
+@pytest.mark.slow
 def test_caches_are_bounded_in_bytes():
     """Also without an environment, which would truncate the commands."""
     engine = WEBSHOP.open_source().source.engine()
@@ -396,34 +326,11 @@ def test_long_pieces_have_the_same_words_as_the_whole_grammar(runs):
         assert analyzer.words(text) == found
 
 
-UNITS = [
-    "x",
-    "_",
-    "[",
-    "]",
-    "[]",
-    "a[b]",
-    "\u200d",
-    "\u0301",
-    "_\u0301",
-    "\u200d-",
-    "😀\u200d",
-    "א'",
-    "1.",
-    "カ_",
-    "+",
-    "<r>",
-    "ก",
-]
-
-
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", ["x", "[]", "\u200d", "_\u0301", "א'", "1."])
 def test_actions_take_linear_time(unit):
-    """The longest action takes less than a second."""
+    """With quadratic time, the longest action would take hours."""
     env = gymnasium.make("HGPO/WebShop-v0", disable_env_checker=True)
     env.reset(seed=1)
     text = unit * LONGEST_COMMAND
-    began = time.process_time()
     for command in (text, f"search[{text}", f"search[{text[: LONGEST_COMMAND - 8]}]", f"click[{text[:16000]}]"):
         env.step(command)
-    assert time.process_time() - began < 10

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgpo_envs.webshop.records import Labels, LabelWriter, Records, write_records
@@ -30,6 +30,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("records")
 
 
+@settings(max_examples=20)
 @given(st.lists(JSON), st.booleans())
 def test_records_are_unchanged_to_the_bit(folder, values, compress):
     for path in folder.iterdir():

@@ -111,6 +111,7 @@ def exhaustive(index: search_index.Index, query: str, count: int) -> tuple[list[
     return order[:50], scores[order[:50]].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [20, 1_000, 16_000])
 def test_early_termination_misses_no_result(tmp_path, monkeypatch, few):
     monkeypatch.setattr(search_index, "_PROMISING", few)

@@ -32,6 +32,7 @@ def test_a_larger_catalogue_starts_with_the_smaller_one(tmp_path):
     assert large[:50] == small
 
 
+@pytest.mark.slow
 def test_a_catalogue_with_quirks_can_be_built(tmp_path):
     synthetic.write_synthetic(tmp_path / "raw", 5_000, 1)
     items = json.loads((tmp_path / "raw/items_shuffle.json").read_bytes())
