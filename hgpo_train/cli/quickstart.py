@@ -10,7 +10,6 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from hgpo_train.cli.quickstart_run import QuickstartResult
 
@@ -63,36 +62,33 @@ def show(console: Console, found: QuickstartResult, out: Path) -> None:
         found: The results.
         out: The folder to print in paths.
     """
-    import polars as pl
+    from rich.table import Table
 
-    from hgpo_datasets import scan_steps
     from hgpo_envs.wording import counted
 
-    steps = scan_steps(found.run)
-    (rows, rollouts, solved) = (
-        steps.group_by("trajectory")
-        .agg(pl.len().alias("rows"), pl.col("won").any())
-        .select(pl.col("rows").sum(), pl.len(), pl.col("won").mean())
-        .collect()
-        .row(0)
-    )
     print_line = partial(console.print, highlight=False)
-    played = f"{counted(rollouts, 'rollout')} of bundled ALFWorld games, {counted(rows, 'step')}"
-    if found.tally.trajectories:
-        speed = found.tally.steps / max(found.tally.seconds, 1e-9)
-        print_line(f"{played} ({speed:,.0f} steps/s).")
-    else:
-        print_line(f"{played} (already collected).")
+    speed = f"{found.tally.steps / max(found.tally.seconds, 1e-9):,.0f} steps/s"
     print_line(
-        f"{solved:.0%} won. The policy acts on what it sees, makes mistakes, and loses track of the task in many "
-        "rollouts.\n"
+        f"{counted(found.summary['trajectories'], 'rollout')} of bundled ALFWorld games, "
+        f"{counted(found.summary['steps'], 'step')} ({speed if found.tally.trajectories else 'already collected'}); "
+        f"{found.summary['success']:.0%} won.\nThe policy acts on what it sees, makes mistakes, and loses track of the "
+        "task in many rollouts.\n"
     )
-    console.print(_table(found))
-    print_line(f"\n{_explanation(found)}\n")
+    table = Table(title="What changes with K, the number of past states compared?", title_justify="left")
+    for name in ("K", "steps with a group", "pairs whose last K states differ", "mean change", "signs changed"):
+        table.add_column(name, justify="right")
+    for row in found.depths.iter_rows(named=True):
+        changed = (f"{row['inconsistent']:.1%}", f"{row['shift']:.3f}", f"{row['flipped']:.1%}")
+        table.add_row(str(row["K"]), f"{row['shared']:.1%}", *(changed if row["K"] else ("–", "–", "–")))
+    console.print(table)
+    deepest = found.depths.row(-1, named=True)
+    print_line(
+        f"\nWith K = {deepest['K']}, HGPO changes the advantages of {deepest['moved']:.0%} of the steps, because steps "
+        "at the same state arrived differently.\n"
+    )
     run = out / found.run.name
     print_line(f"Steps       [bold]{run}[/]")
-    print_line(f"Advantages  [bold]{out / found.advantages.relative_to(found.run.parent)}[/]\n")
-    print_line("Next:")
+    print_line(f"Advantages  [bold]{out / found.advantages.relative_to(found.run.parent)}[/]\n\nNext:")
     for command, what in (
         (f"hgpo view {run}", "look at tasks, groups and steps in the browser (needs the extra view)"),
         (f"hgpo stats {run}", "show group sizes and context inconsistency per level, with an interpretation"),
@@ -101,28 +97,3 @@ def show(console: Console, found: QuickstartResult, out: Path) -> None:
         ("hgpo eval --policy expert --out runs/expert", "play every held-out game once per seed"),
     ):
         print_line(f"  [bold]{command}[/]\n      {what}")
-
-
-def _explanation(found: QuickstartResult) -> str:
-    """Return what HGPO changes here, in words."""
-    *_, deepest = rows = found.depths.to_dicts()
-    shares = ", ".join(f"{row['shared']:.0%} at k = {row['K']}" for row in rows)
-    return (
-        f"Grouping by state alone (K = 0) compares steps that arrived differently: {deepest['inconsistent']:.0%} of "
-        f"the pairs in a group differ in their last {deepest['K']} states. HGPO also compares each step with those of "
-        f"the same history, level by level: with K = {deepest['K']} it changes the advantages of "
-        f"{deepest['moved']:.0%} of the steps, by {deepest['shift']:.2f} on average (their standard deviation is "
-        f"{deepest['spread']:.2f}), and the sign of {deepest['flipped']:.0%}. Steps that still have a group: {shares}."
-    )
-
-
-def _table(found: QuickstartResult) -> Table:
-    from rich.table import Table
-
-    table = Table(title="What changes with K, the number of past states compared?", title_justify="left")
-    for name in ("K", "steps with a group", "pairs whose last K states differ", "mean change", "signs changed"):
-        table.add_column(name, justify="right")
-    for row in found.depths.iter_rows(named=True):
-        changed = (f"{row['inconsistent']:.1%}", f"{row['shift']:.3f}", f"{row['flipped']:.1%}")
-        table.add_row(str(row["K"]), f"{row['shared']:.1%}", *(changed if row["K"] else ("–", "–", "–")))
-    return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
@@ -38,88 +38,21 @@ class QuickstartResult:
         tally: The counts of the collection.
         run: The folder of the step table.
         advantages: The path of the table of advantages: one row per step, ``advantage_k0``, ``advantage_k1`` …
-        depths: One row per K with the columns ``K``; ``shared``, the share of steps whose state and K states before
-            also occur elsewhere in their group of rollouts; ``inconsistent``, the share of pairs of steps with the same
-            state whose last K states differ; ``moved``, the share of steps whose advantage differs from that of K = 0;
-            ``shift``, the mean |A_K - A_0| over the steps that have both; ``spread``, the standard deviation of A_0;
-            ``flipped``, the share of these steps whose sign changes.
+        summary: The summary of the run's statistics (`hgpo_train.analysis.statistics.Statistics.summary`).
+        depths: One row per K: ``K``; ``shared`` and ``inconsistent``, the statistics `shared` and `differing` of level
+            K; and of the steps, the share whose advantage is not that of K = 0 (``moved``) or has another sign
+            (``flipped``), and the mean |A_K - A_0| (``shift``).
     """
 
     tally: Tally
     run: Path
     advantages: Path
+    summary: dict[str, Any]
     depths: pl.DataFrame
 
 
-def collect_rollouts(run: Path, seed: int, tasks: int, group_size: int, *, progress: bool) -> Tally:
-    """Collect groups on bundled games with `POLICY`.
-
-    Args:
-        run: The run's folder.
-        seed: Seed of the order of games and of every rollout.
-        tasks: Number of groups.
-        group_size: Number of rollouts per group.
-        progress: Whether to show a progress line.
-
-    Raises:
-        InputError: The folder contains another run or other files.
-        RolloutError: More than a tenth of the rollouts failed.
-    """
-    played = collect(
-        ENV,
-        POLICY,
-        run,
-        tasks=tasks,
-        group_size=group_size,
-        seed=seed,
-        progress=progress,
-        action_format="command",
-        max_steps=MAX_STEPS,
-    )
-    return played.tally
-
-
-def write_advantages_by_depth(run: Path) -> Path:
-    """Write HGPO's advantages for every K of `DEPTHS` to a table beside the run, in one pass. Return its path."""
-    hgpo = get("hgpo")
-    specs = [EstimatorSpec(hgpo, hgpo.parameters.of({"history_length": k}), f"advantage_k{k}") for k in DEPTHS]
-    target = run.parent / f"{run.name}.advantages" / "hgpo_by_depth.parquet"
-    write_advantages(scan_steps(run), specs, target, fingerprint=fingerprint(run))
-    return target
-
-
-def compare_depths(run: Path, advantages: Path) -> pl.DataFrame:
-    """Return how often the histories of equal states differ, and how that changes advantages.
-
-    See `depths` of `QuickstartResult`.
-    """
-    levels = statistics(scan_steps(run), history_length=max(DEPTHS)).levels
-    of_level = {level: shares for level, *shares in levels.select("level", "shared", "differing").iter_rows()}
-    table = pl.read_parquet(advantages)
-    state_alone = pl.col("advantage_k0")
-    rows = []
-    for k in DEPTHS:
-        with_history = pl.col(f"advantage_k{k}")
-        moved = (with_history - state_alone).abs() > 1e-9
-        flipped = (with_history.sign() * state_alone.sign()) < 0
-        values = table.select(
-            moved=moved.mean(),
-            shift=(with_history - state_alone).abs().mean(),
-            flipped=flipped.mean(),
-            spread=state_alone.std(),
-        )
-        shared, differing = of_level[str(k)]
-        rows.append({"K": k, "shared": shared, "inconsistent": differing, **values.row(0, named=True)})
-    return pl.DataFrame(rows)
-
-
 def quickstart(
-    folder: Path,
-    *,
-    seed: int = 0,
-    tasks: int = 24,
-    group_size: int = 16,
-    progress: bool = False,
+    folder: Path, *, seed: int = 0, tasks: int = 24, group_size: int = 16, progress: bool = False
 ) -> QuickstartResult:
     """Collect rollouts, compute advantages and compare them.
 
@@ -137,6 +70,34 @@ def quickstart(
     if folder.is_file():
         raise InputError(f"{folder}: expected a folder, received a file; use another --out")
     run = folder / "run"
-    tally = collect_rollouts(run, seed, tasks, group_size, progress=progress)
+    env: dict[str, Any] = {"action_format": "command", "max_steps": MAX_STEPS}
+    played = collect(ENV, POLICY, run, tasks=tasks, group_size=group_size, seed=seed, progress=progress, **env)
     advantages = write_advantages_by_depth(run)
-    return QuickstartResult(tally, run, advantages, compare_depths(run, advantages))
+    found = statistics(run, history_length=max(DEPTHS))
+    depths = compare_depths(found.levels, pl.read_parquet(advantages))
+    return QuickstartResult(played.tally, run, advantages, found.summary.row(0, named=True), depths)
+
+
+def write_advantages_by_depth(run: Path) -> Path:
+    """Write HGPO's advantages for every K of `DEPTHS` to a table beside the run, in one pass. Return its path."""
+    hgpo = get("hgpo")
+    specs = [EstimatorSpec(hgpo, hgpo.parameters.of({"history_length": k}), f"advantage_k{k}") for k in DEPTHS]
+    target = run.parent / f"{run.name}.advantages" / "hgpo_by_depth.parquet"
+    write_advantages(scan_steps(run), specs, target, fingerprint=fingerprint(run))
+    return target
+
+
+def compare_depths(levels: pl.DataFrame, advantages: pl.DataFrame) -> pl.DataFrame:
+    """Return how often the histories of equal states differ, and how that changes advantages (`QuickstartResult`)."""
+    state_alone = pl.col("advantage_k0")
+    rows = []
+    for k in DEPTHS:
+        with_history = pl.col(f"advantage_k{k}")
+        changes = advantages.select(
+            moved=((with_history - state_alone).abs() > 1e-9).mean(),
+            shift=(with_history - state_alone).abs().mean(),
+            flipped=((with_history.sign() * state_alone.sign()) < 0).mean(),
+        )
+        level = levels.filter(level=str(k)).select(shared="shared", inconsistent="differing")
+        rows.append({"K": k} | level.row(0, named=True) | changes.row(0, named=True))
+    return pl.DataFrame(rows)
