@@ -229,7 +229,8 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         task_id = self._draws.draw() if task is None else checked_task(self.shared, self.split, task)
         self.episode.start(task_id)
         hashes = self._chain.start(self.episode.state_hash)
-        self._print_step()
+        if self.render_mode == "human":
+            print_step(self.episode)
         return self._observation(hashes), self.episode.info()
 
     def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
@@ -249,7 +250,8 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             raise InputError(f"action: expected a text, received {type(action).__name__} {one_line(repr(action))}")
         episode.act(action)
         hashes = self._chain.advance(episode.state_hash)
-        self._print_step()
+        if self.render_mode == "human":
+            print_step(episode)
         return self._observation(hashes), episode.state.reward, episode.terminated, episode.truncated, episode.info()
 
     def close(self) -> None:
@@ -277,10 +279,6 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         With ``render_mode="human"``, `reset` and `step` have already printed it.
         """
         return render_step(self.episode) if self.render_mode == "ansi" else None
-
-    def _print_step(self) -> None:
-        if self.render_mode == "human":
-            print_step(self.episode)
 
     def _observation(self, history_hash: NDArray[np.int64]) -> dict[str, Any]:
         return {"state": self.episode.state.text, "prompt": self.episode.prompt(), "history_hash": history_hash}

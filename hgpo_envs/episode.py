@@ -159,8 +159,10 @@ class Episode:
     @property
     def state_hash(self) -> int:
         """The hash of the state's key, or of its text (`hgpo_envs.hashing`)."""
-        key = self.state_key
-        return text_hash(self.state.text if key is None else key)
+        state = self.state
+        if state.key is None and self.settings.state_key is None:
+            return text_hash(state.text)
+        return text_hash(self.state_key or "")
 
     def start(self, task_id: str) -> None:
         """Start a task.
@@ -210,12 +212,11 @@ class Episode:
         """Record an executed command and the state after it."""
         self._journal.append((command, well_formed))
         self._memory.store(self.state.text, command)
-        self.state = state
-        self.action = command
-        self.action_valid = self.state.valid if well_formed is None else well_formed
-        self.terminated = self.state.terminated
-        limited = self.state.truncated or self.steps_taken >= self.settings.max_steps
-        self.truncated = not self.terminated and limited
+        self.state, self.action = state, command
+        self.action_valid = state.valid if well_formed is None else well_formed
+        self.terminated = state.terminated
+        limited = state.truncated or self._memory.steps_taken >= self.settings.max_steps
+        self.truncated = not state.terminated and limited
 
     def prompt(self, history_length: int | None = None) -> str:
         """Return the prompt for the current state.
@@ -239,21 +240,22 @@ class Episode:
 
     def info(self) -> dict[str, Any]:
         """Return Gymnasium's info. Each call returns new objects, which the caller may keep and change."""
-        benchmark_info = {key: copy_plain_data(value) for key, value in self.state.info.items() if key not in _RESERVED}
+        task, state = self.task, self.state
+        own = {key: copy_plain_data(value) for key, value in state.info.items() if key not in _RESERVED}
         return {
-            **benchmark_info,
-            "task": self.task.instruction,
-            "task_id": self.task.id,
-            "task_type": self.task.task_type,
-            "split": self.task.split,
-            "versions": dict(self.task.versions),
-            "step": self.steps_taken,
+            **own,
+            "task": task.instruction,
+            "task_id": task.id,
+            "task_type": task.task_type,
+            "split": task.split,
+            "versions": dict(task.versions),
+            "step": self._memory.steps_taken,
             "action": self.action,
             "action_valid": self.action_valid,
-            "action_admissible": self.state.valid,
-            "admissible_actions": list(self.state.actions),
-            "won": self.state.won,
-            "score": self.state.score,
+            "action_admissible": state.valid,
+            "admissible_actions": list(state.actions),
+            "won": state.won,
+            "score": state.score,
         }
 
     def close(self) -> None:
