@@ -1,31 +1,21 @@
-"""Intervals by resampled tasks, corrected for the number of comparisons.
+"""Intervals by resampled tasks.
 
 Tasks are the independent units: steps and rollouts of one task are not. A resample draws as many tasks as there are,
-with replacement, and all measures of all estimators are computed from the same resamples, so differences are paired.
-
-*Intervals of one number* are percentiles of the resamples, at levels that correct the bootstrap's narrowness for few
+with replacement. Intervals are percentiles of the resamples, at levels that correct the bootstrap's narrowness for few
 tasks (T. Hesterberg, What Teachers Should Know About the Bootstrap, The American Statistician 69, 2015, section 5.2:
 expanded percentiles): the level of the upper bound is Φ(t · √(T / (T - 1))), where T is the number of tasks and t is
 Student's quantile for T - 1 degrees of freedom.
-
-*Intervals of a family* hold for all of its numbers at once, with max-t over the resamples (P. H. Westfall, S. S. Young,
-Resampling-Based Multiple Testing, 1993): with s the standard deviation of a number's resamples, the bounds are
-x ± c · s, where c is the 95% quantile, over resamples, of the family's largest |x* - x| / s, times the same correction
-for few tasks. The adjusted p-value of x = 0 is the share of resamples in which that largest value is at least |x| / s.
-Correlated numbers, such as pairs of similar estimators, cost less than with Bonferroni's or Holm's correction.
 """
 
 from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
@@ -34,75 +24,39 @@ LEVEL: Final = 0.95
 _NORMAL: Final = NormalDist()
 
 
-class Intervals(NamedTuple):
-    """Intervals of an array of numbers; NaN where a number has none.
-
-    Attributes:
-        low: Lower bounds of the single intervals.
-        high: Upper bounds.
-        low_all: Lower bounds of the intervals that hold for the whole family.
-        high_all: Upper bounds.
-        p: Adjusted p-values of the hypothesis that the number is 0.
-    """
-
-    low: Floats
-    high: Floats
-    low_all: Floats
-    high_all: Floats
-    p: Floats
-
-
 def task_weights(tasks: int, resamples: int, seed: int) -> Floats:
     """Return how often each task is in each resample, float64 of shape (resamples, tasks)."""
     rng = np.random.Generator(np.random.PCG64([seed, tasks]))
     return rng.multinomial(tasks, np.full(tasks, 1 / tasks), resamples).astype(np.float64)
 
 
-def resampled(sums: Mapping[str, Floats], weights: Floats) -> dict[str, Floats]:
-    """Return the sums over all tasks of each resample, arrays of shape (resamples,)."""
-    names = list(sums)
-    made = weights @ np.stack([sums[name] for name in names], axis=1)
-    return {name: made[:, number] for number, name in enumerate(names)}
+def widening(tasks: int) -> float:
+    """Return the factor by which an interval of the normal distribution is widened for few tasks, times its quantile.
+
+    It is t · √(T / (T - 1)); `tasks` must be at least 2.
+    """
+    return float(student_quantile((1 + LEVEL) / 2, tasks - 1) * np.sqrt(tasks / (tasks - 1)))
 
 
-def intervals(values: Floats, draws: Floats, tasks: int) -> Intervals:
-    """Return the intervals of a family of numbers.
+def percentile_bounds(values: Floats, draws: Floats, tasks: int) -> tuple[Floats, Floats]:
+    """Return the lower and upper bounds of the 95% intervals of numbers.
 
     Args:
         values: The numbers, of any shape; NaN where there is none.
         draws: The same numbers of every resample, of shape (resamples, *shape).
         tasks: Number of tasks.
+
+    Returns:
+        The bounds; NaN with fewer than two tasks, and for a number that many resamples lack, such as that of a level
+        which few tasks have.
     """
-    none = np.full(np.shape(values), np.nan)
     if tasks < 2:
-        return Intervals(none, none, none, none, none)
-    usual = _NORMAL.inv_cdf((1 + LEVEL) / 2)
-    wider = student_quantile((1 + LEVEL) / 2, tasks - 1) * np.sqrt(tasks / (tasks - 1))
-    tail = _NORMAL.cdf(-wider)
-    # A number that many resamples lack, such as that of a level which few tasks have, has no interval.
+        return np.full(np.shape(values), np.nan), np.full(np.shape(values), np.nan)
+    tail = _NORMAL.cdf(-widening(tasks))
     known = np.isfinite(values) & (np.isfinite(draws).mean(0) > LEVEL)
-    with np.errstate(all="ignore"):
-        filled = np.where(known, np.where(np.isfinite(draws), draws, values), 0.0)
-        low, high = (np.where(known, bound, np.nan) for bound in np.quantile(filled, [tail, 1 - tail], axis=0))
-        deviation = filled.std(0)
-        size = np.abs(values)
-        varies = known & (deviation > 1e-12 * np.where(known, np.maximum(size, 1e-300), 1.0))
-        if not varies.any():
-            return Intervals(low, high, low, high, np.where(known, np.where(values == 0, 1.0, np.nan), np.nan))
-        t = np.abs(filled - np.where(known, values, 0.0))[:, varies] / deviation[varies]
-        largest = t.reshape(len(t), -1).max(1)
-        half = np.quantile(largest, LEVEL) * deviation * wider / usual
-        reached = size / (deviation * wider / usual)
-        p = (1 + (largest[:, None] >= reached[varies][None]).sum(0)) / (1 + len(largest))
-    adjusted = np.where(known & (values == 0), 1.0, np.nan)
-    adjusted[varies] = p
-    return Intervals(
-        low,
-        high,
-        np.where(varies, values - half, low),
-        np.where(varies, values + half, high),
-        adjusted,
-    )
+    filled = np.where(known, np.where(np.isfinite(draws), draws, values), 0.0)
+    low, high = (np.where(known, bound, np.nan) for bound in np.quantile(filled, [tail, 1 - tail], axis=0))
+    return low, high
 
 
 def ratio_interval(
@@ -125,8 +79,8 @@ def ratio_interval(
     weights, value = task_weights(len(above), resamples, seed), float(above.sum() / below.sum())
     with np.errstate(invalid="ignore"):
         draws = (weights @ above) / (weights @ below)
-    found = intervals(np.array([value]), draws[:, None], len(above))
-    low, high = (None if np.isnan(bound[0]) else float(bound[0]) for bound in (found.low, found.high))
+    bounds = percentile_bounds(np.array([value]), draws[:, None], len(above))
+    low, high = (None if np.isnan(bound[0]) else float(bound[0]) for bound in bounds)
     return value, low, high
 
 

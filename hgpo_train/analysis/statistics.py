@@ -54,7 +54,7 @@ from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.advantages.tables import table_parts
 from hgpo_train.analysis.chunk_sums import ALL, ORACLE, Settings, part_sums
 from hgpo_train.analysis.level_sums import level_statistics
-from hgpo_train.analysis.resampling import intervals, task_weights
+from hgpo_train.analysis.resampling import percentile_bounds, task_weights
 from hgpo_train.proportions import by_length, success_bounds, wilson_interval
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _intervals(
         tasks = {name: np.add.reduceat(array, starts) for name, array in tasks.items()}
     weights = task_weights(len(tasks["rows"]), resamples, seed)
     draws = level_statistics({name: weights @ array for name, array in tasks.items()})
-    bounds = {name: intervals(values[name], draws[name], number)[:2] for name in WITH_INTERVALS}
+    bounds = {name: percentile_bounds(values[name], draws[name], number) for name in WITH_INTERVALS}
     for name in set(SHARES) - {"sign_disagreement"}:  # which is 0 at the deepest level, by definition
         low, high = bounds[name]
         for level in np.flatnonzero((low == high) & np.isin(values[name], (0, 1))).tolist():

@@ -29,11 +29,12 @@ from record import RESULTS, ROOT, add_keep, store
 from rich.console import Console
 
 from hgpo_research.comparison.comparison import measures_of
+from hgpo_research.comparison.families import intervals
 from hgpo_research.comparison.gradients import contexts_of
 from hgpo_research.comparison.inputs import TRUTH_REWARDS, draw, read_run
 from hgpo_research.comparison.measures import all_sums, row_sums
 from hgpo_train.advantages.variants import read_variants
-from hgpo_train.analysis.resampling import intervals, task_weights
+from hgpo_train.analysis.resampling import task_weights
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.training.config import load_config
 

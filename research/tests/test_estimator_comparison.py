@@ -13,16 +13,12 @@ from tabular_world import play
 
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison import compare_estimators, comparison, read_variants
+from hgpo_research.comparison.families import intervals, resampled
 from hgpo_research.comparison.gradients import contexts_of, gradient_sums, numbered
 from hgpo_research.comparison.inputs import REFERENCE, Draw, read_run, redraw
 from hgpo_research.comparison.measures import MEASURES, all_sums, measured, row_sums, task_sums
 from hgpo_train.advantages import compute
-from hgpo_train.analysis.resampling import (
-    intervals,
-    resampled,
-    student_quantile,
-    task_weights,
-)
+from hgpo_train.analysis.resampling import student_quantile, task_weights
 
 PERFECT = "tabular_world:perfect"
 

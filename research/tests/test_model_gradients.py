@@ -15,11 +15,12 @@ from tabular_world import play
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison import compare_estimators, read_variants
+from hgpo_research.comparison.families import intervals, resampled
 from hgpo_research.comparison.inputs import TRUTH_REWARDS, draw, read_run
 from hgpo_research.comparison.measures import measured
 from hgpo_research.comparison.model_gradients import model_sums, per_task
 from hgpo_research.comparison.row_gradients import Sketch, log_probability, row_gradients
-from hgpo_train.analysis.resampling import intervals, resampled, task_weights
+from hgpo_train.analysis.resampling import task_weights
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.models.loading import load_model, load_tokenizer
 from hgpo_train.models.tiny import TinyShape, save_tiny

@@ -8,7 +8,7 @@
     comparison       the tables of all estimators, group sizes and parts
     report           the tables → a page of HTML; `pictures` draws its pictures
 
-Intervals are those of `hgpo_train.analysis.resampling`. docs/estimator_comparison.md describes how to use it and how to
+Intervals are those of `families`. docs/estimator_comparison.md describes how to use it and how to
 read the result.
 """
 

@@ -10,12 +10,13 @@ import polars as pl
 
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison.chance import permuted_measures
+from hgpo_research.comparison.families import intervals, resampled
 from hgpo_research.comparison.gradients import contexts_of
 from hgpo_research.comparison.inputs import REFERENCE, TRUTH_REWARDS, draw, read_run
 from hgpo_research.comparison.measures import all_sums, denominators, measured, row_sums, task_sums
 from hgpo_research.comparison.model_gradients import model_sums
 from hgpo_train.advantages.tables import step_table
-from hgpo_train.analysis.resampling import intervals, resampled, task_weights
+from hgpo_train.analysis.resampling import task_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
