@@ -11,7 +11,7 @@ from __future__ import annotations
 import polars as pl
 
 from hgpo_train.advantages import estimator
-from hgpo_train.advantages.windows import normalise, size, weighted_mean, within
+from hgpo_train.advantages.windows import normalise, weighted_mean, within
 
 
 def hgpo_median(steps: pl.LazyFrame, *, history_length: int = 2, alpha: float = 1.0) -> pl.LazyFrame:
@@ -31,7 +31,7 @@ def hgpo_leave_one_out(steps: pl.LazyFrame, *, history_length: int = 2, alpha: f
     levels = {}
     for k in range(history_length + 1):
         steps = normalise(steps, f"k{k}", "return", within(f"history_hash_{k}"), mode="mean_norm")
-        n = pl.col(size(f"k{k}"))
+        n = pl.col(f"size_k{k}")
         steps = steps.with_columns((pl.col(f"k{k}") * n / (n - 1)).alias(f"k{k}"))
         levels[f"k{k}"] = (k + 2) ** alpha
     return weighted_mean(steps, levels)

@@ -42,15 +42,11 @@ from hgpo_train.advantages.trajectories import (
     discounted,
     neighbour,
     trajectory_order,
-    trajectory_starts,
-    whole_columns,
 )
 from hgpo_train.advantages.windows import chain, key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from hgpo_train.advantages.parameters import Context, Parameters, Precision
 
@@ -63,7 +59,8 @@ GROUP_KEYS: Final = ("run", "iteration", "env_id", "task_id", "group")
 CHAINS: Final[Mapping[Context, str]] = {"states": "history_hash_", "states_actions": "context_hash_"}
 """The prefix of each context's columns; the depth follows."""
 
-_CHAIN: Final = re.compile(r"(history_hash_|context_hash_)(\d+)")
+_HASH: Final = re.compile(r"state_hash|next_state_hash|action_hash|(?:history|context)_hash_\d+")
+_NULLABLE: Final = re.compile(r"next_state.*|(?:history|context)_hash_[1-9]\d*")
 _REWARDS: Final = {"reward": "reward", "success": "won", "score": "score"}
 """The column that each value of `Parameters.reward` selects."""
 
@@ -97,8 +94,8 @@ def row_keys(columns: Collection[str]) -> list[str]:
     return [*group_keys(columns), "trajectory", "step"]
 
 
-def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: str) -> list[str]:
-    """Return the columns of a table that an estimator needs, directly or to derive those that it reads.
+def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: str) -> tuple[list[str], set[str]]:
+    """Return the columns of a table that an estimator needs, and those that it reads and that have to be derived.
 
     Args:
         schema: The columns of the table.
@@ -109,15 +106,23 @@ def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: s
     Raises:
         InputError: Columns are missing, or have types that cannot be used. The line names all missing ones.
     """
-    needed: list[tuple[str, ...]] = [("task", "task_id"), ("trajectory",), ("step",), (_REWARDS[p.reward],)]
+    hashes = {column for column in reads if _HASH.fullmatch(column)}
+    derived = {column for column in hashes if column == "next_state_hash" or column not in schema}
+    derived |= hashes - {"action_hash"} if p.state_key else set()
+    chains = tuple(stem for stem in CHAINS.values() if any(column.startswith(stem) for column in derived))
+    derived |= {column for column in hashes if column.startswith(chains)}  # of one table, all or none are stored
+    needed = [("task", "task_id"), ("trajectory",), ("step",), (_REWARDS[p.reward],)]
     needed += [("action_valid",)] if p.invalid_action_penalty else []
-    for column in reads:
-        needed += _sources(column, schema, reads, p)
-    optional = {*GROUP_KEYS, "aborted"}
-    optional |= {"next_state", "next_state_hash"} if {"next_state", "next_state_hash"} & set(reads) else set()
+    needed += [(column,) for column in reads if column not in derived and column != "next_state"]
+    if derived - {"action_hash"}:
+        needed.append(("state",) if p.state_key else ("state_hash", "state"))
+    if "action_hash" in derived or CHAINS["states_actions"] in chains:
+        needed.append(("action_hash", "action"))
+    needed += [("admissible_actions",)] if p.state_key == ALFWORLD_NODES else []
     existing = [[column for column in alternatives if column in schema][:1] for alternatives in needed]
-    used = {*optional, *(column for columns in existing for column in columns)}
     missing = [alternatives[-1] for alternatives, columns in zip(needed, existing, strict=True) if not columns]
+    used = {*GROUP_KEYS, "aborted", *(column for columns in existing for column in columns)}
+    used |= {"next_state", "next_state_hash"} if {"next_state", "next_state_hash"} & set(reads) else set()
     if missing:
         wanted = [f"`{column}` ({_MEANINGS[column]})" if column in _MEANINGS else f"`{column}`" for column in missing]
         raise InputError(
@@ -131,32 +136,7 @@ def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: s
         dtype = schema.get(column, pl.Null())
         if not (dtype.is_numeric() or dtype in (pl.Boolean, pl.Null)):
             raise InputError(f"column {column}: expected numbers, received {dtype}; convert it with cast")
-    return [column for column in schema if column in used]
-
-
-def _sources(column: str, schema: pl.Schema, reads: Sequence[str], p: Parameters) -> list[tuple[str, ...]]:
-    """Return the columns that one that an estimator reads is derived from, each with the alternatives to it."""
-    if column == "next_state":
-        return []
-    if _stored(column, schema, reads, p):
-        return [(column,)]
-    if column == "action_hash":
-        return [("action",)]
-    if not _CHAIN.fullmatch(column) and column not in ("state_hash", "next_state_hash"):
-        return [(column,)]
-    sources: list[tuple[str, ...]] = [("state",) if p.state_key else ("state_hash", "state")]
-    sources += [("admissible_actions",)] if p.state_key == ALFWORLD_NODES else []
-    return sources + ([("action_hash", "action")] if column.startswith(CHAINS["states_actions"]) else [])
-
-
-def _stored(column: str, schema: pl.Schema, reads: Sequence[str], p: Parameters) -> bool:
-    """Return whether a table has a column that an estimator reads, so that it need not be derived."""
-    if column == "next_state_hash" or (p.state_key and (_CHAIN.fullmatch(column) or column == "state_hash")):
-        return False
-    if matched := _CHAIN.fullmatch(column):  # contexts of one table are all stored or all derived
-        deeper = [other for other in reads if other.startswith(matched[1])]
-        return all(other in schema for other in deeper)
-    return column in schema
+    return [column for column in schema if column in used], derived
 
 
 def derivable(schema: pl.Schema, depth: int) -> list[str]:
@@ -191,34 +171,32 @@ def prepare(
         InputError: A column is missing. When the result is collected: rows are invalid.
     """
     schema = steps.collect_schema()
-    nullable = re.compile(r"next_state.*|(?:history|context)_hash_[1-9]\d*")
-    required = [column for column in reads or () if not nullable.fullmatch(column)]
+    required = [column for column in reads or () if not _NULLABLE.fullmatch(column)]
     if reads is None:
         reads = derivable(schema, getattr(p, "history_length", hashing.DEFAULT_DEPTH))
-    columns_used(schema, p, reads, name)
+    _, derived = columns_used(schema, p, reads, name)
     source = steps if source is None else source
     steps = steps.with_columns(
         key(group_keys(schema)).alias("task_key"),
-        key([*(column for column in ("run",) if column in schema), "trajectory"]).alias("trajectory_key"),
-        key(batch_keys(schema)).alias("batch_key"),
+        key(column for column in ("run", "trajectory") if column in schema).alias("trajectory_key"),
+        key(column for column in BATCH_KEYS if column in schema).alias("batch_key"),
     )
-    steps = _with_hashes(steps, schema, p, reads)
+    if derived:
+        steps = _with_hashes(steps, schema, p, derived)
     return _with_returns(steps, schema, p, required, source)
 
 
 # ---------------------------------------------------------------------------------------------------------- hashes
 
 
-def _with_hashes(steps: pl.LazyFrame, schema: pl.Schema, p: Parameters, reads: Sequence[str]) -> pl.LazyFrame:
-    """Add the hashes that an estimator reads and the table does not have."""
-    derived = [column for column in reads if not _stored(column, schema, reads, p)]
-    chains = {stem: depth for stem in CHAINS.values() if (depth := _depth(stem, derived)) is not None}
+def _with_hashes(steps: pl.LazyFrame, schema: pl.Schema, p: Parameters, derived: set[str]) -> pl.LazyFrame:
+    """Add hashes that are derived from other columns."""
     key_of = state_key(p.state_key) if p.state_key not in (None, ALFWORLD_NODES) else None
     if p.state_key == ALFWORLD_NODES:
         steps = with_alfworld_nodes(steps, into="state_hash")
     elif p.state_key or ("state_hash" not in schema and "state" in schema):
         steps = steps.with_columns(text_hash("state", key_of).alias("state_hash"))
-    if CHAINS["states_actions"] in chains and "action_hash" not in schema:
+    if "action_hash" not in schema and "action" in schema:
         steps = steps.with_columns(text_hash("action").alias("action_hash"))
     if "next_state_hash" in derived:
         after = [neighbour(pl.col("state_hash"), 1)]
@@ -227,15 +205,11 @@ def _with_hashes(steps: pl.LazyFrame, schema: pl.Schema, p: Parameters, reads: S
         if "next_state_hash" in schema and not p.state_key:
             after = [pl.col("next_state_hash"), *after]
         steps = steps.with_columns(pl.coalesce(after).alias("next_state_hash"))
-    for stem, depth in chains.items():
-        steps = _with_chain(steps, stem, depth, actions=stem == CHAINS["states_actions"])
+    for stem in CHAINS.values():
+        depths = [int(column.removeprefix(stem)) for column in derived if column.startswith(stem)]
+        if depths:
+            steps = _with_chain(steps, stem, max(depths), actions=stem == CHAINS["states_actions"])
     return steps
-
-
-def _depth(stem: str, columns: Sequence[str]) -> int | None:
-    return max(
-        (int(found[2]) for name in columns if (found := _CHAIN.fullmatch(name)) and found[1] == stem), default=None
-    )
 
 
 def _with_chain(steps: pl.LazyFrame, stem: str, depth: int, *, actions: bool) -> pl.LazyFrame:
@@ -308,9 +282,9 @@ def _with_returns(
         inputs["aborted"] = pl.col("aborted").cast(pl.Boolean).fill_null(value=False)
     if p.invalid_action_penalty and p.penalty_at == "reward":
         inputs["penalty"] = rounded(penalty, p.precision)
-    outcomes = partial(_outcomes, names=list(inputs), p=p, source=source)
+    columns = [value.alias(f"({name})") for name, value in inputs.items()]
     steps = steps.with_columns(
-        whole_columns(list(inputs.values()), outcomes, _OUTCOMES).alias("(outcomes)"),
+        pl.map_batches(columns, partial(_outcomes, p=p, source=source), _OUTCOMES).alias("(outcomes)"),
         (penalty if p.penalty_at == "return" else pl.lit(0.0)).alias("penalty"),
     )
     steps = steps.with_columns(pl.col("(outcomes)").struct.unnest())
@@ -333,45 +307,35 @@ def rounded(value: pl.Expr, precision: Precision) -> pl.Expr:
     return exact + 0.0  # replaces -0.0 by 0.0
 
 
-def _outcomes(columns: Sequence[pl.Series], names: list[str], p: Parameters, source: pl.LazyFrame) -> pl.Series:
+def _outcomes(columns: Sequence[pl.Series], p: Parameters, source: pl.LazyFrame, **_: object) -> pl.Series:
     """Check the rows, and return the values that depend on complete trajectories, in row order; see `_OUTCOMES`."""
-    table = pl.DataFrame([column.alias(name) for name, column in zip(names, columns, strict=True)])
+    table = pl.DataFrame([column.alias(column.name.strip("()")) for column in columns])
     if table.is_empty():
         raise StepTableError("the step table has no rows")
     if table["step"].null_count():
         raise StepTableError("expected an integer as step in every row, received null; drop or repair such rows")
     order = trajectory_order(table["trajectory"], table["step"])
     rows = {column.name: column.to_numpy() for column in (table if order is None else table[order])}
-    starts = trajectory_starts(rows["trajectory"])
+    first = np.append(True, rows["trajectory"][1:] != rows["trajectory"][:-1])
+    starts = np.flatnonzero(first)
     lengths = np.diff(starts, append=len(table))
     left = np.repeat(starts + lengths, lengths) - np.arange(1, len(table) + 1)
-    first, aborted = np.zeros(len(table), np.bool_), np.zeros(len(table), np.bool_)
-    first[starts] = True
+    aborted = np.zeros(len(table), np.bool_)
     if "aborted" in rows and rows["aborted"].any():
         aborted = np.repeat(np.logical_or.reduceat(rows["aborted"], starts), lengths)
     values = rows["reward"] if p.reward == "reward" else np.where(left == 0, rows["reward"], 0.0)
 
-    def refuse(bad: NDArray[np.bool_], expected: str, column: str) -> None:
-        if bad.any():
-            at = int(bad.argmax()) if order is None else int(order[int(bad.argmax())])
-            value = None
-            if column in schema:  # and not derived from texts
-                value = source.select(column).slice(at, 1).collect(engine="in-memory").item()
-            received = "null" if value is None else value
-            raise StepTableError(f"expected {expected}, received {received} at {row_name(source, at)}")
-
-    schema = source.collect_schema()
-    task = "task_id" if "task_id" in schema else "task"
     same = ~first[1:]
-    refuse(np.append(False, same & (rows["task"][1:] != rows["task"][:-1])), "each trajectory in one task", task)
-    refuse(np.append(False, same & (rows["step"][1:] == rows["step"][:-1])), "each step of a trajectory once", "step")
-    reward = _REWARDS[p.reward]
-    refuse(~np.isfinite(values) & ~aborted, f"a finite number as {reward}", reward)
-    for name in names:
-        if name.startswith(_NULL):
-            column = name.removeprefix(_NULL)
-            texts = "state and admissible_actions" if p.state_key == ALFWORLD_NODES else "state"
-            refuse(rows[name] & ~aborted, f"a value as {column if column in schema else texts}", column)
+    checks = {
+        "each trajectory in one task": np.append(False, same & (rows["task"][1:] != rows["task"][:-1])),
+        "each step of a trajectory once": np.append(False, same & (rows["step"][1:] == rows["step"][:-1])),
+        f"a finite number as {_REWARDS[p.reward]}": ~np.isfinite(values) & ~aborted,
+    }
+    checks |= {name: null & ~aborted for name, null in rows.items() if name.startswith(_NULL)}
+    for expected, bad in checks.items():
+        if bad.any():
+            row = int(bad.argmax())
+            raise _refusal(expected, source, row if order is None else int(order[row]), p)
     if "penalty" in rows:
         values = values - rows["penalty"]
     # bincount adds in the order of steps, so the sums do not depend on the row order
@@ -379,6 +343,21 @@ def _outcomes(columns: Sequence[pl.Series], names: list[str], p: Parameters, sou
     outcomes = [discounted(values, p.gamma, starts), np.repeat(totals, lengths), left, first, aborted]
     outcome = pl.DataFrame([pl.Series(name, each) for name, each in zip(_OUTCOMES.to_schema(), outcomes, strict=True)])
     return (outcome if order is None else outcome[order.arg_sort()]).to_struct("outcomes")
+
+
+def _refusal(expected: str, source: pl.LazyFrame, row: int, p: Parameters) -> StepTableError:
+    """Return the error for an invalid row: what was expected, what the table has, and the names of the row."""
+    schema = source.collect_schema()
+    if expected.startswith(_NULL):
+        column = expected.removeprefix(_NULL)
+        derived = "state and admissible_actions" if p.state_key == ALFWORLD_NODES else "state"
+        return StepTableError(
+            f"expected a value as {column if column in schema else derived}, received null at {row_name(source, row)}"
+        )
+    columns = {"each trajectory in one task": group_keys(schema)[-1], "each step of a trajectory once": "step"}
+    value = source.select(columns.get(expected, _REWARDS[p.reward])).slice(row, 1).collect(engine="in-memory").item()
+    received = "null" if value is None else value
+    return StepTableError(f"expected {expected}, received {received} at {row_name(source, row)}")
 
 
 class StepTableError(InputError):

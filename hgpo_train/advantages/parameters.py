@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError
-from hgpo_train.settings import NonNegativeFloat, build, check
+from hgpo_train.settings import NonNegativeFloat, build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +41,7 @@ STATISTICS_HISTORY_LENGTH: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """The definition of returns and episode scores, the base class of all estimators' parameters.
+    """The definition of returns and episode scores, the base class of all estimators' parameters; see `of`.
 
     Attributes:
         reward: The source of rewards: ``reward`` is the stored reward of each step; ``success`` is 1 at the last step
@@ -72,12 +72,6 @@ class Parameters:
     precision: Precision = "mixed"
     state_key: str | None = None
 
-    def __post_init__(self) -> None:
-        check(self, "parameter")
-        for name, value in vars(self).items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(f"parameter {name}: expected a finite number, received {value}")
-
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
         """Create parameters from values by name.
@@ -85,4 +79,8 @@ class Parameters:
         Raises:
             InputError: A name is unknown, or a value does not conform to the field's annotation.
         """
-        return build(cls, given, "parameter")
+        parameters = build(cls, given, "parameter")
+        for name, value in vars(parameters).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"parameter {name}: expected a finite number, received {value}")
+        return parameters

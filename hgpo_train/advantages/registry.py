@@ -42,8 +42,8 @@ class Estimator:
         name: Its name in the registry.
         function: Its function of a table with the columns of `hgpo_train.advantages.input_columns`.
         parameters: The dataclass of its parameters: its keyword arguments, and those of `Parameters`.
-        reads: The hashes and columns of texts that it reads; None if that is not known. A function of parameters.
-        details: The names of its optional columns. A function of parameters.
+        reads: A function of parameters that returns the hashes and columns of texts that it reads; None if unknown.
+        details: A function of parameters that returns the names of its optional columns.
         scope: ``group`` if an advantage depends only on its group of rollouts, ``batch`` if it depends on all rows of
             one run and iteration.
     """
@@ -51,8 +51,8 @@ class Estimator:
     name: str
     function: Callable[..., pl.LazyFrame]
     parameters: type[Parameters]
-    reads: Names | None = None
-    details: Names = ()
+    reads: Callable[[Any], Sequence[str] | None]
+    details: Callable[[Any], Sequence[str]]
     scope: str = "group"
 
     def __call__(
@@ -97,17 +97,10 @@ class EstimatorSpec:
     details: bool = False
 
     @property
-    def reads(self) -> Sequence[str] | None:
-        """The hashes and columns of texts that the estimator reads."""
-        reads = self.estimator.reads
-        return reads(self.parameters) if callable(reads) else reads
-
-    @property
     def added(self) -> dict[str, str]:
         """The added columns, each with the estimator's name for it."""
-        details = self.estimator.details if self.details else ()
-        names = details(self.parameters) if callable(details) else details
-        return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in names}
+        details = self.estimator.details(self.parameters) if self.details else ()
+        return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in details}
 
     def columns(self, schema: pl.Schema) -> list[str]:
         """Return the columns of a table that are read; all if the estimator does not say.
@@ -115,8 +108,9 @@ class EstimatorSpec:
         Raises:
             InputError: Columns are missing.
         """
-        used = input_columns.columns_used(schema, self.parameters, self.reads or (), self.estimator.name)
-        return list(schema) if self.reads is None else used
+        reads = self.estimator.reads(self.parameters)
+        used, _ = input_columns.columns_used(schema, self.parameters, reads or (), self.estimator.name)
+        return list(schema) if reads is None else used
 
     def __reduce__(self) -> tuple[Callable[..., EstimatorSpec], tuple[object, ...]]:
         """Pickle the estimator by its name: a module has the estimator in the place of its function."""
@@ -202,7 +196,7 @@ def compute_many(steps: StepTable, specs: Sequence[EstimatorSpec]) -> pl.LazyFra
 def _with_columns_of(spec: EstimatorSpec, steps: pl.LazyFrame, source: pl.LazyFrame) -> pl.LazyFrame:
     """Add the columns of one estimator. The order of the source's rows is that of the table."""
     name, p = spec.estimator.name, spec.parameters
-    prepared = input_columns.prepare(steps, p, spec.reads, name, source=source)
+    prepared = input_columns.prepare(steps, p, spec.estimator.reads(p), name, source=source)
     try:
         estimated = spec.estimator.apply(prepared, p)
         schema = estimated.collect_schema()
@@ -298,7 +292,8 @@ def as_estimator(
     meanings = (inspect.getdoc(function) or "").replace("Args:\n", "Attributes:\n")
     own = {"__module__": function.__module__, "__doc__": meanings}
     parameters = make_dataclass(name, fields, bases=(Parameters,), frozen=True, kw_only=True, namespace=own)
-    return Estimator(name, function, parameters, reads, details, scope)
+    read, optional = (value if callable(value) else lambda _, names=value: names for value in (reads, details))
+    return Estimator(name, function, parameters, read, optional, scope)
 
 
 def get(name: str) -> Estimator:

@@ -55,7 +55,7 @@ def in_order(
         dtype: The result's type.
     """
 
-    def call(columns: Sequence[pl.Series]) -> pl.Series:
+    def call(columns: Sequence[pl.Series], **_: object) -> pl.Series:
         trajectory, step, *given = columns
         order = trajectory_order(trajectory, step)
         if order is None:
@@ -67,34 +67,28 @@ def in_order(
 
 def whole_columns(
     columns: Sequence[pl.Expr],
-    function: Callable[[Sequence[pl.Series]], pl.Series],
+    function: Callable[..., pl.Series],
     dtype: pl.DataType | pl.DataTypeExpr,
 ) -> pl.Expr:
-    """Return an expression that applies a function to complete columns; it returns a column of the same length."""
+    """Return an expression that applies a function to complete columns; it returns a column of the same length.
 
-    def call(series: Sequence[pl.Series], return_dtype: object = None) -> pl.Series:  # noqa: ARG001 (Polars gives it)
-        return function(series)
-
+    Polars calls the function with a list of columns and keyword arguments, which it ignores (``**_``).
+    """
     named = [
         column.alias(f"(input {number})") for number, column in enumerate(columns)
     ]  # some queries need other names
-    return pl.map_batches(named, call, return_dtype=dtype)
+    return pl.map_batches(named, function, return_dtype=dtype)
 
 
 def trajectory_order(trajectory: pl.Series, step: pl.Series) -> pl.Series | None:
     """Return row indices sorted by trajectory and step; None if trajectories are contiguous and their steps ascend."""
-    starts, numbers = trajectory_starts(trajectory.to_numpy()), step.to_numpy()
-    ascending = numbers[1:] > numbers[:-1]
-    ascending[starts[1:] - 1] = True  # between two trajectories
-    if ascending.all() and trajectory.gather(starts).n_unique() == len(starts):
+    keys, numbers = trajectory.to_numpy(), step.to_numpy()
+    other = keys[1:] != keys[:-1]
+    ascending = (numbers[1:] > numbers[:-1]) | other
+    if ascending.all() and trajectory.n_unique() == other.sum() + 1:
         return None
     rows = pl.DataFrame([trajectory.alias("trajectory"), step.alias("step")])
     return rows.select(pl.arg_sort_by("trajectory", "step")).to_series()
-
-
-def trajectory_starts(keys: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return the index of each trajectory's first row, from the keys of contiguous trajectories."""
-    return np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
 
 
 def discounted(

@@ -35,7 +35,7 @@ def key(columns: Iterable[str]) -> pl.Expr:
     """
     mixed = pl.lit(0, pl.Int64)
     for column in columns:
-        mixed = chain(mixed, pl.col(column).hash().reinterpret(signed=True))
+        mixed = mixed * _ODD + pl.col(column).hash().reinterpret(signed=True)
     return mixed
 
 
@@ -60,7 +60,7 @@ def within(*columns: str, of: str = "task_key") -> pl.Expr:
     """
     group = pl.col(of)
     for column in columns:
-        group = chain(group, pl.col(column))
+        group = group * _ODD + pl.col(column)  # as `chain`
     return group
 
 
@@ -109,8 +109,8 @@ def normalise(
 
     Args:
         steps: A table.
-        into: The name of the new column (Float64). `size(into)`, the number of sampled rows in the group, is added
-            too. Both are null where the group's key is null.
+        into: The name of the new column (Float64). `size_<into>`, the number of sampled rows in the group, is
+            added too. Both are null where the group's key is null.
         value: The compared value x: a numeric column or expression.
         group: The int64 key of the group; see `within`.
         mode: Whether deviations are divided by the standard deviation.
@@ -137,7 +137,7 @@ def normalise(
             score = pl.when(x != average).then(score).otherwise(0.0)
     score = pl.when(n > 1).then(score)
     score = score if alone is None else score.when(n.is_not_null()).then(alone)
-    return steps.with_columns(score.alias(into), n.alias(size(into)))
+    return steps.with_columns(score.alias(into), n.alias(f"size_{into}"))
 
 
 def _from_least(steps: pl.LazyFrame, value: str | pl.Expr, group: pl.Expr, sample: pl.Expr | None) -> pl.LazyFrame:
@@ -154,11 +154,6 @@ def _from_least(steps: pl.LazyFrame, value: str | pl.Expr, group: pl.Expr, sampl
         *([x - pl.col("(least)")] if sample is None else [x - pl.col("(least)"), sampled - pl.col("(least)")]),
         pl.when(pl.col("(group)").is_not_null()).then(pl.col("(n)").cast(pl.Float64)).alias("(n)"),
     )
-
-
-def size(into: str) -> str:
-    """Return the name of the column of group sizes that `normalise` adds for the column `into`."""
-    return f"size_{into}"
 
 
 def weighted_mean(

@@ -16,7 +16,7 @@ from hgpo_train.advantages.estimators.hgpo import details, hgpo
 from hgpo_train.advantages.input_columns import CHAINS, prepare, row_keys, text_hash
 from hgpo_train.advantages.registry import EstimatorSpec
 from hgpo_train.advantages.tables import scan_part
-from hgpo_train.advantages.windows import along, chain, size
+from hgpo_train.advantages.windows import along, chain
 from hgpo_train.analysis.level_sums import Groups, advantage_sums, counts, exchanged, spread, sum_by
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _with_returns(
     found = hgpo.apply(steps.lazy().with_columns(pl.Series("return", returns)), p)
     columns = found.select(pl.col(details(p)).cast(pl.Float64).fill_null(np.nan)).collect()
     units, nothing, k = steps["(unit)"].to_numpy(), np.full(steps.height, np.nan), p.history_length
-    deepest, sizes = columns[f"k{k}"].to_numpy(), columns[size(f"k{k}")].to_numpy()
+    deepest, sizes = columns[f"k{k}"].to_numpy(), columns[f"size_k{k}"].to_numpy()
     sums = {}
     for level, group in groups.items():
         own = weight = nothing

@@ -44,7 +44,7 @@ import polars as pl
 from hgpo_train.advantages import estimator
 from hgpo_train.advantages.input_columns import CHAINS
 from hgpo_train.advantages.parameters import GAMMA, HISTORY_LENGTH, Context, Discount
-from hgpo_train.advantages.trajectories import discounted, in_order, neighbour, trajectory_starts
+from hgpo_train.advantages.trajectories import discounted, in_order, neighbour
 from hgpo_train.advantages.windows import chain, mean, normalise, within
 from hgpo_train.settings import NonNegativeFloat, NonNegativeInt  # noqa: TC001 - evaluated with the annotations
 
@@ -108,7 +108,8 @@ def _accumulated(value: pl.Expr, factor: pl.Expr) -> pl.Expr:
 
     def add(trajectory: pl.Series, columns: Sequence[pl.Series]) -> pl.Series:
         values, factors = (column.to_numpy() for column in columns)
-        return pl.Series(discounted(values, factors, trajectory_starts(trajectory.to_numpy())))
+        starts = (trajectory != trajectory.shift(1)).fill_null(value=True).arg_true().to_numpy()
+        return pl.Series(discounted(values, factors, starts))
 
     return in_order([value, factor], add, pl.Float64())
 

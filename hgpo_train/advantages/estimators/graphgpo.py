@@ -132,7 +132,7 @@ def _search_texts(steps: pl.LazyFrame, won: pl.Expr, goal_text: str, threshold: 
     after = pl.when(won).then(pl.lit(goal_text)).otherwise(pl.coalesce(*texts, neighbour(pl.col("state"), 1)))
     TextClusters(threshold)  # validates the threshold before anything is read
 
-    def distances(columns: Sequence[pl.Series]) -> pl.Series:
+    def distances(columns: Sequence[pl.Series], **_: object) -> pl.Series:
         task, trajectory, step, state, after = columns
         height, tasks = len(task), task.drop_nulls().unique(maintain_order=True)
 
@@ -152,7 +152,7 @@ def _search_texts(steps: pl.LazyFrame, won: pl.Expr, goal_text: str, threshold: 
     return whole_columns([*rows, after], distances, _DISTANCES)
 
 
-def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
+def _distances(nodes: Sequence[pl.Series], **_: object) -> pl.Series:
     """Return the minimum number of edges to a goal, by a breadth-first search from all goals.
 
     Args:

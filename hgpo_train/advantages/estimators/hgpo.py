@@ -29,7 +29,7 @@ from hgpo_train.advantages.estimators.grpo import episode_term
 from hgpo_train.advantages.input_columns import CHAINS
 from hgpo_train.advantages.parameters import HISTORY_LENGTH, Context, Mode, Precision
 from hgpo_train.advantages.registry import estimator
-from hgpo_train.advantages.windows import normalise, size, weighted_mean, within
+from hgpo_train.advantages.windows import normalise, weighted_mean, within
 from hgpo_train.settings import NonNegativeFloat, NonNegativeInt  # noqa: TC001 - evaluated with the annotations
 
 
@@ -41,7 +41,7 @@ def details(p: Any) -> list[str]:  # noqa: ANN401 (the parameters of `hgpo`)
     """
     levels = [f"k{k}" for k in range(p.history_length + 1)]
     named = (["episode"] if p.base_group else []) + levels
-    return [*named, *(f"weight_{name}" for name in named), *map(size, levels)]
+    return [*named, *(f"weight_{name}" for name in named), *(f"size_{name}" for name in levels)]
 
 
 @estimator(reads=lambda p: [f"{CHAINS[p.context]}{k}" for k in range(p.history_length + 1)], details=details)
@@ -83,10 +83,10 @@ def hgpo(
         steps = episode_term(steps, "episode", mode, cross_steps=True, ddof=1, epsilon=epsilon, precision=precision)
         levels["episode"] = 1.0
     for k in range(history_length + 1):
-        history, n = pl.col(f"{CHAINS[context]}{k}"), size(f"k{k}")
+        history, n = pl.col(f"{CHAINS[context]}{k}"), f"size_k{k}"
         group = within(f"{CHAINS[context]}{k}")
         if k:  # a step that shares no context of depth k - 1 shares none of depth k: fewer groups are faster
-            group = pl.when(pl.col(size(f"k{k - 1}")) > 1).then(group)
+            group = pl.when(pl.col(f"size_k{k - 1}") > 1).then(group)
         steps = normalise(steps, f"k{k}", "return", group, mode=mode, ddof=ddof, epsilon=epsilon)
         steps = steps.with_columns(pl.when(history.is_not_null()).then(pl.col(n).fill_null(1.0)).alias(n))
         levels[f"k{k}"] = float((k + first) ** alpha)

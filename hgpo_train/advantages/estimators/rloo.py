@@ -14,7 +14,7 @@ from __future__ import annotations
 import polars as pl
 
 from hgpo_train.advantages.registry import estimator
-from hgpo_train.advantages.windows import normalise, size, within
+from hgpo_train.advantages.windows import normalise, within
 
 
 @estimator(reads=())
@@ -25,7 +25,7 @@ def rloo(steps: pl.LazyFrame, *, cross_steps: bool = True) -> pl.LazyFrame:
         steps: A table with the input columns of estimators.
         cross_steps: Whether each row contributes a score (the official default); if false, each trajectory does.
     """
-    score, centred, n = pl.col("episode_score"), pl.col("centred"), pl.col(size("centred"))
+    score, centred, n = pl.col("episode_score"), pl.col("centred"), pl.col("size_centred")
     sample = None if cross_steps else pl.col("first")
     steps = normalise(steps, "centred", score, within(), mode="mean_norm", sample=sample, alone=score)
     return steps.with_columns(advantage=pl.when(n > 1).then(centred * n / (n - 1)).otherwise(centred))
