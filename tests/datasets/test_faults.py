@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from nightly import sample_or_all
 from hgpo_datasets import StepWriter, scan_steps, verify
 from hgpo_envs.errors import InputError
 
-KILLS = sample_or_all(30, 1_000)
 EVERY = sample_or_all(4, 1)
 """Writers are killed at every n-th call."""
 
@@ -33,23 +31,6 @@ def python(*arguments: object, **options: object) -> subprocess.CompletedProcess
 
 def rows(folder: Path) -> int:
     return scan_steps(folder).select(pl.len()).collect().item()
-
-
-@pytest.mark.slow
-def test_writers_killed_at_random_moments(tmp_path: Path) -> None:
-    done = python(Path(__file__).with_name("killed.py"), tmp_path, "random", KILLS, 1)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert (result["killed"], result["bad"]) == (KILLS, 0), done.stderr
-
-
-@pytest.mark.slow
-def test_writers_killed_before_and_after_each_call(tmp_path: Path) -> None:
-    done = python(Path(__file__).with_name("killed.py"), tmp_path, "steps", EVERY, env={"GROUPS_A_RUN": "2"})
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert result["bad"] == 0, done.stderr
-    assert result["killed"] >= 100 / EVERY
 
 
 def commit_with_a_failure(folder: Path, patch: pytest.MonkeyPatch, at: int) -> Fault:
@@ -141,58 +122,15 @@ def test_an_interrupt_at_any_line_of_a_commit(tmp_path: Path) -> None:
 
 
 FILLS = """
-import resource, signal, sys
+import random, sys
 from groups import group
-from nightly import sample_or_all
 from hgpo_datasets import StepWriter
-if len(sys.argv) > 2:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
-import random
 with StepWriter(sys.argv[1]) as writer:
     for number in range(10_000):
         writer.add_group(group(f"t{number}", prompt=random.Random(number).randbytes(30 * number).hex()))
         writer.commit()
         print(number, flush=True)
 """
-
-
-@pytest.mark.slow
-def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
-    done = python("-c", FILLS, tmp_path / "run", 20_000)
-    assert done.returncode == 1
-    assert "File too large" in done.stderr.splitlines()[-1]
-    assert check_filled(tmp_path / "run", done.stdout) > 5
-
-
-@pytest.mark.slow
-def test_a_manifest_that_may_not_grow(tmp_path: Path) -> None:
-    """The limit is met within a line of the manifest; the shard that it would list is taken back."""
-    with StepWriter(tmp_path) as writer:
-        writer.add_group(group("a"))
-        writer.commit()
-        before = (tmp_path / "manifest.jsonl").stat().st_size
-    code = f"""
-import resource, signal
-from groups import group
-from nightly import sample_or_all
-from hgpo_datasets import StepWriter
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-with StepWriter({str(tmp_path)!r}) as writer:
-    writer.add_group(group("b"))
-    from hgpo_envs.files import atomic
-    write_file = atomic.write_file
-    def then_limit(path, data, **options):
-        write_file(path, data)
-        resource.setrlimit(resource.RLIMIT_FSIZE, ({before} + 40,) * 2)
-    atomic.write_file = then_limit
-    writer.commit()
-"""
-    done = python("-c", code)
-    assert "File too large" in done.stderr.splitlines()[-1]
-    assert (tmp_path / "manifest.jsonl").stat().st_size == before
-    assert verify(tmp_path).ok
-    assert rows(tmp_path) == 6
 
 
 @pytest.mark.slow

@@ -36,23 +36,3 @@ def python(code: str, folder: Path, **environment: str) -> str:
 @pytest.mark.slow
 def test_the_core_is_enough(tmp_path: Path) -> None:
     python(WITHOUT, tmp_path / "run")
-
-
-LIGHT = """
-import sys
-from groups import rich_group
-from hgpo_datasets import StepWriter, scan_steps, verify
-assert "pyarrow" not in sys.modules
-with StepWriter(sys.argv[1]) as writer:
-    writer.add_group(rich_group("t", 1))
-    writer.commit()
-    writer.replace(rich_group("t", 2))
-assert verify(sys.argv[1]).ok
-assert "pandas" not in sys.modules
-"""
-
-
-@pytest.mark.slow
-def test_neither_pandas_nor_pyarrow_is_imported_without_need(tmp_path: Path) -> None:
-    """pyarrow imports pandas to look at a list or a NumPy array, which costs half a second and 60 MB."""
-    python(LIGHT, tmp_path / "run")

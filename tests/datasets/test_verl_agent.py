@@ -7,8 +7,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hgpo_datasets import scan_steps, verify
 from hgpo_datasets.interchange.verl_agent import import_rollouts
@@ -130,44 +128,6 @@ def test_mixed_and_padded_batches_come_back_in_order(tmp_path: Path, benchmark: 
         assert rows["episode_return"][0] == float(won)
         assert rows["state_hash"].to_list() == [hashing.text_hash(step["state"]) for step in wanted]
         assert (rows["terminated"][-1], rows["truncated"][-1]) == (won, not won)
-
-
-@settings(max_examples=30)
-@given(
-    st.lists(st.lists(st.sampled_from(["a", "b"]), min_size=2, max_size=4), min_size=2, max_size=6),
-    st.integers(1, 3),
-    st.data(),
-)
-def test_rollouts_that_look_alike_are_told_apart(
-    tmp_path_factory: pytest.TempPathFactory, walks: list[list[str]], length: int, data: st.DataObject
-) -> None:
-    """Walks over two rooms: in any order, with steps lost; nothing but incomplete trajectories is left out."""
-    folder = tmp_path_factory.mktemp("walks")
-    episodes = [
-        [
-            {
-                "task": "go",
-                "state": f"Your task is to: go\nroom {walk[t - 1] if t else 'begin'}",
-                "actions": ["a", "b"],
-                "action": room,
-                "response": f"<think></think><action>{room}</action>",
-                "valid": True,
-                "won": t == len(walk) - 1,
-            }
-            for t, room in enumerate(walk)
-        ]
-        for walk in walks
-    ]
-    records = dumped("ALFWorld", episodes, ["g"] * len(walks), length)
-    lost = data.draw(st.none() | st.sampled_from([one for one in records if one["rewards"] == 0.0]))
-    kept = data.draw(st.permutations([one for one in records if one is not lost]))
-    found = import_rollouts(write(folder / "dump", kept), folder / "run")
-    assert verify(folder / "run").ok
-    steps = scan_steps(folder / "run").collect()
-    whole = {f"t{n}": walk for n, walk in enumerate(walks) if lost is None or lost["traj_uid"] != f"t{n}"}
-    read = {rows["trajectory"][0]: rows["action"].to_list() for rows in steps.partition_by("trajectory")}
-    assert read == whole
-    assert found.left_out == len(kept) - sum(map(len, whole.values()))
 
 
 def test_a_cut_prompt_where_the_order_is_mixed(tmp_path: Path) -> None:
