@@ -6,7 +6,6 @@ shards and on their largest number of rows, and not on what computes them. Resul
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import multiprocessing
 import os
@@ -18,7 +17,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import polars as pl
@@ -47,45 +45,23 @@ class Partition:
     """Consecutive files of a source with whole groups of rollouts.
 
     Attributes:
-        number: Its place in the source, from 0.
         files: The files.
         depth: Depth of the hashes to read, if the files of the source differ in it.
         storage_options: Options of the object store.
     """
 
-    number: int
     files: tuple[StepFile, ...]
     depth: int | None = None
     storage_options: Mapping[str, Any] = field(default_factory=dict)
 
-    def scan(self, storage_options: Mapping[str, Any] | None = None) -> pl.LazyFrame:
+    def scan(self) -> pl.LazyFrame:
         """Scan the steps of the partition."""
-        return scan_files([file.path for file in self.files], self.depth, storage_options or self.storage_options)
+        return scan_files([file.path for file in self.files], self.depth, self.storage_options)
 
     def rows(self) -> int:
         """Return the number of rows; read from the footers of files outside of runs."""
         known = [file.shard.rows for file in self.files if file.shard is not None]
         return sum(known) if len(known) == len(self.files) else int(self.scan().select(pl.len()).collect().item())
-
-    def fingerprint(self) -> str:
-        """Return a fingerprint of the content, as ``sha256:<digits>``."""
-        return combined(file_fingerprint(file) for file in self.files)
-
-
-def file_fingerprint(file: StepFile) -> str:
-    """Return the digest of a shard, or for another file the SHA-256 of its size and footer, as ``sha256:<digits>``.
-
-    The footer contains the position and statistics of every column chunk.
-    """
-    if file.shard is not None:
-        return f"sha256:{file.shard.sha256}"
-    return f"sha256:{hashlib.sha256(_size_and_footer(Path(file.path))).hexdigest()}"
-
-
-def combined(fingerprints: Iterable[str]) -> str:
-    """Return one fingerprint of several files; that of a single file is its own."""
-    each = list(fingerprints)
-    return each[0] if len(each) == 1 else f"sha256:{hashlib.sha256(''.join(each).encode()).hexdigest()}"
 
 
 def partitions(
@@ -123,10 +99,7 @@ def partitions(
         if whole:
             may_end = _ends([_values(file.path, whole, depth, options) for file in files])
         borders = _borders([shard.rows for shard in shards], may_end, rows)
-    return [
-        Partition(number, tuple(files[start:end]), depth, options)
-        for number, (start, end) in enumerate(pairwise(borders))
-    ]
+    return [Partition(tuple(files[start:end]), depth, options) for start, end in pairwise(borders)]
 
 
 def map_partitions(
@@ -255,7 +228,8 @@ def _on_ray(function: Callable[[T], R], items: Sequence[T], workers: int) -> Gen
     import ray
 
     with _ray_running(workers):
-        task = ray.remote(num_cpus=1, max_retries=RAY_RETRIES)(_call)
+        remote: Any = ray.remote(num_cpus=1, max_retries=RAY_RETRIES)
+        task = remote(_call)
         begun: list[Any] = [task.remote(function, item) for item in items[:workers]]
         try:
             for number in range(len(items)):
@@ -291,15 +265,6 @@ def _ray_running(workers: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _size_and_footer(path: Path) -> bytes:
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(size - 8, 0))
-        length = int.from_bytes(file.read(4), "little")
-        file.seek(max(size - 8 - length, 0))
-        return str(size).encode() + file.read()
 
 
 def _values(path: str, columns: Sequence[str], depth: int | None, options: Mapping[str, Any]) -> set[tuple[Any, ...]]:

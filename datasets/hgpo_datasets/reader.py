@@ -106,8 +106,8 @@ def source_files(
     Raises:
         InputError: As in `scan_steps`.
     """
-    is_one = isinstance(source, str | os.PathLike) or not isinstance(source, Iterable)
-    sources: list[Any] = [source] if is_one else list(source)
+    several = isinstance(source, Iterable) and not isinstance(source, str | os.PathLike)
+    sources: list[Any] = [*source] if several else [source]  # type: ignore[misc]
     for each in sources:
         if not isinstance(each, str | os.PathLike) or not os.fspath(each):
             received = f"{type(each).__name__} {each!r}"

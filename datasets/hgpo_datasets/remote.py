@@ -1,7 +1,13 @@
-"""Read a remote file up to a fixed size, regardless of the size that the server or object store reports."""
+"""Files on web servers and in object stores: lines up to a fixed size, and whole objects.
+
+The options of object stores are those of Polars, because both use the Rust package object_store: `aws_access_key_id`,
+`aws_endpoint_url` and so on, or the same names as environment variables. Writing requires the package obstore (extra
+`ray`).
+"""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -11,12 +17,13 @@ from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 _PLAIN: Final = {"Accept-Encoding": "identity"}
 
 
 def read_lines(url: str, most: int, options: Mapping[str, Any]) -> bytes:
-    """Read the lines of a remote text file.
+    """Read the lines of a remote text file, whatever size the server or object store reports.
 
     A file on a web server is read up to the limit at most. Object stores are read by Polars, which buffers a few chunks
     beyond the limit and always reads complete lines.
@@ -37,8 +44,44 @@ def read_lines(url: str, most: int, options: Mapping[str, Any]) -> bytes:
     for batch in lines.collect_batches(lazy=True, engine="streaming"):
         for line in batch["line"]:
             content += f"{line}\n".encode()
-            _check(url, len(content), most)
+            _check_size(url, len(content), most)
     return bytes(content)
+
+
+def put(url: str, data: bytes | Path, options: Mapping[str, Any]) -> None:
+    """Write an object, which appears when it is complete. An existing one is replaced, at once.
+
+    Args:
+        url: The URL of the object, for example ``s3://bucket/name``.
+        data: Its content, or a file with it.
+        options: Options of the object store.
+
+    Raises:
+        InputError: The object store refuses it.
+    """
+    import obstore
+    from obstore.exceptions import BaseError
+
+    folder, _, name = url.rpartition("/")
+    try:
+        obstore.put(store(folder, options), name, data)
+    except (BaseError, OSError, ValueError) as error:
+        raise InputError(f"{url}: {first_line(error)}") from error
+
+
+def store(folder: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401 (a store of any kind)
+    """Return the object store of a URL. Like Polars, it accepts an endpoint without encryption."""
+    from obstore.store import from_url
+
+    config: Any = {name: value for name, value in options.items() if not name.lower().endswith("allow_http")}
+    client: Any = {"allow_http": True} if uses_http(options) else None
+    return from_url(folder, config=config or None, client_options=client)
+
+
+def uses_http(options: Mapping[str, Any]) -> bool:
+    """Return whether the endpoint of the options or of the environment has no encryption, as on one's own machine."""
+    endpoint = next((str(value) for name, value in options.items() if "endpoint" in name.lower()), None)
+    return (endpoint or os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://")
 
 
 def _from_web(url: str, most: int) -> bytes:
@@ -50,12 +93,12 @@ def _from_web(url: str, most: int) -> bytes:
             answer.raise_for_status()
             for piece in answer.iter_bytes(1 << 16):
                 content += piece
-                _check(url, len(content), most)
+                _check_size(url, len(content), most)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise InputError(f"{url} cannot be read: {first_line(error)}") from error
     return bytes(content)
 
 
-def _check(url: str, size: int, most: int) -> None:
+def _check_size(url: str, size: int, most: int) -> None:
     if size > most:
         raise InputError(f"{url}: expected at most {most:,} bytes, received more")

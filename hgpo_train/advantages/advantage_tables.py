@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import polars as pl
 
-from hgpo_datasets import manifest, object_store
-from hgpo_datasets.partitions import combined, file_fingerprint, map_partitions
-from hgpo_datasets.reader import StepFile, step_files
+from hgpo_datasets import manifest, remote
+from hgpo_datasets.partitions import map_partitions
+from hgpo_datasets.reader import step_files
 from hgpo_datasets.sources import run_at, run_of_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import making_folder, new_file
@@ -90,7 +90,7 @@ def write_advantages(
                 storage_options=storage_options,
                 **options,  # type: ignore[arg-type]
             )
-            object_store.put(str(out), local, storage_options or {})
+            remote.put(str(out), local, storage_options or {})
             return rows
     whole = "batch" if any(spec.estimator.scope == "batch" for spec in specs) else "group"
     parts = table_parts(steps, chunk_rows, BATCH_KEYS if whole == "batch" else (), storage_options)
@@ -186,9 +186,8 @@ def refuse_own_input(source: Path, out: Path) -> None:
 def fingerprint(source: Path) -> str:
     """Return a fingerprint of a step table's content, as ``sha256:<digits>``.
 
-    For a run, it is the SHA-256 of the manifest, which contains the SHA-256 of every shard. For a Parquet file, it is
-    the SHA-256 of the file's size and footer, which contains the position and statistics of every column chunk. For
-    several files, it is the SHA-256 of their fingerprints.
+    For a run, it is the SHA-256 of the manifest, which contains the SHA-256 of every shard. For Parquet files,
+    it is the SHA-256 of their SHA-256.
 
     Args:
         source: Runs or Parquet files, as in `scan_steps`.
@@ -201,4 +200,8 @@ def fingerprint(source: Path) -> str:
     files = step_files(source)
     if not files:
         raise InputError(f"no committed rows in {source}")
-    return combined(file_fingerprint(StepFile(file)) for file in files)
+    digest = hashlib.sha256()
+    for file in files:
+        with Path(file).open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return f"sha256:{digest.hexdigest()}"

@@ -46,7 +46,7 @@ import numpy as np
 import polars as pl
 from polars import selectors
 
-from hgpo_datasets.processes import in_processes
+from hgpo_datasets.partitions import in_processes
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS
 from hgpo_train.advantages.estimators.hgpo import hgpo

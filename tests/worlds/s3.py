@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hgpo_datasets import object_store
+from hgpo_datasets import remote
 
 SERVER = """
 import logging, sys
@@ -56,12 +56,13 @@ def options_of(environment: dict[str, str]) -> dict[str, str]:
 def upload(run: Path, url: str, environment: dict[str, str]) -> None:
     """Upload a run's manifest and shards."""
     for path in (run / "manifest.jsonl", *sorted(run.glob("steps/*"))):
-        object_store.put(f"{url}/{path.relative_to(run)}", path.read_bytes(), options_of(environment))
+        remote.put(f"{url}/{path.relative_to(run)}", path.read_bytes(), options_of(environment))
 
 
 def download(url: str, environment: dict[str, str]) -> dict[str, bytes]:
     """Return the objects below a URL."""
     import obstore
 
-    store = object_store._store(url, options_of(environment))
-    return {name: bytes(obstore.get(store, name).bytes()) for name in object_store.names(url, options_of(environment))}
+    store = remote.store(url, options_of(environment))
+    names = [each["path"] for page in obstore.list(store) for each in page]
+    return {name: bytes(obstore.get(store, name).bytes()) for name in sorted(names)}

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from hgpo_datasets import manifest
-from hgpo_datasets.object_store import uses_http
 from hgpo_datasets.reader import StepFile, scan_files, source_files
+from hgpo_datasets.remote import uses_http
 from hgpo_datasets.shards import first_line
 from hgpo_datasets.sources import STEPS, single_run
 from hgpo_envs.errors import InputError
