@@ -51,7 +51,7 @@ def fingerprint_path(path: Path) -> str:
     try:
         if not path.is_dir():
             return _fingerprint_file(path)
-        files = sorted(one.relative_to(path).as_posix() for one in path.rglob("*") if one.is_file())
+        files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
         return fingerprint_texts(text for name in files for text in (name, _fingerprint_file(path / name)))
     except OSError as error:
         raise InputError(f"cannot read {error.filename or path}: {error.strerror}") from error
@@ -72,7 +72,7 @@ def fingerprint_model(path: str) -> str | None:
         files = {name: sha256 for name, sha256 in checksums(folder).items() if "/" not in name}
     else:
         try:
-            names = [one.name for one in folder.iterdir() if one.is_file()]
+            names = [file.name for file in folder.iterdir() if file.is_file()]
             files = {name: _fingerprint_file(folder / name) for name in names}
         except OSError as error:
             raise InputError(f"cannot read {error.filename or folder}: {error.strerror}") from error
@@ -108,8 +108,8 @@ def _commit(name: str) -> str | None:
     from transformers.utils.hub import cached_file
 
     try:
-        found = cached_file(name, "config.json", _raise_exceptions_for_missing_entries=False)
+        cached = cached_file(name, "config.json", _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError):
         return None  # loading the model raises the error
-    parts = Path(found).parts if found else ()
+    parts = Path(cached).parts if cached else ()
     return parts[parts.index("snapshots") + 1] if "snapshots" in parts else None

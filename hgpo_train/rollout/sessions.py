@@ -86,8 +86,8 @@ class Session:
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that affect rollouts."""
-    found = {name: number for name in _PACKAGES if (number := installed_version(name)) is not None}
-    return {"python": platform.python_version(), **found}
+    packages = {name: number for name in _PACKAGES if (number := installed_version(name)) is not None}
+    return {"python": platform.python_version(), **packages}
 
 
 def read_sessions(run: Path) -> list[Session]:
@@ -105,11 +105,11 @@ def read_sessions(run: Path) -> list[Session]:
         values = None
     if not isinstance(values, dict) or values.get("format") != FORMAT or not isinstance(values.get("sessions"), list):
         raise InputError(f"{path}: expected a record of the form {FORMAT!r}; move the file elsewhere to resume the run")
-    known = {one.name for one in fields(Session)}
+    known = {field.name for field in fields(Session)}
     return [
-        Session(**{name: value for name, value in one.items() if name in known})
-        for one in values["sessions"]
-        if isinstance(one, dict) and isinstance(one.get("started_at"), str)
+        Session(**{name: value for name, value in session.items() if name in known})
+        for session in values["sessions"]
+        if isinstance(session, dict) and isinstance(session.get("started_at"), str)
     ]
 
 
@@ -130,27 +130,24 @@ def record_session(
     """
     last = perf_counter()
 
+    def write() -> None:
+        if tally.trajectories:
+            session.count(tally)
+            values = redact_json({"format": FORMAT, "sessions": [asdict(record) for record in (*before, session)]})
+            write_file(run / NAME, json.dumps(values, indent=1, ensure_ascii=False).encode() + b"\n")
+
     def update() -> None:
         nonlocal last
         if perf_counter() - last >= EVERY_S:
             last = perf_counter()
-            _write(run, before, session, tally)
+            write()
 
     try:
         yield update
     except BaseException as error:
         session.ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         with suppress(OSError):  # the error of the block is more important
-            _write(run, before, session, tally)
+            write()
         raise
-    if session.ended == "killed":
-        session.ended = "complete"
-    _write(run, before, session, tally)
-
-
-def _write(run: Path, before: Sequence[Session], session: Session, tally: Tally) -> None:
-    if not tally.trajectories:
-        return
-    session.count(tally)
-    values = redact_json({"format": FORMAT, "sessions": [asdict(one) for one in (*before, session)]})
-    write_file(run / NAME, json.dumps(values, indent=1, ensure_ascii=False).encode() + b"\n")
+    session.ended = "complete"
+    write()

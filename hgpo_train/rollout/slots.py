@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
-from collections import deque
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from hgpo_train.policies.base import attempt
 
@@ -33,89 +33,83 @@ class SlotResult(NamedTuple):
     seconds: float
 
 
-class Slots(Protocol):
-    """A fixed number of engines, each playing one task at a time."""
-
-    count: int
-    """Number of slots."""
-
-    @property
-    def busy(self) -> int:
-        """Number of starts and commands whose results have not been collected."""
-        ...
-
-    def engine(self, slot: int) -> Engine | None:
-        """Return the slot's engine, for experts that inspect it; None if it runs in another process."""
-        ...
-
-    def start(self, slot: int, task_id: str) -> None:
-        """Start a task. `collect` returns its first state."""
-        ...
-
-    def act(self, slot: int, command: str) -> None:
-        """Execute a command. `collect` returns the next state."""
-        ...
-
-    def collect(self, timeout: float) -> Sequence[SlotResult]:
-        """Return the results that are ready. Wait at most `timeout` seconds for the first one."""
-        ...
-
-    def close(self) -> None:
-        """Release the resources of all slots, and end the calls that are under way."""
-        ...
-
-
-class LocalSlots:
-    """Slots whose engines run in the collector's thread.
+class Slots(ABC):
+    """A fixed number of engines, each playing one task at a time.
 
     Args:
         engines: One engine per slot.
+
+    Attributes:
+        count: Number of slots.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.count = len(engines)
         self._engines = list(engines)
-        self._arrived: deque[SlotResult] = deque()
+
+    @property
+    @abstractmethod
+    def busy(self) -> int:
+        """Number of starts and commands whose results have not been collected."""
+
+    def engine(self, slot: int) -> Engine | None:
+        """Return the slot's engine, for experts that inspect it; None if it runs in another process.
+
+        It must not be used while the slot is busy.
+        """
+        return self._engines[slot]
+
+    def start(self, slot: int, task_id: str) -> None:
+        """Start a task. `collect` returns its first state."""
+        self._call(slot, self._engines[slot].start, task_id)
+
+    def act(self, slot: int, command: str) -> None:
+        """Execute a command. `collect` returns the next state."""
+        self._call(slot, self._engines[slot].act, command)
+
+    @abstractmethod
+    def _call(self, slot: int, method: Callable[[str], State], text: str) -> None:
+        """Call an engine, now or soon."""
+
+    @abstractmethod
+    def collect(self, timeout: float) -> Sequence[SlotResult]:
+        """Return the results that are ready. Wait at most `timeout` seconds for the first one."""
+
+    def close(self) -> None:
+        """Release the resources of all slots, and end the calls that are under way."""
+        self._engines.clear()
+
+
+class LocalSlots(Slots):
+    """Slots whose engines run in the collector's thread."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        super().__init__(engines)
+        self._arrived: list[SlotResult] = []
 
     @property
     def busy(self) -> int:
         """See `Slots`."""
         return len(self._arrived)
 
-    def engine(self, slot: int) -> Engine | None:
-        """See `Slots`."""
-        return self._engines[slot]
-
-    def start(self, slot: int, task_id: str) -> None:
-        """See `Slots`."""
-        self._arrived.append(_call(slot, self._engines[slot].start, task_id))
-
-    def act(self, slot: int, command: str) -> None:
-        """See `Slots`."""
-        self._arrived.append(_call(slot, self._engines[slot].act, command))
+    def _call(self, slot: int, method: Callable[[str], State], text: str) -> None:
+        self._arrived.append(_result(slot, method, text))
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""
         del timeout
-        arrived = list(self._arrived)
-        self._arrived.clear()
+        arrived, self._arrived = self._arrived, []
         return arrived
 
-    def close(self) -> None:
-        """See `Slots`."""
-        self._engines.clear()
 
-
-class ThreadSlots:
+class ThreadSlots(Slots):
     """Slots whose engines wait for other processes (`hgpo_envs.engine.TaskSource`), each called in a thread.
 
-    Args:
-        engines: One engine per slot. They may have the method ``close``, which ends a call that is under way.
+    Engines may have the method ``close``, which ends a call that is under way.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        self.count = len(engines)
-        self._engines = list(engines)
+        super().__init__(engines)
         self._threads = ThreadPoolExecutor(self.count, "hgpo-engine", initializer=_leave_interrupts_to_the_main_thread)
         self._open: dict[int, int] = {}  # slot → number of its open call
         self._calls = 0
@@ -126,17 +120,10 @@ class ThreadSlots:
         """See `Slots`."""
         return len(self._open)
 
-    def engine(self, slot: int) -> Engine | None:
-        """See `Slots`. The engine must not be used while the slot is busy."""
-        return self._engines[slot]
-
-    def start(self, slot: int, task_id: str) -> None:
-        """See `Slots`."""
-        self._submit(slot, self._engines[slot].start, task_id)
-
-    def act(self, slot: int, command: str) -> None:
-        """See `Slots`."""
-        self._submit(slot, self._engines[slot].act, command)
+    def _call(self, slot: int, method: Callable[[str], State], text: str) -> None:
+        self._calls += 1
+        number = self._open[slot] = self._calls
+        self._threads.submit(lambda: self._done.put((number, _result(slot, method, text))))
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""
@@ -158,15 +145,10 @@ class ThreadSlots:
             if (close := getattr(engine, "close", None)) is not None:
                 close()
 
-    def _submit(self, slot: int, call: Callable[[str], State], text: str) -> None:
-        self._calls += 1
-        number = self._open[slot] = self._calls
-        self._threads.submit(lambda: self._done.put((number, _call(slot, call, text))))
 
-
-def _call(slot: int, call: Callable[[str], State], text: str) -> SlotResult:
+def _result(slot: int, method: Callable[[str], State], text: str) -> SlotResult:
     began = perf_counter()
-    outcome = attempt("EnvironmentFailed", call, text)
+    outcome = attempt("EnvironmentFailed", method, text)
     return SlotResult(slot, outcome, perf_counter() - began)
 
 
