@@ -1,7 +1,5 @@
 """In-process sampling: correct distribution and log-probabilities, independent of the rest of the batch."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from doors import DoorsSource
@@ -45,7 +43,7 @@ def prompts(count, seed=0):
     return [rng.integers(3, 300, rng.integers(1, 40)).tolist() for _ in range(count)]
 
 
-OPTIONS = SamplingOptions(max_new_tokens=8, temperature=0.7, stop=(2,))
+OPTIONS = {"max_new_tokens": 8, "temperature": 0.7, "stop": (2,)}
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.6])
@@ -66,10 +64,10 @@ def test_logprobs_match_a_full_forward_pass(model, top_p):
 
 def test_a_response_does_not_depend_on_the_rest_of_the_batch(model):
     asked, seeds = prompts(17), list(range(17))
-    together = sample_responses(model, asked, seeds, OPTIONS)
+    together = sample_responses(model, asked, seeds, SamplingOptions(**OPTIONS))
     small = SamplingOptions(8, 0.7, (2,), max_batch_tokens=100)
     for one, drawn, apart in zip(range(17), together, sample_responses(model, asked, seeds, small), strict=True):
-        alone = sample_responses(model, [asked[one]], [seeds[one]], OPTIONS)[0]
+        alone = sample_responses(model, [asked[one]], [seeds[one]], SamplingOptions(**OPTIONS))[0]
         assert drawn.tokens.tolist() == alone.tokens.tolist() == apart.tokens.tolist()
         np.testing.assert_allclose(drawn.logprobs, alone.logprobs, atol=1e-5)
 
@@ -90,12 +88,14 @@ class Forwards:
             self.decode.append((rows, before + 1))
 
 
-ENDING = SamplingOptions(max_new_tokens=24, temperature=1.0, stop=tuple(range(360, 384)))
+ENDING = {"max_new_tokens": 24, "temperature": 1.0, "stop": tuple(range(360, 384))}
 
 
 def test_rows_that_have_ended_are_not_computed(model):
     forwards = Forwards(model)
-    lengths = [len(one.tokens) for one in sample_responses(model, prompts(40), list(range(40)), ENDING)]
+    lengths = [
+        len(one.tokens) for one in sample_responses(model, prompts(40), list(range(40)), SamplingOptions(**ENDING))
+    ]
     assert len(set(lengths)) > 10
     # The last token of a response is drawn from the hidden state of the one before it.
     assert sum(rows for rows, _ in forwards.decode) == sum(length - 1 for length in lengths)
@@ -104,7 +104,7 @@ def test_rows_that_have_ended_are_not_computed(model):
 @pytest.mark.parametrize("memory", [10, 300])
 def test_a_batch_stays_within_memory(model, memory):
     forwards = Forwards(model)
-    sample_responses(model, prompts(30), list(range(30)), dataclasses.replace(ENDING, max_batch_tokens=memory))
+    sample_responses(model, prompts(30), list(range(30)), SamplingOptions(**ENDING, max_batch_tokens=memory))
     assert all(rows * width <= memory or rows == 1 for rows, width in forwards.decode)
 
 
@@ -112,7 +112,7 @@ def test_a_batch_stays_within_memory(model, memory):
 def test_waiting_requests_take_the_place_of_ended_ones(model, seed):
     forwards = Forwards(model)
     asked, places = prompts(30, seed), 3
-    options = dataclasses.replace(ENDING, max_batch_tokens=places * (max(map(len, asked)) + 24))
+    options = SamplingOptions(**ENDING, max_batch_tokens=places * (max(map(len, asked)) + 24))
     drawn = sample_responses(model, asked, list(range(30)), options)
     lengths = [len(one.tokens) for one in drawn]
     # Graham's bound on list scheduling (1966): no place is empty while a request waits.
@@ -122,14 +122,17 @@ def test_waiting_requests_take_the_place_of_ended_ones(model, seed):
 def test_equal_prompts_are_computed_once(model):
     forwards = Forwards(model)
     asked = [prompt for prompt in prompts(4) for _ in range(8)]
-    drawn = sample_responses(model, asked, list(range(32)), OPTIONS)
+    drawn = sample_responses(model, asked, list(range(32)), SamplingOptions(**OPTIONS))
     assert sum(rows for rows, _ in forwards.prefill) == 4
     for prompt, seed, one in zip(asked, range(32), drawn, strict=True):
-        assert sample_responses(model, [prompt], [seed], OPTIONS)[0].tokens.tolist() == one.tokens.tolist()
+        assert (
+            sample_responses(model, [prompt], [seed], SamplingOptions(**OPTIONS))[0].tokens.tolist()
+            == one.tokens.tolist()
+        )
 
 
 def test_the_same_call_returns_the_same_bytes(model):
-    options = dataclasses.replace(ENDING, max_batch_tokens=400)
+    options = SamplingOptions(**ENDING, max_batch_tokens=400)
     first, second = (sample_responses(model, prompts(30), list(range(30)), options) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert one.tokens.tobytes() == other.tokens.tobytes()
@@ -146,7 +149,7 @@ def test_sliding_windows_are_those_of_a_full_forward_pass():
         for weight in model.parameters():
             weight.mul_(8.0)  # attention that differs between positions
     asked = prompts(20)
-    options = dataclasses.replace(ENDING, max_batch_tokens=300)
+    options = SamplingOptions(**ENDING, max_batch_tokens=300)
     for prompt, drawn in zip(asked, sample_responses(model, asked, list(range(20)), options), strict=True):
         whole = torch.tensor([[*prompt, *drawn.tokens.tolist()]])
         with torch.no_grad():
@@ -158,7 +161,7 @@ def test_sliding_windows_are_those_of_a_full_forward_pass():
 def test_layers_without_attention_are_rejected(model):
     model.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(InputError, match="received Qwen3ForCausalLM with 'linear_attention'"):
-        sample_responses(model, prompts(1), [0], OPTIONS)
+        sample_responses(model, prompts(1), [0], SamplingOptions(**OPTIONS))
 
 
 def test_greedy_sampling_matches_generate(model):
