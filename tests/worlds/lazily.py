@@ -15,6 +15,10 @@ class Lazy:
         return getattr(module, self._name) if self._name else module
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith(
+            ("__", "_mock", "_pytest", "pytest")
+        ):  # what pytest asks every object for when it collects tests
+            raise AttributeError(name)
         return getattr(self._target(), name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

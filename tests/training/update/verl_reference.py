@@ -3,16 +3,16 @@
     python verl_reference.py CASES.npz RESULTS.npz
 
 The cases are those of `test_verl.py`; arrays are padded to (cases, responses, tokens). pytest imports this file without
-verl, so functions import it.
+verl and torch, so functions import them.
 """
 
 import sys
 
 import numpy as np
-import torch
 
 
 def losses(case, given):
+    import torch
     from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_vanilla, kl_penalty
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
     from verl.workers.config import FSDPActorConfig
