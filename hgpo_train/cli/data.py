@@ -198,9 +198,6 @@ def synth_webshop(
     products: Annotated[int, typer.Option(help="Number of products.")],
     out: Annotated[Path, typer.Option(help="The folder to create.")],
     seed: Annotated[int, typer.Option(help="Seed of the products; the same seed gives the same bytes.")] = 0,
-    oddities: Annotated[bool, typer.Option(help="Reproduce the irregularities of the official files.")] = True,
-    text: Annotated[float, typer.Option(help="Length of the texts relative to the official files.")] = 1.0,
-    people: Annotated[float | None, typer.Option(help="Number of human-style instructions per product.")] = None,
     force: Annotated[bool, typer.Option(help="Replace existing generated files.")] = False,
 ) -> None:
     """Generate WebShop products and instructions in the format of the official raw files."""
@@ -212,9 +209,6 @@ def synth_webshop(
             out,
             products,
             seed,
-            quirks=oddities,
-            text=text,
-            people=people,
             replace=force,
             progress=lambda done: progress("products", done, products),
         )

@@ -6,17 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.status import Status
-
-from hgpo_envs.wording import counted
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 if TYPE_CHECKING:
     from hgpo_envs.files.download import Progress as Report
@@ -26,18 +16,12 @@ class DownloadProgress:
     """A progress display of downloads and unpacked files. On Ctrl-C it prints how to resume, and exits with 130."""
 
     def __init__(self) -> None:
+        columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         console = Console(stderr=True)
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._files = Progress(
+            TextColumn("unpacked {task.completed} files"), console=console, disable=self._bars.disable
         )
-        self._files = Status("", console=console)
-        self._shows_files = console.is_terminal
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -57,7 +41,8 @@ class DownloadProgress:
 
     def unpacking(self, files: int) -> None:
         """Show the number of files unpacked so far."""
-        if self._shows_files:
-            self._bars.stop()
-            self._files.update(f"unpacked {counted(files, 'file')}")
-            self._files.start()
+        self._bars.stop()
+        self._files.start()
+        if not self._files.tasks:
+            self._files.add_task("", total=None)
+        self._files.update(self._files.task_ids[0], completed=files)

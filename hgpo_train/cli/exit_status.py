@@ -44,7 +44,9 @@ def exit_with_error(error: BaseException) -> NoReturn:
         _fail(error, f"this needs {error.name}: pip install 'hgpo[{EXTRAS[error.name]}]'", 2)
     if isinstance(error, _unreadable()):
         _fail(error, f"a step table cannot be read: {error}; `hgpo verify` finds the damaged file", 1)
-    if isinstance(error, OSError) and (line := _disk_line(error)) is not None:
+    if isinstance(error, OSError) and error.errno in _HINTS:
+        path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        line = f"{path}{os.strerror(error.errno)}; {_HINTS[error.errno]}"
         _fail(error, line, 2 if error.errno in _WRONG_PATH else 1)
     if not isinstance(error, Exception):  # SystemExit, KeyboardInterrupt
         raise error
@@ -82,31 +84,14 @@ def _user_frames(error: BaseException) -> TracebackType | None:
     return found
 
 
-_DISK: Final = {
-    errno.ENOSPC: "free some space; the same command continues from what is committed",
-    errno.EDQUOT: "free some of your quota; the same command continues from what is committed",
-    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), or use another file system",
-    errno.EROFS: "write to another place",
-    errno.EACCES: "write to another place, or change who may write there",
-    errno.EPERM: "write to another place, or change who may write there",
-    errno.EEXIST: "a part of this path is a file; name another",
-    errno.ENOTDIR: "a part of this path is a file; name another",
-    errno.EISDIR: "this is a folder; name a file",
-    errno.ENAMETOOLONG: "use a shorter name",
-    errno.EMFILE: "too many files are open; use fewer --slots, or raise `ulimit -n`",
-    errno.ENFILE: "too many files are open; use fewer --slots",
-    errno.EIO: "the disk failed; check its health, and run `hgpo verify`",
-    errno.ESTALE: "the network file system lost this file; the same command continues from what is committed",
+_WRONG_PATH: Final = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_TOO_MANY_FILES: Final = (errno.EMFILE, errno.ENFILE)
+_DISK: Final = (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
+_HINTS: Final = {
+    **dict.fromkeys(_WRONG_PATH, "choose another path"),
+    **dict.fromkeys(_FULL, "free some space; the same command continues from what is committed"),
+    **dict.fromkeys(_TOO_MANY_FILES, "use fewer --slots, or raise `ulimit -n`"),
+    **dict.fromkeys(_DISK, "check the disk and its permissions, or write to another place"),
 }
 """What a user can do about an error of the operating system."""
-
-_WRONG_PATH: Final = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
-"""Errors that the path is the cause of, not the disk."""
-
-
-def _disk_line(error: OSError) -> str | None:
-    """Return one line for an error that a disk raises, and None for any other."""
-    if error.errno is None or error.errno not in _DISK:
-        return None
-    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-    return f"{where}{os.strerror(error.errno)}; {_DISK[error.errno]}"

@@ -20,18 +20,12 @@ def show_version(wanted: bool) -> None:
     """
     if not wanted:
         return
-    found = {name: _version(name) for name in LIBRARIES}
-    typer.echo(f"hgpo {_version('hgpo') or '(not installed)'}")
-    typer.echo(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}")
-    for name, number in found.items():
-        typer.echo(f"{name} {number or '(not installed)'}")
-    raise typer.Exit
-
-
-def _version(name: str) -> str:
     from importlib.metadata import PackageNotFoundError, version  # slow to import, and help needs none of it
 
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+    for name in ("hgpo", "Python", *LIBRARIES):
+        try:
+            number = platform.python_version() if name == "Python" else version(name)
+        except PackageNotFoundError:
+            number = "(not installed)"
+        typer.echo(f"{name} {number}" + (f", {platform.system()} {platform.machine()}" if name == "Python" else ""))
+    raise typer.Exit
