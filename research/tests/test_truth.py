@@ -117,7 +117,10 @@ def brute_force(handle, policy, rewards, task, prefix, deepest):
 
 @pytest.mark.parametrize(
     ("env_id", "steps", "deepest", "options"),
-    [("HGPO/ALFWorld-v0", 3, 2, {"skill": 0.3}), ("HGPO/WebShop-v0", 3, 2, {"skill": 0.5, "temperature": 2.0})],
+    [
+        pytest.param("HGPO/ALFWorld-v0", 3, 2, {"skill": 0.3}, marks=pytest.mark.slow),
+        ("HGPO/WebShop-v0", 3, 2, {"skill": 0.5, "temperature": 2.0}),
+    ],
 )
 def test_short_episodes_equal_brute_force(env_id, steps, deepest, options, tmp_path):
     rewards = Rewards(reward_scale=10, gamma=0.9, invalid_action_penalty=5.0)
@@ -266,6 +269,7 @@ def test_a_budget_in_steps_is_a_limit_for_an_error():
     assert max(columns["rollouts"]) == 4
 
 
+@pytest.mark.slow
 def test_a_budget_in_steps_does_not_depend_on_what_the_rollouts_return():
     """The trial is no part of the estimates, so that choosing their number from it leaves them without bias."""
     rollouts = ring_rollouts(2, seed=5)
@@ -281,7 +285,7 @@ def test_a_budget_in_steps_does_not_depend_on_what_the_rollouts_return():
 # What must hold on the benchmarks
 
 
-@pytest.fixture(scope="module", params=["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
+@pytest.fixture(scope="module", params=[pytest.param("HGPO/ALFWorld-v0", marks=pytest.mark.slow), "HGPO/WebShop-v0"])
 def checked(request, tmp_path_factory):
     """A run of a policy that wins sometimes, with its truth."""
     folder = tmp_path_factory.mktemp("checked")
@@ -459,7 +463,7 @@ def value_by_replays(handle, name, task, responses, rewards):
     ("env_id", "name", "limit"),
     [
         ("HGPO/ALFWorld-v0", "mixture:explorer=0.7,expert=0.3", 8),
-        ("HGPO/ALFWorld-v0", "mixture:explorer=0.7,outdated=0.3", 3),
+        pytest.param("HGPO/ALFWorld-v0", "mixture:explorer=0.7,outdated=0.3", 3, marks=pytest.mark.slow),
         ("HGPO/WebShop-v0", "mixture:explorer=0.8,expert=0.2", 4),
     ],
 )
