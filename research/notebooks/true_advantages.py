@@ -4,8 +4,8 @@
 # ///
 """What an advantage is worth: group advantages of a run beside its true advantages.
 
-marimo edit notebooks/true_advantages.py                                     a scripted policy on WebShop
-marimo edit notebooks/true_advantages.py -- --run RUN --truth RUN.truth/P.parquet  any run after `hgpo truth`
+marimo edit research/notebooks/true_advantages.py                                     a scripted policy on WebShop
+marimo edit research/notebooks/true_advantages.py -- --run RUN --truth RUN.truth/P.parquet  any run after `hgpo truth`
 """
 
 import marimo
@@ -54,7 +54,8 @@ def title(mo):
     truth`), so that estimators can be compared with it instead of with each other.
 
     The bundled example is small: 32 tasks of WebShop, 16 rollouts each, of a scripted policy that wins a quarter of
-    them. It shows the method. What holds for other policies, and for ALFWorld, is in the study (`docs/study.md`).
+    them. It shows the method, with the modes of the papers' WebShop scripts. What holds for other policies, and for
+    ALFWorld, is in the study (`research/docs/study.md`).
     """)
     return
 
@@ -75,8 +76,9 @@ def read(Path, TRUTH_REWARDS, mo, pl, replace, scan_steps, truth_rewards):
 @app.cell
 def choose(mo):
     written = mo.ui.text_area(
-        value="grpo, grpo:invalid_action_penalty=0, gigpo, gigpo:episode_weight=0, hgpo:history_length=2, "
-        "hgpo:history_length=4, g2po, shrinkage_gae",
+        value="grpo, grpo:invalid_action_penalty=0, gigpo:mode=mean_norm, gigpo:mode=mean_norm:episode_weight=0, "
+        "hgpo:mode=mean_norm, hgpo:mode=mean_norm:history_length=4, hgpo, g2po:mode=mean_norm:step_weight=0.8, "
+        "shrinkage_gae",
         label="Estimators (NAME:PARAMETER=VALUE)",
         full_width=True,
     )
@@ -196,7 +198,7 @@ def about_levels(mo):
     ## Where contexts are shared
 
     The same correlation, for steps by the deepest context that they share with another step of their group, and for
-    singletons, which have an episode's advantage or none.
+    those that are `alone`, which have an episode's advantage or none.
     """)
     return
 
@@ -224,8 +226,8 @@ def about_steps(mo):
     mo.md("""
     ## Step by step
 
-    Each dot is a step: its true advantage and HGPO's (K = 2). Errors of the truth itself are the `advantage_error` of
-    the truth table, shown on hover.
+    Each dot is a step: its true advantage and HGPO's (K = 2, `mean_norm`, as the paper runs it on WebShop). Errors of
+    the truth itself are the `advantage_error` of the truth table, shown on hover.
     """)
     return
 
@@ -236,14 +238,20 @@ def scatter(alt, compute, rewards, steps, truth):
         name for name in ("run", "iteration", "trajectory", "step") if name in steps.columns and name in truth.columns
     ]
     estimated = compute(
-        steps, "hgpo", history_length=2, column="hgpo", reward=rewards.reward, reward_scale=rewards.reward_scale
+        steps,
+        "hgpo",
+        history_length=2,
+        mode="mean_norm",
+        column="hgpo",
+        reward=rewards.reward,
+        reward_scale=rewards.reward_scale,
     ).collect()
     both = estimated.select(*keys, "hgpo", "action").join(
         truth.select(*keys, "advantage", "advantage_error"), on=keys, nulls_equal=True
     )
     alt.Chart(alt.Data(values=both.drop_nulls().to_dicts())).mark_circle(size=18, opacity=0.35, color="#0072b2").encode(
         alt.X("advantage:Q", title="true advantage"),
-        alt.Y("hgpo:Q", title="HGPO's advantage (z-scores)"),
+        alt.Y("hgpo:Q", title="HGPO's advantage"),
         tooltip=["action:N", alt.Tooltip("advantage:Q", format=".2f"), alt.Tooltip("advantage_error:Q", format=".2f")],
     ).properties(width=440, height=320)
     return
