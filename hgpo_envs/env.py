@@ -306,15 +306,16 @@ def transcript_step(episode: Episode) -> str:
         kind = f" ({episode.task.task_type})" if episode.task.task_type else ""
         lines = [f"# {episode.task.id}{kind}", f"# task: {episode.task.instruction}", "", state.text, ""]
     else:
-        invalid = "" if episode.action_valid else "   (invalid)"
-        ending = "" if not episode.done else f", {_ending(episode)} after {episode.steps_taken} steps"
+        endings = {True: "won", False: "ended without success", None: "ended"}
+        ending = endings[state.won] if episode.terminated else "stopped by the step limit"
         lines = [
-            f"[{episode.steps_taken}] > {episode.action}{invalid}",
+            f"[{episode.steps_taken}] > {episode.action}{'' if episode.action_valid else '   (invalid)'}",
             state.text,
-            f"reward {state.reward:g}{ending}",
+            f"reward {state.reward:g}" + (f", {ending} after {episode.steps_taken} steps" if episode.done else ""),
             "",
         ]
-    return "\n".join(map(_printable, lines))
+    text = "\n".join(lines)
+    return "".join([letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text])
 
 
 def print_step(episode: Episode) -> None:
@@ -325,15 +326,3 @@ def print_step(episode: Episode) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(transcript_step(episode).encode(encoding, "replace").decode(encoding) + "\n")
     sys.stdout.flush()
-
-
-def _ending(episode: Episode) -> str:
-    if episode.state.won:
-        return "won"
-    if not episode.terminated:
-        return "stopped by the step limit"
-    return "ended" if episode.state.won is None else "ended without success"
-
-
-def _printable(text: str) -> str:
-    return "".join([letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text])

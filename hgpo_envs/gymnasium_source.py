@@ -102,7 +102,14 @@ class GymnasiumSource:
             raise InputError(f"{env_id}: its arguments are not JSON ({error})") from None
         if not isinstance(self._options, dict):
             raise InputError(f"{env_id}: expected its arguments as a JSON object, received {options:.60}")
-        self._check(self._make())
+        env = self._make()
+        shown: gymnasium.Space[Any] = env.observation_space
+        if isinstance(shown, gymnasium.spaces.Dict):
+            shown = _first(shown.spaces, _TEXT_KEYS, shown)
+        for values, space in (("observations", shown), ("actions", env.action_space)):
+            if not isinstance(space, gymnasium.spaces.Text):
+                raise InputError(f"{env_id}: expected {values} of text, received {type(space).__name__}")
+        env.close()
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the seeds as texts. There is one split, ``train``; ``all`` is the same."""
@@ -129,13 +136,3 @@ class GymnasiumSource:
             raise InputError(f"unknown environment {self.name!r} ({error})") from error
         except TypeError as error:
             raise InputError(f"{self.name}: {error}") from error
-
-    def _check(self, env: gymnasium.Env[Any, Any]) -> None:
-        space = env.observation_space
-        shown: gymnasium.Space[Any] = space
-        if isinstance(space, gymnasium.spaces.Dict):
-            shown = next((space[key] for key in _TEXT_KEYS if key in space.spaces), space)
-        for kind, given in (("observations", shown), ("actions", env.action_space)):
-            if not isinstance(given, gymnasium.spaces.Text):
-                raise InputError(f"{self.name}: expected {kind} of text, received {type(given).__name__}")
-        env.close()

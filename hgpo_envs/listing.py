@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hgpo_envs.environment_spec import environment_ids, environment_spec, imported, provider
-from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.errors import one_line
 from hgpo_envs.registration import default_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hgpo_envs.environment_spec import EnvironmentSpec
-    from hgpo_envs.sources import SharedSource
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,7 @@ class ListedEnvironment:
 
 
 def list_environments() -> list[ListedEnvironment]:
-    """Return all benchmarks: those of this package, of entry points, and those added in this process.
-
-    A benchmark that cannot be imported is listed with its error.
-    """
+    """Return all benchmarks (`environment_ids`). One that cannot be imported is listed with its error."""
     return [_listed(env_id) for env_id in environment_ids()]
 
 
@@ -104,20 +100,7 @@ def _found(spec: EnvironmentSpec, place: Path | None) -> FoundData:
     path = None if place is None else str(place)
     try:
         shared = spec.open_source(**({} if path is None else {"data": path}))
-        return FoundData(path, {split: len(shared.source.ids(split)) for split in _splits(spec, shared)})
+        splits = spec.splits or dict.fromkeys(("train", spec.evaluation_split or "train"))
+        return FoundData(path, {split: len(shared.source.ids(split)) for split in splits})
     except Exception as error:  # noqa: BLE001 - damaged data, or the code of another package
         return FoundData(path, error=one_line(error, 300))
-
-
-def _splits(spec: EnvironmentSpec, shared: SharedSource) -> list[str]:
-    """Return the declared splits; of a benchmark that declares none, those of the usual names that it knows."""
-    if spec.splits:
-        return list(spec.splits)
-    names = []
-    for name in dict.fromkeys(("train", spec.evaluation_split or "all", "all")):
-        try:
-            shared.source.ids(name)
-        except (InputError, KeyError):
-            continue
-        names.append(name)
-    return names if names != ["train", "all"] else ["train"]

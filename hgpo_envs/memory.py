@@ -26,7 +26,7 @@ class Memory:
     >>> memory = Memory(length=1)
     >>> memory.store("A door.", "open door")
     >>> memory.store("A garden.", "look")
-    >>> memory.text()
+    >>> as_text(memory.pairs())
     "[Observation 2: 'A garden.', Action 2: 'look']"
     """
 
@@ -61,10 +61,6 @@ class Memory:
         """Return the last pairs, oldest first: all K, or at most `length`."""
         pairs = list(self._pairs)
         return pairs if length is None else pairs[max(0, len(pairs) - length) :]
-
-    def text(self, length: int | None = None) -> str:
-        """Return the last pairs in verl-agent's text form, one per line. Empty if there are none."""
-        return as_text(self.pairs(length))
 
 
 def as_text(pairs: Iterable[Pair]) -> str:

@@ -209,16 +209,16 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
     def _start(self, slots: Sequence[int], tasks: Sequence[str | None] | None = None) -> None:
         """Start tasks in slots: the given ones, or where there is none, the next of the slot's group."""
         for slot in slots:
-            self.episodes[slot].start((tasks[slot] if tasks else None) or self._next_task(slot))
+            task = tasks[slot] if tasks else None
+            if task is None:
+                group, number = slot // self.group_size, self._draw[slot]
+                if number == len(self._drawn[group]):
+                    self._drawn[group].append(self._draws[group].draw())
+                task = self._drawn[group][number]
+                self._draw[slot] += 1
+            self.episodes[slot].start(task)
         if slots:
             self._hashes[slots] = hashing.start(self._state_hashes(slots), self._hashes.shape[1] - 1)
-
-    def _next_task(self, slot: int) -> str:
-        group, number = slot // self.group_size, self._draw[slot]
-        self._draw[slot] += 1
-        if number == len(self._drawn[group]):
-            self._drawn[group].append(self._draws[group].draw())
-        return self._drawn[group][number]
 
     def _texts(self, actions: object) -> Sequence[str]:
         if (
@@ -336,15 +336,11 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             )
         for group, given in enumerate(seeds):
             if given is not None or not self._draws[group:]:
-                self._draws[group : group + 1] = [self._drawing(given)]
+                start = seeding.np_random()[1] % MOST_SEEDS if given is None else int(given)
+                self._draws[group : group + 1] = [TaskSampler(self.sampling, self._split, start)]
                 self._drawn[group : group + 1] = [[]]
                 members = slice(group * self.group_size, (group + 1) * self.group_size)
                 self._draw[members] = [0] * self.group_size
-
-    def _drawing(self, seed: int | None) -> TaskSampler:
-        return TaskSampler(
-            self.sampling, self._split, seeding.np_random()[1] % MOST_SEEDS if seed is None else int(seed)
-        )
 
 
 _DTYPES: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}

@@ -20,7 +20,7 @@ from hgpo_envs.memory import as_text
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from hgpo_envs.memory import Memory
 
@@ -95,7 +95,11 @@ def fill(templates: tuple[str, str], benchmark: str, fields: Mapping[str, Any], 
     """
     pairs = memory.pairs(shown)
     webshop = benchmark == "WebShop"
-    actions = _webshop_actions(fields["admissible_actions"]) if webshop else _actions(fields["admissible_actions"])
+    admissible = fields["admissible_actions"]
+    if webshop:
+        actions = "\n".join(f"'{action}'," for action in admissible)
+    else:
+        actions = "\n ".join(f"'{action}'" for action in admissible if action != "help")
     values = {
         "task_description": fields["task"],
         "step_count": memory.steps_taken,
@@ -111,14 +115,6 @@ def fill(templates: tuple[str, str], benchmark: str, fields: Mapping[str, Any], 
     if webshop and len(prompt) > _LONGEST_WEBSHOP:
         prompt = without.format(**values)
     return clean_text(prompt)
-
-
-def _actions(actions: Iterable[str]) -> str:
-    return "\n ".join(f"'{action}'" for action in actions if action != "help")
-
-
-def _webshop_actions(actions: Iterable[str]) -> str:
-    return "\n".join(f"'{action}'," for action in actions)
 
 
 def _check_fields(template: str, name: str) -> None:

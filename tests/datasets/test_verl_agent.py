@@ -13,7 +13,7 @@ from hgpo_datasets.interchange.verl_agent import import_rollouts
 from hgpo_datasets.interchange.verl_prompts import read_prompt
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-from hgpo_envs.memory import Memory
+from hgpo_envs.memory import Memory, as_text
 
 OPENINGS = {
     "ALFWorld": "You are an expert agent operating in the ALFRED Embodied Environment.",
@@ -39,7 +39,7 @@ def prompt(benchmark: str, task: str, memory: Memory, state: str, actions: list[
     told = f" Your task is to: {task}{dot}\n" if shop or memory.steps_taken else "\n"
     past = (
         f"Prior to this step, you have already taken {memory.steps_taken} step(s). Below are the most recent "
-        f"{len(memory.pairs())} observations and the corresponding actions you took: {memory.text()}\n"
+        f"{len(memory.pairs())} observations and the corresponding actions you took: {as_text(memory.pairs())}\n"
         f"You are now at step {memory.steps_taken + 1} and your current observation is: {state}{dot}\n"
     )
     now = past if memory.steps_taken else f"Your current observation is: {state}{dot}\n"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
-from hgpo_envs.memory import Memory
+from hgpo_envs.memory import Memory, as_text
 from hgpo_envs.prompts import FIELDS, PromptTemplate, load_template
 
 PAIRS = st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), max_size=12)
@@ -20,9 +20,9 @@ def test_text_form():
     memory = Memory(2)
     for n in range(1, 4):
         memory.store(f"o{n}", f"a{n}")
-    assert memory.text() == "[Observation 2: 'o2', Action 2: 'a2']\n[Observation 3: 'o3', Action 3: 'a3']"
-    assert memory.text(1) == "[Observation 3: 'o3', Action 3: 'a3']"
-    assert memory.text(0) == ""
+    assert as_text(memory.pairs()) == "[Observation 2: 'o2', Action 2: 'a2']\n[Observation 3: 'o3', Action 3: 'a3']"
+    assert as_text(memory.pairs(1)) == "[Observation 3: 'o3', Action 3: 'a3']"
+    assert as_text(memory.pairs(0)) == ""
     assert memory.steps_taken == 3
 
 
@@ -36,7 +36,7 @@ def test_the_last_k_pairs_numbered_over_the_whole_episode(pairs, length, shown):
     assert [(p.number, (p.observation, p.action)) for p in memory.pairs(shown)] == expected
     assert memory.steps_taken == len(pairs)
     memory.clear()
-    assert (memory.pairs(), memory.text(), memory.steps_taken) == ([], "", 0)
+    assert (memory.pairs(), as_text(memory.pairs()), memory.steps_taken) == ([], "", 0)
 
 
 def render(template, memory, **changes):
@@ -62,7 +62,7 @@ def test_the_packages_templates_show_every_field(benchmark):
     assert "You see a fridge 1." in prompt
     assert "'go to fridge 1'" in prompt
     assert ("'help'" in prompt) == (benchmark != "ALFWorld")  # verl-agent leaves ALFWorld's help out
-    assert memory.text() in prompt
+    assert as_text(memory.pairs()) in prompt
     assert "Step 3" in prompt
     assert "<think>" in prompt
     assert "<action>" in prompt
@@ -75,7 +75,7 @@ def test_the_packages_templates_show_every_field(benchmark):
     assert "'go to fridge 1'" not in numbered
     assert "number" in numbered
     shorter = render(template, memory, history_length=1)
-    assert memory.text(1) in shorter
+    assert as_text(memory.pairs(1)) in shorter
     assert "A door." not in shorter
 
 
@@ -112,7 +112,7 @@ def test_the_packages_templates_agree_with_plain_jinja(data):
         "action_format": data.draw(st.sampled_from(ACTION_FORMATS)),
     }
     derived_fields = {
-        "history": memory.text(shown),
+        "history": as_text(memory.pairs(shown)),
         "pairs": memory.pairs(shown),
         "history_length": len(memory.pairs(shown)),
         "steps_taken": memory.steps_taken,
