@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError
 from hgpo_train.evaluation.report import evaluation_reports
-from hgpo_train.proportions import Z, wilson_interval
+from hgpo_train.proportions import Z, by_length, success_bounds, wilson_interval
 
 TRIALS = st.integers(1, 2000)
 
@@ -64,15 +64,27 @@ def test_several_seeds_per_task_do_not_make_the_interval_narrower_than_its_tasks
     """If all seeds of a task end alike, more seeds are no information."""
     rows = [
         {"seed": seed, "task_id": f"t{task}", "task_type": "kind", "aborted": False}
-        | dict.fromkeys(("success", "score"), float(task < 3)) | {"length": 5.0, "validity": 1.0}
+        | dict.fromkeys(("success", "score"), float(task < 3))
+        | {"length": 5.0, "validity": 1.0, "admissibility": 1.0, "won": task < 3}
         for seed in range(4)
         for task in range(10)
     ]  # fmt: skip
     success = evaluation_reports(pl.DataFrame(rows))[0].measures["success"]
-    assert (success.wilson_low, success.wilson_high) == wilson_interval(0.3, 10)
+    assert (success.low, success.high) == wilson_interval(0.3, 10)
 
 
 @pytest.mark.parametrize(("share", "trials"), [(0.5, 0), (1.5, 3), (-0.1, 3), (float("nan"), 3)])
 def test_what_is_no_share_is_refused(share: float, trials: int) -> None:
     with pytest.raises(InputError, match="expected a share in"):
         wilson_interval(share, trials)
+
+
+def test_bounds_count_what_is_unknown_as_lost_and_as_won() -> None:
+    assert success_bounds(15, 4, 20) == (0.75, 0.95)
+    assert success_bounds(0, 0, 3) == (0, 0)
+
+
+def test_lengths_are_classed() -> None:
+    lengths = [1, 5, 6, 50, 51, 200]
+    table = pl.DataFrame({"length": lengths, "won": [True] * 6, "aborted": [False] * 5 + [True]})
+    assert by_length(table).rows() == [("1–5", 2, 0, 2), ("6–10", 1, 0, 1), ("21–50", 1, 0, 1), ("51–", 2, 1, 1)]
