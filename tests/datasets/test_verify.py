@@ -279,11 +279,9 @@ def ends(_: object, *, isolated: bool, **_others: object) -> None:
 
 def test_the_end_of_a_child_process_is_a_problem_of_its_file(rich_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "_check_file", ends)
-    report = verify(rich_run, processes=1)
-    assert [(problem.kind, Path(problem.file).name) for problem in report.problems] == [
-        ("unreadable", f"steps-00000{number}.parquet") for number in range(3)
-    ]
-    assert all("was ended, as by a forged file" in problem.message for problem in report.problems)
+    (problem,) = verify(rich_run / "steps/steps-000001.parquet", processes=1).problems
+    assert (problem.kind, Path(problem.file).name) == ("unreadable", "steps-000001.parquet")
+    assert "was ended, as by a forged file" in problem.message
 
 
 @pytest.mark.slow

@@ -82,21 +82,12 @@ def shard_seeds(folder: Path) -> Sequence[bytes]:
     return [path.read_bytes() for path in sorted(a_run(folder).glob("steps/*.parquet"))]
 
 
-def digested(data: bytes) -> bytes:
-    """Return the same file with its correct digest."""
-    key = b"hgpo.sha256"
-    at = data.rfind(key)
-    at = data.index(b"\x40", at + len(key)) + 1
-    blank = data[:at] + b"0" * 64 + data[at + 64 :]
-    return data[:at] + hashlib.sha256(blank).hexdigest().encode() + data[at + 64 :]
-
-
 def read_shard(data: bytes, folder: Path) -> object:
     from hgpo_datasets import scan_steps, verify
 
     path = folder / "steps-000000.parquet"
     path.write_bytes(data)
-    report = verify(path)
+    report = verify(path, processes=1)  # a changed file may end the process that decodes it
     if report.ok:
         assert scan_steps(path).collect().height == report.rows
     return report.problems[0].kind if report.problems else None
@@ -146,7 +137,7 @@ def read_dump(data: bytes, folder: Path) -> object:
 
 TARGETS = (
     Target("manifests", manifest_seeds, read_manifest, 30, (b'"file":"', b'"config":', b'"check":"'), chained),
-    Target("shards", shard_seeds, read_shard, 0.5, (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00"), digested),
+    Target("shards", shard_seeds, read_shard, 0.5, (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00")),
     Target("rows", rows_seeds, add_rows, 0.3),
     Target("rollouts of verl-agent", dump_seeds, read_dump, 0.2, (b"Your task is to: ", b"observation is: ")),
 )
