@@ -37,7 +37,6 @@ from rich.table import Table
 from hgpo_datasets import manifest, shards
 from hgpo_envs.hashing import chain_columns, link
 from hgpo_train.advantages import EstimatorSpec, compute, get
-from hgpo_train.advantages.registry import columns_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,9 +134,9 @@ def compare(pattern: str, rows: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"rows": rows}
     for label, (name, parameters) in RUNS.items():
         estimator = get(name)
-        columns = columns_read(schema, [EstimatorSpec(estimator, estimator.parameters(**parameters))])
+        columns = EstimatorSpec(estimator, estimator.parameters.of(parameters)).columns(schema)
         decode = cpu(lambda columns=columns: steps.select(columns).collect())
-        plan = compute(steps, name, reward_scale=10.0, **parameters).select("advantage")
+        plan = compute(steps, name, **parameters).select("advantage")
         whole = cpu(lambda plan=plan: plan.collect(engine="streaming"))
         figures[label] = {
             "decode_s": decode,
@@ -191,22 +190,20 @@ def beside(pattern: str, before: Path, times: int = 3) -> dict[str, dict[str, fl
 
 def stages(pattern: str) -> dict[str, float]:
     """Return cumulative CPU seconds of the stages of HGPO with K = 2."""
-    from hgpo_train.advantages.estimators.hgpo import HGPO
-    from hgpo_train.advantages.registry import prepare
-    from hgpo_train.advantages.windows import Level, mean, normalise
+    from hgpo_train.advantages.input_columns import prepare
+    from hgpo_train.advantages.windows import mean, normalise, within
 
-    parameters = HGPO(reward_scale=10.0)
-    scan = pl.scan_parquet(pattern)
-    columns = columns_read(scan.collect_schema(), [EstimatorSpec(get("hgpo"), parameters)])
-    prepared = prepare(scan, parameters)
-    level = ["history_hash_0"]
+    scan, hgpo = pl.scan_parquet(pattern), get("hgpo")
+    spec = EstimatorSpec(hgpo, hgpo.parameters())
+    prepared = prepare(scan, spec.parameters, hgpo.reads(spec.parameters))
+    state = within("history_hash_0")
     plans = {
-        "decode": scan.select(columns),
+        "decode": scan.select(spec.columns(scan.collect_schema())),
         "keys": prepared.select("trajectory_key"),
         "keys, returns": prepared.select("task_key", "return"),
-        "keys, returns, means of one level": mean(prepared, "return", {"m": level}).select("m"),
-        "keys, returns, one level": normalise(prepared, {"a": Level("return", level)}).select("a"),
-        "the whole": compute(scan, "hgpo", reward_scale=10.0).select("advantage"),
+        "keys, returns, means of one level": mean(prepared, "m", "return", state).select("m"),
+        "keys, returns, one level": normalise(prepared, "a", "return", state).select("a"),
+        "the whole": compute(scan, "hgpo").select("advantage"),
     }
     return {name: cpu(lambda plan=plan: plan.collect()) for name, plan in plans.items()}
 
@@ -223,7 +220,7 @@ def peak_mb():
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 hgpo = get("hgpo")
-spec = EstimatorSpec(hgpo, hgpo.parameters(reward_scale=10.0))
+spec = EstimatorSpec(hgpo, hgpo.parameters())
 start, began = peak_mb(), time.process_time()
 steps = pl.concat([pl.scan_parquet(sys.argv[1]).with_columns(run=pl.lit(f"run {n}")) for n in range(int(sys.argv[3]))])
 rows = write_advantages(steps, [spec], Path(sys.argv[2]))
@@ -253,7 +250,7 @@ def official(frame: pl.DataFrame, verl_agent: Path | None, g2po: Path | None) ->
     sys.modules.setdefault("verl", stub)
     names = {name: frame[name].to_numpy().astype(object) for name in ("task_id", "trajectory")}
     states = frame["state_hash"].cast(pl.String).to_numpy().astype(object)
-    detailed = compute(frame.lazy(), "gigpo", reward_scale=10.0, mode="mean_norm").collect()
+    detailed = compute(frame.lazy(), "gigpo", mode="mean_norm").collect()
     scores = torch.tensor(frame.select(pl.col("reward").sum().over("trajectory") * 10).to_series().to_numpy().copy())
     common = {"index": names["task_id"], "traj_index": names["trajectory"], "response_mask": torch.ones(len(states), 1)}
     rewards = scores.float()[:, None]

@@ -83,9 +83,9 @@ def whole_columns(
 def trajectory_order(trajectory: pl.Series, step: pl.Series) -> pl.Series | None:
     """Return row indices sorted by trajectory and step; None if trajectories are contiguous and their steps ascend."""
     keys, numbers = trajectory.to_numpy(), step.to_numpy()
-    other = keys[1:] != keys[:-1]
-    ascending = (numbers[1:] > numbers[:-1]) | other
-    if ascending.all() and trajectory.n_unique() == other.sum() + 1:
+    first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
+    ascending = (numbers[1:] > numbers[:-1]) | first[1:]
+    if ascending.all() and pl.Series(keys[first]).n_unique() == first.sum():
         return None
     rows = pl.DataFrame([trajectory.alias("trajectory"), step.alias("step")])
     return rows.select(pl.arg_sort_by("trajectory", "step")).to_series()

@@ -89,8 +89,9 @@ def mean(steps: pl.LazyFrame, into: str, value: str | pl.Expr, group: pl.Expr) -
     [1.5, 1.5, 5.0]
     """
     steps = _from_least(steps, value, group, None)
-    average = pl.col("(x)").mean().over("(group)") + pl.col("(least)")
-    return steps.with_columns(pl.when(pl.col("(group)").is_not_null()).then(average).alias(into))
+    least, n = pl.col("(least)"), pl.col("(n)")
+    average = pl.col("(x)").mean().over("(group)") + least
+    return steps.with_columns(pl.when(n > 1).then(average).when(n == 1).then(least).alias(into))
 
 
 def normalise(
@@ -124,8 +125,7 @@ def normalise(
     [0.0, 0.0, 0.0, None]
     """
     steps = _from_least(steps, value, group, sample)
-    sampled, shared = pl.col("(x)" if sample is None else "(sample)"), pl.when(pl.col("(n)") > 1).then("(group)")
-    steps = steps.with_columns(shared.alias("(group)"))  # windows over fewer groups are faster
+    sampled = pl.col("(x)" if sample is None else "(sample)")
     steps = steps.with_columns(
         sampled.mean().over("(group)").alias("(mean)"), sampled.std(ddof).over("(group)").alias("(std)")
     )
@@ -141,7 +141,10 @@ def normalise(
 
 
 def _from_least(steps: pl.LazyFrame, value: str | pl.Expr, group: pl.Expr, sample: pl.Expr | None) -> pl.LazyFrame:
-    """Add `(x)`, how far values are above the group's least, `(sample)`, of sampled rows, and their number `(n)`."""
+    """Add `(x)`, how far values are above the group's least, `(sample)`, of sampled rows, and their number `(n)`.
+
+    The key `(group)` becomes null in singleton groups.
+    """
     value = pl.col(value) if isinstance(value, str) else value
     steps = steps.with_columns(group.alias("(group)"), value.cast(pl.Float64).alias("(x)"))
     x, sampled = pl.col("(x)"), pl.col("(x)")
@@ -153,6 +156,7 @@ def _from_least(steps: pl.LazyFrame, value: str | pl.Expr, group: pl.Expr, sampl
     return steps.with_columns(
         *([x - pl.col("(least)")] if sample is None else [x - pl.col("(least)"), sampled - pl.col("(least)")]),
         pl.when(pl.col("(group)").is_not_null()).then(pl.col("(n)").cast(pl.Float64)).alias("(n)"),
+        pl.when(pl.col("(n)") > 1).then("(group)").alias("(group)"),  # windows over fewer groups are faster
     )
 
 

@@ -54,6 +54,15 @@ def test_tables_are_written_next_to_the_run_which_is_unchanged(run: Path) -> Non
         assert table[f"advantage_{name}"].to_list() == pytest.approx(want, abs=1e-12)
 
 
+def test_state_keys_of_a_saved_run(run: Path) -> None:
+    """All rooms are one state if numbers are masked; the stored hashes say otherwise."""
+    invoke("advantages", run, "--state-key", "mask-numbers", "--details")
+    table = pl.read_parquet(run.parent / "first.advantages" / "hgpo.parquet")
+    assert table["advantage_size_k0"].unique().to_list() == [16.0]
+    with pytest.raises(InputError, match="unknown state key 'upper'"):
+        invoke("advantages", run, "--state-key", "upper", "--overwrite")
+
+
 def test_files_without_a_manifest_are_selected_by_a_pattern(run: Path) -> None:
     (run / "manifest.jsonl").unlink()
     with pytest.raises(InputError, match=r"pass a pattern \(.*first/steps/\*\.parquet\)"):

@@ -83,11 +83,11 @@ def hgpo(
         steps = episode_term(steps, "episode", mode, cross_steps=True, ddof=1, epsilon=epsilon, precision=precision)
         levels["episode"] = 1.0
     for k in range(history_length + 1):
-        history, n = pl.col(f"{CHAINS[context]}{k}"), f"size_k{k}"
         group = within(f"{CHAINS[context]}{k}")
         if k:  # a step that shares no context of depth k - 1 shares none of depth k: fewer groups are faster
             group = pl.when(pl.col(f"size_k{k - 1}") > 1).then(group)
         steps = normalise(steps, f"k{k}", "return", group, mode=mode, ddof=ddof, epsilon=epsilon)
-        steps = steps.with_columns(pl.when(history.is_not_null()).then(pl.col(n).fill_null(1.0)).alias(n))
         levels[f"k{k}"] = float((k + first) ** alpha)
+    sizes = {f"size_k{k}": pl.col(f"{CHAINS[context]}{k}").is_not_null() for k in range(history_length + 1)}
+    steps = steps.with_columns(pl.when(known).then(pl.col(n).fill_null(1.0)).alias(n) for n, known in sizes.items())
     return weighted_mean(steps, levels, skip_zero=skip_zero_advantages, epsilon=epsilon)
