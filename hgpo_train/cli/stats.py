@@ -180,8 +180,14 @@ def _print(console: Console, found: Statistics, changed: Statistics | None, by: 
     from hgpo_train.analysis.describe import beginning
 
     hidden = () if found.summary["aborted"].sum() else ("aborted", "success_low", "success_high")
-    columns = {name: name for name in by} | {name: words for name, words in SUMMARY.items() if name not in hidden}
-    _print_rows(console, "Rollouts", columns, found.summary, len(by))
+    columns = {name: words for name, words in SUMMARY.items() if name not in hidden}
+    if by:
+        _print_rows(console, "Rollouts", {name: name for name in by} | columns, found.summary, len(by))
+    else:
+        run = found.summary.row(0, named=True)
+        _print_table(
+            console, "Rollouts", ["", ""], [[words, _cell(name, run[name])] for name, words in columns.items()], 1
+        )
     if not hidden:
         lengths = {name: name for name in found.lengths.columns}
         _print_rows(console, "Rollouts by their number of steps", lengths, found.lengths, len(by) + 1)
