@@ -146,7 +146,6 @@ def build_webshop(
     skip_unusable: Annotated[
         bool, typer.Option(help="Skip records at which the original stops with an error.")
     ] = False,
-    force: Annotated[bool, typer.Option(help="Replace an existing catalogue.")] = False,
 ) -> None:
     """Build a WebShop catalogue with a search index. It opens in milliseconds, and processes share its memory."""
     from hgpo_envs.webshop.data.build import build
@@ -162,7 +161,6 @@ def build_webshop(
             nouns=nouns,
             num_products=num_products,
             skip_unusable=skip_unusable,
-            replace=force,
             progress=progress,
         )
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in made["skipped"].items() if count)
@@ -198,7 +196,6 @@ def synth_webshop(
     products: Annotated[int, typer.Option(help="Number of products.")],
     out: Annotated[Path, typer.Option(help="The folder to create.")],
     seed: Annotated[int, typer.Option(help="Seed of the products; the same seed gives the same bytes.")] = 0,
-    force: Annotated[bool, typer.Option(help="Replace existing generated files.")] = False,
 ) -> None:
     """Generate WebShop products and instructions in the format of the official raw files."""
     from hgpo_envs.webshop.generation.synthetic import FILES, write_synthetic
@@ -209,7 +206,6 @@ def synth_webshop(
             out,
             products,
             seed,
-            replace=force,
             progress=lambda done: progress("products", done, products),
         )
     items, attributes, human = (out / name for name in FILES)

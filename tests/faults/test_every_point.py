@@ -20,7 +20,7 @@ NAMES = (
     "pack of games",
     "unpacked archive",
     "download of games",
-    "catalogue over an older one",
+    "catalogue",
     "checkpoints",
     "checkpoint saved again",
     "training begun",

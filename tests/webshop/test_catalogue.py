@@ -339,58 +339,16 @@ def test_a_catalogue_deleted_while_open_stays_usable(tmp_path):
     assert catalogue.in_category("fashion").tolist() == list(range(3_000))
 
 
-def test_existing_folders_are_replaced_only_with_replace(tmp_path):
+def test_an_existing_folder_is_refused(tmp_path):
     folder = made(tmp_path, [record("B1")]).folder
-    paths = [tmp_path / "raw" / name for name in NAMES]
-    with pytest.raises(InputError, match="already exists"):
-        build(*paths, folder)
-    assert len(Catalogue.open(folder)) == 1
-    paths[0].write_text(json.dumps([record("B1"), record("B2")]))
-    build(*paths, folder, nouns="stand-in", replace=True)
-    assert len(Catalogue.open(folder)) == 2
-    paths[0].write_text("[")
-    with pytest.raises(InputError):
-        build(*paths, folder, replace=True)
-    assert len(Catalogue.open(folder)) == 2
-    assert left_behind(tmp_path) == ["out"]
-
-
-FOREIGN = {
-    "empty manifest": ("out/catalogue.json", "{}"),
-    "another program's": ("out/catalogue.json", '{"format": 2, "files": []}'),
-    "own notes": ("out/notes.txt", "precious"),
-    "own folder": ("out/index/precious/x", "precious"),
-}
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
-def test_force_replaces_only_folders_that_this_program_created(tmp_path, kind):
-    folder = made(tmp_path, [record("B1")]).folder
-    name, text = FOREIGN[kind]
-    if kind in {"empty manifest", "another program's"}:
-        shutil.rmtree(folder)
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text(text)
-    (tmp_path / "out/more").symlink_to(tmp_path)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    paths = [tmp_path / "raw" / name for name in NAMES]
-    with pytest.raises(InputError, match="was not created by this command and cannot be replaced"):
-        build(*paths, folder, nouns="stand-in", replace=True)
-    with pytest.raises(InputError, match="was not created by this command and cannot be replaced"):
-        synthetic.write_synthetic(folder, 10, 1, replace=True)
-    with pytest.raises(InputError, match="was not created by this command and cannot be replaced"):
-        synthetic.write_synthetic(tmp_path / "raw", 10, 1, replace=True)
+    for write_again in (
+        lambda: build(*(tmp_path / "raw" / name for name in NAMES), folder, nouns="stand-in"),
+        lambda: synthetic.write_synthetic(folder, 10, 1),
+    ):
+        with pytest.raises(InputError, match="already exists"):
+            write_again()
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def test_force_never_replaces_its_own_input(tmp_path):
-    folder = made(tmp_path, [record("B1")]).folder
-    paths = [tmp_path / "raw" / name for name in NAMES]
-    with pytest.raises(InputError, match=r"is inside .*, which would be replaced"):
-        build(folder / "products.jsonl", *paths[1:], folder, nouns="stand-in", replace=True)
-    with pytest.raises(InputError, match=r"is inside .*, which would be replaced"):
-        build(*paths, tmp_path / "raw", nouns="stand-in", replace=True)
-    assert len(Catalogue.open(folder)) == 1
 
 
 def test_the_same_files_give_the_same_catalogue(tmp_path):
@@ -408,7 +366,6 @@ def test_nouns_are_recorded(tmp_path):
     catalogue = Catalogue.open(tmp_path / "out")
     assert catalogue.product(0).nouns == ("shoes", "shoes")
     assert catalogue.nouns.startswith("file sha256:")
-    assert made(tmp_path, [record("B1")], replace=True).nouns == "stand-in 1"
     (tmp_path / "raw/nouns.json").write_text("{}")
     with pytest.raises(InputError, match="no list of nouns for the title 'Red Shoes'"):
         build(*paths, tmp_path / "other", nouns=tmp_path / "raw/nouns.json")

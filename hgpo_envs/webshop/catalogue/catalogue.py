@@ -234,17 +234,6 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
     _texts([*manifest["sources"].values(), *manifest["skipped"]])
 
 
-def is_catalogue(folder: Path) -> bool:
-    """Return whether a folder contains a catalogue, of any version and possibly damaged, and nothing else."""
-    try:
-        manifest = parse_json(read_bytes(folder / MANIFEST, LONGEST_MANIFEST))
-        known = {MANIFEST, *manifest["files"]} if isinstance(manifest["id"], str) else set()
-    except (InputError, KeyError, TypeError):
-        return False
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or path.is_file()}
-    return found <= known
-
-
 def _texts(values: object) -> tuple[str, ...]:
     """Return a list of texts as a tuple. Raises TypeError for other values."""
     if not isinstance(values, list):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,7 +17,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.untrusted_files import writing
 from hgpo_envs.webshop.catalogue import Catalogue, products
-from hgpo_envs.webshop.catalogue.catalogue import FORMAT, MANIFEST, is_catalogue
+from hgpo_envs.webshop.catalogue.catalogue import FORMAT, MANIFEST
 from hgpo_envs.webshop.catalogue.nouns import noun_finder
 from hgpo_envs.webshop.data.raw_files import entries, records
 from hgpo_envs.webshop.engine.goals import MOST_GOALS, keep_goals
@@ -27,6 +26,7 @@ from hgpo_envs.webshop.search.index_writer import IndexWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from hgpo_envs.webshop.catalogue.nouns import Nouns
 
@@ -53,7 +53,6 @@ def build(
     num_products: int | None = None,
     skip_unusable: bool = False,
     compress: bool = False,
-    replace: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Build a catalogue folder atomically.
@@ -69,7 +68,6 @@ def build(
             field). If False, the first such record raises an error.
         compress: Whether to gzip products and instructions, for small catalogues. They then cannot be memory-mapped,
             and every process has its own copy.
-        replace: Whether an existing catalogue may be replaced. A folder with other content is never replaced.
         progress: Called with the progress of each stage.
 
     Returns:
@@ -80,8 +78,7 @@ def build(
             left.
     """
     report_progress = progress or (lambda *_: None)
-    _refuse_input_in(out, items, attributes, human, *([] if nouns is None else [Path(nouns)]))
-    with writing(out), new_folder(out, replace=is_catalogue if replace else None) as folder:
+    with writing(out), new_folder(out) as folder:
         known = _packed_attributes(attributes, report_progress)
         human_entries = entries(human, _share(report_progress, "human instructions", human), most=LONGEST_HUMAN)
         instructions = dict(human_entries)
@@ -103,12 +100,6 @@ def build(
         manifest["num_products"] = num_products
         manifest["sources"] = {path.name: digest(path) for path in (items, attributes, human)}
         return _seal(folder, manifest)
-
-
-def _refuse_input_in(out: Path, *inputs: Path) -> None:
-    for path in inputs:
-        if path.exists() and path.resolve().is_relative_to(out.resolve()):
-            raise InputError(f"the input {path} is inside {out}, which would be replaced; choose another folder")
 
 
 def _share(report_progress: Progress, stage: str, path: Path) -> Callable[[int], None]:

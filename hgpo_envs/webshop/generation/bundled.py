@@ -16,13 +16,12 @@ HUMAN_INSTRUCTIONS: Final = 2.0
 """Human-style instructions per product, enough for the published splits (test 500, eval 1,000, train the rest)."""
 
 
-def make_bundled_catalogue(out: Path, *, seed: int = SEED, replace: bool = False) -> dict[str, Any]:
+def make_bundled_catalogue(out: Path, *, seed: int = SEED) -> dict[str, Any]:
     """Generate synthetic raw files and build the bundled catalogue from them.
 
     Args:
         out: The catalogue's folder.
         seed: Any integer. Other seeds give other products and goals of the same kinds.
-        replace: Whether an existing catalogue may be replaced.
 
     Returns:
         The manifest.
@@ -34,4 +33,4 @@ def make_bundled_catalogue(out: Path, *, seed: int = SEED, replace: bool = False
         raw = Path(made) / "raw"
         write_synthetic(raw, PRODUCTS, seed, quirks=False, text=0.6, people=HUMAN_INSTRUCTIONS)
         items, attributes, human = (raw / name for name in FILES)
-        return build(items, attributes, human, out, nouns="stand-in", compress=True, replace=replace)
+        return build(items, attributes, human, out, nouns="stand-in", compress=True)

@@ -16,7 +16,7 @@ import orjson
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_folder
-from hgpo_envs.files.untrusted_files import parse_json, read_bytes, writing
+from hgpo_envs.files.untrusted_files import writing
 from hgpo_envs.webshop.engine.reward import first_colour
 from hgpo_envs.webshop.generation.vocabulary import (
     DESCRIBING,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 FILES: Final = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
 
 NOTE: Final = "hgpo-source.json"
-MADE_BY: Final = "hgpo data synth webshop"
 
 HUMAN_INSTRUCTIONS: Final = 12_000
 """The number of human-style instructions in a large catalogue, about as many as in the official file."""
@@ -57,13 +56,12 @@ def write_synthetic(
     quirks: bool = True,
     text: float = 1.0,
     people: float | None = None,
-    replace: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> None:
     """Write `items_shuffle.json`, `items_ins_v2.json` and `items_human_ins.json` into a new folder.
 
     Args:
-        out: The folder. It is written atomically and contains a file `NOTE` that marks it as generated.
+        out: The folder. It is written atomically and contains a file `NOTE` that says how it was made.
         products: The number of records. With `quirks` the loader skips a few of them.
         seed: Any integer. The same seed and arguments give the same bytes.
         quirks: Whether some records are irregular like those of the official files: values that look like colours, no
@@ -72,7 +70,6 @@ def write_synthetic(
         text: The length of descriptions and features, relative to the official files.
         people: The mean number of human-style instructions per product. None distributes `HUMAN_INSTRUCTIONS` over the
             catalogue, with a mean of at most 0.5.
-        replace: Whether existing generated files may be replaced. A folder with other content is never replaced.
         progress: Called after every 1,000 products with the number written so far.
 
     Raises:
@@ -82,8 +79,10 @@ def write_synthetic(
         raise InputError(f"products: expected a number from 1 to {_IDENTIFIERS - 1:,}, received {products}")
     rate = min(0.5, HUMAN_INSTRUCTIONS / products) if people is None else people
     report_progress = progress or (lambda _: None)
-    with writing(out), new_folder(out, replace=is_generated if replace else None) as folder:
-        (folder / NOTE).write_bytes(orjson.dumps({"made_by": MADE_BY, "products": products, "seed": seed}))
+    with writing(out), new_folder(out) as folder:
+        (folder / NOTE).write_bytes(
+            orjson.dumps({"made_by": "hgpo data synth webshop", "products": products, "seed": seed})
+        )
         files = [(folder / name).open("wb") for name in FILES]
         try:
             items, attributes, human = files
@@ -109,16 +108,6 @@ def write_synthetic(
             for file in files:
                 file.close()
     report_progress(products)
-
-
-def is_generated(folder: Path) -> bool:
-    """Return whether a folder contains files of `write_synthetic` and nothing else."""
-    try:
-        note = parse_json(read_bytes(folder / NOTE, 1 << 16))
-    except InputError:
-        return False
-    ours = isinstance(note, dict) and note.get("made_by") == MADE_BY
-    return ours and {path.name for path in folder.iterdir()} <= {NOTE, *FILES}
 
 
 def _entry(asin: str, value: object) -> bytes:
