@@ -54,7 +54,7 @@ from hgpo_train.training.trainer import is_finished, start_run
 from hgpo_train.training.warm_start import WarmStart, warm_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with the parameters of their papers' scripts
     "alfworld": {
@@ -127,22 +127,8 @@ def main() -> None:
     if not given.draw:
         place.mkdir(parents=True, exist_ok=True)
         warm = taught(given.world, folder, base, console)
-        own = handle["estimators"]
-        runs = {
-            f"{file_name(each.name)}-{seed}": configuration(
-                base, warm, each, own.get(each.spec.estimator.name, {}), seed
-            )
-            for seed in seeds
-            for each in estimators
-        }
-        first = estimators[0]
-        runs |= {  # the A/A test
-            f"{file_name(first.name)}{OTHER_SEEDS}-{seed}": configuration(
-                base, warm, first, own.get(first.spec.estimator.name, {}), OTHER + seed
-            )
-            for seed in seeds
-        }
         work = Work(console, given.jobs)
+        runs = planned(base, warm, estimators, seeds, handle["estimators"])
         trained = [partial(train, place / name, run, work) for name, run in runs.items()]
         data = FRESH[given.world](folder)
         if not work.all_done(trained) or not work.all_done(fresh_evaluations(data, place, warm, runs, work)):
@@ -209,16 +195,28 @@ def taught(handle: str, folder: Path, config: Config, console: Console) -> Path:
     return model
 
 
-def configuration(base: Config, warm: Path, variant: Variant, world: dict[str, dict[str, Any]], seed: int) -> Config:
-    """Return a run's configuration: the world's parameters of the estimator, then those of the variant."""
-    values, estimator, name = to_dict(base), variant.spec.estimator.name, f"{variant.name}-{seed}"
-    common = {
-        name: value for name, value in base.advantage.parameters.items() if name not in ("history_length", "mode")
+def planned(
+    base: Config, warm: Path, estimators: list[Variant], seeds: Sequence[int], world: dict[str, dict[str, Any]]
+) -> dict[str, Config]:
+    """Return the configurations of all runs by name. The first estimator runs again with other seeds: the A/A test."""
+    first = estimators[0]
+    every = [(each, file_name(each.name), 0) for each in estimators]
+    every.append((first, f"{file_name(first.name)}{OTHER_SEEDS}", OTHER))
+    return {
+        f"{name}-{seed}": configuration(base, warm, each, world.get(each.spec.estimator.name, {}), seed + shift)
+        for seed in seeds
+        for each, name, shift in every
     }
-    values["advantage"] = {"estimator": estimator, "parameters": common | world.get(estimator, {}) | variant.assigned}
-    return replace(Config(), **{**values, "name": name, "seed": seed, "model": {"path": str(warm)} | {
-        name: value for name, value in values["model"].items() if name != "path"
-    }})  # fmt: skip
+
+
+def configuration(base: Config, warm: Path, variant: Variant, own: dict[str, Any], seed: int) -> Config:
+    """Return a run's configuration: the world's parameters of the estimator, `own`, then those of the variant."""
+    values, name = to_dict(base), f"{variant.name}-{seed}"
+    of_hgpo = ("history_length", "mode")
+    common = {key: value for key, value in base.advantage.parameters.items() if key not in of_hgpo}
+    values["advantage"] = {"estimator": variant.spec.estimator.name, "parameters": common | own | variant.assigned}
+    values["model"] = {key: value for key, value in values["model"].items() if key != "path"} | {"path": str(warm)}
+    return replace(Config(), **{**values, "name": name, "seed": seed})
 
 
 def games(path: Path, number: int, seed: int) -> str:
