@@ -301,32 +301,12 @@ def _check_same(folder: Path, there: Header, header: Header, run: str | None, co
         raise InputError(
             f"{folder} was written with schema version {there.schema_version}, not {schema.VERSION}; use another folder"
         )
-    if config is not None:
-        check_same_config(folder, header.config, there.config)
-
-
-def check_same_config(folder: Path, config: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """Check that a run can be resumed with a configuration: that it equals the run's.
-
-    Args:
-        folder: The run's folder, for the error.
-        config: The requested configuration, JSON values.
-        before: The run's configuration, without secrets.
-
-    Raises:
-        InputError: A value differs; the error names the first one.
-    """
-    now, was = _leaves(config), _leaves(before)
-    for name in sorted(now.keys() | was.keys()):
-        if name not in was:
-            difference = f"without {name}, which is now {now[name]!r}"
-        elif name not in now:
-            difference = f"with {name} = {was[name]!r}, which is not given now"
-        elif now[name] != was[name]:
-            difference = f"with {name} = {was[name]!r}, not {now[name]!r}"
-        else:
-            continue
-        raise InputError(f"{folder} was written {difference}; use another folder or the same value")
+    now, was = _leaves(header.config), _leaves(there.config)
+    for name in sorted(now.keys() | was.keys()) if config is not None else ():
+        before, after = (repr(values[name]) if name in values else "nothing" for values in (was, now))
+        if before != after:
+            line = f"{folder} was written with {name} = {before}, not {after}"
+            raise InputError(f"{line}; use another folder or the same value")
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

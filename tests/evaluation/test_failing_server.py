@@ -117,7 +117,7 @@ def test_the_summary_contains_what_was_printed_and_spent(sound):
     ("arguments", "line"),
     [
         ({"model": "other"}, "policy.name = 'openai:tiny', not 'openai:other'"),
-        ({"options": ("top_p=0.5",)}, "was written without policy.top_p, which is now 0.5"),
+        ({"options": ("top_p=0.5",)}, "was written with policy.top_p = nothing, not 0.5"),
         ({"options": ("temperature=0.9",)}, "policy.temperature = 0.4, not 0.9"),
     ],
 )
