@@ -280,17 +280,21 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
 
     def _infos(self, given: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         """Return the infos of some slots as arrays with masks."""
-        infos: dict[str, Any] = {}
+        columns: dict[str, tuple[NDArray[Any], NDArray[np.bool_]]] = {}
         for slot, info in given.items():
             for key, value in info.items():
-                if key not in infos:
+                if key not in columns:
                     dtype = _DTYPES.get(type(value), np.object_)
-                    infos[key] = np.full(self.num_envs, None if dtype is np.object_ else 0, dtype=dtype)
-                    infos[f"_{key}"] = np.zeros(self.num_envs, dtype=np.bool_)
-                elif value is None and infos[key].dtype != np.object_:  # an unknown `won`
-                    infos[key] = infos[key].astype(np.object_)
-                infos[key][slot], infos[f"_{key}"][slot] = value, True
-        return infos
+                    values = np.full(self.num_envs, None if dtype is np.object_ else 0, dtype=dtype)
+                    columns[key] = values, np.zeros(self.num_envs, dtype=np.bool_)
+                values, present = columns[key]
+                if value is None and values.dtype != np.object_:  # an unknown `won`
+                    values = values.astype(np.object_)
+                    columns[key] = values, present
+                values[slot], present[slot] = value, True
+        return {
+            name: array for key, pair in columns.items() for name, array in zip((key, f"_{key}"), pair, strict=True)
+        }
 
     def _reset_mask(self, given: object) -> NDArray[np.bool_]:
         if given is None:

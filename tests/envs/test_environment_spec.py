@@ -91,6 +91,7 @@ assert open_env("Mine/Doors-v0", count=4).tasks[:] == [f"train-{n}" for n in ran
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_broken_packages_break_no_others(tmp_path):
     for name, (source, value, _) in BROKEN.items():
         modules = {name: source} if source else {}
@@ -121,6 +122,7 @@ for env_id in ("Mine/Doors-v0", "HGPO/ALFWorld-v0"):
     assert "hgpo.environments of the distribution nameless: expected a Gymnasium id" in done.stderr
 
 
+@pytest.mark.slow
 def test_two_packages_with_one_id_or_one_name(tmp_path):
     for number, env_id in enumerate(["Mine/Doors-v0", "Mine/Doors-v0", "Theirs/Doors-v0"]):
         source = HOUSE.replace("Mine/Doors-v0", env_id)
