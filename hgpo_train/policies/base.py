@@ -157,7 +157,7 @@ class Failure:
 
     Attributes:
         kind: The part that failed: ``PolicyFailed``, ``PolicyTimedOut``, ``EnvironmentFailed``, ``WorkerDied``,
-            ``WorkerTimedOut``, ``RowsRefused`` …
+            ``WorkerTimedOut`` …
         line: The error message, one line of at most 500 characters.
         error: The exception that was caught; None if the policy returned the failure itself.
     """

@@ -59,7 +59,7 @@ export function StepPage({ path, run, version, trajectory, step, estimators, cho
         run={run} group={group.value}
         inner={<> › <Outcome of={one} /> <Line text={trajectory} most={60} /> › step {current} of {one.length}</>}
       />
-      {one.error !== null && <p class="error">Aborted: <Line text={one.error} most={400} /></p>}
+      {one.error !== null && <p class="error">{one.aborted ? "Aborted: " : ""}<Line text={one.error} most={400} /></p>}
       <div class="row stepper">
         <button type="button" disabled={current === 0} onClick={() => visit(trajectory, current - 1)} aria-label="Previous step">‹</button>
         <div class="strip-scroll" role="region" aria-label="Steps of the trajectory" tabIndex={0}>

@@ -220,7 +220,7 @@ def _head(group: dict[str, Any], row: int) -> Content:
     task = line(group.get("task", group["task_id"]), 150, "bold")
     lines = [task, Content.assemble(_mark(one), " ", line(one["trajectory"], 40), where)]
     if one["error"] is not None:
-        lines.append(Content.assemble(("Aborted: ", "$text-error"), line(one["error"])))
+        lines.append(Content.assemble(("Aborted: " if one["aborted"] else "", "$text-error"), line(one["error"])))
     return Content("\n").join(lines)
 
 
