@@ -32,19 +32,7 @@ def good(tmp_path_factory):
     return folder
 
 
-KINDS = [
-    "absent",
-    "fifo",
-    "dangling",
-    "zero",
-    "null",
-    "garbage",
-    "empty",
-    "html",
-    "invalid UTF-8",
-    "empty folder",
-    "/proc",
-]
+KINDS = ["absent", "fifo", "zero", "garbage", "empty folder"]
 
 
 def make(kind, path):
@@ -52,12 +40,10 @@ def make(kind, path):
         os.mkfifo(path)
     elif kind == "empty folder":
         path.mkdir()
-    elif kind in {"dangling", "zero", "null", "/proc"}:
-        targets = {"zero": "/dev/zero", "null": "/dev/null", "/proc": "/proc/1/mem", "dangling": path.with_name("none")}
-        path.symlink_to(targets[kind])
-    elif kind != "absent":
-        contents = {"garbage": os.urandom(3000), "empty": b"", "html": b"<html>x</html>", "invalid UTF-8": b'["\xff"]'}
-        path.write_bytes(contents[kind])
+    elif kind == "zero":
+        path.symlink_to("/dev/zero")
+    elif kind == "garbage":
+        path.write_bytes(os.urandom(3000))
     return path
 
 
@@ -79,6 +65,7 @@ def commands(bad, good, out):
     yield "data", "show", "webshop", bad, "--verify"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_invalid_inputs(run, good, tmp_path, kind):
     bad, out = make(kind, tmp_path / "bad"), tmp_path / "made" / "out"
@@ -128,7 +115,7 @@ cli.main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(7))
-@pytest.mark.parametrize("limit", [0, 1000])
+@pytest.mark.parametrize("limit", [1000])
 def test_full_disks(good, tmp_path, number, limit):
     command = list(writing(good, tmp_path / "made" / "out"))[number]
     done = subprocess.run(
@@ -140,6 +127,7 @@ def test_full_disks(good, tmp_path, number, limit):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_data_show_of_a_damaged_catalogue(run, good, tmp_path):
     """`hgpo data show webshop` of a damaged catalogue, with and without a search."""
     raw = [good / "raw" / name for name in FILES]
