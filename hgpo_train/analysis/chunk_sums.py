@@ -14,7 +14,6 @@ from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, NOTHING
 from hgpo_train.advantages.chunks import chunks
 from hgpo_train.advantages.estimators.hgpo import details, hgpo
 from hgpo_train.advantages.input_columns import CHAINS, prepare, row_keys, text_hash
-from hgpo_train.advantages.registry import EstimatorSpec
 from hgpo_train.advantages.tables import scan_part
 from hgpo_train.advantages.windows import along, chain
 from hgpo_train.analysis.level_sums import Groups, advantage_sums, counts, exchanged, spread, sum_by
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from hgpo_datasets.partitions import Partition
     from hgpo_train.advantages.parameters import Context
+    from hgpo_train.advantages.registry import EstimatorSpec
     from hgpo_train.analysis.level_sums import Floats
 
 ORACLE: Final = "oracle"
@@ -43,11 +43,16 @@ class Settings:
     """The arguments of `statistics` that the sums of a chunk depend on."""
 
     by: tuple[str, ...]
-    p: Any
+    spec: EstimatorSpec
     without_unchanged: bool
     permutations: int
     seed: int
     chunk_rows: int
+
+    @property
+    def p(self) -> Any:  # noqa: ANN401 (HGPO's parameters)
+        """The parameters, which cannot be sent to another process without the estimator."""
+        return self.spec.parameters
 
 
 def part_sums(
@@ -64,7 +69,7 @@ def part_sums(
     for name in settings.by:
         if name not in schema and name != ALL:
             raise InputError(unknown("column to split by", name, schema))
-    wanted = {*row_keys(schema), *settings.by, *_READ, *EstimatorSpec(hgpo, settings.p).columns(schema)}
+    wanted = {*row_keys(schema), *settings.by, *_READ, *settings.spec.columns(schema)}
     if "action_admissible" in schema and settings.p.state_key != ALFWORLD_NODES:
         wanted.discard("admissible_actions")  # the widest column
     rows = 0
