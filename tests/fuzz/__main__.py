@@ -1,7 +1,6 @@
-"""Run a fuzzing campaign: python -m tests.fuzz [TARGET …] [--inputs N] [--seed S] [--json FILE] [--keep]."""
+"""Run a fuzzing campaign: python -m tests.fuzz [TARGET …] [--inputs N] [--seed S] [--keep]."""
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -25,7 +24,6 @@ def main() -> int:
         "--inputs", type=int, default=10_000, help="total number of inputs, divided by the targets' weights"
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the results to this JSON file")
     parser.add_argument("--keep", action="store_true", help="add inputs with findings to the corpus")
     options = parser.parse_args()
     chosen = [one for name, one in TARGETS.items() if not options.names or any(part in name for part in options.names)]
@@ -37,8 +35,6 @@ def main() -> int:
         print_result(target, result)
         if options.keep:
             keep(target, result)
-        if options.json:
-            options.json.write_text(json.dumps({name: one.to_dict() for name, one in results.items()}, indent=1))
     print(f"{sum(one.inputs for one in results.values()):,} inputs in all")
     return int(any(result.findings for result in results.values()))
 
