@@ -42,7 +42,7 @@ MEANINGS: Final = {
     "error": "mean squared error, 1 for an advantage of 0 everywhere; depends on the estimator's scale",
     "squared_bias": "the part of the error that many groups would not remove, at a fixed context and action",
     "variance": "the part of the error that differs between redrawn groups, at a fixed context and action",
-    "model_gradient": "cosine with the true gradient of the same steps, all parameters of the language model",
+    "model_gradient": "cosine with the true gradient of the same steps, all parameters of the policy",
     "model_gradient_within": "the same without products of the gradients of different tasks",
     "model_gradient_limit": "cosine of the expected gradients of all parameters, the limit of many tasks",
 }
@@ -87,11 +87,12 @@ def sentences(found: Comparison) -> list[str]:
     )
     texts = [found_in, signal, method]
     if "model" in d:
-        texts.append(
-            f"The model has {d['model']['parameters']:,} parameters. Its gradients are sketches of "
-            f"{d['model']['sketch']:,} numbers, which alone give a cosine of 0 a standard error of "
-            f"{d['model']['sketch'] ** -0.5:.3f}."
-        )
+        texts.append(f"The policy has {d['model']['parameters']:,} parameters whose gradients are compared.")
+        if d["model"]["sketch"] < d["model"]["parameters"]:
+            texts.append(
+                f"They are sketches of {d['model']['sketch']:,} numbers, which alone give a cosine of 0 a standard "
+                f"error of {d['model']['sketch'] ** -0.5:.3f}."
+            )
     left = {
         "steps without truth": d["without_truth"],
         "aborted rollouts": d["aborted"],
