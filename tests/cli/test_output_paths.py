@@ -11,7 +11,6 @@ from command import every_command
 
 from hgpo_datasets import StepWriter
 from hgpo_train.cli.exit_status import EXTRAS
-from hgpo_train.cli.quickstart_run import collect_rollouts
 
 ROOT = Path(__file__).parents[2]
 WITH_OUT = {
@@ -81,7 +80,7 @@ def assert_refused(run, words, out) -> None:
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("start") / "run"
-    collect_rollouts(folder, 0, 2, 2, progress=False)
+    collect("HGPO/ALFWorld-v0", "random", folder, tasks=2, group_size=2, progress=False)
     return folder
 
 
