@@ -10,6 +10,7 @@ import pytest
 from command import every_command
 
 from hgpo_datasets import StepWriter
+from hgpo_train import collect
 from hgpo_train.cli.exit_status import EXTRAS
 
 ROOT = Path(__file__).parents[2]
