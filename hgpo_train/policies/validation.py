@@ -62,8 +62,11 @@ def checked_reply(reply: object) -> Reply | Failure:
 
 
 def _reply(reply: Reply) -> Reply:
-    values = {name: _optional(check, name, getattr(reply, name)) for name, check in _OPTIONAL.items()}
-    tokens, logprobs = values["response_token_ids"], values["response_logprobs"]
+    values: dict[str, Any] = {"finish_reason": None}
+    for name, check in _OPTIONAL.items():
+        if (value := getattr(reply, name)) is not None:
+            values[name] = check(name, value)
+    tokens, logprobs = values.get("response_token_ids"), values.get("response_logprobs")
     if tokens is not None and logprobs is not None and len(tokens) != len(logprobs):
         raise BadValueError(f"expected one log-probability for each of {len(tokens)} tokens, received {len(logprobs)}")
     return Reply(checked_text("response", reply.response), **values)
