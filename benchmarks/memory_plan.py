@@ -143,7 +143,7 @@ def compare(name: str, rows: int) -> dict[str, Any]:
     peak = fake_peak(config, rows)
     seconds = time.perf_counter() - began
     plan = plan_memory(config, model_shape(config.model.path), named_card(CARDS[0]))
-    planned = plan.weights + plan.gradients + plan.moments + plan.activations
+    planned = sum(plan.parts[name][1] for name in ("weights", "gradients", "optimiser", "activations"))
     return {
         "configuration": name,
         "rows": rows,
@@ -151,7 +151,7 @@ def compare(name: str, rows: int) -> dict[str, Any]:
         "planned_gib": planned / GIB,
         "fake_peak_gib": peak / GIB,
         "planned/fake": planned / peak,
-        "reference_gib": plan.reference / GIB,
+        "reference_gib": plan.parts["reference"][1] / GIB,
         "seconds": seconds,
     }
 

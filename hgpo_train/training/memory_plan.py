@@ -116,42 +116,30 @@ class MemoryPlan:
     Attributes:
         config: The run's configuration.
         card: The card.
-        weights: The trained weights in float32; with adapters also the frozen base model in the compute dtype.
-        gradients: Gradients in float32.
-        moments: Adam's two moments in float32.
-        reference: The frozen copy for the KL term, in the compute dtype.
-        activations: The peak of one micro-batch.
+        parts: The bytes of each part during the rollout and during the update, by its name.
+        share: What the engine gets of the card.
         engine: The engine's weights and working memory; 0 if it generates with the learner's weights.
         sequence: Keys and values of one sequence of the greatest length.
         concurrent: Number of sequences that run at the same time at most.
-        share: What the engine gets of the card.
-        reserve: What neither uses: CUDA contexts, and what the allocator cannot use.
     """
 
     config: Config
     card: Card
-    weights: int
-    gradients: int
-    moments: int
-    reference: int
-    activations: int
+    parts: dict[str, tuple[int, int]]
+    share: int
     engine: int
     sequence: int
     concurrent: int
-    share: int
-    reserve: int
-
-    @property
-    def update(self) -> int:
-        """Bytes on the card during the update."""
-        learner = self.weights + self.gradients + self.moments + self.reference + self.activations
-        return learner + self.reserve + (self.share if _engine_stays(self.config) else 0)
 
     @property
     def rollout(self) -> int:
         """Bytes on the card during the rollout."""
-        moments = 0 if self.config.rollout.offload_optimiser else self.moments
-        return self.weights + self.reference + moments + self.reserve + self.share
+        return sum(rollout for rollout, _ in self.parts.values())
+
+    @property
+    def update(self) -> int:
+        """Bytes on the card during the update."""
+        return sum(update for _, update in self.parts.values())
 
     @property
     def least(self) -> int:
@@ -183,21 +171,26 @@ def plan_memory(config: Config, shape: ModelShape, card: Card) -> MemoryPlan:
     half = 2 if config.model.compute_dtype == "bfloat16" else 4
     adapters = shape.adapters(rank, config.model.lora.targets) if rank else 0
     trained = adapters or shape.parameters
-    weights = 4 * trained + (half * shape.parameters if rank else 0)
+    weights = 4 * trained + (half * shape.parameters if rank else 0)  # float32, and the frozen base of adapters
     reference = half * shape.parameters if config.update.kl_weight > 0 and not rank else 0
-    activations = activation_bytes(config, shape)
-
+    reserve = _CONTEXTS + int(_FRAGMENTED * card.memory)
+    parts = {
+        "weights": (weights, weights),
+        "gradients": (0, 4 * trained),
+        "optimiser": (0 if rollout.offload_optimiser else 8 * trained, 8 * trained),
+        "reference": (reference, reference),
+        "activations": (0, activation_bytes(config, shape)),
+        "reserve": (reserve, reserve),
+    }
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
     sequence = longest * shape.cache_per_token()
     concurrent = min(rollout.slots, rollout.tasks * rollout.group_size)
-    reserve = _CONTEXTS + int(_FRAGMENTED * card.memory)
     if rollout.engine == "vllm":
         step = _ENGINE_TOKENS * 2 * (2 * shape.intermediate + 2 * shape.hidden)
         logits = _ENGINE_SEQUENCES * shape.vocabulary * 8
         engine = 2 * (shape.parameters + adapters) + step + logits + _ENGINE_GRAPHS
-        during_rollout = weights + reference + (0 if rollout.offload_optimiser else 8 * trained)
-        during_update = weights + reference + 12 * trained + activations
-        free = card.memory - reserve - max(during_rollout, 0 if rollout.sleep else during_update)
+        at_rollout, at_update = (sum(sizes) for sizes in zip(*parts.values(), strict=True))
+        free = card.memory - (at_rollout if rollout.sleep else max(at_rollout, at_update))
         percent = card.memory // 100  # the share is given in percent
         useful = engine + concurrent * sequence + percent
         share = max(0, min(free, int(_LARGEST_SHARE * card.memory), useful) // percent * percent)
@@ -207,20 +200,8 @@ def plan_memory(config: Config, shape: ModelShape, card: Card) -> MemoryPlan:
         batch = int(rollout.engine_options.get("max_batch_tokens", 131_072))
         concurrent = max(1, min(concurrent, batch // longest))
         engine, share = 0, concurrent * sequence
-    return MemoryPlan(
-        config=config,
-        card=card,
-        weights=weights,
-        gradients=4 * trained,
-        moments=8 * trained,
-        reference=reference,
-        activations=activations,
-        engine=engine,
-        sequence=sequence,
-        concurrent=concurrent,
-        share=share,
-        reserve=reserve,
-    )
+    parts["engine"] = (share, share if rollout.engine == "vllm" and not rollout.sleep else 0)
+    return MemoryPlan(config, card, parts, share, engine, sequence, concurrent)
 
 
 def activation_bytes(config: Config, shape: ModelShape) -> int:
@@ -257,25 +238,10 @@ def activation_bytes(config: Config, shape: ModelShape) -> int:
 
 def plan_text(plan: MemoryPlan, shape: ModelShape) -> str:
     """Return a plan's parts during the rollout and during the update, and the verdict, in lines."""
-    config = plan.config
-    stays = _engine_stays(config)
-    parts = (
-        ("weights" if not config.model.lora.rank else "weights, frozen and trained", plan.weights, plan.weights),
-        ("gradients", 0, plan.gradients),
-        ("optimiser (two moments)", 0 if config.rollout.offload_optimiser else plan.moments, plan.moments),
-        ("reference", plan.reference, plan.reference),
-        (f"activations of {config.update.micro_batch_tokens:,} tokens", 0, plan.activations),
-        ("engine: weights and working memory", plan.engine, plan.engine if stays else 0),
-        ("engine: cache", max(0, plan.share - plan.engine), max(0, plan.share - plan.engine) if stays else 0),
-        ("reserve", plan.reserve, plan.reserve),
-        ("total", plan.rollout, plan.update),
-    )
-    lines = [
-        f"{config.name} on {plan.card.name}, {_gib(plan.card.memory)} GiB",
-        f"{'GiB':<36}{'rollout':>9}{'update':>9}",
-    ]
-    lines += [f"{name:<36}{_gib(rollout):>9}{_gib(update):>9}" for name, rollout, update in parts if rollout or update]
-    if config.rollout.engine == "vllm":
+    lines = [f"{plan.config.name} on {plan.card.name}, {_gib(plan.card.memory)} GiB", f"{'GiB':<12}  rollout   update"]
+    sizes = plan.parts | {"total": (plan.rollout, plan.update)}
+    lines += [f"{name:<12}{_gib(rollout):>9}{_gib(update):>9}" for name, (rollout, update) in sizes.items()]
+    if plan.config.rollout.engine == "vllm":
         cached = max(0, plan.share - plan.engine) // plan.sequence
         lines.append(
             f"gpu_memory_utilization = {plan.share / plan.card.memory:.2f}; the cache holds {cached} sequences of the "
@@ -287,18 +253,18 @@ def plan_text(plan: MemoryPlan, shape: ModelShape) -> str:
 
 def verdict(plan: MemoryPlan, shape: ModelShape) -> str:
     """Return whether a plan fits, and otherwise what it needs and what would fit, as one line."""
+    config, card = plan.config, plan.card
     if plan.fits:
-        return f"fits on {plan.card.name}"
-    name = plan.config.name if plan.config.name in shipped() else "CONFIG"
-    cards = [card.name for card in CARDS if plan_memory(plan.config, shape, card).fits]
-    several = f"several cards with verl, which shards the weights: `hgpo-verl {name} --gpus 4` (integrations/verl)"
+        return f"{config.name} fits on {card.name}"
+    needed = plan.parts | {"engine": (max(plan.share, plan.least), 0)}
+    parts = ", ".join(f"{name} {_gib(max(sizes))}" for name, sizes in needed.items())
+    fitting = [larger.name for larger in CARDS if plan_memory(config, shape, larger).fits]
+    cluster = f"`hgpo-verl {config.name if config.name in shipped() else 'CONFIG'} --gpus 4` (integrations/verl)"
+    other = f"a card of {fitting[0]}" if fitting else f"several cards with verl, which shards the weights: {cluster}"
     return (
-        f"{plan.config.name} does not fit on {plan.card.name} of {_gib(plan.card.memory)} GiB (in GiB: "
-        f"weights {_gib(plan.weights)}, gradients {_gib(plan.gradients)}, optimiser {_gib(plan.moments)}, "
-        f"reference {_gib(plan.reference)}, activations of {plan.config.update.micro_batch_tokens:,} tokens "
-        f"{_gib(plan.activations)}, engine {_gib(max(plan.share, plan.least))}, reserve {_gib(plan.reserve)}); "
-        f"what needs less: {'; '.join(smaller_settings(plan.config))}; or "
-        + (f"use a card of {cards[0]} or more" if cards else several)
+        f"{config.name} does not fit on {card.name} of {_gib(card.memory)} GiB (in GiB, with micro-batches of "
+        f"{config.update.micro_batch_tokens:,} tokens: {parts}); what needs less: "
+        f"{'; '.join(smaller_settings(config))}; or use {other}"
     )
 
 
@@ -321,11 +287,6 @@ def smaller_settings(config: Config | SftConfig) -> list[str]:
         "adapters: model.lora.rank = 64": not model.lora.rank,
     }
     return [setting for setting, useful in settings.items() if useful]
-
-
-def _engine_stays(config: Config) -> bool:
-    """Return whether the engine keeps its memory during the update."""
-    return config.rollout.engine == "vllm" and not config.rollout.sleep
 
 
 def _gib(size: float) -> str:
