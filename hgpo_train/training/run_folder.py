@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
 
@@ -21,7 +22,7 @@ import msgspec
 from hgpo_datasets import manifest
 from hgpo_datasets.sources import STEPS
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import FolderLock, make_folder, remove_abandoned, write_file
+from hgpo_envs.files.atomic import LOCK, FolderLock, make_folder, remove_abandoned, write_file
 from hgpo_envs.files.secrets import redact, redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.settings import build, to_dict, to_toml
@@ -100,6 +101,7 @@ class RunFolder(Generic[C]):
         self._fixed = fixed_values(config, free)
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; name a folder with --out")
+        self._new = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
         make_folder(folder.absolute())
         self.lock = FolderLock(folder, "training")
         try:
@@ -142,7 +144,13 @@ class RunFolder(Generic[C]):
         write_file(self.folder / CONFIG, to_toml(shown).encode())
 
     def release(self) -> None:
-        """Unlock the folder. Can be called again."""
+        """Unlock the folder, and remove it if this process created it and stored nothing. Can be called again."""
+        if self._new and {path.name for path in self.folder.iterdir()} <= {LOCK}:
+            with suppress(OSError):  # another process may have written into it
+                (self.folder / LOCK).unlink()
+                for folder in self._new:
+                    folder.rmdir()
+        self._new = []
         self.lock.release()
 
     def __enter__(self) -> Self:

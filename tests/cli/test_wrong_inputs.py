@@ -40,7 +40,7 @@ COMMANDS = {
     f"{ROLLOUT} --policy bug:policy": "received 'bug:policy': ModuleNotFoundError: No module named 'nothing_there'",
     f"{ROLLOUT} --policy mine:number": "mine:number: expected a PolicySpec, a function of one request",
     f"{ROLLOUT} --policy openai:m --policy-option temprature=1": "did you mean 'temperature'?",
-    f"{ROLLOUT} --max-failed nan": "--max-failed: expected a share from 0 to 1, received nan",
+    f"{ROLLOUT} --max-failed nan": "max_failed: expected a share from 0 to 1, received nan",
     f"{ROLLOUT} --without promt": "unknown column or family 'promt'; did you mean 'prompt'?",
     f"rollout --env {DOORS} --out file": "--out file: expected a folder, received a file",
     f"rollout --env {DOORS} --out run --max-steps 5 --seed 5": "was written with",
