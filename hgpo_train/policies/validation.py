@@ -16,7 +16,7 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -26,15 +26,14 @@ from hgpo_envs.files.secrets import redact
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.policies.base import Failure, Reply
 
-if TYPE_CHECKING:
-    from types import UnionType
-
 LARGEST: Final = 1e300
 """The largest magnitude of a reward or score."""
 
 _INT32: Final = 1 << 31
 _FLOAT32: Final = 3.4e38
 _SHOWN: Final = 60
+_INTEGERS: Final = (int, np.integer)
+_NUMBERS: Final = (int, float, np.integer, np.floating)
 
 T = TypeVar("T")
 
@@ -121,11 +120,17 @@ def checked_task(task: object) -> Task | Failure:
 
 
 def _task(task: Task) -> Task:
-    if not isinstance(task.versions, Mapping):
-        raise BadValueError(f"versions: expected a mapping of names to texts, received {preview(task.versions)}")
-    json.dumps(dict(task.versions), sort_keys=True)
-    names = {"id": "task id", "split": "split", "instruction": "instruction", "task_type": "task_type"}
-    return replace(task, **{field: checked_text(name, getattr(task, field)) for field, name in names.items()})
+    versions: object = task.versions
+    if not isinstance(versions, Mapping):
+        raise BadValueError(f"versions: expected a mapping of names to texts, received {preview(versions)}")
+    json.dumps(dict(versions), sort_keys=True)
+    return replace(
+        task,
+        id=checked_text("task id", task.id),
+        split=checked_text("split", task.split),
+        instruction=checked_text("instruction", task.instruction),
+        task_type=checked_text("task_type", task.task_type),
+    )
 
 
 def checked_text(name: str, value: object) -> str:
@@ -222,7 +227,7 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _token_ids(name: str, values: object) -> list[int]:
-    listed = _listed(name, values, "token ids", f"integers from 0 to {_INT32 - 1}", int | np.integer)
+    listed = _listed(name, values, "token ids", f"integers from 0 to {_INT32 - 1}", _INTEGERS)
     if listed and not 0 <= min(listed) <= max(listed) < _INT32:
         wrong = next(value for value in listed if not 0 <= value < _INT32)
         raise BadValueError(f"{name}: expected integers from 0 to {_INT32 - 1}, received {wrong}")
@@ -230,16 +235,14 @@ def _token_ids(name: str, values: object) -> list[int]:
 
 
 def _logprobs(name: str, values: object) -> list[float]:
-    listed = [
-        float(value) for value in _listed(name, values, "numbers", "numbers", int | float | np.integer | np.floating)
-    ]
+    listed = [float(value) for value in _listed(name, values, "numbers", "numbers", _NUMBERS)]
     for value in listed:
         if not value <= _FLOAT32:  # NaN, too
             raise BadValueError(f"{name}: expected numbers below infinity, received {value}")
-    return list(map(float, listed))
+    return listed
 
 
-def _listed(name: str, values: object, of: str, expected: str, types: UnionType) -> list[Any]:
+def _listed(name: str, values: object, of: str, expected: str, types: tuple[type, ...]) -> list[Any]:
     """Return a list, tuple or array of numbers as a list of Python's numbers."""
     if isinstance(values, np.ndarray | array):
         values = values.tolist()
