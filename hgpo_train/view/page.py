@@ -152,7 +152,16 @@ def _answers(
 
 def _data(value: object) -> bytes:
     r"""Return JSON that can stand inside a script element: no `<`, which could end it."""
-    return orjson.dumps(value).replace(b"<", b"\\u003c")
+    return orjson.dumps(_rounded(value)).replace(b"<", b"\\u003c")
+
+
+def _rounded(value: Any) -> Any:  # noqa: ANN401 (any JSON value)
+    """Round numbers to 12 digits: the last bits of sums depend on threads, and the same run gives the same page."""
+    if isinstance(value, float):
+        return float(f"{value:.12g}")
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def _page(head: dict[str, Any], answers: dict[str, Any]) -> bytes:

@@ -59,6 +59,7 @@ def rows_of(run: dict[Any, Any]) -> list[dict[str, Any]]:
 
 @settings(max_examples=sample_or_all(15, 500))
 @given(runs, st.randoms(use_true_random=False), st.integers(0, 3))
+@pytest.mark.slow
 def test_write_then_read_is_the_identity_in_any_row_order(
     tmp_path_factory: pytest.TempPathFactory, run: dict[Any, Any], draw: random.Random, depth: int
 ) -> None:

@@ -114,6 +114,7 @@ def report(work: Path, run: Callable[[Path, Note], None]) -> Report:
     return Harness(scenario, work).run()
 
 
+@pytest.mark.slow
 def test_a_writer_without_fault_passes_everywhere(tmp_path: Path) -> None:
     found = report(tmp_path, right)
     assert found.failures == []

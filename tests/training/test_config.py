@@ -1,6 +1,7 @@
 """Settings: shipped files are valid, printed settings are read back, invalid ones are reported in one line."""
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Callable
 
@@ -109,8 +110,11 @@ def test_invalid_values_are_reported_in_one_line():
         (lambda: Config(update=3), "setting update: expected a table, received 3"),
         (lambda: GenerationOptions(temperature=-1), "policy option temperature: expected float >= 0.0, received -1"),
         (lambda: GenerationOptions(temperature=float("inf")), "policy option temperature: expected float <= 1.7"),
-        (lambda: get("hgpo").parameters(gamma=1.5), "parameter gamma: expected float <= 1.0, received 1.5"),
-        (lambda: get("hgpo").parameters(alpha=float("nan")), "parameter alpha: expected a finite number, received nan"),
+        (lambda: get("hgpo").parameters.of({"gamma": 1.5}), "parameter gamma: expected float <= 1.0, received 1.5"),
+        (
+            lambda: get("hgpo").parameters.of({"alpha": math.nan}),
+            "parameter alpha: expected a finite number, received nan",
+        ),
     ],
 )
 def test_invalid_values_are_rejected_in_python_as_well(make, line):

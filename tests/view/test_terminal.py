@@ -66,7 +66,8 @@ async def write(pilot: Pilot, text: str) -> None:
 # ------------------------------------------------------------------------------------------------------------ walk
 
 
-@pytest.mark.parametrize("size", [(80, 24), pytest.param((140, 45), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(80, 24), (140, 45)])
 async def test_a_person_walks_to_a_step_and_follows_a_member(small_run: Path, size: tuple[int, int]) -> None:
     app = viewer(small_run)
     async with app.run_test(size=size) as pilot:
@@ -103,6 +104,7 @@ async def test_a_person_walks_to_a_step_and_follows_a_member(small_run: Path, si
     assert app.return_code == 0
 
 
+@pytest.mark.slow
 async def test_n_and_p_stay_within_the_trajectory(small_run: Path) -> None:
     app = viewer(small_run)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -128,6 +130,7 @@ async def test_the_advantages_are_those_of_the_estimators(small_run: Path) -> No
         assert "k = 2" not in screen_text(app)
 
 
+@pytest.mark.slow
 async def test_estimators_are_chosen_and_refused(small_run: Path) -> None:
     app = viewer(small_run)
     async with app.run_test(size=(80, 24)) as pilot:
