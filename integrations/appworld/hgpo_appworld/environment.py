@@ -49,7 +49,7 @@ def open_source(
         python: The interpreter in which `appworld` is installed. None uses that of `hgpo data install appworld`.
         observation: The state text: ``output`` (what the last program printed) or ``calls`` (also the calls of APIs
             so far, so that steps with the same output can be told apart).
-        reward_scale: ``success`` (10 if all tests pass, else 0) or ``score`` (the share of tests that pass), given
+        reward_scale: ``success`` (1 if all tests pass, else 0) or ``score`` (the share of tests that pass), given
             when the task ends or at the step limit.
         refuse: Whether programs that contain ``...`` or ``except`` are refused, as in G2PO.
         max_difficulty: The greatest difficulty of tasks, 1 to 3 (G2PO: 2).

@@ -139,7 +139,7 @@ class TestRollouts:
         steps = run.steps.collect()
         assert run.summary["failed"] == 0
         assert run.summary["success"] == 1
-        assert run.summary["mean_return"] == 10
+        assert run.summary["mean_return"] == 1
         assert run.summary["valid"] == 1
         assert verify(run).ok
         last = steps.filter(pl.col("terminated"))

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from hgpo_appworld.engine.process import World
     from hgpo_appworld.engine.source import AppWorldSource
 
-SUCCESS: Final = 10.0
-"""The reward of a solved task with ``reward_scale="success"``, verl-agent's scale."""
-
 REFUSED: Final = ("...", "except")
 """What programs must not contain with ``refuse=True``."""
 
@@ -122,7 +119,7 @@ class AppWorldEngine:
         result = self._world.evaluate()
         won, score = result["success"], result["passed"] / max(result["tests"], 1)
         info |= {"tests_passed": result["passed"], "tests": result["tests"], "failed_tests": result["failed_tests"]}
-        reward = score if rules.reward_scale == "score" else SUCCESS * won
+        reward = score if rules.reward_scale == "score" else float(won)
         return State(text, (), valid, completed, won, reward, score, info)
 
 

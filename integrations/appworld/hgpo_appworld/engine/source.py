@@ -38,7 +38,7 @@ class Rules:
 
     Attributes:
         observation: The state text: ``output`` (of the last program) or ``calls`` (also the calls of APIs so far).
-        reward_scale: ``success`` (10 if all tests pass, else 0) or ``score`` (the share of tests that pass).
+        reward_scale: ``success`` (1 if all tests pass, else 0) or ``score`` (the share of tests that pass).
         refuse: Whether programs with ``...`` or ``except`` are refused.
         max_steps: The step limit, at which the state is evaluated.
     """
