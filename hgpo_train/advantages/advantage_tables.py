@@ -127,7 +127,7 @@ def _in_chunks(steps: pl.LazyFrame, specs: Sequence[EstimatorSpec], rows: int, w
     read = {column for spec in specs for column in spec.columns(schema)}
     names = row_keys(schema)
     for chunk in chunks(steps, [name for name in schema if name in {*batch_keys(schema), *read}], rows, whole=whole):
-        table = compute_many(chunk, specs).select(*names, *added).collect()
+        table = compute_many(chunk, specs).select(*names, *added).collect(engine="in-memory")
         if table.height != chunk.height:
             raise InputError(
                 f"expected estimators to return all {chunk.height} rows, received {table.height}; do not drop rows"

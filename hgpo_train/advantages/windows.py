@@ -6,8 +6,9 @@ state; a row whose key is null is in no group. Z-scores of returns among these s
 
     steps = normalise(steps, "advantage", "return", within("state_hash"), alone=0.0)
 
-Values are float64. Polars adds them in an order that depends on rows, threads and chunks, so that results differ by
-about 1e-15 of the spread of a group: deviations are taken from the group's least value before they are added. If all
+Values are float64. Polars' streaming engine, the default of `collect`, adds them in an order that varies from call to
+call, so that results differ by about 1e-15 of the spread of a group; with ``collect(engine="in-memory")``, which
+training and commands use, equal rows give equal bits. Deviations are taken from the group's least value before they are added. If all
 values of a group are equal, they are therefore exactly 0.
 """
 

@@ -145,7 +145,7 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
             admissible.alias("(admissible)"),
         )
         .with_columns(pl.any_horizontal(unchanged).fill_null(value=False).alias("(unchanged)"))
-        .collect()
+        .collect(engine="in-memory")
     )
 
 
@@ -202,7 +202,7 @@ def _with_returns(
 ) -> dict[str, dict[str, Floats]]:
     """Return the sums of each level: those of its structure, and those that depend on returns."""
     found = hgpo.apply(steps.lazy().with_columns(pl.Series("return", returns)), p)
-    columns = found.select(pl.col(details(p)).cast(pl.Float64).fill_null(np.nan)).collect()
+    columns = found.select(pl.col(details(p)).cast(pl.Float64).fill_null(np.nan)).collect(engine="in-memory")
     units, nothing, k = steps["(unit)"].to_numpy(), np.full(steps.height, np.nan), p.history_length
     deepest, sizes = columns[f"k{k}"].to_numpy(), columns[f"size_k{k}"].to_numpy()
     sums = {}

@@ -226,7 +226,7 @@ class Trainer:
         Aborted trajectories have no advantage; with `rollout.filter_groups`, neither have groups with equal outcomes.
         """
         config = self.config.advantage
-        rows = compute(steps, config.estimator, details=True, **config.parameters).collect()
+        rows = compute(steps, config.estimator, details=True, **config.parameters).collect(engine="in-memory")
         if self.config.rollout.filter_groups:
             mixed = groups_with_mixed_outcomes(steps.lazy(), self._outcome()).collect()
             rows = rows.join(mixed, on=mixed.columns, how="semi", maintain_order="left")

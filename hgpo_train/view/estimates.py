@@ -132,7 +132,7 @@ def _columns(steps: pl.LazyFrame, spec: EstimatorSpec) -> pl.DataFrame:
     with errors("the step table"):
         added = registry.compute_many(steps, [spec]).select(list(spec.added))
         returns = prepare(steps, spec.parameters, ()).select(RETURNS)
-        estimated, returned = pl.collect_all([added, returns])
+        estimated, returned = pl.collect_all([added, returns], engine="in-memory")
     return estimated.rename(spec.added).hstack(returned)
 
 

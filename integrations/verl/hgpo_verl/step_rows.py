@@ -73,5 +73,5 @@ def advantages(steps: pl.DataFrame, config: AdvantageConfig) -> dict[tuple[str, 
         config: The estimator and its parameters.
     """
     parameters: dict[str, Any] = config.parameters
-    table = compute(steps, config.estimator, **parameters).select("trajectory", "step", "advantage").collect()
+    table = compute(steps, config.estimator, **parameters).select("trajectory", "step", "advantage").collect(engine="in-memory")
     return {(trajectory, step): value for trajectory, step, value in table.iter_rows() if value is not None}
