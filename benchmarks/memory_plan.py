@@ -28,9 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hgpo_train.models.loading import add_adapters, checkpoint_layers, compute_dtype
-from hgpo_train.models.shapes import model_config, model_shape
 from hgpo_train.training.config import Config, load_config, replace
-from hgpo_train.training.memory_plan import GIB, named_card, plan_memory, plan_text
+from hgpo_train.training.memory_plan import GIB, meta_model, named_card, plan_memory
 from hgpo_train.training.update.logprobs import ResponseScorer
 from hgpo_train.training.update.optimiser import make_optimiser
 
@@ -81,15 +80,12 @@ class LiveBytes(TorchDispatchMode):
         self.now -= self._sizes.pop(key)
 
 
-def fake_model(config: Config) -> Model:
+def fake_model(config: Config, base: Model) -> Model:
     """Return a configuration's model with fake weights; call this in a fake-tensor mode."""
-    dtype = compute_dtype(config.model) if config.model.lora.rank else torch.float32
-    with torch.device("meta"):
-        from transformers import AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_config(model_config(config.model.path), dtype=dtype)
-        if config.model.lora.rank:
-            model = add_adapters(model, config.model.lora)
+    model = base
+    if config.model.lora.rank:
+        with torch.device("meta"):
+            model = add_adapters(base, config.model.lora)
     made: dict[int, nn.Parameter] = {}  # by the identity of the weight on the meta device, because some are tied
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
@@ -112,8 +108,9 @@ def fake_peak(config: Config, rows: int, length: int = LENGTH, responses: int = 
         responses: Response tokens of each row.
     """
     dtype, live = compute_dtype(config.model), LiveBytes()
+    base = meta_model(config.model.path).to(dtype if config.model.lora.rank else torch.float32)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = fake_model(config)
+        model = fake_model(config, base)
         with live:
             for weight in model.parameters():
                 live.count(weight)
@@ -142,7 +139,7 @@ def compare(name: str, rows: int) -> dict[str, Any]:
     began = time.perf_counter()
     peak = fake_peak(config, rows)
     seconds = time.perf_counter() - began
-    plan = plan_memory(config, model_shape(config.model.path), named_card(CARDS[0]))
+    plan = plan_memory(config, meta_model(config.model.path), named_card(CARDS[0]))
     planned = sum(plan.parts[name][1] for name in ("weights", "gradients", "optimiser", "activations"))
     return {
         "configuration": name,
@@ -174,9 +171,9 @@ def main() -> None:
     console.print(table)
     for name in RUNS:
         config = load_config(name)
-        shape = model_shape(config.model.path)
+        model = meta_model(config.model.path)
         for card in CARDS:
-            console.print(plan_text(plan_memory(config, shape, named_card(card)), shape), soft_wrap=True)
+            console.print(plan_memory(config, model, named_card(card)).table(), soft_wrap=True)
     console.print(store("memory_plan", {"learner": found}, keep=given.keep))
 
 

@@ -63,17 +63,16 @@ def train(
 
 def _print_plan(settings: Config, card: str | None, console: Console) -> None:
     from hgpo_train.models.loading import choose_device
-    from hgpo_train.models.shapes import model_shape
-    from hgpo_train.training.memory_plan import CARDS, named_card, plan_memory, plan_text, this_card, verdict
+    from hgpo_train.training.memory_plan import CARDS, meta_model, named_card, plan_memory, this_card
 
     this = named_card(card) if card is not None else this_card(choose_device(settings.model.device))
-    shape = model_shape(settings.model.path)
+    model = meta_model(settings.model.path)
     if this is None:
         for known in CARDS:
-            console.print(verdict(plan_memory(settings, shape, known), shape), highlight=False, soft_wrap=True)
+            console.print(plan_memory(settings, model, known).verdict(), highlight=False, soft_wrap=True)
         return
-    plan = plan_memory(settings, shape, this)
-    console.print(plan_text(plan, shape), highlight=False, soft_wrap=True, markup=False)
+    plan = plan_memory(settings, model, this)
+    console.print(plan.table(), highlight=False, soft_wrap=True, markup=False)
     if not plan.fits:
         raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""Checks before a model is downloaded or loaded: is it there, can it be reached, does it fit on the disk."""
+"""Checks before a model is downloaded: is it there, can it be reached, does it fit on the disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import resolve_model
 
-_LOADED: Final = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+_LOADED: Final = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 """The files of a repository that Transformers and vLLM load."""
 
 
@@ -29,7 +29,7 @@ def check_model_source(path: str) -> None:
     from huggingface_hub import constants, errors
 
     try:
-        files = huggingface_hub.snapshot_download(path, dry_run=True, allow_patterns=list(_LOADED), etag_timeout=10.0)
+        files = huggingface_hub.snapshot_download(path, dry_run=True, allow_patterns=_LOADED, etag_timeout=10.0)
     except errors.HFValidationError:
         raise InputError(
             f"no folder {path!r}: expected a model's folder, the folder of a training run, or a Hugging Face name such "
@@ -51,25 +51,11 @@ def check_model_source(path: str) -> None:
                 "folder with the model's files"
             )
         raise InputError(message) from error
-    missing = sum(file.file_size or 0 for file in files if file.will_download)
-    check_disk(Path(constants.HF_HUB_CACHE), missing, f"the download of {path}")
-
-
-def check_disk(folder: Path, needed: int, purpose: str) -> None:
-    """Check that the disk of a folder, which need not exist, has room.
-
-    Args:
-        folder: The folder.
-        needed: The number of bytes that will be written.
-        purpose: What will be written, for the error message.
-
-    Raises:
-        InputError: Fewer bytes are free.
-    """
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
+    cache = Path(constants.HF_HUB_CACHE)
+    needed = sum(file.file_size or 0 for file in files if file.will_download)
+    free = shutil.disk_usage(next(path for path in (cache, *cache.absolute().parents) if path.exists())).free
     if needed > free:
         raise InputError(
-            f"{purpose} needs {needed / 1e9:,.1f} GB in {folder}, where {free / 1e9:,.1f} GB are free; free some space "
-            "or use another disk"
+            f"the download of {path} needs {needed / 1e9:,.1f} GB in {cache}, where {free / 1e9:,.1f} GB are free; "
+            "free some space or use another disk"
         )

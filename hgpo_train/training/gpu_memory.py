@@ -9,8 +9,7 @@ import torch
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import choose_device
-from hgpo_train.models.shapes import model_shape
-from hgpo_train.training.memory_plan import GIB, MemoryPlan, plan_memory, plan_text, this_card, verdict
+from hgpo_train.training.memory_plan import GIB, MemoryPlan, meta_model, plan_memory, this_card
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,11 +28,10 @@ def check_memory(config: Config, display: Display) -> MemoryPlan | None:
     card = this_card(choose_device(config.model.device))
     if card is None:
         return None
-    shape = model_shape(config.model.path)
-    plan = plan_memory(config, shape, card)
-    display.show(plan_text(plan, shape))
+    plan = plan_memory(config, meta_model(config.model.path), card)
+    display.show(plan.table())
     if config.check_memory and not plan.fits:
-        raise InputError(f"{verdict(plan, shape)}; check_memory = false starts nevertheless")
+        raise InputError(f"{plan.verdict()}; check_memory = false starts nevertheless")
     return plan
 
 

@@ -11,18 +11,31 @@ and the reserve are assumptions that have not been measured on a GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch import nn
 
 from hgpo_envs.errors import InputError
+from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.training.config import shipped
 
 if TYPE_CHECKING:
-    from hgpo_train.models.shapes import ModelShape
+    from hgpo_train.models.hf import Model
     from hgpo_train.training.config import Config, SftConfig
 
 GIB: Final = 2**30
+
+_SIZES: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+PUBLISHED: Final = {
+    "Qwen/Qwen2.5-1.5B-Instruct": (
+        (151_936, 1536, 8960, 28, 12),
+        {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    ),
+    "Qwen/Qwen2.5-7B-Instruct": ((152_064, 3584, 18_944, 28, 28), {"num_key_value_heads": 4}),
+}
+"""Sizes of the models of the shipped runs, from `config.json` on the Hugging Face hub, which need no network."""
 
 
 class Card(NamedTuple):
@@ -33,8 +46,7 @@ class Card(NamedTuple):
 
 
 _GIB: Final = {"4090-24": 23.5, "A100-40": 39.4, "L40S-48": 44.4, "A100-80": 79.1, "H100-80": 79.1, "H200-141": 139.8}
-"""Total memory in GiB as torch reports it ("total capacity" of its out-of-memory errors), in ascending order. It is
-less than the number in the name, because the driver keeps a part."""
+"""Total memory in GiB as torch reports it, in ascending order; the driver keeps the rest of the number in the name."""
 CARDS: Final = tuple(Card(name, int(size * GIB)) for name, size in _GIB.items())
 
 _UTILIZATION: Final = "gpu_memory_utilization"
@@ -53,33 +65,29 @@ _ENGINE_GRAPHS: Final = GIB // 2
 _LOGIT_BYTES: Final = 20
 """Bytes per logit of a chunk in the backward pass: five float32 tensors."""
 
-# Bytes per token that a layer needs, per unit of (hidden, intermediate, query, adapters' rank), and further bytes. They
-# were determined by counting the storages that are alive in a pass of `ResponseScorer` with fake tensors, for models of
-# other widths than the benchmark prints, with attention that stores no matrix of length × length.
-_STORED: Final[dict[tuple[str, str], tuple[float, ...]]] = {
-    ("weights", "bfloat16"): (28, 8, 8, 0, 0),
-    ("adapters", "bfloat16"): (18, 8, 10, 144, 0),
-    ("weights", "float32"): (28, 16, 16, 0, 0),
-    ("adapters", "float32"): (18, 16, 16, 144, 0),
+_LAYER_BYTES: Final = {
+    ("stored", "weights", "bfloat16"): (28, 8, 8, 0, 0),
+    ("stored", "adapters", "bfloat16"): (18, 8, 10, 144, 0),
+    ("stored", "weights", "float32"): (28, 16, 16, 0, 0),
+    ("stored", "adapters", "float32"): (18, 16, 16, 144, 0),
+    ("working", "weights", "bfloat16"): (25, 0.5, 0, 0, 0),
+    ("working", "adapters", "bfloat16"): (16, 6, 0, 0, 0),
+    ("working", "weights", "float32"): (8, 8, 0, 0, 0),
+    ("working", "adapters", "float32"): (8, 8, 0, 0, 0),
+    ("recomputed", "weights", "bfloat16"): (30, 12, 8, 0, 0),
+    ("recomputed", "adapters", "bfloat16"): (28, 14, 10, 14, 3640),
+    ("recomputed", "weights", "float32"): (30, 24, 16, 0, 0),
+    ("recomputed", "adapters", "float32"): (16, 24, 16, 24, 6200),
 }
-"""What each layer stores for the backward pass, without gradient checkpointing."""
-_WORKING: Final[dict[tuple[str, str], tuple[float, ...]]] = {
-    ("weights", "bfloat16"): (25, 0.5, 0, 0, 0),
-    ("adapters", "bfloat16"): (16, 6, 0, 0, 0),
-    ("weights", "float32"): (8, 8, 0, 0, 0),
-    ("adapters", "float32"): (8, 8, 0, 0, 0),
-}
-"""What the layer at work needs beyond that, at the peak of the backward pass."""
-_RECOMPUTED: Final[dict[tuple[str, str], tuple[float, ...]]] = {
-    ("weights", "bfloat16"): (30, 12, 8, 0, 0),
-    ("adapters", "bfloat16"): (28, 14, 10, 14, 3640),
-    ("weights", "float32"): (30, 24, 16, 0, 0),
-    ("adapters", "float32"): (16, 24, 16, 24, 6200),
-}
-"""What the layer at work needs at the peak of the backward pass with gradient checkpointing, with recomputed values."""
+"""Bytes per token that a layer needs per unit of (hidden, intermediate, query, adapters' rank), and further bytes:
+what each layer stores for the backward pass without gradient checkpointing, what the layer at work needs beyond that
+at the peak of the backward pass, and what it needs there with gradient checkpointing, recomputed values included.
+
+They were determined by counting the storages that are alive in a pass of `ResponseScorer` with fake tensors, for models
+of other widths than the benchmark prints, with attention that stores no matrix of length × length."""
 
 
-def named_card(text: str) -> Card:
+def named_card(name: str) -> Card:
     """Return the card of a name in `CARDS`, or one with a number of GB, of which 1.5% are the driver's.
 
     Raises:
@@ -89,15 +97,15 @@ def named_card(text: str) -> Card:
     (139, 63.0)
     """
     for card in CARDS:
-        if card.name.lower() == text.lower():
+        if card.name.lower() == name.lower():
             return card
     try:
-        size = float(text.lower().removesuffix("gb"))
+        size = float(name.lower().removesuffix("gb"))
     except ValueError:
         size = 0.0
     if not 1 <= size <= 10_000:
         known = ", ".join(card.name for card in CARDS)
-        raise InputError(f"--card: expected {known} or a number of GB, received {text!r}")
+        raise InputError(f"--card: expected {known} or a number of GB, received {name!r}")
     return Card(f"{size:g} GB", int(size * 0.985 * GIB))
 
 
@@ -109,12 +117,46 @@ def this_card(device: torch.device) -> Card | None:
     return Card(str(properties.name), int(properties.total_memory))
 
 
+def meta_model(path: str) -> Model:
+    """Return a model on torch's meta device: it has sizes and no memory.
+
+    Args:
+        path: A model's folder, the folder of a training run, or a Hugging Face name. Of a name that is not in
+            `PUBLISHED`, `config.json` (about 1 KB) is downloaded unless it is in the cache.
+
+    Raises:
+        InputError: There is no configuration of a causal language model.
+
+    >>> sum(weight.numel() for weight in meta_model("Qwen/Qwen2.5-1.5B-Instruct").parameters())
+    1543714304
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+
+    folder = resolve_model(path)
+    try:
+        if not Path(folder).is_dir() and path in PUBLISHED:
+            sizes, others = PUBLISHED[path]
+            config: Any = Qwen2Config(**dict(zip(_SIZES, sizes, strict=True)), **others)
+        else:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            model: Model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+        [getattr(model.config, name) for name in _SIZES]
+    except Exception as error:  # damaged files and the hub's client can raise any exception
+        raise InputError(
+            f"cannot plan the memory of {path!r} ({type(error).__name__}): expected the config.json of a causal "
+            "language model in a model's folder, a run's folder, or a Hugging Face name"
+        ) from error
+    return model
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """What a run needs on a card, in bytes.
 
     Attributes:
         config: The run's configuration.
+        model: Its model on the meta device.
         card: The card.
         parts: The bytes of each part during the rollout and during the update, by its name.
         share: What the engine gets of the card.
@@ -124,6 +166,7 @@ class MemoryPlan:
     """
 
     config: Config
+    model: Model
     card: Card
     parts: dict[str, tuple[int, int]]
     share: int
@@ -132,14 +175,10 @@ class MemoryPlan:
     concurrent: int
 
     @property
-    def rollout(self) -> int:
-        """Bytes on the card during the rollout."""
-        return sum(rollout for rollout, _ in self.parts.values())
-
-    @property
-    def update(self) -> int:
-        """Bytes on the card during the update."""
-        return sum(update for _, update in self.parts.values())
+    def totals(self) -> tuple[int, int]:
+        """Bytes on the card during the rollout and during the update."""
+        rollout, update = zip(*self.parts.values(), strict=True)
+        return sum(rollout), sum(update)
 
     @property
     def least(self) -> int:
@@ -149,7 +188,7 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         """Whether the card has enough memory at all times."""
-        return max(self.update, self.rollout) <= self.card.memory and self.share >= self.least
+        return max(self.totals) <= self.card.memory and self.share >= self.least
 
     def engine_options(self) -> dict[str, Any]:
         """Return the arguments of `vllm.LLM` that follow from the plan; the configuration's own take precedence."""
@@ -158,37 +197,67 @@ class MemoryPlan:
             return dict(configured)
         return {_UTILIZATION: round(self.share / self.card.memory, 2)} | configured
 
+    def table(self) -> str:
+        """Return the parts during the rollout and during the update, and the verdict, in lines."""
+        lines = [f"{self.config.name} on {self.card.name}, {_gib(self.card.memory)} GiB"]
+        lines.append(f"{'GiB':<12}  rollout   update")
+        for name, (rollout, update) in {**self.parts, "total": self.totals}.items():
+            lines.append(f"{name:<12}{_gib(rollout):>9}{_gib(update):>9}")
+        if self.config.rollout.engine == "vllm":
+            cached = max(0, self.share - self.engine) // self.sequence
+            lines.append(
+                f"gpu_memory_utilization = {self.share / self.card.memory:.2f}; the cache holds {cached} sequences of "
+                f"the greatest length, of {self.concurrent} that run at the same time"
+            )
+        lines.append("the engine's working memory and the reserve are assumptions, not measured on a GPU")
+        return "\n".join([*lines, self.verdict()])
 
-def plan_memory(config: Config, shape: ModelShape, card: Card) -> MemoryPlan:
-    """Return the plan of a run on one card.
+    def verdict(self) -> str:
+        """Return whether the run fits, and otherwise what it needs and what would fit, as one line."""
+        config, card = self.config, self.card
+        if self.fits:
+            return f"{config.name} fits on {card.name}"
+        needed = self.parts | {"engine": (max(self.share, self.least), 0)}
+        parts = ", ".join(f"{name} {_gib(max(sizes))}" for name, sizes in needed.items())
+        fitting = [larger.name for larger in CARDS if plan_memory(config, self.model, larger).fits]
+        cluster = f"`hgpo-verl {config.name if config.name in shipped() else 'CONFIG'} --gpus 4` (integrations/verl)"
+        other = (
+            f"a card of {fitting[0]}" if fitting else f"several cards with verl, which shards the weights: {cluster}"
+        )
+        return (
+            f"{config.name} does not fit on {card.name} of {_gib(card.memory)} GiB (in GiB, with micro-batches of "
+            f"{config.update.micro_batch_tokens:,} tokens: {parts}); what needs less: "
+            f"{'; '.join(smaller_settings(config))}; or use {other}"
+        )
 
-    Args:
-        config: The run's configuration.
-        shape: The sizes of its model.
-        card: The card.
-    """
-    rollout, rank = config.rollout, config.model.lora.rank
+
+def plan_memory(config: Config, model: Model, card: Card) -> MemoryPlan:
+    """Return the plan of a run on one card; the model is that of `meta_model`."""
+    rollout, lora, sizes = config.rollout, config.model.lora, model.config
     half = 2 if config.model.compute_dtype == "bfloat16" else 4
-    adapters = shape.adapters(rank, config.model.lora.targets) if rank else 0
-    trained = adapters or shape.parameters
-    weights = 4 * trained + (half * shape.parameters if rank else 0)  # float32, and the frozen base of adapters
-    reference = half * shape.parameters if config.update.kl_weight > 0 and not rank else 0
+    parameters = sum(weight.numel() for weight in model.parameters())
+    linear = [(name.rpartition(".")[2], part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    adapters = lora.rank * sum(part.in_features + part.out_features for name, part in linear if name in lora.targets)
+    trained = adapters or parameters
+    weights = 4 * trained + (half * parameters if lora.rank else 0)  # float32, and the frozen base of adapters
+    reference = half * parameters if config.update.kl_weight > 0 and not lora.rank else 0
     reserve = _CONTEXTS + int(_FRAGMENTED * card.memory)
     parts = {
         "weights": (weights, weights),
         "gradients": (0, 4 * trained),
         "optimiser": (0 if rollout.offload_optimiser else 8 * trained, 8 * trained),
         "reference": (reference, reference),
-        "activations": (0, activation_bytes(config, shape)),
+        "activations": (0, activation_bytes(config, model)),
         "reserve": (reserve, reserve),
     }
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-    sequence = longest * shape.cache_per_token()
+    heads = getattr(sizes, "num_key_value_heads", None) or sizes.num_attention_heads
+    sequence = longest * sizes.num_hidden_layers * 2 * heads * _head_width(sizes) * 2  # keys and values in 16 bits
     concurrent = min(rollout.slots, rollout.tasks * rollout.group_size)
     if rollout.engine == "vllm":
-        step = _ENGINE_TOKENS * 2 * (2 * shape.intermediate + 2 * shape.hidden)
-        logits = _ENGINE_SEQUENCES * shape.vocabulary * 8
-        engine = 2 * (shape.parameters + adapters) + step + logits + _ENGINE_GRAPHS
+        step = _ENGINE_TOKENS * 2 * (2 * sizes.intermediate_size + 2 * sizes.hidden_size)
+        logits = _ENGINE_SEQUENCES * sizes.vocab_size * 8
+        engine = 2 * (parameters + adapters) + step + logits + _ENGINE_GRAPHS
         at_rollout, at_update = (sum(sizes) for sizes in zip(*parts.values(), strict=True))
         free = card.memory - (at_rollout if rollout.sleep else max(at_rollout, at_update))
         percent = card.memory // 100  # the share is given in percent
@@ -201,71 +270,45 @@ def plan_memory(config: Config, shape: ModelShape, card: Card) -> MemoryPlan:
         concurrent = max(1, min(concurrent, batch // longest))
         engine, share = 0, concurrent * sequence
     parts["engine"] = (share, share if rollout.engine == "vllm" and not rollout.sleep else 0)
-    return MemoryPlan(config, card, parts, share, engine, sequence, concurrent)
+    return MemoryPlan(config, model, card, parts, share, engine, sequence, concurrent)
 
 
-def activation_bytes(config: Config, shape: ModelShape) -> int:
+def activation_bytes(config: Config, model: Model) -> int:
     """Return the peak of a micro-batch of `update.micro_batch_tokens` beyond weights, gradients and moments, in bytes.
 
     The peak is the largest of four moments: the end of the forward pass (autocast keeps a copy of every trained weight
     in the compute dtype until then), the output layer's backward pass, the backward pass of the last layer, and that
     of the input embedding.
     """
-    model, update, rank = config.model, config.update, config.model.lora.rank
-    tokens, full, half = update.micro_batch_tokens, not rank, model.compute_dtype == "bfloat16"
+    update, sizes, rank = config.update, model.config, config.model.lora.rank
+    tokens, full, half = update.micro_batch_tokens, not rank, config.model.compute_dtype == "bfloat16"
+    hidden, intermediate, layers = sizes.hidden_size, sizes.intermediate_size, sizes.num_hidden_layers
+    trained = sum(weight.numel() for weight in model.parameters()) if full else 0
+    embedding = sizes.vocab_size * hidden if full else 0
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
-    def layer_bytes(table: dict[tuple[str, str], tuple[float, ...]]) -> float:
-        per_unit = table["weights" if full else "adapters", model.compute_dtype]
-        units = (shape.hidden, shape.intermediate, shape.query, rank, 1)
+    def layer_bytes(moment: str) -> float:
+        per_unit = _LAYER_BYTES[moment, "weights" if full else "adapters", config.model.compute_dtype]
+        units = (hidden, intermediate, sizes.num_attention_heads * _head_width(sizes), rank, 1)
         return tokens * sum(size * unit for size, unit in zip(per_unit, units, strict=True))
 
-    if model.gradient_checkpointing:
+    if config.model.gradient_checkpointing:
         residual = 2 if half and not full else 4  # the input of each layer, which is stored
-        stored, layer = float(tokens * shape.layers * shape.hidden * residual), layer_bytes(_RECOMPUTED)
+        stored, layer = float(tokens * layers * hidden * residual), layer_bytes("recomputed")
     else:
-        stored, layer = shape.layers * layer_bytes(_STORED), layer_bytes(_WORKING)
-    logits = _LOGIT_BYTES * shape.vocabulary * (min(update.logit_chunk, tokens) or tokens)
-    cast = 2 * shape.parameters if full and half else 0
-    forward = stored + tokens * (10 * shape.hidden + (6 if half else 12) * shape.intermediate) + cast
-    head = stored + tokens * 4 * shape.hidden + logits + (8 * shape.embedding if full else 0)
+        stored, layer = layers * layer_bytes("stored"), layer_bytes("working")
+    forward = stored + tokens * (10 * hidden + (6 if half else 12) * intermediate) + (2 * trained if half else 0)
+    logits = _LOGIT_BYTES * sizes.vocab_size * (min(update.logit_chunk, tokens) or tokens)
+    head = stored + tokens * 4 * hidden + logits + 8 * embedding
     # The gradient of tied embeddings waits for its second part until the end of the backward pass.
-    last_layer = stored + layer + (4 * shape.embedding if full and shape.tied else 0)
-    embedding = (12 if shape.tied else 8) * shape.embedding if full else 0
+    last_layer = stored + layer + (4 * embedding if tied else 0)
     # Without variable-length kernels the mask of packed rows is a matrix: booleans, and the additive mask.
-    mask = 3 * tokens**2 if update.layout == "packed" and model.attention == "sdpa" else 0
-    return int(max(forward, head, last_layer, embedding) + mask)
+    mask = 3 * tokens**2 if update.layout == "packed" and config.model.attention == "sdpa" else 0
+    return int(max(forward, head, last_layer, (12 if tied else 8) * embedding) + mask)
 
 
-def plan_text(plan: MemoryPlan, shape: ModelShape) -> str:
-    """Return a plan's parts during the rollout and during the update, and the verdict, in lines."""
-    lines = [f"{plan.config.name} on {plan.card.name}, {_gib(plan.card.memory)} GiB", f"{'GiB':<12}  rollout   update"]
-    sizes = plan.parts | {"total": (plan.rollout, plan.update)}
-    lines += [f"{name:<12}{_gib(rollout):>9}{_gib(update):>9}" for name, (rollout, update) in sizes.items()]
-    if plan.config.rollout.engine == "vllm":
-        cached = max(0, plan.share - plan.engine) // plan.sequence
-        lines.append(
-            f"gpu_memory_utilization = {plan.share / plan.card.memory:.2f}; the cache holds {cached} sequences of the "
-            f"greatest length, of {plan.concurrent} that run at the same time"
-        )
-    lines.append("the engine's working memory and the reserve are assumptions, not measured on a GPU")
-    return "\n".join([*lines, verdict(plan, shape)])
-
-
-def verdict(plan: MemoryPlan, shape: ModelShape) -> str:
-    """Return whether a plan fits, and otherwise what it needs and what would fit, as one line."""
-    config, card = plan.config, plan.card
-    if plan.fits:
-        return f"{config.name} fits on {card.name}"
-    needed = plan.parts | {"engine": (max(plan.share, plan.least), 0)}
-    parts = ", ".join(f"{name} {_gib(max(sizes))}" for name, sizes in needed.items())
-    fitting = [larger.name for larger in CARDS if plan_memory(config, shape, larger).fits]
-    cluster = f"`hgpo-verl {config.name if config.name in shipped() else 'CONFIG'} --gpus 4` (integrations/verl)"
-    other = f"a card of {fitting[0]}" if fitting else f"several cards with verl, which shards the weights: {cluster}"
-    return (
-        f"{config.name} does not fit on {card.name} of {_gib(card.memory)} GiB (in GiB, with micro-batches of "
-        f"{config.update.micro_batch_tokens:,} tokens: {parts}); what needs less: "
-        f"{'; '.join(smaller_settings(config))}; or use {other}"
-    )
+def _head_width(sizes: Any) -> int:  # noqa: ANN401 (a configuration class of Transformers)
+    return int(getattr(sizes, "head_dim", None) or sizes.hidden_size // sizes.num_attention_heads)
 
 
 def smaller_settings(config: Config | SftConfig) -> list[str]:

@@ -12,9 +12,6 @@ from pathlib import Path
 import pytest
 from local_server import Quiet
 
-from hgpo_envs.errors import InputError
-from hgpo_train.models.preflight import check_disk
-
 pytest.importorskip("huggingface_hub", reason="needs the extra `train`")
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -129,10 +126,3 @@ def test_a_hub_that_cannot_be_reached_is_one_line_unless_the_model_is_in_the_cac
     refs.mkdir()
     (refs / "main").write_text(COMMIT)
     assert checked("me/tiny", tmp_path, **dead) == ""
-
-
-def test_the_disk_of_a_folder_that_does_not_exist_yet_is_checked(tmp_path: Path) -> None:
-    check_disk(tmp_path / "a" / "b", 1, "a run")
-    with pytest.raises(InputError, match=r"^a run needs 1,000,000,000\.0 GB in .*b, where .* GB are free; free some"):
-        check_disk(tmp_path / "a" / "b", 10**18, "a run")
-    assert not list(tmp_path.iterdir())

@@ -16,7 +16,6 @@ from hgpo_train.training.display import Display
 
 torch, transformers = Lazy("torch"), Lazy("transformers")
 gpu_memory, memory_plan = Lazy("hgpo_train.training.gpu_memory"), Lazy("hgpo_train.training.memory_plan")
-shapes = Lazy("hgpo_train.models.shapes")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -31,13 +30,13 @@ def fake_peak(monkeypatch):
 
 
 @cache
-def shape_of(path):
-    return shapes.model_shape(path)
+def model_of(path):
+    return memory_plan.meta_model(path)
 
 
 def plan(name, card, **changes):
     config = replace(load_config(name), **changes)
-    return memory_plan.plan_memory(config, shape_of(config.model.path), memory_plan.named_card(card))
+    return memory_plan.plan_memory(config, model_of(config.model.path), memory_plan.named_card(card))
 
 
 def small(folder, **sizes):
@@ -51,8 +50,8 @@ def small(folder, **sizes):
 
 def planned(config):
     """Return the planned bytes of the learner during the update, without the reference."""
-    made = memory_plan.plan_memory(config, shapes.model_shape(config.model.path), memory_plan.CARDS[0])
-    return sum(made.parts[name][1] for name in ("weights", "gradients", "optimiser", "activations"))
+    plan = memory_plan.plan_memory(config, memory_plan.meta_model(config.model.path), memory_plan.CARDS[0])
+    return sum(plan.parts[name][1] for name in ("weights", "gradients", "optimiser", "activations"))
 
 
 @pytest.mark.slow
@@ -85,16 +84,18 @@ def test_planned_peaks_at_the_papers_size(fake_peak, name):
 
 def test_weights_and_adapters_are_counted(tmp_path):
     """Qwen2.5's model cards: 1.54 and 7.61 billion parameters; adapters are those that peft adds."""
-    assert shapes.model_shape("Qwen/Qwen2.5-1.5B-Instruct").parameters == pytest.approx(1.54e9, rel=0.005)
-    assert shapes.model_shape("Qwen/Qwen2.5-7B-Instruct").parameters == pytest.approx(7.61e9, rel=0.005)
+    for size, billions in (("1.5b", 1.54), ("7b", 7.61)):
+        weights = plan(f"alfworld-{size}-hgpo-k2", "H200-141").parts["weights"][0]
+        assert weights == pytest.approx(4 * billions * 1e9, rel=0.005)
     from hgpo_train.models.loading import add_adapters
 
-    lora = dataclasses.replace(small(tmp_path).model.lora, rank=8)
+    config = small(tmp_path)
+    config = replace(config, model={"lora": {"rank": 8}})
     with torch.device("meta"):
-        bare = transformers.AutoModelForCausalLM.from_config(transformers.Qwen2Config.from_pretrained(tmp_path))
-        adapted = add_adapters(bare, lora)
+        adapted = add_adapters(memory_plan.meta_model(str(tmp_path)), config.model.lora)
     trained = sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
-    assert shapes.model_shape(str(tmp_path)).adapters(8, lora.targets) == trained
+    planned = memory_plan.plan_memory(config, memory_plan.meta_model(str(tmp_path)), memory_plan.CARDS[0])
+    assert planned.parts["gradients"][1] == 4 * trained
 
 
 def test_full_7b_fits_on_no_card_and_everything_else_on_80_gb():
@@ -107,25 +108,25 @@ def test_full_7b_fits_on_no_card_and_everything_else_on_80_gb():
 
 def test_more_memory_never_makes_a_plan_worse():
     plans = [plan("alfworld-1.5b-hgpo-k2", str(size)) for size in range(20, 160, 4)]
-    assert [made.fits for made in plans] == sorted(made.fits for made in plans)
-    cached = [max(0, made.share - made.engine) // made.sequence for made in plans]
-    assert all(made <= other + 8 for made, other in pairwise(cached))
+    assert [plan.fits for plan in plans] == sorted(plan.fits for plan in plans)
+    cached = [max(0, plan.share - plan.engine) // plan.sequence for plan in plans]
+    assert all(smaller <= larger + 8 for smaller, larger in pairwise(cached))
 
 
 def test_sleep_and_offloading_need_less():
     awake = plan("alfworld-1.5b-hgpo-k2", "A100-40")
     asleep = plan("alfworld-1.5b-hgpo-k2", "A100-40", rollout={"sleep": True})
     both = plan("alfworld-1.5b-hgpo-k2", "A100-40", rollout={"sleep": True, "offload_optimiser": True})
-    assert asleep.update == awake.update - awake.share
-    assert both.rollout - both.share == asleep.rollout - asleep.share - asleep.parts["optimiser"][1]
+    assert asleep.totals[1] == awake.totals[1] - awake.share
+    assert both.totals[0] - both.share == asleep.totals[0] - asleep.share - asleep.parts["optimiser"][1]
     assert both.share > asleep.share > awake.share
 
 
 def test_a_configured_share_is_used_as_it_is():
     options = {"gpu_memory_utilization": 0.5, "enforce_eager": True}
-    made = plan("alfworld-1.5b-hgpo-k2", "A100-80", rollout={"engine_options": options})
-    assert made.engine_options() == options
-    assert made.share == int(0.5 * made.card.memory)
+    configured = plan("alfworld-1.5b-hgpo-k2", "A100-80", rollout={"engine_options": options})
+    assert configured.engine_options() == options
+    assert configured.share == int(0.5 * configured.card.memory)
     fixed = plan("alfworld-1.5b-hgpo-k2", "A100-80", rollout={"engine_options": {"kv_cache_memory_bytes": 1}})
     assert fixed.engine_options() == {"kv_cache_memory_bytes": 1}
 
