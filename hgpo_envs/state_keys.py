@@ -18,7 +18,7 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.plugins import import_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _NUMBER: Final = re.compile(r"[-+]?\d+(?:[.,:]\d+)*")
 
@@ -45,11 +45,12 @@ STATE_KEYS: Final[dict[str, Callable[[str], str]]] = {"mask-numbers": mask_numbe
 """The named functions."""
 
 
-def state_key(name: str) -> Callable[[str], str]:
+def state_key(name: str, others: Sequence[str] = ()) -> Callable[[str], str]:
     """Return the function that computes a state's key from its text.
 
     Args:
         name: One of `STATE_KEYS`, or ``module:function``. Modules are also found in the working directory.
+        others: Further names that the caller knows, which an error lists.
 
     Raises:
         InputError: There is no such function.
@@ -57,7 +58,7 @@ def state_key(name: str) -> Callable[[str], str]:
     if name in STATE_KEYS:
         return STATE_KEYS[name]
     if ":" not in name:
-        raise InputError(unknown("state key", name, (*STATE_KEYS, "module:function")))
+        raise InputError(unknown("state key", name, (*STATE_KEYS, *others, "module:function")))
     function = import_object(name, "a function from text to text")
     if not callable(function):
         raise InputError(f"state key {name}: expected a function from text to text, received {type(function).__name__}")

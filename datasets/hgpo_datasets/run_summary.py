@@ -29,10 +29,12 @@ class TaskTypeSummary:
         task_type: The benchmark's name of the task type; None if unknown.
         tasks: Number of distinct tasks.
         episodes: Number of trajectories.
-        success: Fraction of trajectories that were won, without those for which it is unknown; None if it is unknown
-            for all. Aborted ones count as lost.
-        success_at_most: The same fraction if aborted trajectories count as won.
-        score: Mean score after the last step; None if the benchmark has no scores.
+        success: Fraction of trajectories that were won, without aborted ones and those for which it is unknown; None
+            if it is unknown for all.
+        success_low: The fraction if aborted and unknown ones count as lost.
+        success_high: The fraction if they count as won.
+        score: Mean score after the last step; None if the benchmark has no scores. This and the following values are of
+            the trajectories that were not aborted, and None if all were.
         mean_return: Mean undiscounted sum of rewards.
         mean_length: Mean number of steps.
         valid: Fraction of steps with a valid action.
@@ -43,11 +45,12 @@ class TaskTypeSummary:
     tasks: int
     episodes: int
     success: float | None
-    success_at_most: float | None
+    success_low: float | None
+    success_high: float | None
     score: float | None
-    mean_return: float
-    mean_length: float
-    valid: float
+    mean_return: float | None
+    mean_length: float | None
+    valid: float | None
     aborted: int
 
 
@@ -157,17 +160,21 @@ def _ends(steps: pl.LazyFrame, won: pl.Expr) -> pl.LazyFrame:
 
 
 def _task_types(ends: pl.DataFrame) -> list[TaskTypeSummary]:
+    whole = ~pl.col("aborted")
+    won = pl.col("won").filter(whole)
+    length = pl.col("episode_length").filter(whole)
     table = (
         ends.group_by("task_type")
         .agg(
             pl.col("task_id").n_unique().alias("tasks"),
             pl.len().alias("episodes"),
-            pl.col("won").mean().alias("success"),
-            (pl.col("won") | pl.col("aborted")).mean().alias("success_at_most"),
-            pl.col("score").mean(),
-            pl.col("episode_return").mean().alias("mean_return"),
-            pl.col("episode_length").mean().alias("mean_length"),
-            (pl.col("valid").sum() / pl.col("episode_length").sum()).alias("valid"),
+            won.mean().alias("success"),
+            pl.when(won.count() > 0).then(won.sum() / pl.len()).alias("success_low"),
+            pl.when(won.count() > 0).then(1 - (~won).sum() / pl.len()).alias("success_high"),
+            pl.col("score").filter(whole).mean(),
+            pl.col("episode_return").filter(whole).mean().alias("mean_return"),
+            length.mean().alias("mean_length"),
+            (pl.col("valid").filter(whole).sum() / length.sum()).fill_nan(None).alias("valid"),
             pl.col("aborted").sum(),
         )
         .sort("task_type", nulls_last=True)

@@ -191,7 +191,7 @@ def prepare(
 
 def _with_hashes(steps: pl.LazyFrame, schema: pl.Schema, p: Parameters, derived: set[str]) -> pl.LazyFrame:
     """Add hashes that are derived from other columns."""
-    key_of = state_key(p.state_key) if p.state_key not in (None, ALFWORLD_NODES) else None
+    key_of = state_key(p.state_key, (ALFWORLD_NODES,)) if p.state_key not in (None, ALFWORLD_NODES) else None
     if p.state_key == ALFWORLD_NODES:
         steps = with_alfworld_nodes(steps, into="state_hash")
     elif p.state_key or ("state_hash" not in schema and "state" in schema):

@@ -34,7 +34,7 @@ TEXTS: Final = 100
 
 _READ: Final = (
     *("state_hash", "state", "action_hash", "action", "admissible_actions", "action_admissible", "aborted"),
-    *("action_valid", "won"),
+    *("action_valid", "won", "reward", "episode_return"),
 )
 
 
@@ -120,7 +120,8 @@ def _chunk_sums(chunk: pl.DataFrame, settings: Settings, place: tuple[int, int])
 def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
     """Return a chunk with the input columns of estimators and those that statistics need in addition.
 
-    These are `(whole)`, a key of the whole history; `(masked)`, a key of the state without its numbers; `(admissible)`,
+    These are `(rewards)`, the trajectory's sum of stored rewards, which no parameter changes; `(whole)`, a key of the
+    whole history; `(masked)`, a key of the state without its numbers; `(admissible)`,
     whether the environment could execute the action; and `(unchanged)`, whether the state replies to an action that
     changed nothing.
     """
@@ -137,7 +138,12 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
     unchanged = [along((same == same.shift(1)) | ~pl.col("(admissible)").shift(1).fill_null(value=True))]
     if texts:
         unchanged.append(pl.col("state").str.starts_with(NOTHING))
-    steps = prepare(steps, settings.p)
+    rewards = pl.lit(None, pl.Float64)
+    if "episode_return" in chunk.columns:
+        rewards = pl.col("episode_return")
+    elif "reward" in chunk.columns:
+        rewards = pl.col("reward").cast(pl.Float64).sum().over(row_keys(chunk.columns)[:-1])
+    steps = prepare(steps.with_columns(rewards.alias("(rewards)")), settings.p)
     return (
         steps.with_columns(
             _whole_history(settings.p.context, chunk.columns).alias("(whole)"),
@@ -176,6 +182,7 @@ def _episode_sums(steps: pl.DataFrame, units: pl.DataFrame) -> pl.DataFrame:
     episodes = steps.group_by("(unit)", "task_key", "trajectory_key", maintain_order=True).agg(
         pl.len().cast(pl.Int64).alias("length"),
         pl.col("episode_return").first().alias("return"),
+        pl.col("(rewards)").first().alias("rewards"),
         pl.col("action_valid").cast(pl.Boolean).sum().cast(pl.Int64).alias("valid"),
         pl.col("(admissible)").sum().cast(pl.Int64).alias("admissible"),
         pl.col("(admissible)").count().cast(pl.Int64).alias("known"),

@@ -92,12 +92,13 @@ class Statistics(NamedTuple):
         states: The `STATES` states that carry most pairs of steps at the same state: `state` (its text, or its hash if
             the table has no texts), `pairs` and `steps`, its shares of all pairs and of all steps.
         summary: One row: `groups` (of rollouts), `trajectories`, `steps`, `aborted` (aborted trajectories, which no
-            other column counts), `mean_return`, `success` (share of the rollouts that won; null if no row says),
-            `success_low` and `success_high` (with aborted rollouts and those of unknown outcome counted as lost, and as
-            won), `flat_groups` (share of groups whose rollouts all have the same return), `mean_length` (in steps),
-            `valid` (share of actions of a valid form), `admissible` (share of the actions that the environment could
-            execute; null if that is not known), `unchanged` (share of steps that reply to an action that changed
-            nothing) and `shared_masked` (`shared` of level 0 if all numbers in states were masked; null without texts).
+            other column counts), `mean_return` (the mean sum of the stored rewards, undiscounted and not scaled),
+            `success` (share of the rollouts that won; null if no row says), `success_low` and `success_high` (with
+            aborted rollouts and those of unknown outcome counted as lost, and as won), `flat_groups` (share of groups
+            whose rollouts all have the same return), `mean_length` (in steps), `valid` (share of actions of a valid
+            form), `admissible` (share of the actions that the environment could execute; null if that is not known),
+            `unchanged` (share of steps that reply to an action that changed nothing) and `shared_masked` (`shared` of
+            level 0 if all numbers in states were masked; null without texts).
         lengths: Rollouts by their number of steps: `steps` (such as ``6–10``), `episodes`, `aborted`, `won`.
     """
 
@@ -278,7 +279,7 @@ def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.
         pl.col("task_key").filter(whole).n_unique().cast(pl.Int64).alias("groups"),
         whole.sum().cast(pl.Int64).alias("trajectories"),
         pl.col("aborted").sum().cast(pl.Int64),
-        pl.col("return").filter(whole).mean().alias("mean_return"),
+        pl.col("rewards").filter(whole).mean().alias("mean_return"),
         won.sum().cast(pl.Int64).alias("won"),
         won.count().cast(pl.Int64).alias("outcomes"),
         *(pl.col(name).filter(whole).sum() for name in ("length", "valid", "unchanged", "admissible", "known")),

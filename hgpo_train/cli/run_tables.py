@@ -9,30 +9,31 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from hgpo_envs.wording import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hgpo_datasets.run_summary import RunSummary, TaskTypeSummary
 
 
-def _success(kind: TaskTypeSummary) -> str:
-    """Return the rate of success; with aborted rollouts, from all of them lost to all of them won."""
-    if kind.success is None:
-        return "unknown"
-    least, most = f"{kind.success:.1%}", f"{kind.success_at_most:.1%}"
-    return least if least == most else f"{least[:-1]}–{most}"
+def _number(value: float | None, form: str = ".1%") -> str:
+    return "–" if value is None else format(value, form)
 
 
 _VALUES: Final[dict[str, Callable[[TaskTypeSummary], str]]] = {
-    "tasks": lambda kind: f"{kind.tasks:,}",
-    "episodes": lambda kind: f"{kind.episodes:,}",
-    "success": _success,
-    "score": lambda kind: "" if kind.score is None else f"{kind.score:.3f}",
-    "return": lambda kind: f"{kind.mean_return:.3f}",
-    "length": lambda kind: f"{kind.mean_length:.1f}",
-    "valid": lambda kind: f"{kind.valid:.1%}",
-    "aborted": lambda kind: f"{kind.aborted:,}",
+    "tasks": lambda results: f"{results.tasks:,}",
+    "episodes": lambda results: f"{results.episodes:,}",
+    "success": lambda results: _number(results.success),
+    "at least": lambda results: _number(results.success_low),
+    "at most": lambda results: _number(results.success_high),
+    "score": lambda results: _number(results.score, ".3f"),
+    "return": lambda results: _number(results.mean_return, ".3f"),
+    "length": lambda results: _number(results.mean_length, ".1f"),
+    "valid": lambda results: _number(results.valid),
+    "aborted": lambda results: f"{results.aborted:,}",
 }
+"""The columns of the table of results."""
 
 
 def print_run_summary(seen: RunSummary) -> None:
@@ -55,7 +56,7 @@ def _table(first: str, others: Iterable[str]) -> Table:
 
 
 def _kinds(seen: RunSummary) -> Table:
-    hidden = set() if seen.total.aborted else {"aborted"}
+    hidden = set() if seen.total.aborted else {"aborted", "at least", "at most"}
     if seen.total.score is None or all(kind.score == kind.success for kind in seen.kinds):
         hidden.add("score")  # it repeats success
     shown = {name: value for name, value in _VALUES.items() if name not in hidden}
@@ -79,7 +80,7 @@ def _sizes(seen: RunSummary) -> Table:
 
 def _facts(seen: RunSummary) -> list[tuple[str, str]]:
     first, last = seen.iterations
-    sizes = ", ".join(f"{count:,} of {size} rollouts each" for size, count in seen.group_sizes.items())
+    sizes = ", ".join(f"{count:,} of {counted(size, 'rollout')} each" for size, count in seen.group_sizes.items())
     facts = [
         ("run", ", ".join(seen.runs)),
         ("environment", f"{', '.join(seen.env_ids) or 'unknown'} ({', '.join(seen.splits) or 'split unknown'})"),

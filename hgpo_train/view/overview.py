@@ -74,7 +74,7 @@ def _results(episodes: pl.DataFrame) -> dict[str, Any]:
     interval = None
     if tasks.height:
         interval = wilson_interval(min(1.0, max(0.0, float(str(tasks["won"].mean())))), tasks.height)
-    steps, aborted, judged = (int(episodes[name].sum()) for name in ("length", "aborted", "judged"))
+    steps, judged, aborted = int(whole["length"].sum()), int(whole["judged"].sum()), int(episodes["aborted"].sum())
     bounds = None
     if aborted:
         unknown = aborted + whole["won"].null_count()
@@ -88,8 +88,8 @@ def _results(episodes: pl.DataFrame) -> dict[str, Any]:
         "mean_return": whole["episode_return"].mean(),
         "mean_length": whole["length"].mean(),
         "bounds": bounds,
-        "invalid": int(episodes["invalid"].sum()) / steps,
-        "admissible": int(episodes["admissible"].sum()) / judged if judged else None,
+        "invalid": int(whole["invalid"].sum()) / steps if steps else None,
+        "admissible": int(whole["admissible"].sum()) / judged if judged else None,
         "aborted": aborted,
         "truncated": int(episodes["truncated"].sum()),
     }
@@ -111,13 +111,14 @@ def curves_document(source: Source, index: Index) -> dict[str, Any]:
         metric by its name, with null where it was not logged, for the iterations in ``metrics_iterations``.
     """
     whole = ~pl.col("aborted")
+    length, invalid = pl.col("length").filter(whole), pl.col("invalid").filter(whole)
     table = (
         index.episodes.group_by("iteration")
         .agg(
             pl.col("won").filter(whole).mean().alias("success"),
             pl.col("episode_return").filter(whole).mean().alias("return"),
-            pl.col("length").filter(whole).mean().alias("length"),
-            (1 - pl.col("invalid").sum() / pl.col("length").sum()).alias("valid"),
+            length.mean(),
+            (1 - invalid.sum() / length.sum()).fill_nan(None).alias("valid"),
             pl.col("aborted").sum().cast(pl.Int64),
             pl.len().cast(pl.Int64).alias("trajectories"),
             pl.col("length").sum().alias("steps"),

@@ -1,5 +1,6 @@
 """One set of defaults: Python, commands, statistics, viewer and training give the same numbers for one run."""
 
+import json
 from pathlib import Path
 
 import polars as pl
@@ -81,9 +82,37 @@ def test_statistics_are_the_same_wherever_they_are_asked(run: Path, tmp_path: Pa
         assert printed.equals(frame)
         assert getattr(shown, name).equals(frame)
     advantage = compute(scan_steps(run), "hgpo", history_length=4, details=True).collect()
-    assert found.summary["mean_return"].item() == 5.0
+    assert found.summary["mean_return"].item() == 0.5
     for k, weight in zip("01234", found.levels["weight"], strict=False):
         assert advantage[f"advantage_weight_k{k}"].mean() == pytest.approx(weight, abs=1e-12)
+
+
+def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
+    """Of the last of nine rollouts, which was aborted at an invalid action, only that it was is counted."""
+    from hgpo_train.rollout.collection import CollectedRun
+    from hgpo_train.rollout.collector import Tally
+    from hgpo_train.view.overview import overview_document
+    from hgpo_train.view.sources import open_sources
+
+    lost = {"task_id": "task 2", "trajectory": "2/0", "step": 0, "state": "room 0", "action": "fly"}
+    with StepWriter(run) as writer:
+        writer.add_group([{**lost, "action_valid": False, "reward": 0.5, "won": False, "aborted": True, "error": "-"}])
+    results = {"success": 0.5, "mean_return": 0.5, "mean_length": 4.0, "valid": 20 / 32}
+    bounds = {"success_low": 4 / 9, "success_high": 5 / 9}
+    shown = json.loads(invoke("data", "show", run, "--json"))["total"]
+    plain = scan_steps(run).drop("episode_return")
+    for asked in (
+        shown,
+        CollectedRun(run, Tally()).summary,
+        statistics(run).summary.row(0, named=True),
+        statistics(plain, reward_scale=3, reward="success").summary.row(0, named=True),
+    ):
+        assert {name: asked[name] for name in results | bounds} == pytest.approx(results | bounds)
+    (source,) = open_sources([str(run)])
+    viewed = overview_document(source, source.index())["total"]
+    viewed |= {"valid": 1 - viewed["invalid"]}
+    assert {name: viewed[name] for name in results} == pytest.approx(results)
+    assert viewed["bounds"] == tuple(bounds.values())
 
 
 def test_training_configurations_of_the_papers_name_what_they_use() -> None:

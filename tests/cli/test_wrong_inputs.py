@@ -63,6 +63,7 @@ COMMANDS = {
     "stats": "Missing argument 'run'",
     "data export delta plain.parquet --out x": "plain.parquet: expected the folder of one run",
     "stats plain.parquet": "the table has no `task_id`",
+    "stats run --state-key mask": "Known: mask-numbers, sort-lines, alfworld-nodes, module:function",
     "stats run --by kind": "unknown column to split by 'kind'",
     "stats run --plot x.gif": "--plot x.gif: expected a file that ends in .html, .svg, .png, .json",
     "stats run --out file": "--out file: expected a folder, received a file",

@@ -42,11 +42,12 @@ def test_the_overview_counts(run: Path) -> None:
     assert (seen.files, seen.depth, seen.config) == (2, 8, {"seed": 3})
     look, pick, unknown = seen.kinds
     assert (look.task_type, look.tasks, look.episodes, look.aborted, look.success) == ("look", 1, 2, 1, 0.0)
-    assert [kind.success_at_most for kind in (look, pick, unknown)] == [0.5, 0.5, None]
+    assert [(kind.success_low, kind.success_high) for kind in seen.kinds] == [(0.0, 0.5), (0.5, 0.5), (None, None)]
     assert (pick.episodes, pick.success, pick.score, pick.mean_return, pick.mean_length) == (2, 0.5, 0.5, 0.5, 3.0)
     assert pick.valid == 5 / 6
     assert (unknown.task_type, unknown.score, unknown.episodes) == (None, None, 1)
-    assert (seen.total.episodes, seen.total.success, seen.total.success_at_most) == (5, 0.25, 0.5)
+    assert (seen.total.episodes, seen.total.success) == (5, 1 / 3)
+    assert (seen.total.success_low, seen.total.success_high) == (0.2, 0.6)
 
 
 def test_bytes_by_family_are_those_that_the_footer_names(run: Path) -> None:
@@ -63,7 +64,9 @@ def test_show_prints_json_and_tables(run: Path, hgpo: Command) -> None:
     assert (shown["steps"], shown["group_sizes"], shown["total"]["episodes"]) == (11, {"1": 3, "2": 1}, 5)
     _, text, _ = hgpo("data", "show", run)
     assert all(word in text for word in ("HGPO/ALFWorld-v0", "pick", "unknown", "hashes to depth 8", "Next: hgpo"))
-    assert "0.0–50.0%" in text, "aborted rollouts may have been lost or won"
+    assert "3 of 1 rollout each, 1 of 2 rollouts each" in " ".join(text.split())
+    (row,) = (line.split() for line in text.splitlines() if line.startswith("look"))
+    assert row[3:6] == ["0.0%", "0.0%", "50.0%"], "aborted rollouts may have been lost or won"
 
 
 def test_verify_says_so_with_its_exit_code(run: Path, hgpo: Command) -> None:

@@ -28,7 +28,7 @@ export type Results = {
   mean_return: number | null;
   mean_length: number | null;
   bounds: [number, number] | null;
-  invalid: number;
+  invalid: number | null;
   admissible: number | null;
   aborted: number;
   truncated: number;

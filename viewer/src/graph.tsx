@@ -132,7 +132,7 @@ export function Graph({ run, group, estimate, iterations }: Props) {
       <p class="note">
         {counted(states.nodes.size, "state")}, {counted(states.edges.length, "transition")}, {counted(loops, "transition")} to an earlier or the same state (dashed),{" "}
         {counted(deadEnds, "state")} where a rollout ended without success (square). A state is larger the more often it was visited, and fuller the higher
-        its mean return. A transition has the colour of the mean advantage of its steps.
+        its mean R, the discounted and scaled return that advantages are made of. A transition has the colour of the mean advantage of its steps.
       </p>
       <label>
         Highlight {iterations ? "an iteration" : "a trajectory"}{" "}
@@ -167,7 +167,7 @@ export function Graph({ run, group, estimate, iterations }: Props) {
               <g class={`node ${selected === node.state ? "selected" : ""}`} onClick={() => setSelected(node.state)}>
                 {node.end === "dead" ? <rect x={x - size} y={y - size} width={2 * size} height={2 * size} style={style} /> : <circle cx={x} cy={y} r={size} style={style} />}
                 {node.end === "won" && <text x={x} y={y + 5} class="won">✓</text>}
-                <title>{`${plain(group.states[node.state] ?? null).slice(0, 300)}\n${counted(node.visits, "visit")}, mean return ${number(node.value)}`}</title>
+                <title>{`${plain(group.states[node.state] ?? null).slice(0, 300)}\n${counted(node.visits, "visit")}, mean R ${number(node.value)}`}</title>
               </g>
             );
           })}
@@ -178,7 +178,7 @@ export function Graph({ run, group, estimate, iterations }: Props) {
         <summary>States as a table</summary>
         <div class="table-scroll" role="region" aria-label="States" tabIndex={0}>
           <table>
-            <thead><tr><th scope="col">state</th><th scope="col" class="figure">first at step</th><th scope="col" class="figure">visits</th><th scope="col" class="figure">mean return</th><th scope="col">end</th></tr></thead>
+            <thead><tr><th scope="col">state</th><th scope="col" class="figure">first at step</th><th scope="col" class="figure">visits</th><th scope="col" class="figure">mean R</th><th scope="col">end</th></tr></thead>
             <tbody>
               {[...states.nodes.values()].sort((a, b) => a.layer - b.layer || b.visits - a.visits).map((node) => (
                 <tr>
@@ -218,7 +218,7 @@ function StateFacts({ run, group, node, estimate }: { run: string; group: Group;
   return (
     <section class="state-facts" aria-label="Selected state" aria-live="polite">
       <div class="text" dir="auto"><Line text={group.states[node.state]} most={1200} /></div>
-      <p class="note">{counted(node.visits, "visit")}, mean return {number(node.value)}</p>
+      <p class="note">{counted(node.visits, "visit")}, mean R {number(node.value)}</p>
       {shown.length > 0 && (
         <table class="members">
           <thead><tr><th scope="col">step</th><th scope="col">action</th><th scope="col" class="figure">R</th><th scope="col" class="figure">A</th></tr></thead>

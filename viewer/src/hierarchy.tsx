@@ -85,9 +85,9 @@ function LevelPart({ run, group, row, k, a, b, levelled, context, members, all, 
       ) : (
         <p class="level-facts">
           {counting.length === 1 ? <strong>singleton</strong> : <strong>{counted(counting.length, "step")}</strong>} of {counted(rollouts, "rollout")}
-          {aborted > 0 && ` (${aborted} of aborted ones, which do not count)`} · mean return {number(mean, 3)}
+          {aborted > 0 && ` (${aborted} of aborted ones, which do not count)`} · mean R {number(mean, 3)}
           {chance && (
-            <span title={`${counted(returns.length, "step")} drawn at random from those in this state have this mean return, ± its standard deviation`}>
+            <span title={`${counted(returns.length, "step")} drawn at random from those in this state have this mean R, ± its standard deviation`}>
               {" "}(by chance {number(chance.mean, 3)} ± {number(chance.deviation, 3)})
             </span>
           )}

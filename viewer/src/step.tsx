@@ -95,7 +95,7 @@ function Advantages({ a, b, names, row }: {
           <div style={{ background: shade(value, largest(estimate)) ?? "" }}>
             <dt>{"AB"[place]}: {names[place]}</dt>
             <dd>{estimate ? signed(value, 3) : "…"}</dd>
-            <dd class="note">return {number(estimate?.columns.return?.[row], 3)}</dd>
+            <dd class="note" title="R: the rewards from this step on, discounted and multiplied by reward_scale, less the penalty">R {number(estimate?.columns.return?.[row], 3)}</dd>
           </div>
         );
       })}

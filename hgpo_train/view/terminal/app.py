@@ -35,8 +35,8 @@ Step
 
 Level k of the hierarchy contains the steps in the same state that came
 there through the same k states before, and all deeper levels; a member is
-listed in the deepest level that it shares. A and B are advantages, R the
-return; rewards are multiplied by {REWARD_SCALE:g} unless reward_scale is given.
+listed in the deepest level that it shares. A and B are advantages; R is the
+discounted return, with rewards times {REWARD_SCALE:g} unless reward_scale is given.
 [-red-] is only in this step's history, [+green+] only in the member's."""
 
 

@@ -141,10 +141,10 @@ class StepScreen(Screen[None]):
         except InputError as error:
             return {"columns": {}, "parameters": {}}, visible(str(error), "$text-error")
         value, returned = (found["columns"][name][self.row] for name in ("advantage", "return"))
-        return found, Content.assemble(signed(value, 3).stylize("bold"), f"  return {number(returned, 3)}")
+        return found, Content.assemble(signed(value, 3).stylize("bold"), f"  R {number(returned, 3)}")
 
     def _level(self, k: int, level: Sequence[Member], levelled: dict[str, Any] | None) -> list[Content]:
-        """Return the lines of a level: its advantage and weight; its size and mean return."""
+        """Return the lines of a level: its advantage and weight; its size and mean R."""
         steps, trajectories = self.group["steps"], self.group["trajectories"]
         title = Content.assemble((f"k = {k}", "bold"), f" {_title(k)}")
         if not level:
@@ -162,7 +162,7 @@ class StepScreen(Screen[None]):
         value, weight = (columns[name][self.row] if name in columns else None for name in (f"k{k}", f"weight_k{k}"))
         name = "A" + "".join(_BELOW[digit] for digit in str(k))
         estimated = Content.assemble(f" · {name} ", signed(value), f" · weight {number(weight)}")
-        return [title + estimated, Content(f"{facts} · mean return {number(mean)}")]
+        return [title + estimated, Content(f"{facts} · mean R {number(mean)}")]
 
     def _member(self, row: int, estimates: Sequence[dict[str, Any]]) -> Content:
         """Return the line of a member: its trajectory and step, its return, its advantages and its action."""
