@@ -124,5 +124,5 @@ def test_the_core_is_what_its_page_says_and_nothing_heavy():
     page = (ROOT / "docs/dependencies.md").read_text().split("## Core")[1].split("##")[0]
     rows = [line.split()[1] for line in page.splitlines() if line.startswith("| ")]
     assert sorted(rows) == sorted(["package", *(requirement.name for requirement in CORE)])
-    heavy = {"pandas", "torch", "transformers", "vllm", "openai", "datasets", "duckdb", "scipy", "spacy"}
+    heavy = {"pandas", "torch", "transformers", "vllm", "aiohttp", "datasets", "duckdb", "scipy", "spacy"}
     assert not closure(CORE) & heavy

@@ -50,7 +50,7 @@ def run(section: str) -> None:
 
 @pytest.mark.slow
 def test_a_served_model(tmp_path, monkeypatch) -> None:
-    pytest.importorskip("openai")
+    pytest.importorskip("aiohttp")
     monkeypatch.chdir(tmp_path)
     with Api() as server:
         run(SECTIONS["Use a served model"].replace("http://localhost:8000/v1", server.url))

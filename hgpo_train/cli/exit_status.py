@@ -20,7 +20,7 @@ EXTRAS: Final = {
     **dict.fromkeys(("alfworld", "textworld"), "alfworld"),
     **dict.fromkeys(("marimo", "altair", "vl_convert"), "notebooks"),
     "vllm": "vllm",
-    "openai": "api",
+    "aiohttp": "api",
     "minigrid": "examples",
     **dict.fromkeys(("ray", "obstore"), "ray"),
     "deltalake": "interchange",

@@ -8,7 +8,7 @@ from typing import Final
 import typer
 
 LIBRARIES: Final = (
-    "gymnasium", "numpy", "polars", "pyarrow", "torch", "transformers", "tokenizers", "peft", "vllm", "openai"
+    "gymnasium", "numpy", "polars", "pyarrow", "torch", "transformers", "tokenizers", "peft", "vllm", "aiohttp"
 )  # fmt: skip
 
 

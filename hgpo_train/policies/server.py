@@ -1,9 +1,7 @@
 """`openai:MODEL`: any OpenAI-compatible server as a policy (OpenAI, vLLM, SGLang, llama.cpp, a gateway).
 
-The client library retries transient errors (rate limits with Retry-After, time-outs, broken connections, 5xx) up to
-`retries` times; a request that still fails aborts one trajectory. Permanent errors (no key, unknown model, no server)
-are detected before the first rollout. A server may send its answer byte by byte, or never stop sending: every try has a
-deadline for the complete answer and a limit on its size, which depends on the request.
+Transient errors (rate limits, timeouts, broken connections, 5xx) are retried (`http_client.py`); a request that still
+fails aborts one trajectory. Permanent errors (no key, unknown model, no server) are detected before the first rollout.
 
 The key is read only from the environment and appears in no log and no table (`hgpo_envs.files.secrets`).
 """
@@ -11,28 +9,24 @@ The key is read only from the environment and appears in no log and no table (`h
 from __future__ import annotations
 
 import asyncio
-import importlib
-import json
 import os
 from dataclasses import dataclass, field
-from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
+import msgspec
+import orjson
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.files.secrets import Secret, redact, redact_logging, register, register_url
+from hgpo_envs.files.secrets import redact, redact_logging, register, register_url
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
+from hgpo_train.policies.http_client import LONGEST_PAUSE_S, HttpClient, RequestError, error_message
 from hgpo_train.policies.registry import PolicySpec
-from hgpo_train.policies.validation import preview
 from hgpo_train.settings import LARGEST_FLOAT, NonNegativeFloat, NonNegativeInt, PositiveInt, Temperature, build, check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import openai
-    from openai import AsyncOpenAI
-    from openai.types.chat import ChatCompletion
+    from yarl import URL
 
     from hgpo_train.policies.base import Request
     from hgpo_train.policies.registry import PolicyContext
@@ -40,20 +34,17 @@ if TYPE_CHECKING:
 LOCAL_URL: Final = "http://localhost:8000/v1"
 
 LARGEST_ANSWER: Final = 64 << 20
-"""Maximum size of an answer in bytes, decompressed, unless `ServerOptions.max_answer_mb` allows more."""
+"""Maximum size of an answer in bytes, unless `ServerOptions.max_answer_mb` allows more."""
 
 _OVERHEAD: Final = 1 << 20
 _PER_RESPONSE_TOKEN: Final = 4 << 10  # text, id and log-probability of the token and of twenty alternatives
 _PER_SENT_BYTE: Final = 16  # a prompt has at most as many tokens as bytes; a token id in JSON takes about 8 bytes
 
-_PAUSE_S: Final = 60.0  # the longest pause of the client library between two tries
-_CHECK_S: Final = 90.0
-_TIMEOUTS: Final = 4
-_OF_THE_BODY: Final = frozenset({"content-encoding", "content-length", "transfer-encoding"})
-_LOCAL_HOSTS: Final = ("http://localhost", "http://127.0.0.1", "http://[::1]", "http://0.0.0.0")
+_LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - an address to connect to
 _TOO_LONG: Final = (
     "context length",
     "context_length",
+    "context size",
     "maximum context",
     "too long",
     "max_model_len",
@@ -115,85 +106,96 @@ class ServerOptions:
         check(self, "policy option")
 
 
+# The parts of an answer that are read. All others are skipped.
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _TokenLogprob(msgspec.Struct):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_TokenLogprob] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    token_ids: list[int] | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class _ModelList(msgspec.Struct):
+    data: list[Any]
+
+
+_COMPLETION: Final = msgspec.json.Decoder(_Completion)
+
+
 class ServerPolicy(AsyncPolicy):
     """A policy that requests one chat completion per step from a server.
 
     Args:
         model: The model's name on the server.
         options: Options of the requests.
+
+    Raises:
+        InputError: The key is missing or not allowed in a header, or the address is not an HTTP address.
     """
 
     def __init__(self, model: str, options: ServerOptions) -> None:
+        redact_logging()
         self.name, self.options = f"openai:{model}", options
         self._model = model
-        self._given = _client_options(options)
-        self.deadline_s = (options.timeout_s + _PAUSE_S) * (options.retries + 1)
+        self._url = _url(options)
+        self._completions = _below(self._url, "chat/completions")
+        self._headers = {"Content-Type": "application/json", **_authorization(options, self._url)}
+        self._client = HttpClient(self._headers, timeout_s=options.timeout_s, retries=options.retries)
+        self._fields = _request_fields(model, options)
+        self.deadline_s = (options.timeout_s + LONGEST_PAUSE_S) * (options.retries + 1)
         super().__init__(options.concurrency)
-        self._client: AsyncOpenAI | None = None
-
-    async def reply(self, request: Request) -> Reply | Failure:
-        """See `AsyncPolicy`."""
-        import openai
-
-        prompt, shown = request.prompt, request.step
-        while True:
-            try:
-                return self._read(await self._ask(prompt, request.seed), prompt, request.step - shown)
-            except openai.BadRequestError as error:
-                if self.options.overflow != "history" or shown == 0 or not _is_too_long(error):
-                    return Failure("PolicyFailed", self._describe(error))
-                shown, prompt = self._shorten(request, shown, prompt)
-            except (openai.OpenAIError, ValueError) as error:
-                return Failure("PolicyFailed", self._describe(error))
-
-    def _describe(self, error: Exception) -> str:
-        """Describe an error of the client in words that do not depend on the library and its version."""
-        import openai
-
-        if isinstance(error, openai.APITimeoutError):
-            return f"timed out: no complete answer within {self.options.timeout_s:g} s"
-        if isinstance(error, openai.APIStatusError):
-            return f"HTTP {error.status_code}: {_message(error)}"
-        if isinstance(error, openai.APIConnectionError):
-            return f"the connection failed: {Failure.of('', error.__cause__ or error).line}"
-        if isinstance(error, json.JSONDecodeError):
-            return f"the answer is not JSON: {error}"
-        return Failure.of("", error).line
-
-    async def _ask(self, prompt: str, seed: int) -> ChatCompletion:
-        options = self.options
-        body: dict[str, Any] = {"temperature": options.temperature, "top_p": options.top_p}
-        if options.stop:
-            body["stop"] = list(options.stop)
-        if options.send_seed:
-            body["seed"] = seed % (1 << 31)  # some servers accept only 31 bits
-        if options.logprobs:
-            body["logprobs"] = True
-        extra = {**options.extra, **({"return_token_ids": True} if options.token_ids else {})}
-        completion: ChatCompletion = await self._connection().chat.completions.create(
-            model=self._model,
-            messages=[{"role": "user", "content": prompt}],
-            max_completion_tokens=options.max_response_tokens,
-            extra_body=extra or None,
-            **body,
-        )
-        return completion
-
-    def _connection(self) -> AsyncOpenAI:
-        """Return the client. It is created on first use, in the event loop that it belongs to."""
-        if self._client is None:
-            self._client = _client(self._given, partial(largest_answer, self.options))
-        return self._client
 
     @property
     def endpoint(self) -> str:
         """The server's address, without secrets."""
-        return _shown_url(self.options)
+        return redact(str(self._url)).rstrip("/")
+
+    async def reply(self, request: Request) -> Reply | Failure:
+        """See `AsyncPolicy`."""
+        prompt, shown = request.prompt, request.step
+        while True:
+            fields = {"messages": [{"role": "user", "content": prompt}], **self._fields}
+            if self.options.send_seed:
+                fields["seed"] = request.seed % (1 << 31)  # some servers accept only 31 bits
+            body = orjson.dumps(fields)
+            try:
+                answer = await self._client.request(
+                    "POST", self._completions, body, max_bytes=largest_answer(self.options, len(body))
+                )
+            except RequestError as error:
+                if self.options.overflow != "history" or shown == 0 or not _is_too_long(error):
+                    return Failure("PolicyFailed", str(error))
+                shown, prompt = _shorten(request, shown, prompt)
+            else:
+                return _read(answer, prompt, request.step - shown)
 
     async def release(self) -> None:
         """Close the connections."""
-        if self._client is not None:
-            await self._client.close()
+        await self._client.close()
 
     def check(self) -> None:
         """Check that the server is reachable, accepts the key and serves the model.
@@ -204,78 +206,33 @@ class ServerPolicy(AsyncPolicy):
             InputError: The server is not reachable, rejects the key, does not list the model, or returns something
                 else than a list of models.
         """
-        asking = asyncio.run_coroutine_threadsafe(self._models(), self.loop)
-        try:
-            known = asking.result(_CHECK_S)
-        except TimeoutError:
-            asking.cancel()
-            raise InputError(
-                f"{_shown_url(self.options)} did not answer within {_CHECK_S:g} s; check the address of the server"
-            ) from None
-        if known and self._model not in known:
-            raise InputError(f"{_shown_url(self.options)}: {unknown('model', self._model, known)}")
+        names = asyncio.run_coroutine_threadsafe(self._models(), self.loop).result()
+        if names and self._model not in names:
+            raise InputError(f"{self.endpoint}: {unknown('model', self._model, names)}")
 
     async def _models(self) -> list[str]:
         """Return the models that the server lists; empty if it has no such list."""
-        import openai
-
-        url = _shown_url(self.options)
-        given = {**self._given, "max_retries": 2, "timeout": min(20.0, self.options.timeout_s)}
-        client = _client(given)
+        client = HttpClient(self._headers, timeout_s=min(20.0, self.options.timeout_s), retries=2)
         try:
-            listed = await client.models.with_raw_response.list()
-            return _model_names(json.loads(listed.http_response.content))
-        except openai.AuthenticationError as error:
-            raise InputError(f"{url} rejects the key in {self.options.api_key_env} (401)") from error
-        except openai.APIStatusError:
-            return []  # the server has no list of models: the first request shows whether it serves the model
-        except openai.APIConnectionError as error:
-            reason = Failure.of("", error.__cause__ or error).line
+            answer = await client.request("GET", _below(self._url, "models"), max_bytes=LARGEST_ANSWER)
+            entries = msgspec.json.decode(answer, type=_ModelList).data
+        except RequestError as error:
+            if error.status == 401:
+                raise InputError(f"{self.endpoint} rejects the key in {self.options.api_key_env} (401)") from None
+            if error.status is not None and not 300 <= error.status < 400:
+                return []  # the server has no list of models: the first request shows whether it serves the model
             raise InputError(
-                f"no OpenAI-compatible server answers at {url} ({reason}); "
+                f"no OpenAI-compatible server answers at {self.endpoint} ({error}); "
                 "start it, or set another address with --policy-option base_url=…"
             ) from None
-        except Exception as error:  # noqa: BLE001 - the answer may be anything, and so may the client's exception
+        except (msgspec.DecodeError, RecursionError) as error:
             raise InputError(
-                f"{url}/models returned no list of models ({Failure.of('', error).line}); expected the address of an "
+                f"{self.endpoint}/models returned no list of models ({error}); expected the address of an "
                 "OpenAI-compatible server up to /v1; if it is one, add --policy-option check_model=false"
             ) from None
         finally:
             await client.close()
-
-    def _read(self, completion: object, prompt: str, cut: int) -> Reply | Failure:
-        """Return the reply in a completion. Its values may be of any type: the collector validates them."""
-        choices = getattr(completion, "choices", None)
-        if not isinstance(choices, list) or not choices:
-            return Failure("PolicyFailed", f"the server's reply contains no choice: {preview(completion)}")
-        choice = choices[0]
-        content = getattr(getattr(choice, "message", None), "content", None)
-        logprobs = getattr(getattr(choice, "logprobs", None), "content", None)
-        if isinstance(logprobs, list):
-            logprobs = [getattr(token, "logprob", None) for token in logprobs]
-        return Reply(
-            response="" if content is None else content,  # an empty response is an invalid action, not a failure
-            prompt=prompt,
-            prompt_token_ids=getattr(completion, "prompt_token_ids", None),
-            response_token_ids=getattr(choice, "token_ids", None),
-            response_logprobs=logprobs,
-            finish_reason=getattr(choice, "finish_reason", None),
-            cut_pairs=cut,
-            prompt_tokens=_count(completion, "prompt_tokens"),
-            response_tokens=_count(completion, "completion_tokens"),
-        )
-
-    def _shorten(self, request: Request, shown: int, prompt: str) -> tuple[int, str]:
-        """Return the longest prompt with fewer past steps that is shorter than this one, and its number of past steps.
-
-        If no such prompt is shorter, return the prompt without past steps.
-        """
-        while shown:
-            shown -= 1
-            with_shorter_history = request.with_shorter_history(shown)
-            if len(with_shorter_history) < len(prompt):
-                return shown, with_shorter_history
-        return 0, request.with_shorter_history(0)
+        return [entry["id"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
 
 def make(argument: str, context: PolicyContext) -> ServerPolicy:
@@ -285,13 +242,10 @@ def make(argument: str, context: PolicyContext) -> ServerPolicy:
         InputError: The model is missing, an option is not valid, the key is missing or rejected, no server answers at
             the address, or it does not serve the model.
     """
-    try:
-        import openai
-    except ImportError as error:
-        raise InputError("policy openai needs the openai package: pip install 'hgpo[api]'") from error
+    if find_spec("aiohttp") is None:
+        raise InputError("policy openai needs the aiohttp package: pip install 'hgpo[api]'")
     if not argument:
         raise InputError("policy openai: expected a model, as in openai:Qwen2.5-1.5B-Instruct")
-    del openai
     policy = ServerPolicy(argument, build(ServerOptions, context.options, "policy option"))
     try:
         if policy.options.check_model:
@@ -300,78 +254,6 @@ def make(argument: str, context: PolicyContext) -> ServerPolicy:
         policy.close()
         raise
     return policy
-
-
-def _count(completion: object, name: str) -> int | None:
-    """Return a number of tokens that a server counted. Servers may report none, or nonsense, which is ignored."""
-    value = getattr(getattr(completion, "usage", None), name, None)
-    return value if type(value) is int and 0 <= value < 1 << 31 else None
-
-
-def _message(error: openai.APIStatusError) -> str:
-    """Return the message of an error's body, or the start of the body."""
-    body: object = error.body
-    for name in ("error", "message", "detail"):
-        body = body.get(name, body) if isinstance(body, dict) else body
-    return body if isinstance(body, str) and body.strip() else preview(body) if body else error.response.reason_phrase
-
-
-def _url(options: ServerOptions) -> str:
-    return options.base_url or os.environ.get("OPENAI_BASE_URL", "") or LOCAL_URL
-
-
-def _shown_url(options: ServerOptions) -> str:
-    return redact(_url(options)).rstrip("/")
-
-
-def _model_names(listed: object) -> list[str]:
-    """Return the names in a server's list of models.
-
-    Raises:
-        ValueError: The answer is not a list of models.
-    """
-    entries = listed.get("data") if isinstance(listed, dict) else None
-    if not isinstance(entries, list):
-        raise ValueError(f'expected {{"data": [...]}}, received {preview(listed)}')  # noqa: TRY004 - of data, not of an argument
-    names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
-    return [name for name in names if isinstance(name, str)]
-
-
-def _client_options(options: ServerOptions) -> dict[str, Any]:
-    """Return the arguments of the client, and register the secrets among them.
-
-    Raises:
-        InputError: The key is missing or not allowed in a header, or the address is not an HTTP address.
-    """
-    redact_logging()
-    url = _url(options)
-    register_url(url)
-    _check_scheme(url, "base_url" if options.base_url else "OPENAI_BASE_URL")
-    key = Secret(os.environ.get(options.api_key_env, ""))
-    register(key.reveal().strip())
-    text = key.reveal().strip()
-    if not text and not url.startswith(_LOCAL_HOSTS):
-        raise InputError(f"{redact(url)} needs a key: expected it in the environment variable {options.api_key_env}")
-    if not (text.isascii() and text.isprintable()):
-        raise InputError(
-            f"the key in {options.api_key_env} contains a character that is not allowed in a header (a line break, a "
-            "control character, or one that is not ASCII); set the variable again"
-        )
-    return {"base_url": url, "api_key": key, "max_retries": options.retries, "timeout": options.timeout_s}
-
-
-def _check_scheme(url: str, name: str) -> None:
-    if url.startswith(("http://", "https://")):
-        return
-    path = url.rpartition("://")[2]
-    local = path.startswith(tuple(host.removeprefix("http://") for host in _LOCAL_HOSTS))
-    written = f"{'http' if local else 'https'}://{path}"
-    register_url(written)
-    shown = redact(written)
-    raise InputError(
-        f"{name}: expected an address that begins with http:// or https://, received {shown.partition('://')[2]!r}; "
-        f"write {shown!r}"
-    )
 
 
 def largest_answer(options: ServerOptions, sent: int) -> int:
@@ -389,71 +271,115 @@ def largest_answer(options: ServerOptions, sent: int) -> int:
     """
     if options.max_answer_mb:
         return int(options.max_answer_mb * (1 << 20))
-    asked_for = _OVERHEAD + _PER_RESPONSE_TOKEN * options.max_response_tokens + _PER_SENT_BYTE * sent
-    return min(LARGEST_ANSWER, asked_for)
+    return min(LARGEST_ANSWER, _OVERHEAD + _PER_RESPONSE_TOKEN * options.max_response_tokens + _PER_SENT_BYTE * sent)
 
 
-def _client(given: Mapping[str, Any], largest: Callable[[int], int] = lambda _: LARGEST_ANSWER) -> AsyncOpenAI:
-    """Create a client with a deadline for every try and a limit on the size of every answer.
+def _request_fields(model: str, options: ServerOptions) -> dict[str, Any]:
+    """Return the fields that all requests have in common."""
+    fields: dict[str, Any] = {
+        "model": model,
+        "max_completion_tokens": options.max_response_tokens,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+    }
+    if options.stop:
+        fields["stop"] = options.stop
+    if options.logprobs:
+        fields["logprobs"] = True
+    if options.token_ids:
+        fields["return_token_ids"] = True
+    return fields | options.extra
 
-    A request that timed out at least twice is not sent again if the last `_TIMEOUTS` tries of all requests timed out,
-    without an answer in between. Otherwise a server that hangs would delay the end of a run by the time limits of all
-    retries.
 
-    Args:
-        given: The client's arguments.
-        largest: Maps the size of a request to the maximum size of its answer, in bytes.
+def _read(answer: bytes, prompt: str, cut_pairs: int) -> Reply | Failure:
+    """Return the reply in an answer."""
+    try:
+        completion = _COMPLETION.decode(answer)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return Failure("PolicyFailed", f"the answer is not a chat completion: {error}")
+    if not completion.choices:  # some gateways report errors with the status 200
+        return Failure("PolicyFailed", f"the server's reply contains no choice: {error_message(answer)}")
+    choice, usage = completion.choices[0], completion.usage or _Usage()
+    logprobs = None if choice.logprobs is None else choice.logprobs.content
+    return Reply(
+        response=choice.message.content or "",  # an empty response is an invalid action, not a failure
+        prompt=prompt,
+        prompt_token_ids=completion.prompt_token_ids,
+        response_token_ids=choice.token_ids,
+        response_logprobs=None if logprobs is None else [token.logprob for token in logprobs],
+        finish_reason=choice.finish_reason,
+        cut_pairs=cut_pairs,
+        prompt_tokens=usage.prompt_tokens,
+        response_tokens=usage.completion_tokens,
+    )
+
+
+def _is_too_long(error: RequestError) -> bool:
+    message = str(error).lower()
+    return error.status in (400, 413, 422) and any(mark in message for mark in _TOO_LONG)
+
+
+def _shorten(request: Request, shown: int, prompt: str) -> tuple[int, str]:
+    """Return the longest prompt with fewer past steps that is shorter than this one, and its number of past steps.
+
+    If no such prompt is shorter, return the prompt without past steps.
     """
-    import openai
-
-    base: Any = openai.DefaultAsyncHttpxClient
-    library = importlib.import_module(
-        next(kind.__module__ for kind in base.__mro__ if kind.__name__ == "AsyncClient").partition(".")[0]
-    )
-    limit = given["timeout"]
-    timeouts = 0  # in a row
-
-    class BoundedClient(base):  # type: ignore[misc]  # the class depends on the library's version
-        async def send(self, request: Any, **options: Any) -> Any:  # noqa: ANN401 - of httpx or httpx2
-            nonlocal timeouts
-            try:
-                async with asyncio.timeout(limit):
-                    response = await super().send(request, **{**options, "stream": True})
-                    whole = await self._whole(request, response)
-            except (TimeoutError, library.TimeoutException) as error:
-                timeouts += 1
-                tried_before = request.headers.get("x-stainless-retry-count", "0") != "0"
-                if tried_before and timeouts >= _TIMEOUTS:
-                    raise openai.APITimeoutError(request=request) from error  # not retried
-                raise library.ReadTimeout(f"no complete answer within {limit:g} s", request=request) from None
-            timeouts = 0
-            return whole
-
-        async def _whole(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - see above
-            most = largest(len(request.content))
-            body = bytearray()
-            try:
-                async for part in response.aiter_bytes():
-                    body += part
-                    if len(body) > most:
-                        size = f"{most / 2**20:.3g} MB"
-                        raise openai.OpenAIError(
-                            f"the answer is larger than {size}; the policy option max_answer_mb allows more"
-                        )
-            finally:
-                await response.aclose()
-            headers = [(k, v) for k, v in response.headers.multi_items() if k.lower() not in _OF_THE_BODY]
-            return library.Response(response.status_code, headers=headers, content=bytes(body), request=request)
-
-    return openai.AsyncOpenAI(
-        **{**given, "api_key": given["api_key"].reveal().strip() or "none"},
-        http_client=BoundedClient(base_url=given["base_url"], timeout=limit),
-    )
+    for steps in range(shown - 1, 0, -1):
+        shorter = request.with_shorter_history(steps)
+        if len(shorter) < len(prompt):
+            return steps, shorter
+    return 0, request.with_shorter_history(0)
 
 
-def _is_too_long(error: Exception) -> bool:
-    line = str(error).lower()
-    return any(mark in line for mark in _TOO_LONG)
+def _url(options: ServerOptions) -> URL:
+    """Return the server's address, and register the secrets in it.
+
+    Raises:
+        InputError: It is not an HTTP address.
+    """
+    from yarl import URL
+
+    name = "base_url" if options.base_url else "OPENAI_BASE_URL"
+    text = options.base_url or os.environ.get("OPENAI_BASE_URL", "") or LOCAL_URL
+    register_url(text)
+    if not text.startswith(("http://", "https://")):
+        path = text.rpartition("://")[2]
+        address = f"{'http' if path.startswith(_LOCAL_HOSTS) else 'https'}://{path}"
+        register_url(address)
+        raise InputError(
+            f"{name}: expected an address that begins with http:// or https://, received "
+            f"{redact(address).partition('://')[2]!r}; write {redact(address)!r}"
+        )
+    try:
+        url = URL(text)
+        url.origin()
+    except ValueError as error:
+        raise InputError(f"{name}: expected the address of a server, received {redact(text)!r} ({error})") from None
+    return url
+
+
+def _below(url: URL, path: str) -> URL:
+    return url.joinpath(path).with_query(url.query)
+
+
+def _authorization(options: ServerOptions, url: URL) -> dict[str, str]:
+    """Return the header with the key, and register the key. A password in the address takes its place.
+
+    Raises:
+        InputError: The key is missing or not allowed in a header.
+    """
+    key = os.environ.get(options.api_key_env, "").strip()
+    register(key)
+    if not key and url.host not in _LOCAL_HOSTS:
+        raise InputError(
+            f"{redact(str(url))} needs a key: expected it in the environment variable {options.api_key_env}"
+        )
+    if not (key.isascii() and key.isprintable()):
+        raise InputError(
+            f"the key in {options.api_key_env} contains a character that is not allowed in a header (a line break, a "
+            "control character, or one that is not ASCII); set the variable again"
+        )
+    return {} if url.user or url.password else {"Authorization": f"Bearer {key or 'none'}"}
 
 
 OPENAI = PolicySpec(make, options=ServerOptions)

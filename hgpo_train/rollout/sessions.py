@@ -35,7 +35,7 @@ EVERY_S: Final = 10.0
 """Seconds between two updates of the file while rollouts are played."""
 
 _BYTES: Final = 64 << 20
-_PACKAGES: Final = ("hgpo", "openai", "torch", "transformers", "vllm")
+_PACKAGES: Final = ("hgpo", "torch", "transformers", "vllm")
 
 
 @dataclass(slots=True)

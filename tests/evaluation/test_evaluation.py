@@ -156,7 +156,7 @@ def test_the_command_resumes_compares_and_prints_json(tmp_path: Path, hgpo) -> N
 )
 def test_bad_input_is_one_line_and_leaves_no_folder(tmp_path: Path, hgpo, arguments: list[str], line: str) -> None:
     if "openai:tiny" in arguments:
-        pytest.importorskip("openai")
+        pytest.importorskip("aiohttp")
     code, out, error = hgpo("eval", "--out", tmp_path / "new" / "run", *arguments)
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert line in error

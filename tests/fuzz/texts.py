@@ -204,10 +204,7 @@ REPLY = {
 
 @cache
 def asked() -> Any:
-    """Return a policy whose client receives `answer` from httpx instead of a network, and an environment for it."""
-    import httpx
-    import openai
-
+    """Return a policy whose client receives `answer` instead of asking a server, and an environment for it."""
     from hgpo_train.policies.server import ServerOptions, ServerPolicy
     from hgpo_train.rollout.env_handle import open_env
 
@@ -216,12 +213,11 @@ def asked() -> Any:
         handle = open_env("doors_env:HGPO-Test/Doors-v0", max_steps=2)
         policy = ServerPolicy("m", ServerOptions(token_ids=True, logprobs=True, retries=0))
 
-        def reply(self, _: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, content=self.answer, headers={"content-type": "application/json"})
+        async def request(self, *_: object, **__: object) -> bytes:
+            return self.answer
 
     made = Asked()
-    client = httpx.AsyncClient(transport=httpx.MockTransport(made.reply))
-    made.policy._client = openai.AsyncOpenAI(base_url="http://x/v1", api_key="k", max_retries=0, http_client=client)
+    made.policy._client.request = made.request
     return made
 
 

@@ -1,15 +1,21 @@
-"""The server policy, against a real HTTP server on loopback that replies, delays, rejects and disconnects."""
+"""The server policy, against real HTTP servers on loopback that reply, delay, reject, disconnect and flood."""
 
 import contextlib
+import gzip
+import shutil
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from email.utils import formatdate
 
 import pytest
 from chat_server import Api, Handler, completion
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
+from hgpo_train.policies import http_client
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.validation import checked_reply
@@ -19,7 +25,9 @@ KEY = "sk-secret-of-the-test"
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    """A server; requests that failed are sent again without delay."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(http_client, "pause_s", lambda attempt, retry_after: 0.0)
     with Api() as running:
         yield running
 
@@ -33,8 +41,9 @@ def request(
 
 
 def ask(api: Api, requests: list[Request], **options: object) -> dict[int, Reply | Failure]:
-    given = {"base_url": api.url, "timeout_s": 5.0, **options}
-    policy = make_policy("openai:tiny", PolicyContext("ALFWorld", "response", given))
+    policy = make_policy(
+        "openai:tiny", PolicyContext("ALFWorld", "response", {"base_url": api.url, "timeout_s": 5.0, **options})
+    )
     try:
         policy.submit(requests)
         answers: dict[int, Reply | Failure] = {}
@@ -96,21 +105,88 @@ def test_tokens_and_log_probabilities_are_read(api: Api) -> None:
     assert api.bodies[0]["return_token_ids"] is True
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        (429, {"error": {"message": "slow down"}}, {"Retry-After": "0.05"}),
-        (503, {"error": {"message": "busy"}}, {}),
-        "cut",
-    ],
-    ids=["rate limit", "overload", "cut connection"],
-)
-def test_transient_errors_are_retried(api: Api, trouble: object) -> None:
-    api.answer = lambda body, attempt: trouble if attempt < 3 else completion("ok")
+TROUBLES = {
+    "rate limit": (429, {"error": {"message": "slow down"}}, {"Retry-After": "0.05"}),
+    "overload": (503, {"error": {"message": "busy"}}, {}),
+    "a gateway's page": (502, b"<html>Bad gateway</html>", {}),
+    "cut before the answer": "cut",
+    "cut within the answer": lambda handler: start_answer(handler, "1000000", b'{"choices": [{"mess'),
+    "not HTTP": lambda handler: handler.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n") and close(handler),
+}
+
+
+def start_answer(handler: Handler, length: str, part: bytes) -> None:
+    """Announce an answer, send a part of it, and close the connection."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", length)
+    handler.end_headers()
+    handler.wfile.write(part)
+    close(handler)
+
+
+def close(handler: Handler) -> None:
+    handler.close_connection = True
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_transient_errors_are_retried(api: Api, trouble: str) -> None:
+    api.answer = lambda body, attempt: TROUBLES[trouble] if attempt < 3 else completion("ok")
     (reply,) = ask(api, [request(0)]).values()
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, Reply), reply
     assert reply.response == "ok"
     assert len(api.bodies) == 3
+
+
+def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_once(api: Api) -> None:
+    for answer, attempts, line in (
+        (TROUBLES["rate limit"], 3, "HTTP 429: slow down"),
+        (TROUBLES["a gateway's page"], 3, "HTTP 502: <html>Bad gateway</html>"),
+        (TROUBLES["cut before the answer"], 3, "the connection failed: ServerDisconnectedError: Server disconnected"),
+        ((404, {"detail": "no such model"}, {}), 1, "HTTP 404: no such model"),
+        ((401, {"error": {"message": "Incorrect API key provided"}}, {}), 1, "HTTP 401: Incorrect API key provided"),
+        ((400, b"", {}), 1, "HTTP 400: Bad Request"),
+    ):
+        api.bodies.clear()
+        api.answer = lambda body, attempt, answer=answer: answer
+        (reply,) = ask(api, [request(0)], retries=2).values()
+        assert (reply, len(api.bodies)) == (Failure("PolicyFailed", line), attempts)
+
+
+def test_pauses_are_those_that_the_server_asks_for_and_grow_otherwise() -> None:
+    for attempt, header, least, most in (
+        (0, None, 0.375, 0.5),
+        (3, None, 3.0, 4.0),
+        (50, None, 6.0, 8.0),
+        (0, "2", 2.0, 2.5),
+        (9, "0.01", 0.01, 0.0125),
+        (0, "86400", 60.0, 60.0),
+        (0, "-5", 0.0, 0.0),
+        (0, "nan", 0.0, 60.0),
+        (0, "soon", 0.375, 0.5),
+        (0, formatdate(time.time() + 30, usegmt=True), 20.0, 38.0),
+        (0, formatdate(0), 0.0, 0.0),
+    ):
+        pauses = {http_client.pause_s(attempt, header) for _ in range(20)}
+        assert all(least <= pause <= most for pause in pauses), (attempt, header, pauses)
+        assert len(pauses) > 1 or least == most or header == "nan"  # requests that failed together return apart
+
+
+def test_the_header_of_a_rate_limit_sets_the_pause(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, str | None]] = []
+    monkeypatch.setattr(http_client, "pause_s", lambda *given: asked.append(given) or 0.0)
+    answers = [TROUBLES["rate limit"], TROUBLES["overload"], completion("ok")]
+    api.answer = lambda body, attempt: answers[attempt - 1]
+    ask(api, [request(0)])
+    assert asked == [(0, "0.05"), (1, None)]
+
+
+def test_a_server_that_hangs_does_not_take_the_time_of_all_retries(api: Api) -> None:
+    over = threading.Event()
+    api.answer = lambda body, attempt: over.wait(30) and completion("late")
+    answers = ask(api, [request(n, str(n)) for n in range(4)], timeout_s=0.2, retries=50)
+    over.set()
+    assert set(answers.values()) == {Failure("PolicyFailed", "timed out: no complete answer within 0.2 s")}
+    assert len(api.bodies) <= 12
 
 
 def test_a_timeout_is_retried_and_then_fails_one_request(api: Api) -> None:
@@ -165,13 +241,6 @@ def test_a_prompt_that_is_too_long_without_history_is_a_failure(api: Api) -> Non
     assert "maximum context length" in reply.line
     (reply,) = ask(api, [request(0, "y" * 100, step=3)], overflow="error").values()
     assert isinstance(reply, Failure)
-
-
-def test_the_key_is_in_no_failure(api: Api) -> None:
-    api.answer = lambda *_: (401, {"error": {"message": "Incorrect API key provided"}}, {})
-    (reply,) = ask(api, [request(0)]).values()
-    assert isinstance(reply, Failure)
-    assert KEY not in str(reply)
 
 
 @pytest.mark.parametrize(
@@ -236,14 +305,6 @@ def test_a_reply_sent_byte_by_byte_times_out_and_is_retried(api: Api) -> None:
     assert len(api.bodies) == 3
 
 
-def test_replies_always_sent_byte_by_byte_fail_one_request(api: Api) -> None:
-    api.answer = lambda body, attempt: drip if body["messages"][0]["content"] == "slow" else completion("ok")
-    answers = ask(api, [request(0, "slow"), request(1, "quick")], timeout_s=0.3, retries=1)
-    assert isinstance(answers[0], Failure)
-    assert "timed out" in answers[0].line
-    assert isinstance(answers[1], Reply)
-
-
 @pytest.mark.parametrize(
     ("options", "megabytes"),
     [({}, "3"), ({"max_response_tokens": 4096}, "17"), ({"max_answer_mb": 1.5}, "1.5")],
@@ -252,8 +313,15 @@ def test_an_endless_answer_fails_at_the_limit(api: Api, options: dict[str, float
     """The limit depends on the request, so many such answers together take little memory."""
     api.answer = lambda body, attempt: flood
     (reply,) = ask(api, [request(0)], timeout_s=60.0, **options).values()
-    line = f"OpenAIError: the answer is larger than {megabytes} MB; the policy option max_answer_mb allows more"
+    line = f"the answer is larger than {megabytes} MB; the policy option max_answer_mb allows more"
     assert reply == Failure("PolicyFailed", line)
+
+
+def test_a_compressed_answer_does_not_expand(api: Api) -> None:
+    api.answer = lambda *_: (200, gzip.compress(bytes(50 << 20)), {"Content-Encoding": "gzip"})
+    (reply,) = ask(api, [request(0)]).values()
+    assert "is not a chat completion" in str(reply)
+    assert api.headers[0]["accept-encoding"] == "identity"
 
 
 def test_the_longest_valid_answer_is_within_the_limit(api: Api) -> None:
@@ -294,42 +362,41 @@ def test_a_list_of_models_sent_byte_by_byte_times_out(api: Api) -> None:
         make_policy("openai:tiny", PolicyContext("ALFWorld", "response", {"base_url": api.url, "timeout_s": 0.2}))
 
 
+LOGPROBS = "$.choices[0].logprobs.content[0].logprob"
 ODD_CHOICES = [
-    None,
-    {"message": 3, "finish_reason": "stop"},
-    {"message": {"content": ["a"]}, "finish_reason": "stop"},
-    {"message": {"content": "a"}, "finish_reason": 3},
-    {"message": {"content": "a"}, "finish_reason": "stop", "logprobs": {"content": [{"logprob": "a"}]}},
-    {"message": {"content": "a"}, "finish_reason": "stop", "logprobs": {"content": [{"logprob": float("nan")}]}},
-    {"message": {"content": "a"}, "finish_reason": "stop", "token_ids": [1 << 31]},
-    {"message": {"content": "a"}, "finish_reason": "stop", "token_ids": [1], "logprobs": {"content": []}},
+    (None, "Expected `object`, got `null` - at `$.choices[0]`"),
+    ({"message": 3}, "Expected `object`, got `int` - at `$.choices[0].message`"),
+    ({"message": {"content": ["a"]}}, "Expected `str | null`, got `array` - at `$.choices[0].message.content`"),
+    ({"message": {}, "finish_reason": 3}, "Expected `str | null`, got `int` - at `$.choices[0].finish_reason`"),
+    ({"message": {}, "logprobs": {"content": [{"logprob": "a"}]}}, f"Expected `float`, got `str` - at `{LOGPROBS}`"),
+    ({"message": {}, "logprobs": {"content": [{"logprob": float("nan")}]}}, "JSON is malformed: invalid character"),
+    ({"message": {}, "token_ids": [1 << 31]}, "response_token_ids: expected integers from 0 to 2147483647"),
+    ({"message": {}, "token_ids": [1], "logprobs": {"content": []}}, "expected one log-probability for each of 1"),
 ]
-ODD_BODIES = [b"", b"null", b'{"choices": []}', b"[" * 100_000]
+ODD_BODIES = [
+    (b"", "is not a chat completion: Input data was truncated"),
+    (b"null", "is not a chat completion: Expected `object`, got `null`"),
+    (b'{"choices": []}', "contains no choice"),
+    (b'{"error": {"message": "no GPU is free", "code": 503}}', "contains no choice: no GPU is free"),
+    (b"[" * 100_000, "is not a chat completion: Expected `object`, got `array`"),
+    (b'{"other": ' + b"[" * 100_000, "is not a chat completion: "),
+    (b'{"choices": [{"message": {"content": "\\ud800"}}]}', "is not a chat completion: "),
+]
 
 
-@pytest.mark.parametrize("choice", ODD_CHOICES)
-def test_an_invalid_choice_is_an_empty_reply_or_a_failure_with_its_reason(api: Api, choice: object) -> None:
-    api.answer = lambda *_: (200, {**completion("")[1], "choices": [choice]})
-    (reply,) = ask(api, [request(0)], logprobs=True, token_ids=True).values()
-    checked = checked_reply(reply)
-    if isinstance(checked, Reply):
-        assert checked.response == ""
-    else:
-        assert ": expected " in str(checked) or "expected one log-probability" in str(checked)
+def test_an_invalid_answer_is_a_failure_with_its_reason(api: Api) -> None:
+    choices = [({**completion("")[1], "choices": [choice]}, reason) for choice, reason in ODD_CHOICES]
+    for body, reason in (*ODD_BODIES, *choices):
+        api.answer = lambda *_, body=body: (200, body)
+        (reply,) = ask(api, [request(0)], logprobs=True, token_ids=True).values()
+        checked = checked_reply(reply)
+        assert isinstance(checked, Failure), body
+        assert checked.kind == "PolicyFailed"
+        assert reason in checked.line
 
 
-@pytest.mark.parametrize("body", ODD_BODIES)
-def test_an_invalid_body_is_a_failure_with_its_reason(api: Api, body: bytes) -> None:
-    api.answer = lambda *_: (200, body)
-    (reply,) = ask(api, [request(0)]).values()
-    assert isinstance(reply, Failure)
-    assert reply.kind == "PolicyFailed"
-    assert len(reply.line) > 10
-
-
-@pytest.mark.parametrize("ending", ["\r\n"])
-def test_space_around_a_key_is_not_part_of_it(api: Api, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY + ending)
+def test_space_around_a_key_is_not_part_of_it(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\r\n")
     (reply,) = ask(api, [request(0)]).values()
     assert isinstance(reply, Reply)
     assert api.headers[0]["authorization"] == f"Bearer {KEY}"
@@ -372,3 +439,66 @@ def test_an_invalid_address_is_one_line(url: str) -> None:
     with pytest.raises(InputError) as caught:
         make_policy("openai:tiny", PolicyContext("ALFWorld", "response", {"base_url": url, "timeout_s": 1.0}))
     assert "\n" not in str(caught.value)
+
+
+def test_a_redirect_is_an_error_and_the_key_is_sent_nowhere_else(api: Api) -> None:
+    with Api() as other:
+        for status in (301, 302, 303, 307, 308):
+            address = f"{other.url}/chat/completions"
+            api.answer = lambda *_, status=status, address=address: (status, {}, {"Location": address})
+            (reply,) = ask(api, [request(0)]).values()
+            assert reply == Failure("PolicyFailed", f"HTTP {status}: redirected to {address}; use that address")
+        assert not other.paths
+
+
+def test_a_query_in_the_address_is_sent_with_every_request(api: Api) -> None:
+    ask(api, [request(0)], base_url=f"{api.url}?api-version=2&api_key=abcdefgh")
+    assert api.paths == [
+        "/v1/models?api-version=2&api_key=abcdefgh",
+        "/v1/chat/completions?api-version=2&api_key=abcdefgh",
+    ]
+
+
+def test_the_proxy_of_the_environment_is_used(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", api.url.replace("http://", "http://me:proxy-secret@").removesuffix("/v1"))
+    (reply,) = ask(api, [request(0)], base_url="http://served.invalid/v1").values()
+    assert isinstance(reply, Reply), reply
+    assert api.paths[-1] == "http://served.invalid/v1/chat/completions"
+    assert api.headers[-1]["proxy-authorization"].startswith("Basic ")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    ask(api, [request(0)])
+    assert api.paths[-1] == "/v1/chat/completions"
+    monkeypatch.delenv("no_proxy")
+    monkeypatch.setenv("http_proxy", "socks5://me:proxy-secret@127.0.0.1:1")
+    with pytest.raises(InputError, match=r"expected an HTTP proxy in the environment, received socks5://\*\*\*@"):
+        ask(api, [request(0)])
+
+
+def test_certificates_are_verified_against_those_of_the_environment(api: Api, tmp_path, monkeypatch) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("requires openssl")
+    certificate, key = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        *subject,
+        "-keyout",
+        key,
+        "-out",
+        certificate,
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    api.socket = context.wrap_socket(api.socket, server_side=True)
+    url = api.url.replace("http://", "https://")
+    with pytest.raises(InputError, match="certificate verify failed"):
+        ask(api, [request(0)], base_url=url)
+    monkeypatch.setenv("SSL_CERT_FILE", certificate)
+    (reply,) = ask(api, [request(0)], base_url=url).values()
+    assert isinstance(reply, Reply), reply

@@ -274,7 +274,7 @@ def test_changed_code_of_a_function_is_reported(tmp_path):
 
 
 def test_another_server_is_reported_at_the_line_that_calls_collect(tmp_path):
-    pytest.importorskip("openai")
+    pytest.importorskip("aiohttp")
     for again in (False, True):
         with Api() as api, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

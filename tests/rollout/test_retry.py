@@ -239,7 +239,7 @@ def test_rollouts_that_failed_in_an_outage_are_retried(tmp_path, undisturbed):
     for name, how, reason in (
         ("500", (500, {"error": {"message": "out of memory"}}, {}), "PolicyFailed: HTTP 500: out of memory"),
         ("cut", "cut", "PolicyFailed: the connection failed: "),
-        ("garbage", (200, garbage), "expected text, received int 3"),
+        ("garbage", (200, garbage), "the answer is not a chat completion: Expected `str | null`, got `int`"),
     ):
         out = tmp_path / name
         with Api() as api:

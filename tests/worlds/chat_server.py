@@ -18,6 +18,7 @@ class Api(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies: list[dict] = []
         self.headers: list[dict] = []
+        self.paths: list[str] = []
         self.answer: Callable[[dict, int], tuple] = lambda body, attempt: completion("<action>look</action>")
         self._lock = threading.Lock()
         self.models: tuple[int, dict] = (200, {"object": "list", "data": [{"id": "tiny", "object": "model"}]})
@@ -27,7 +28,7 @@ class Api(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
     def __enter__(self):
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -40,6 +41,7 @@ class Handler(Quiet, BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        self.server.paths.append(self.path)
         if callable(self.server.models):
             self.server.models(self)
         else:
@@ -49,6 +51,7 @@ class Handler(Quiet, BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server._lock:
             self.server.bodies.append(body)
+            self.server.paths.append(self.path)
             self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
         prompt = body["messages"][0]["content"]
         attempt = sum(b["messages"][0]["content"] == prompt for b in self.server.bodies)

@@ -1,0 +1,210 @@
+"""HTTP requests with retries, a deadline for every attempt, and a limit on the size of every answer.
+
+A server may send its answer byte by byte, never stop sending, break connections, or ask for patience (`Retry-After`).
+Proxies and certificates are those of the environment: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE,
+SSL_CERT_DIR. A redirect is an error that names the new address, so credentials are sent to no other server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+import time
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Final
+from urllib.request import getproxies, proxy_bypass
+
+import orjson
+
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.files.secrets import redact, register_url
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import aiohttp
+    from yarl import URL
+
+LONGEST_PAUSE_S: Final = 60.0
+"""The longest pause between two attempts, whatever the server asks for."""
+
+_TRANSIENT: Final = frozenset({408, 409, 425, 429})  # and 5xx
+_KEEP_ALIVE_S: Final = 4.0  # uvicorn closes idle connections after 5 s: a request sent at that moment would be lost
+_HANGING: Final = 4  # so many timeouts in a row, of all requests
+
+
+class RequestError(Exception):
+    """A request without a usable answer, described in one line.
+
+    Attributes:
+        status: The HTTP status; None if there was no complete answer.
+        transient: Whether another attempt may succeed.
+        retry_after: The header `Retry-After`.
+    """
+
+    def __init__(
+        self, message: str, status: int | None = None, *, transient: bool = False, retry_after: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.transient, self.retry_after = status, transient, retry_after
+
+
+class HttpClient:
+    """A client of one server. Its coroutines run in one event loop.
+
+    Args:
+        headers: Headers of all requests.
+        timeout_s: Maximum seconds from sending a request to the last byte of its answer.
+        retries: How often a request is sent again after a transient error: a timeout, a broken connection, a rate
+            limit, or another status that stands for a temporary condition.
+    """
+
+    def __init__(self, headers: Mapping[str, str], *, timeout_s: float, retries: int) -> None:
+        self._headers, self._timeout_s, self._retries = headers, timeout_s, retries
+        self._session: aiohttp.ClientSession | None = None
+        self._timeouts = 0  # in a row, of all requests
+
+    async def request(self, method: str, url: URL, body: bytes | None = None, *, max_bytes: int) -> bytes:
+        """Return the body of the answer.
+
+        A request that has timed out twice is not sent again to a server that hangs: the end of a run would wait for the
+        time limits of all retries.
+
+        Args:
+            method: The HTTP method.
+            url: The address.
+            body: The body of the request.
+            max_bytes: Maximum size of the answer.
+
+        Raises:
+            RequestError: There is no answer with a status of success, or it is too large.
+        """
+        attempt = 0
+        while True:
+            try:
+                return await self._send(method, url, body, max_bytes)
+            except RequestError as error:
+                hangs = attempt > 0 and self._timeouts >= _HANGING
+                if not error.transient or hangs or attempt == self._retries:
+                    raise
+                pause = pause_s(attempt, error.retry_after)
+            await asyncio.sleep(pause)
+            attempt += 1
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _send(self, method: str, url: URL, body: bytes | None, max_bytes: int) -> bytes:
+        import aiohttp
+
+        if self._session is None:  # a session belongs to the event loop in which it is created
+            self._session = self._open(environment_proxy(url))
+        try:
+            async with self._session.request(method, url, data=body, allow_redirects=False) as response:
+                answer = await _read(response, max_bytes)
+        except TimeoutError:
+            self._timeouts += 1
+            message = f"timed out: no complete answer within {self._timeout_s:g} s"
+            raise RequestError(message, transient=True) from None
+        except (aiohttp.ClientError, OSError) as error:
+            transient = not isinstance(error, aiohttp.ClientSSLError | aiohttp.InvalidURL)
+            message = f"the connection failed: {type(error).__name__}: {_line(str(error))}"
+            raise RequestError(message, transient=transient) from None
+        self._timeouts = 0
+        status, headers = response.status, response.headers
+        if 200 <= status < 300:
+            return answer
+        if 300 <= status < 400 and "Location" in headers:
+            raise RequestError(f"HTTP {status}: redirected to {headers['Location']}; use that address", status)
+        raise RequestError(
+            f"HTTP {status}: {error_message(answer) or response.reason}",
+            status,
+            transient=status in _TRANSIENT or status >= 500,
+            retry_after=headers.get("Retry-After"),
+        )
+
+    def _open(self, proxy: str | None) -> aiohttp.ClientSession:
+        import aiohttp
+
+        return aiohttp.ClientSession(
+            headers={**self._headers, "Accept-Encoding": "identity"},
+            # The number of concurrent requests is limited by those who send them.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=ssl.create_default_context()),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,  # a small compressed answer could expand to any size
+            proxy=proxy,  # `trust_env` looks it up for every request, in a thread: twice the CPU time
+        )
+
+
+async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    answer = bytearray()
+    async for part in response.content.iter_any():
+        answer += part
+        if len(answer) > max_bytes:
+            size = f"{max_bytes / 2**20:.3g} MB"
+            raise RequestError(f"the answer is larger than {size}; the policy option max_answer_mb allows more")
+    return bytes(answer)
+
+
+def pause_s(attempt: int, retry_after: str | None) -> float:
+    """Return the seconds to wait after a failed attempt.
+
+    That is what the server asks for; otherwise 0.5, 1, 2, 4, 8, 8, … seconds. A random quarter separates requests that
+    failed together.
+
+    Args:
+        attempt: The number of attempts before the failed one.
+        retry_after: The header `Retry-After`: seconds, or a date.
+    """
+    jitter = random.random() / 4
+    requested: float | None = None
+    if retry_after is not None:
+        with suppress(ValueError):
+            requested = parsedate_to_datetime(retry_after).timestamp() - time.time()
+        with suppress(ValueError):
+            requested = float(retry_after)
+    if requested is None:
+        return min(0.5 * 2.0**attempt, 8.0) * (1 - jitter)
+    return min(max(0.0, requested) * (1 + jitter), LONGEST_PAUSE_S)
+
+
+def error_message(answer: bytes) -> str:
+    """Return the message in the answer of a server that refuses a request, or the start of another answer.
+
+    >>> error_message(b'{"error": {"message": "slow down", "code": 429}}'), error_message(b"<html>Oh</html>")
+    ('slow down', '<html>Oh</html>')
+    """
+    try:
+        value = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        return _line(answer.decode("utf-8", "replace"))
+    for name in ("error", "message", "detail"):
+        value = value.get(name, value) if isinstance(value, dict) else value
+    return _line(value if isinstance(value, str) else orjson.dumps(value).decode())
+
+
+def _line(text: str) -> str:
+    return one_line(redact(text), 200)  # in this order: half a secret would not be found
+
+
+def environment_proxy(url: URL) -> str | None:
+    """Return the proxy of the environment for an address; None if there is none.
+
+    Raises:
+        InputError: It is no HTTP proxy.
+    """
+    proxies = getproxies()
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(url.host or ""):
+        return None
+    register_url(proxy)
+    if "://" not in proxy:
+        return f"http://{proxy}"
+    if not proxy.startswith(("http://", "https://")):
+        raise InputError(f"expected an HTTP proxy in the environment, received {redact(proxy)}")
+    return proxy
