@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -194,6 +194,26 @@ def statistics(
         by_length(sums["episodes"], *keys),
     )
     return Statistics(*(table.drop(ALL, strict=False) for table in tables))
+
+
+def with_and_without_unchanged(
+    steps: StepTable,
+    *,
+    progress: Callable[[str], Callable[[int], object]] = lambda _: lambda _: None,
+    **arguments: Any,
+) -> tuple[Statistics, Statistics | None]:
+    """Return the statistics of all steps, and those without replies to actions that changed nothing, if there are any.
+
+    Args:
+        steps: As of `statistics`.
+        progress: Called with the title of each computation; returns its `progress`.
+        **arguments: As of `statistics`.
+    """
+    found = statistics(steps, progress=progress("all steps"), **arguments)
+    if not (found.summary["unchanged"] > 0).any():
+        return found, None
+    title = "without replies to actions that changed nothing"
+    return found, statistics(steps, without_unchanged=True, progress=progress(title), **arguments)
 
 
 def _levels(

@@ -13,9 +13,25 @@ from hgpo_train.cli.output_paths import url_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Console
-
     from hgpo_train.advantages import EstimatorSpec
+
+
+def _list(wanted: bool) -> None:
+    """List the estimators, and the parameters and defaults that all of them share, if wanted."""
+    if not wanted:
+        return
+    from hgpo_train.advantages import get, names
+    from hgpo_train.advantages.parameters import Parameters
+    from hgpo_train.cli.display import print_table
+
+    shared = vars(Parameters())
+    rows = []
+    for name in names():
+        own = [item for item in vars(get(name).parameters()).items() if item not in shared.items()]
+        rows.append([name, get(name).summary, ", ".join(f"{parameter}={value}" for parameter, value in own)])
+    rows.append(["all", "", ", ".join(f"{parameter}={value}" for parameter, value in shared.items())])
+    print_table(["estimator", "summary", "parameters and their defaults"], rows, texts=3)
+    raise typer.Exit
 
 
 def advantages(
@@ -76,30 +92,28 @@ def advantages(
             "Requires the extra ray.",
         ),
     ] = False,
-    listing: Annotated[
-        bool, typer.Option("--list", help="List the estimators with their parameters and exit.")
+    _listing: Annotated[
+        bool,
+        typer.Option(
+            "--list", callback=_list, is_eager=True, help="List the estimators with their parameters and exit."
+        ),
     ] = False,
 ) -> None:
     """Compute group advantages of a saved run and write them to a table beside it."""
     from dataclasses import replace
 
     import polars as pl
-    from rich.console import Console
-    from rich.progress import Progress
 
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
     from hgpo_envs.wording import counted
     from hgpo_train.advantages.advantage_tables import fingerprint, refuse_own_input, write_advantages
     from hgpo_train.advantages.variants import read_variants
+    from hgpo_train.cli.display import ProgressBars, resumable
 
-    console = Console(stderr=True)
-    if listing:
-        _list(console)
-        return
-    named = {"history_length": history_length, "gamma": gamma, "mode": mode, "context": context, "reward": reward}
-    named |= {"reward_scale": reward_scale, "state_key": state_key}
-    given = {name: value for name, value in named.items() if value is not None}
+    options = {"history_length": history_length, "gamma": gamma, "mode": mode, "context": context, "reward": reward}
+    options |= {"reward_scale": reward_scale, "state_key": state_key}
+    given = {name: value for name, value in options.items() if value is not None}
     variants = read_variants(estimator or ["hgpo"], given, setting or [])
     names = [variant.spec.estimator.name for variant in variants]
     names = [variant.name if names.count(name) > 1 else name for variant, name in zip(variants, names, strict=True)]
@@ -115,27 +129,20 @@ def advantages(
         if target.exists() and not overwrite:
             raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
     total = int(scan_steps(source, plain=True).select(pl.len()).collect().item())
-    digest = "" if "://" in source else fingerprint(run)
-    try:
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            bar = progress.add_task("advantages", total=total)
-            rows = write_advantages(
-                source,
-                specs,
-                url or target,
-                fingerprint=digest,
-                processes=processes,
-                ray=ray,
-                chunk_rows=chunk_rows,
-                progress=lambda done: progress.advance(bar, done),
-            )
-    except KeyboardInterrupt:
-        console.print(f"Interrupted. {url or target} is unchanged.", soft_wrap=True)
-        raise typer.Exit(130) from None
+    with resumable(f"{url or target} is unchanged."), ProgressBars() as bars:
+        rows = write_advantages(
+            source,
+            specs,
+            url or target,
+            fingerprint="" if "://" in source else fingerprint(run),
+            processes=processes,
+            ray=ray,
+            chunk_rows=chunk_rows,
+            progress=bars.adding("advantages", total),
+        )
     if not url:  # the columns of a large table would be downloaded again
-        _report(console, target, specs)
-    following = f"Next: [bold]hgpo stats {shlex.quote(source)}[/]"
-    console.print(f"{counted(rows, 'row')} in [bold]{url or target}[/]. {following}", highlight=False, soft_wrap=True)
+        _report(target, specs)
+    typer.echo(f"{counted(rows, 'row')} in {url or target}. Next: hgpo stats {shlex.quote(source)}")
 
 
 def default_out(run: Path, names: Sequence[str]) -> Path:
@@ -159,31 +166,20 @@ def default_out(run: Path, names: Sequence[str]) -> Path:
     return run.parent / f"{name}.advantages" / f"{'+'.join(names)}.parquet"
 
 
-def _report(console: Console, path: Path, specs: Sequence[EstimatorSpec]) -> None:
+def _report(path: Path, specs: Sequence[EstimatorSpec]) -> None:
+    """Print the parameters and the distribution of each column of advantages."""
     import polars as pl
-    from rich.table import Table
 
-    table = Table("column", "parameters", "mean", "std", "zero", "none")
-    written = pl.scan_parquet(path)
+    from hgpo_train.cli.display import print_table
+
+    written, rows = pl.scan_parquet(path), []
     for spec in specs:
         column = pl.col(spec.column)
-        statistics = (column.mean(), column.std(), (column == 0).mean(), column.is_null().mean())
-        row = written.select(value.alias(str(place)) for place, value in enumerate(statistics)).collect().row(0)
-        mean, std, zero, none = (0.0 if value is None else value for value in row)
+        shares = {"zero": (column == 0).mean(), "none": column.is_null().mean()}
+        table = written.select(mean=column.mean(), std=column.std(), **shares).fill_null(0.0).collect()
+        mean, std, zero, none = table.row(0)
         defaults = vars(spec.estimator.parameters())
         changed = [f"{name}={value}" for name, value in vars(spec.parameters).items() if value != defaults[name]]
-        numbers = (f"{mean:.3f}", f"{std:.3f}", f"{zero:.1%}", f"{none:.1%}")
-        table.add_row(spec.column, ", ".join(changed) or "defaults", *numbers)
-    console.print(table)
-
-
-def _list(console: Console) -> None:
-    from rich.table import Table
-
-    from hgpo_train.advantages import get, names
-
-    table = Table("estimator", "summary", "parameters and their defaults")
-    for name in names():
-        defaults = vars(get(name).parameters())
-        table.add_row(name, get(name).summary, ", ".join(f"{name}={value}" for name, value in defaults.items()))
-    console.print(table)
+        numbers = (f"{round(mean, 3) + 0.0:.3f}", f"{std:.3f}", f"{zero:.1%}", f"{none:.1%}")
+        rows.append([spec.column, ", ".join(changed) or "defaults", *numbers])
+    print_table(["column", "parameters", "mean", "std", "zero", "none"], rows, texts=2)

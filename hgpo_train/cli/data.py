@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -25,30 +25,37 @@ import_ = RedactedApp(name="import", no_args_is_help=True, help="Import rollouts
 for group in (build, install, fetch, synth, export, import_, show):
     app.add_typer(group)
 
+Grammar = Annotated[str | None, typer.Option(help="Convert the commands of every game to this verb: move or put.")]
+Run = Annotated[Path, typer.Argument(help="A run, a folder that contains runs, a Parquet file, or a quoted pattern.")]
+_PARTS: Final = "Finished parts are kept; run the same command again to resume."
+Seed = Annotated[int, typer.Option(help="Seed of the content; the same seed gives the same bytes.")]
+
 
 @build.command("alfworld")
 def build_alfworld(
     folder: Annotated[Path, typer.Argument(help="The folder json_2.1.1, its parent, or a pack.")],
     out: Annotated[Path, typer.Option(help="The pack to write.")],
-    grammar: Annotated[
-        str | None, typer.Option(help="Convert the commands of every game to this verb: move or put.")
-    ] = None,
+    grammar: Grammar = None,
 ) -> None:
     """Pack official ALFWorld games into one file that opens in milliseconds."""
-    from rich.progress import track
-
     from hgpo_envs.alfworld.data.pack import write_pack
     from hgpo_envs.alfworld.data.source import ALFWorldSource
     from hgpo_envs.errors import InputError
-    from hgpo_envs.wording import counted
+    from hgpo_train.cli.display import ProgressBars
 
     if folder.exists() and out.exists() and out.samefile(folder):
         raise InputError(f"--out {out} is also the input; choose another name")
     source = ALFWorldSource(folder, grammar=grammar)
-    ids = track(source.ids("all"), "packing")
-    count = write_pack(out, ((task_id, source.read(task_id), source.trajectory(task_id)) for task_id in ids))
-    size = out.stat().st_size
-    typer.echo(f'{counted(count, "game")}, {size:,} bytes. Next: gym.make("HGPO/ALFWorld-v0", data="{out}")')
+    with ProgressBars() as bars:
+        ids = bars.over(source.ids("all"), "packing")
+        count = write_pack(out, ((task_id, source.read(task_id), source.trajectory(task_id)) for task_id in ids))
+    _next_alfworld(count, out)
+
+
+def _next_alfworld(games: int, out: Path) -> None:
+    from hgpo_envs.wording import counted
+
+    typer.echo(f'{counted(games, "game")} in {out}. Next: gym.make("HGPO/ALFWorld-v0", data="{out}")')
 
 
 @synth.command("alfworld")
@@ -59,23 +66,22 @@ def synth_alfworld(
     games: Annotated[
         int, typer.Option(help="Number of games: two thirds train, a sixth each valid_seen and valid_unseen.")
     ] = 216,
-    seed: Annotated[int, typer.Option(help="Seed of the games; the same seed gives the same bytes.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Generate solvable ALFWorld games of all six task types."""
-    from rich.progress import track
-
     from hgpo_envs.alfworld.data.game_folder import write_folder
     from hgpo_envs.alfworld.data.pack import write_pack
     from hgpo_envs.alfworld.generation.store import GeneratedStore
-    from hgpo_envs.wording import counted
+    from hgpo_train.cli.display import ProgressBars
 
     store = GeneratedStore(games, seed)
-    ids = track(store.ids(), "generating")
-    if out.suffix:
-        count = write_pack(out, ((task_id, store.read(task_id), store.trajectory(task_id)) for task_id in ids))
-    else:
-        count = write_folder(store, ids, out)
-    typer.echo(f'{counted(count, "game")} in {out}. Next: gym.make("HGPO/ALFWorld-v0", data="{out}")')
+    with ProgressBars() as bars:
+        ids = bars.over(store.ids(), "generating")
+        if out.suffix:
+            count = write_pack(out, ((task_id, store.read(task_id), store.trajectory(task_id)) for task_id in ids))
+        else:
+            count = write_folder(store, ids, out)
+    _next_alfworld(count, out)
 
 
 @fetch.command("alfworld")
@@ -93,14 +99,14 @@ def fetch_alfworld(
 ) -> None:
     """Download the official ALFWorld games. Run the command again to resume an interrupted download."""
     from hgpo_envs.alfworld.data import release
-    from hgpo_train.cli.downloads import DownloadProgress
+    from hgpo_train.cli.display import DownloadBars, resumable
 
-    with DownloadProgress() as shown:
+    with resumable(_PARTS), DownloadBars() as bars:
         if from_:
-            counts = release.install_files(out, from_, shown.unpacking)
+            counts = release.install_files(out, from_, bars.unpacking)
         else:
             assets = release.assets(url, sha256, trajectories=trajectories)
-            counts = release.fetch_release(out, assets, downloading=shown.downloading, unpacking=shown.unpacking)
+            counts = release.fetch_release(out, assets, downloading=bars.downloading, unpacking=bars.unpacking)
     games = ", ".join(f"{split} {count:,}" for split, count in counts.items())
     typer.echo(f"{games} games in {out}. Next: hgpo data build alfworld {out} --out {out}.pack")
 
@@ -110,19 +116,17 @@ def export_alfworld(
     pack: Annotated[Path, typer.Argument(help="A pack, or a folder of official games.")],
     out: Annotated[Path, typer.Option(help="The folder in which json_2.1.1 is created.")],
     split: Annotated[str, typer.Option(help="train, valid_seen, valid_unseen or all.")] = "all",
-    grammar: Annotated[
-        str | None, typer.Option(help="Convert the commands of every game to this verb: move or put.")
-    ] = None,
+    grammar: Grammar = None,
 ) -> None:
     """Write packed ALFWorld games as files for the original program."""
-    from rich.progress import track
-
     from hgpo_envs.alfworld.data.game_folder import ROOT, write_folder
     from hgpo_envs.alfworld.data.source import ALFWorldSource
     from hgpo_envs.wording import counted
+    from hgpo_train.cli.display import ProgressBars
 
     source = ALFWorldSource(pack, grammar=grammar)
-    count = write_folder(source, track(source.ids(split), "writing"), out)
+    with ProgressBars() as bars:
+        count = write_folder(source, bars.over(source.ids(split), "writing"), out)
     typer.echo(
         f"{counted(count, 'game')} in {out / ROOT}. Next: the original program with data_path {out / ROOT}/train"
     )
@@ -149,11 +153,11 @@ def build_webshop(
 ) -> None:
     """Build a WebShop catalogue with a search index. It opens in milliseconds, and processes share its memory."""
     from hgpo_envs.webshop.data.build import build
-    from hgpo_envs.wording import counted
-    from hgpo_train.cli.stage_progress import stage_progress
+    from hgpo_envs.wording import counted, listed
+    from hgpo_train.cli.display import ProgressBars
 
-    with stage_progress() as progress:
-        made = build(
+    with ProgressBars() as bars:
+        catalogue = build(
             items,
             attributes,
             human,
@@ -161,16 +165,14 @@ def build_webshop(
             nouns=nouns,
             num_products=num_products,
             skip_unusable=skip_unusable,
-            progress=progress,
+            progress=bars.update,
         )
-    skipped = ", ".join(f"{count:,} {reason}" for reason, count in made["skipped"].items() if count)
-    typer.echo(
-        f"{counted(made['products'], 'product')}, {counted(made['human_instructions'], 'human instruction')} and "
-        f"{counted(made['synthetic_instructions'], 'synthetic instruction')}; nouns: {made['nouns']}"
-        + (f"; skipped: {skipped}" if skipped else "")
-    )
-    if made["first_unusable"]:
-        typer.echo(f"first unusable: {made['first_unusable']}")
+    skipped = ", ".join(f"{count:,} {reason}" for reason, count in catalogue["skipped"].items() if count)
+    parts = ("product", "human instruction", "synthetic instruction")
+    counts = [counted(catalogue[f"{part.replace(' ', '_')}s"], part) for part in parts]
+    typer.echo(f"{listed(counts)}; nouns: {catalogue['nouns']}" + (f"; skipped: {skipped}" if skipped else ""))
+    if catalogue["first_unusable"]:
+        typer.echo(f"first unusable: {catalogue['first_unusable']}")
     typer.echo(f'Next: gym.make("HGPO/WebShop-v0", data="{out}")')
 
 
@@ -184,10 +186,13 @@ def fetch_webshop(
 ) -> None:
     """Download WebShop's official raw files from Google Drive or a mirror. Run the command again to resume."""
     from hgpo_envs.webshop.data.release import fetch_release
-    from hgpo_train.cli.downloads import DownloadProgress
+    from hgpo_train.cli.display import DownloadBars, resumable
 
-    with DownloadProgress() as shown:
-        items, attributes, human = fetch_release(size, out, local=local, progress=shown.downloading)
+    with resumable(_PARTS), DownloadBars() as bars:
+        _next_webshop(*fetch_release(size, out, local=local, progress=bars.downloading))
+
+
+def _next_webshop(items: Path, attributes: Path, human: Path) -> None:
     typer.echo(f"Next: hgpo data build webshop --items {items} --attributes {attributes} --human {human} --out DIR")
 
 
@@ -195,21 +200,15 @@ def fetch_webshop(
 def synth_webshop(
     products: Annotated[int, typer.Option(help="Number of products.")],
     out: Annotated[Path, typer.Option(help="The folder to create.")],
-    seed: Annotated[int, typer.Option(help="Seed of the products; the same seed gives the same bytes.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Generate WebShop products and instructions in the format of the official raw files."""
     from hgpo_envs.webshop.generation.synthetic import FILES, write_synthetic
-    from hgpo_train.cli.stage_progress import stage_progress
+    from hgpo_train.cli.display import ProgressBars
 
-    with stage_progress() as progress:
-        write_synthetic(
-            out,
-            products,
-            seed,
-            progress=lambda done: progress("products", done, products),
-        )
-    items, attributes, human = (out / name for name in FILES)
-    typer.echo(f"Next: hgpo data build webshop --items {items} --attributes {attributes} --human {human} --out DIR")
+    with ProgressBars() as bars:
+        write_synthetic(out, products, seed, progress=lambda done: bars.update("products", done, products))
+    _next_webshop(*(out / name for name in FILES))
 
 
 @show.command("webshop")
@@ -219,23 +218,22 @@ def show_webshop(
     verify: Annotated[bool, typer.Option(help="Compare every file with its checksum.")] = False,
 ) -> None:
     """Show a summary of a WebShop catalogue, or the results of a search."""
-    from rich.console import Console
-
     from hgpo_envs.webshop.bundled import bundled_folder
     from hgpo_envs.webshop.catalogue import Catalogue
-    from hgpo_train.cli.webshop_tables import catalogue_summary, search_results
+    from hgpo_train.cli.data_tables import print_catalogue, print_search
 
     catalogue = Catalogue.open(data or bundled_folder())
     if verify:
         catalogue.verify()
-    Console().print(search_results(catalogue, search) if search else catalogue_summary(catalogue))
+    if search:
+        print_search(catalogue, search)
+    else:
+        print_catalogue(catalogue)
 
 
 @show.command("run")
 def show_run(
-    run: Annotated[
-        Path, typer.Argument(help="A run, a folder that contains runs, a Parquet file, or a quoted pattern.")
-    ],
+    run: Run,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show a summary of a run: tasks, episodes, success by task type, lengths, validity, sizes."""
@@ -243,14 +241,14 @@ def show_run(
 
     from hgpo_datasets.run_summary import summarize_run
     from hgpo_envs.unicode_text import clean_text
-    from hgpo_train.cli.run_tables import print_run_summary
+    from hgpo_train.cli.data_tables import print_run
 
-    seen = summarize_run(run)
+    summary = summarize_run(run)
     if as_json:
-        typer.echo(orjson.dumps(seen.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
+        typer.echo(orjson.dumps(summary.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
     else:
-        print_run_summary(seen)
-        typer.echo(f"Next: hgpo verify {clean_text(str(run))}")
+        print_run(summary)
+        typer.echo(f"\nNext: hgpo stats {clean_text(str(run))}")
 
 
 @import_.command("verl-agent")
@@ -263,10 +261,10 @@ def import_verl_agent(
     from hgpo_datasets.interchange.verl_agent import import_rollouts
     from hgpo_envs.wording import counted
 
-    found = import_rollouts(dumps, out, success_reward=success_reward)
+    report = import_rollouts(dumps, out, success_reward=success_reward)
     typer.echo(
-        f"{counted(found.steps, 'step')}, {counted(found.trajectories, 'trajectory', 'trajectories')}, "
-        f"{counted(found.groups, 'group')}; {counted(found.left_out, 'record')} skipped (duplicates, or steps of "
+        f"{counted(report.steps, 'step')}, {counted(report.trajectories, 'trajectory', 'trajectories')}, "
+        f"{counted(report.groups, 'group')}; {counted(report.left_out, 'record')} skipped (duplicates, or steps of "
         "incomplete trajectories)"
     )
     typer.echo(f"Next: hgpo data show {out}")
@@ -274,18 +272,16 @@ def import_verl_agent(
 
 @export.command("minari")
 def export_minari(
-    run: Annotated[
-        Path, typer.Argument(help="A run, a folder that contains runs, a Parquet file, or a quoted pattern.")
-    ],
+    run: Run,
     name: Annotated[str, typer.Option(help="The id of the Minari dataset, such as hgpo/alfworld/random-v0.")],
 ) -> None:
     """Write a run's texts, actions and rewards as a Minari dataset to Minari's data folder."""
     from hgpo_datasets.interchange.minari import to_minari
     from hgpo_envs.wording import counted
 
-    made = to_minari(run, name)
-    found = f"{counted(made.total_episodes, 'episode')}, {counted(made.total_steps, 'step')}"
-    typer.echo(f"{found}. Next: minari show {name}")
+    dataset = to_minari(run, name)
+    episodes, steps = counted(dataset.total_episodes, "episode"), counted(dataset.total_steps, "step")
+    typer.echo(f"{episodes}, {steps}. Next: minari show {name}")
 
 
 @export.command("delta")
@@ -303,21 +299,13 @@ def export_delta(
 
     Object stores are configured with environment variables such as AWS_ENDPOINT_URL and AWS_ACCESS_KEY_ID.
     """
-    from rich.console import Console
-
     from hgpo_datasets.interchange.delta import to_delta
     from hgpo_envs.wording import counted
+    from hgpo_train.cli.display import ProgressBars
     from hgpo_train.cli.output_paths import url_of
 
-    with Console(stderr=True).status("exporting") as status:
-        total = 0
-
-        def show(rows: int) -> None:
-            nonlocal total
-            total += rows
-            status.update(f"exporting: {counted(total, 'row')}")
-
-        table = url_of(out) or str(out)
-        report = to_delta(run, table, progress=show)
+    table = url_of(out) or str(out)
+    with ProgressBars() as bars:
+        report = to_delta(run, table, progress=bars.adding("exporting", None))
     shards, rows = counted(report.shards, "shard"), counted(report.rows, "row")
     typer.echo(f"{shards} with {rows} appended: version {report.version} of {table}")

@@ -62,9 +62,8 @@ def show(console: Console, found: QuickstartResult, out: Path) -> None:
         found: The results.
         out: The folder to print in paths.
     """
-    from rich.table import Table
-
     from hgpo_envs.wording import counted
+    from hgpo_train.cli.display import print_table
 
     print_line = partial(console.print, highlight=False)
     speed = f"{found.tally.steps / max(found.tally.seconds, 1e-9):,.0f} steps/s"
@@ -72,15 +71,14 @@ def show(console: Console, found: QuickstartResult, out: Path) -> None:
         f"{counted(found.summary['trajectories'], 'rollout')} of bundled ALFWorld games, "
         f"{counted(found.summary['steps'], 'step')} ({speed if found.tally.trajectories else 'already collected'}); "
         f"{found.summary['success']:.0%} won.\nThe policy acts on what it sees, makes mistakes, and loses track of the "
-        "task in many rollouts.\n"
+        "task in many rollouts."
     )
-    table = Table(title="What changes with K, the number of past states compared?", title_justify="left")
-    for name in ("K", "steps with a group", "pairs whose last K states differ", "mean change", "signs changed"):
-        table.add_column(name, justify="right")
+    columns = ["K", "steps with a group", "last K states differ", "mean change", "signs changed"]
+    rows = []
     for row in found.depths.iter_rows(named=True):
-        changed = (f"{row['inconsistent']:.1%}", f"{row['shift']:.3f}", f"{row['flipped']:.1%}")
-        table.add_row(str(row["K"]), f"{row['shared']:.1%}", *(changed if row["K"] else ("–", "–", "–")))
-    console.print(table)
+        changes = (f"{row['inconsistent']:.1%}", f"{row['shift']:.3f}", f"{row['flipped']:.1%}")
+        rows.append([str(row["K"]), f"{row['shared']:.1%}", *(changes if row["K"] else ("–", "–", "–"))])
+    print_table(columns, rows, title="What changes with K, the number of past states compared?", console=console)
     deepest = found.depths.row(-1, named=True)
     print_line(
         f"\nWith K = {deepest['K']}, HGPO changes the advantages of {deepest['moved']:.0%} of the steps, because steps "

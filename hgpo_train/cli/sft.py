@@ -24,7 +24,7 @@ def sft(
     """Fine-tune a model on the steps of a saved run, as a warm start before reinforcement learning."""
     from rich.console import Console
 
-    from hgpo_train.cli.training_errors import exit_on_training_errors
+    from hgpo_train.cli.display import resumable
     from hgpo_train.settings import to_toml
     from hgpo_train.training.config import SftConfig, load_config
     from hgpo_train.training.display import Display
@@ -38,7 +38,7 @@ def sft(
     console = Console()
     display = Display(console, settings.update.epochs)
     with (
-        exit_on_training_errors(f"the same command (it continues after the last saved epoch in {out})"),
+        resumable(f"The last saved epoch is in {out}; run the same command again to resume."),
         display.live(),
     ):
         checkpoint = run_sft(settings, steps, out, display)

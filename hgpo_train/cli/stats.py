@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,7 +11,6 @@ from hgpo_train.cli.output_paths import check_folder
 
 if TYPE_CHECKING:
     import polars as pl
-    from rich.console import Console
 
     from hgpo_train.analysis.statistics import Statistics
 
@@ -39,7 +37,8 @@ SUMMARY: Final = {
     "trajectories": "rollouts",
     "aborted": "aborted",
     "steps": "steps",
-    "mean_length": "length",
+    "mean_length": "mean length",
+    "mean_return": "mean return",
     "success": "success",
     "success_low": "at least",
     "success_high": "at most",
@@ -50,7 +49,7 @@ SUMMARY: Final = {
 }
 """Column labels of the summary."""
 
-NUMBERS: Final = ("mean_size", "step_size", "variance", "weight", "bias", "mean_length")
+NUMBERS: Final = ("mean_size", "step_size", "variance", "weight", "bias", "mean_length", "mean_return")
 """The statistics that are no shares."""
 CHANGED: Final = ("levels", "intervals", "sizes")
 """The tables of --out that are also written without replies to actions that changed nothing."""
@@ -110,12 +109,12 @@ def stats(
     """Report how often steps share a context at each depth of history, and how this affects advantages."""
     import polars as pl
     from rich.console import Console
-    from rich.progress import Progress
 
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
     from hgpo_train.analysis.describe import describe
-    from hgpo_train.analysis.statistics import default_permutations, statistics
+    from hgpo_train.analysis.statistics import default_permutations, with_and_without_unchanged
+    from hgpo_train.cli.display import ProgressBars
 
     if out is not None:
         check_folder("--out", out)
@@ -125,43 +124,37 @@ def stats(
         check_chart_file("--plot", plot)
         if by and len(by) > 1:
             raise InputError(f"--plot: expected at most one --by, received {len(by)}")
-    console, errors = Console(), Console(stderr=True)
     steps = scan_steps(run, plain=True)
     total = int(steps.select(pl.len()).collect().item())
-    named = {"history_length": history_length, "context": context, "mode": mode, "reward_scale": reward_scale}
-    settings: dict[str, Any] = {name: value for name, value in named.items() if value is not None} | {
-        "by": by or (),
-        "state_key": state_key,
-        "permutations": default_permutations(total) if permutations is None else permutations,
-        "seed": seed,
-        "processes": processes,
-    }
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
-
-        def computed(title: str, *, without_unchanged: bool) -> Statistics:
-            task = progress.add_task(title, total=total)
-            done = partial(progress.advance, task)
-            return statistics(run, without_unchanged=without_unchanged, progress=done, **settings)
-
-        found = computed("all steps", without_unchanged=False)
-        changed = None
-        if (found.summary["unchanged"] > 0).any():
-            changed = computed("without replies to actions that changed nothing", without_unchanged=True)
-    _print(console, found, changed, by or [])
+    options = {"history_length": history_length, "context": context, "mode": mode, "reward_scale": reward_scale}
+    with ProgressBars() as bars:
+        found, changed = with_and_without_unchanged(
+            run,
+            by=by or (),
+            state_key=state_key,
+            permutations=default_permutations(total) if permutations is None else permutations,
+            seed=seed,
+            processes=processes,
+            progress=lambda title: bars.adding(title, total),
+            **{name: value for name, value in options.items() if value is not None},
+        )
+    _print(found, changed, by or [])
+    console = Console()
     if not by:
+        console.print()
         for sentence in describe(found, changed):
             console.print(f"• {sentence}", highlight=False, markup=False)
     if plot is not None:
         from hgpo_train.analysis.charts import save_chart, statistics_chart
 
         save_chart(statistics_chart(found.intervals, by=by[0] if by else None), plot)
-        console.print(f"The picture is [bold]{plot}[/].", highlight=False, soft_wrap=True)
+        typer.echo(f"The picture is {plot}.")
     if out is not None:
         _write(found, changed, out)
-    files = "" if out is None else f"The tables are in [bold]{out}[/]. "
+    files = "" if out is None else f"The tables are in {out}. "
     split = not by and "task_type" in steps.collect_schema()
-    more = f"[bold]hgpo stats {run} --by task_type[/], " if split else ""
-    console.print(f"{files}Next: {more}[bold]hgpo advantages {run}[/]", highlight=False, soft_wrap=True)
+    more = f"hgpo stats {run} --by task_type, " if split else ""
+    typer.echo(f"{files}Next: {more}hgpo advantages {run}")
 
 
 def _write(found: Statistics, changed: Statistics | None, out: Path) -> None:
@@ -173,61 +166,51 @@ def _write(found: Statistics, changed: Statistics | None, out: Path) -> None:
         frame.write_csv(out / f"{name}.csv")
 
 
-def _print(console: Console, found: Statistics, changed: Statistics | None, by: list[str]) -> None:
+def _print(found: Statistics, changed: Statistics | None, by: list[str]) -> None:
     """Print the summary, the levels with and without replies to actions that changed nothing, and the states."""
     import polars as pl
 
     from hgpo_train.analysis.describe import beginning
+    from hgpo_train.cli.display import print_table
 
+    groups = {name: name for name in by}
     hidden = () if found.summary["aborted"].sum() else ("aborted", "success_low", "success_high")
-    columns = {name: words for name, words in SUMMARY.items() if name not in hidden}
+    columns = {name: title for name, title in SUMMARY.items() if name not in hidden}
     if by:
-        _print_rows(console, "Rollouts", {name: name for name in by} | columns, found.summary, len(by))
+        _print_frame("Rollouts", groups | columns, found.summary, len(by))
     else:
         run = found.summary.row(0, named=True)
-        _print_table(
-            console, "Rollouts", ["", ""], [[words, _cell(name, run[name])] for name, words in columns.items()], 1
-        )
+        print_table(["", ""], [[title, _cell(name, run[name])] for name, title in columns.items()])
     if not hidden:
         lengths = {name: name for name in found.lengths.columns}
-        _print_rows(console, "Rollouts by their number of steps", lengths, found.lengths, len(by) + 1)
+        _print_frame("Rollouts by their number of steps", lengths, found.lengths, len(by) + 1)
     if not found.summary["trajectories"].sum():
         return
-    _print_levels(console, "Levels of context", found.levels, by)
+    _print_levels("Levels of context", found.levels, by)
     if changed is not None:
-        title = "Levels of context, without replies to actions that changed nothing"
-        _print_levels(console, title, changed.levels, by)
+        _print_levels("Levels of context, without replies to actions that changed nothing", changed.levels, by)
     states = found.states.group_by(by, maintain_order=True).head(_STATES) if by else found.states.head(_STATES)
-    texts = [beginning(text) for text in states["state"]]
-    columns = {name: name for name in by} | {"state": "state", "pairs": "of pairs", "steps": "of steps"}
-    title = "States with most pairs of steps at the same state"
-    _print_rows(console, title, columns, states.with_columns(state=pl.Series(texts)), len(by) + 1)
+    states = states.with_columns(state=pl.Series([beginning(text) for text in states["state"]]))
+    columns = groups | {"state": "state", "pairs": "of pairs", "steps": "of steps"}
+    _print_frame("States with most pairs of steps at the same state", columns, states, len(by) + 1)
 
 
-def _print_levels(console: Console, title: str, levels: pl.DataFrame, by: list[str]) -> None:
+def _print_levels(title: str, levels: pl.DataFrame, by: list[str]) -> None:
     """Print one table per value of `by`, with statistics as rows and levels as columns."""
+    from hgpo_train.cli.display import print_table
+
     for part in levels.partition_by(by, maintain_order=True) if by else [levels]:
         rows = [[words, *(_cell(name, value) for value in part[name])] for name, words in LEVELS.items()]
-        named = ", ".join([title, *(f"{name} {part[name][0]}" for name in by)])
-        _print_table(console, named, ["k", *part["level"]], rows, 1)
+        value = ", ".join([title, *(f"{name} {part[name][0]}" for name in by)])
+        print_table(["k", *part["level"]], rows, title=value)
 
 
-def _print_rows(console: Console, title: str, columns: dict[str, str], frame: pl.DataFrame, texts: int) -> None:
+def _print_frame(title: str, columns: dict[str, str], frame: pl.DataFrame, texts: int) -> None:
     """Print some columns of a frame with their titles; the first `texts` columns are no numbers."""
+    from hgpo_train.cli.display import print_table
+
     rows = [[_cell(name, row[name]) for name in columns] for row in frame.iter_rows(named=True)]
-    _print_table(console, title, list(columns.values()), rows, texts)
-
-
-def _print_table(console: Console, title: str, columns: list[str], rows: list[list[str]], texts: int) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=f"\n{title}", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for number, name in enumerate(columns):
-        table.add_column(name.replace("_", " "), justify="left" if number < texts else "right")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
+    print_table([name.replace("_", " ") for name in columns.values()], rows, title=title, texts=texts)
 
 
 def _cell(name: str, value: object) -> str:

@@ -78,13 +78,13 @@ def _print_plan(settings: Config, card: str | None, console: Console) -> None:
 
 
 def _run(settings: Config, folder: Path, console: Console, *, resume: bool) -> None:
-    from hgpo_train.cli.training_errors import exit_on_training_errors
+    from hgpo_train.cli.display import resumable
     from hgpo_train.training.display import Display
     from hgpo_train.training.trainer import Trainer, start_run
 
     display = Display(console, settings.iterations)
     with (
-        exit_on_training_errors(f"hgpo train --resume --out {folder}"),
+        resumable(f"Nothing committed is lost; resume with: hgpo train --resume --out {folder}"),
         start_run(settings, folder, resume=resume) as run,
     ):
         trainer = Trainer(run, display)

@@ -30,15 +30,15 @@ def verify(
 
     from hgpo_envs.errors import InputError
     from hgpo_envs.unicode_text import clean_text
-    from hgpo_train.training.verify_run import verify_run as verify_all
+    from hgpo_train.training.verify_run import verify_run
 
     console = Console(stderr=True)
     reports: list[VerifyReport] = []
     refused: InputError | None = None
-    for one in run:
-        with console.status(f"verifying {escape(clean_text(str(one)))}"):
+    for path in run:
+        with console.status(f"verifying {escape(clean_text(str(path)))}"):
             try:
-                reports += verify_all(one, processes)
+                reports += verify_run(path, processes)
             except InputError as error:
                 refused = refused or error
     if as_json:
@@ -56,17 +56,12 @@ def verify(
 
 
 def _show(report: VerifyReport) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from hgpo_envs.wording import counted
+    from hgpo_train.cli.display import print_table
 
-    found = counted(len(report.problems), "problem") if report.problems else "no problems"
-    typer.echo(f"{report.source}: {report.summary()}: {found}")
-    if not (report.problems or report.notes):
-        return
-    table = Table("kind", "file", "problem")
-    for problem in (*report.problems, *report.notes):
-        table.add_row(*(Text(text) for text in (problem.kind, Path(problem.file).name, problem.message)))
-    Console().print(table)
+    verdict = counted(len(report.problems), "problem") if report.problems else "no problems"
+    typer.echo(f"{report.source}: {report.summary()}: {verdict}")
+    problems = [*report.problems, *report.notes]
+    if problems:
+        rows = [[problem.kind, Path(problem.file).name, problem.message] for problem in problems]
+        print_table(["kind", "file", "problem"], rows, texts=3)

@@ -14,7 +14,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.analysis.describe import beginning, describe
-from hgpo_train.analysis.statistics import default_permutations, statistics
+from hgpo_train.analysis.statistics import default_permutations, statistics, with_and_without_unchanged
 from hgpo_train.proportions import by_length, success_bounds, wilson_interval
 
 if TYPE_CHECKING:
@@ -216,11 +216,7 @@ def _bounds(found: Statistics) -> dict[str, dict[str, Any]]:
 
 def _statistics(index: Index, permutations: int) -> tuple[Statistics, Statistics | None]:
     """Return the statistics, and those without replies to actions that changed nothing if there are any."""
-    steps, settings = scan_steps(index.files), _parameters(index) | {"permutations": permutations}
-    found = statistics(steps, **settings)
-    if not found.summary["unchanged"].item():
-        return found, None
-    return found, statistics(steps, without_unchanged=True, **settings)
+    return with_and_without_unchanged(scan_steps(index.files), permutations=permutations, **_parameters(index))
 
 
 def _parameters(index: Index) -> dict[str, Any]:

@@ -21,7 +21,7 @@ GAMES = 2
 
 def warm() -> None:
     import hgpo_train.cli
-    import hgpo_train.cli.downloads  # noqa: F401
+    import hgpo_train.cli.display  # noqa: F401
 
 
 @cache

@@ -57,11 +57,11 @@ def synth_appworld(
     """
     from hgpo_appworld.data.install import default_python
     from hgpo_appworld.generation.root import write_root
-    from hgpo_train.cli.stage_progress import stage_progress
+    from hgpo_train.cli.display import ProgressBars
 
     interpreter = python or str(default_python())
-    with stage_progress() as progress:
-        counts = write_root(out, interpreter, seed, tasks, progress)
+    with ProgressBars() as bars:
+        counts = write_root(out, interpreter, seed, tasks, bars.update)
     made = ", ".join(f"{split} {count:,}" for split, count in counts.items())
     typer.echo(f'{made} tasks in {out}. Next: gym.make("HGPO/AppWorld-v0", data="{out}")')
 
