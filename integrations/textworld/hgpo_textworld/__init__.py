@@ -1,0 +1,1 @@
+"""TextWorld's generated games (Côté et al. 2018) as text environments of HGPO."""
