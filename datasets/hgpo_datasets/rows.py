@@ -6,7 +6,7 @@ Errors list the rows that violate the schema, so that one invalid value affects 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,8 +21,9 @@ from hgpo_envs.unicode_text import clean_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Rows = Iterable[Mapping[str, Any]] | pl.DataFrame | Any
-"""Input steps: mappings, a Polars frame, or an object with Arrow's C stream interface (pyarrow or pandas tables)."""
+Rows = Iterable[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | pl.DataFrame | Any
+"""Input steps: rows as mappings, columns by name, a Polars frame, or an object with Arrow's C stream interface (pyarrow
+or pandas tables)."""
 
 _REFUSALS: Final = (
     TypeError,
@@ -149,29 +150,32 @@ def _from_any(rows: Rows, known: Mapping[str, Column]) -> pl.DataFrame:
             raise InputError(
                 f"expected a table of steps, received {type(rows).__name__}: {first_line(error)}"
             ) from error
-    listed = _listed(rows)
-    names = dict.fromkeys(itertools.chain.from_iterable(listed))
-    _check_names(names, known)
+    columns = rows if isinstance(rows, Mapping) else _columns(rows)
+    _check_names(columns, known)
+    names = columns.get("trajectory")
     made, wrong = [], []
-    for name in names:
+    for name, values in columns.items():
         try:
-            made.append(_series(name, [row.get(name) for row in listed], known[name].type))
+            made.append(_series(name, list(values), known[name].type))
         except RowError as error:
-            wrong += [one.of(listed[one.row].get("trajectory")) for one in error.wrong if one.row is not None]
+            wrong += [one.of(names and names[one.row]) for one in error.wrong if one.row is not None]
     if wrong:
         raise RowError(wrong)
+    if len(set(map(len, made))) > 1:
+        raise InputError(f"expected columns of one length, received {sorted(set(map(len, made)))}")
     return pl.DataFrame(made)
 
 
-def _listed(rows: object) -> list[Mapping[str, Any]]:
-    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+def _columns(rows: object) -> dict[str, list[Any]]:
+    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
         raise InputError(f"expected rows (mappings) or a table, received {type(rows).__name__}")
     listed = list(rows)
     wrong = {kind for kind in set(map(type, listed)) if not issubclass(kind, Mapping)}
     if wrong:
         number, kind = next((number, type(row)) for number, row in enumerate(listed) if type(row) in wrong)
         raise InputError(f"expected rows that are mappings, received {kind.__name__} as row {number}")
-    return listed
+    names = dict.fromkeys(itertools.chain.from_iterable(listed))
+    return {name: [row.get(name) for row in listed] for name in names}
 
 
 def _check_names(names: Iterable[object], known: Mapping[str, Column]) -> None:

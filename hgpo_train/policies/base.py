@@ -41,7 +41,7 @@ CLOSING_S: Final = 5.0
 """The maximum time that closing an `AsyncPolicy` takes, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """A request for the action of one step.
 
@@ -104,8 +104,7 @@ class Request:
     def rng(self) -> random.Random:
         """A random generator with the step's seed, one per request. It makes a random policy reproducible."""
         if self._rng is None:
-            object.__setattr__(self, "_rng", random.Random(self.seed))
-        assert self._rng is not None
+            self._rng = random.Random(self.seed)
         return self._rng
 
 

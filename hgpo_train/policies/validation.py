@@ -61,14 +61,11 @@ def checked_reply(reply: object) -> Reply | Failure:
 
 
 def _reply(reply: Reply) -> Reply:
-    values: dict[str, Any] = {"finish_reason": None}
-    for name, check in _OPTIONAL.items():
-        if (value := getattr(reply, name)) is not None:
-            values[name] = check(name, value)
-    tokens, logprobs = values.get("response_token_ids"), values.get("response_logprobs")
+    reply = _converted(reply, _REPLY)
+    tokens, logprobs = reply.response_token_ids, reply.response_logprobs
     if tokens is not None and logprobs is not None and len(tokens) != len(logprobs):
         raise BadValueError(f"expected one log-probability for each of {len(tokens)} tokens, received {len(logprobs)}")
-    return Reply(checked_text("response", reply.response), **values)
+    return reply
 
 
 def _validated(kind: str, check: Callable[[T], T], value: T) -> T | Failure:
@@ -90,22 +87,7 @@ def checked_state(state: object) -> State | Failure:
         return Failure(_as_text(state.kind), _as_text(state.line))
     if not isinstance(state, State):
         return Failure("EnvironmentFailed", f"expected a State, received {preview(state)}")
-    return _validated("EnvironmentFailed", _state, state)
-
-
-def _state(state: State) -> State:
-    return State(
-        checked_text("state text", state.text),
-        _texts("admissible actions", state.actions),
-        _flag("valid", state.valid),
-        _flag("terminated", state.terminated),
-        _optional(_flag, "won", state.won),
-        checked_number("reward", state.reward),
-        checked_number("score", state.score),
-        state.info,
-        _flag("truncated", state.truncated),
-        _optional(checked_text, "state key", state.key),
-    )
+    return _validated("EnvironmentFailed", lambda state: _converted(state, _STATE), state)
 
 
 def checked_task(task: object) -> Task | Failure:
@@ -124,13 +106,20 @@ def _task(task: Task) -> Task:
     if not isinstance(versions, Mapping):
         raise BadValueError(f"versions: expected a mapping of names to texts, received {preview(versions)}")
     json.dumps(dict(versions), sort_keys=True)
-    return replace(
-        task,
-        id=checked_text("task id", task.id),
-        split=checked_text("split", task.split),
-        instruction=checked_text("instruction", task.instruction),
-        task_type=checked_text("task_type", task.task_type),
-    )
+    return _converted(task, _TASK)
+
+
+def _converted(value: T, checks: Sequence[Check]) -> T:
+    """Check the fields of a reply, state or task. Return the same object unless a field had to be converted."""
+    changed = {}
+    for field, name, check, optional in checks:
+        present = getattr(value, field)
+        if present is None and optional:
+            continue
+        plain = check(name, present)
+        if plain is not present:
+            changed[field] = plain
+    return replace(value, **changed) if changed else value  # type: ignore[type-var]  # they are dataclasses
 
 
 def checked_text(name: str, value: object) -> str:
@@ -191,10 +180,6 @@ def preview(value: object) -> str:
     return f"{kind}{redact(written)[:_SHOWN]}".strip()
 
 
-def _optional(check: Callable[[str, object], T], name: str, value: object) -> T | None:
-    return None if value is None else check(name, value)
-
-
 def _as_text(value: object) -> str:
     return value if isinstance(value, str) else preview(value)
 
@@ -207,15 +192,15 @@ def _encodable(value: str) -> bool:
     return True
 
 
-def _texts(name: str, values: object) -> list[str]:
+def _texts(name: str, values: object) -> tuple[str, ...]:
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise BadValueError(f"{name}: expected a list of texts, received {preview(values)}")
-    listed = list(values)
-    if set(map(type, listed)) <= {str}:  # fast path: one check of the joined text instead of one per action
-        joined = "".join(listed)
+    texts = values if type(values) is tuple else tuple(values)
+    if set(map(type, texts)) <= {str}:  # fast path: one check of the joined text instead of one per action
+        joined = "".join(texts)
         if checked_text(name, joined) == joined:
-            return listed
-    return [checked_text(name, value) for value in listed]
+            return texts
+    return tuple([checked_text(name, value) for value in texts])
 
 
 def _flag(name: str, value: object) -> bool:
@@ -254,16 +239,34 @@ def _listed(name: str, values: object, of: str, expected: str, types: tuple[type
     return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
-_OPTIONAL: Final[dict[str, Callable[[str, object], Any]]] = {
-    "prompt": checked_text,
-    "prompt_token_ids": _token_ids,
-    "response_token_ids": _token_ids,
-    "response_logprobs": _logprobs,
-    "finish_reason": checked_text,
-    **dict.fromkeys(("cut_pairs", "cut_tokens", "prompt_tokens", "response_tokens"), checked_count),
-}
-"""The fields of a `Reply` that may be None, with their checks."""
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+Check = tuple[str, str, Callable[[str, object], Any], bool]
+"""A field, its name in messages, its check, and whether it may be None."""
+
+_STATE: Final[Sequence[Check]] = (
+    ("text", "state text", checked_text, False),
+    ("actions", "admissible actions", _texts, False),
+    ("valid", "valid", _flag, False),
+    ("terminated", "terminated", _flag, False),
+    ("won", "won", _flag, True),
+    ("reward", "reward", checked_number, False),
+    ("score", "score", checked_number, False),
+    ("truncated", "truncated", _flag, False),
+    ("key", "state key", checked_text, True),
+)
+_TASK: Final[Sequence[Check]] = (
+    ("id", "task id", checked_text, False),
+    *((field, field, checked_text, False) for field in ("split", "instruction", "task_type")),
+)
+_REPLY: Final[Sequence[Check]] = (
+    ("response", "response", checked_text, False),
+    ("prompt", "prompt", checked_text, True),
+    ("prompt_token_ids", "prompt_token_ids", _token_ids, True),
+    ("response_token_ids", "response_token_ids", _token_ids, True),
+    ("response_logprobs", "response_logprobs", _logprobs, True),
+    ("finish_reason", "finish_reason", checked_text, True),
+    *((field, field, checked_count, True) for field in ("cut_pairs", "cut_tokens", "prompt_tokens", "response_tokens")),
+)

@@ -147,7 +147,7 @@ class Collector:
         self._raises_bugs = bool(getattr(policy, "raise_errors", False))
         self._failing_act_loses = bool(getattr(self._source, "failing_act_loses", False))
         self._seats = [
-            _Seat(slot, Episode(handle.shared, handle.settings, slots.engine(slot))) for slot in range(slots.count)
+            _Seat(slot, Episode(handle.shared, handle.settings, engine)) for slot, engine in enumerate(slots.engines)
         ]
         self._free = self._seats[::-1]
         self._asked: dict[int, _Seat] = {}  # by request id, oldest first, which _exchange relies on
@@ -195,8 +195,8 @@ class Collector:
             self._started += 1
             seed = group.seed(self._seed, member)
             seat.trajectory = Trajectory(group, member, seed, seat.episode, clocked=not self._policy.reproducible)
-            self._slots.start(seat.slot, group.task_id)
-        return len(self._free) < self._slots.count
+            self._slots.call(seat.slot, "start", group.task_id)
+        return len(self._free) < len(self._seats)
 
     def _turn(self) -> None:
         """Process the results of environments, then the policy's replies."""
@@ -273,7 +273,7 @@ class Collector:
                 step=len(trajectory.rows),
                 task=episode.task,
                 state=episode.state,
-                engine=self._slots.engine(seat.slot),
+                engine=self._slots.engines[seat.slot],
                 with_shorter_history=episode.prompt,
                 read_history=episode.history,
             )
@@ -304,7 +304,7 @@ class Collector:
         self.tally.tokens += tokens or 0
         self.tally.uncounted += prompt_tokens is None or tokens is None
         seat.action = command, well_formed
-        self._slots.act(seat.slot, command)
+        self._slots.call(seat.slot, "act", command)
 
     def _raise_bug(self, trajectory: Trajectory, failure: Failure) -> NoReturn:
         """Raise the exception behind a failure of a user's own policy: it would be the same in every rollout."""

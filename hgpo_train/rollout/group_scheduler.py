@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.trajectory import Row, Trajectory
 
 SHARD_CHARACTERS: Final = 128 << 20
-"""Characters of text in finished groups at which they are committed, even if they are few."""
+"""Characters of prompts and responses in finished groups at which they are committed, even if they are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ def collected_groups(
 class _ActiveGroup:
     missing: int
     outcomes: list[float | bool]
+    characters: int = 0
     rows: dict[int, list[Row]] = field(default_factory=dict)
 
 
@@ -138,16 +139,17 @@ class GroupScheduler:
         active = self._active[group.position]
         active.rows[trajectory.member] = trajectory.rows
         active.missing -= 1
+        active.characters += trajectory.characters
         if not trajectory.aborted and (outcome := self._outcome(trajectory.rows)) is not None:
             active.outcomes.append(outcome)
         if active.missing:
             return
         del self._active[group.position]
         self.informative += len(set(active.outcomes)) > 1
+        self._characters += active.characters
         rows = self._again if self.is_retry(group) else self._new
         for _, member_rows in sorted(active.rows.items()):
             rows += member_rows
-            self._characters += sum(len(value) for row in member_rows for value in row.values() if type(value) is str)
         self._finished += 1
         if self._finished >= self._together or self._characters >= SHARD_CHARACTERS:
             self.flush()

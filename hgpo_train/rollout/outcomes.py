@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
@@ -17,12 +17,14 @@ from hgpo_train.proportions import by_length, success_bounds
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from hgpo_train.rollout.trajectory import Row
+
 GROUP: Final = ("iteration", "task_id", "group")
 
-OUTCOMES: Final[Mapping[str, Callable[[Sequence[dict[str, Any]]], float | bool | None]]] = {
-    "reward": lambda rows: math.fsum(row["reward"] for row in rows),
-    "success": lambda rows: rows[-1]["won"],
-    "score": lambda rows: rows[-1]["score"],
+OUTCOMES: Final[Mapping[str, Callable[[Sequence[Row]], float | bool | None]]] = {
+    "reward": lambda rows: math.fsum(row.reward for row in rows),
+    "success": lambda rows: rows[-1].won,
+    "score": lambda rows: rows[-1].score,
 }
 """The outcomes of a trajectory, computed from its rows in the order of steps; None if unknown.
 

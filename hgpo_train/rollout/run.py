@@ -20,6 +20,7 @@ from hgpo_train.rollout.group_plan import plan_groups
 from hgpo_train.rollout.group_scheduler import GroupScheduler, collected_groups
 from hgpo_train.rollout.outcomes import OUTCOMES
 from hgpo_train.rollout.slots import LocalSlots, Slots, ThreadSlots
+from hgpo_train.rollout.trajectory import columns_of
 from hgpo_train.rollout.workers import WorkerSlots
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def collect_groups(
     def commit(new: list[Row], again: list[Row]) -> None:
         for rows, store in ((again, writer.replace), (new, writer.add_group)):
             if rows:
-                store([{"env_id": handle.env_id, **row} for row in rows])
+                store({"env_id": [handle.env_id] * len(rows), **columns_of(rows)})
         writer.commit()
 
     groups = GroupScheduler(

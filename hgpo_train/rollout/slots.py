@@ -5,27 +5,26 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
-from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hgpo_train.policies.base import attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from hgpo_envs.engine import Engine, State
     from hgpo_train.policies.base import Failure
 
 
 class SlotResult(NamedTuple):
-    """The result of a start or a command in a slot.
+    """The result of a call of a slot's engine.
 
     Attributes:
         slot: Number of the slot.
         outcome: The new state, or the failure.
-        seconds: Duration of the call of the engine.
+        seconds: Duration of the call.
     """
 
     slot: int
@@ -33,122 +32,100 @@ class SlotResult(NamedTuple):
     seconds: float
 
 
-class Slots(ABC):
-    """A fixed number of engines, each playing one task at a time.
-
-    Args:
-        engines: One engine per slot.
+class Slots(Protocol):
+    """A fixed number of engines, each playing one task at a time. Also `hgpo_train.rollout.workers.WorkerSlots`.
 
     Attributes:
-        count: Number of slots.
+        engines: The engine of each slot, for experts that inspect it between calls; None if it runs in another process.
+        busy: Number of calls whose results have not been collected.
     """
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        self.count = len(engines)
-        self._engines = list(engines)
+    @property
+    def engines(self) -> Sequence[Engine | None]: ...  # noqa: D102 - see above
 
     @property
-    @abstractmethod
-    def busy(self) -> int:
-        """Number of starts and commands whose results have not been collected."""
+    def busy(self) -> int: ...  # noqa: D102 - see above
 
-    def engine(self, slot: int) -> Engine | None:
-        """Return the slot's engine, for experts that inspect it; None if it runs in another process.
+    def call(self, slot: int, method: str, text: str) -> None:
+        """Call a slot's engine, now or soon: ``start`` with a task id, or ``act`` with a command."""
+        ...
 
-        It must not be used while the slot is busy.
-        """
-        return self._engines[slot]
-
-    def start(self, slot: int, task_id: str) -> None:
-        """Start a task. `collect` returns its first state."""
-        self._call(slot, self._engines[slot].start, task_id)
-
-    def act(self, slot: int, command: str) -> None:
-        """Execute a command. `collect` returns the next state."""
-        self._call(slot, self._engines[slot].act, command)
-
-    @abstractmethod
-    def _call(self, slot: int, method: Callable[[str], State], text: str) -> None:
-        """Call an engine, now or soon."""
-
-    @abstractmethod
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """Return the results that are ready. Wait at most `timeout` seconds for the first one."""
+        ...
 
     def close(self) -> None:
         """Release the resources of all slots, and end the calls that are under way."""
-        self._engines.clear()
+        ...
 
 
-class LocalSlots(Slots):
+class LocalSlots:
     """Slots whose engines run in the collector's thread."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        super().__init__(engines)
-        self._arrived: list[SlotResult] = []
+        self.engines = engines
+        self._results: list[SlotResult] = []
 
     @property
     def busy(self) -> int:
         """See `Slots`."""
-        return len(self._arrived)
+        return len(self._results)
 
-    def _call(self, slot: int, method: Callable[[str], State], text: str) -> None:
-        self._arrived.append(_result(slot, method, text))
+    def call(self, slot: int, method: str, text: str) -> None:
+        """See `Slots`."""
+        self._results.append(_result(slot, self.engines[slot], method, text))
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""
         del timeout
-        arrived, self._arrived = self._arrived, []
-        return arrived
+        results, self._results = self._results, []
+        return results
+
+    def close(self) -> None:
+        """See `Slots`."""
 
 
-class ThreadSlots(Slots):
+class ThreadSlots:
     """Slots whose engines wait for other processes (`hgpo_envs.engine.TaskSource`), each called in a thread.
 
     Engines may have the method ``close``, which ends a call that is under way.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        super().__init__(engines)
-        self._threads = ThreadPoolExecutor(self.count, "hgpo-engine", initializer=_leave_interrupts_to_the_main_thread)
-        self._open: dict[int, int] = {}  # slot → number of its open call
-        self._calls = 0
-        self._done: queue.SimpleQueue[tuple[int, SlotResult]] = queue.SimpleQueue()
+        self.engines = engines
+        self.busy = 0
+        self._threads = ThreadPoolExecutor(
+            len(engines), "hgpo-engine", initializer=_leave_interrupts_to_the_main_thread
+        )
+        self._results: queue.SimpleQueue[SlotResult] = queue.SimpleQueue()
 
-    @property
-    def busy(self) -> int:
+    def call(self, slot: int, method: str, text: str) -> None:
         """See `Slots`."""
-        return len(self._open)
-
-    def _call(self, slot: int, method: Callable[[str], State], text: str) -> None:
-        self._calls += 1
-        number = self._open[slot] = self._calls
-        self._threads.submit(lambda: self._done.put((number, _result(slot, method, text))))
+        self.busy += 1
+        self._threads.submit(lambda: self._results.put(_result(slot, self.engines[slot], method, text)))
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""
-        arrived: list[SlotResult] = []
-        wait = timeout > 0 and bool(self._open)
+        results: list[SlotResult] = []
         with contextlib.suppress(queue.Empty):
+            if timeout > 0 and self.busy:
+                results.append(self._results.get(timeout=timeout))
             while True:
-                number, result = self._done.get(timeout=timeout) if wait else self._done.get_nowait()
-                wait = False
-                if self._open.get(result.slot) == number:  # otherwise it has timed out
-                    del self._open[result.slot]
-                    arrived.append(result)
-        return arrived
+                results.append(self._results.get_nowait())
+        self.busy -= len(results)
+        return results
 
     def close(self) -> None:
         """See `Slots`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for engine in self._engines:
+        for engine in self.engines:
             if (close := getattr(engine, "close", None)) is not None:
                 close()
 
 
-def _result(slot: int, method: Callable[[str], State], text: str) -> SlotResult:
+def _result(slot: int, engine: Engine, method: str, text: str) -> SlotResult:
     began = perf_counter()
-    outcome = attempt("EnvironmentFailed", method, text)
+    outcome = attempt("EnvironmentFailed", getattr(engine, method), text)
     return SlotResult(slot, outcome, perf_counter() - began)
 
 

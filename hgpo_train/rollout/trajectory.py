@@ -3,21 +3,75 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import Failure
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hgpo_envs.episode import Episode
     from hgpo_train.policies.base import Reply
     from hgpo_train.rollout.group_plan import PlannedGroup
 
-Row = dict[str, Any]
+
+class Row(NamedTuple):
+    """One step: the columns of the step table that the collector fills in; the writer computes the others.
+
+    A tuple takes a fifth of a dictionary's memory, and the garbage collector does not scan it: it contains only texts,
+    numbers and tuples of texts.
+    """
+
+    iteration: int
+    task_id: str
+    group: int
+    trajectory: str
+    task: str | None
+    task_type: str | None
+    split: str | None
+    env_version: str | None
+    step: int
+    state: str
+    prompt: str | None
+    admissible_actions: Sequence[str] | None
+    state_hash: int | None
+    policy_version: int
+    response: str | None
+    action: str | None
+    prompt_token_ids: Sequence[int] | None
+    response_token_ids: Sequence[int] | None
+    response_logprobs: Sequence[float] | None
+    finish_reason: str | None
+    cut_pairs: int | None
+    cut_tokens: int | None
+    policy_s: float | None
+    action_valid: bool
+    action_admissible: bool | None
+    terminated: bool
+    truncated: bool
+    won: bool | None
+    reward: float
+    score: float | None
+    next_state: str | None
+    next_state_hash: int | None
+    aborted: bool
+    error: str | None
+    environment_s: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the columns that have a value."""
+        return {name: value for name, value in zip(self._fields, self, strict=True) if value is not None}
+
+
+def columns_of(rows: Sequence[Row]) -> dict[str, Sequence[Any]]:
+    """Return the columns of rows by name, as `hgpo_datasets.StepWriter.add_group` takes them."""
+    columns = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
+    return {name: values for name, values in columns.items() if values.count(None) < len(values)}
 
 
 class Trajectory:
-    """A member of a group that is played in one slot.
+    """A member of a group that is played in one slot. A step is `open_row`, `add_reply` and `close_row`.
 
     Args:
         group: The group.
@@ -27,19 +81,21 @@ class Trajectory:
         clocked: Whether rows contain timings.
 
     Attributes:
-        rows: One row per finished step, without the columns that are constant in a run.
+        rows: One row per finished step.
+        characters: Number of characters in the prompts and responses of these rows.
+        aborted: Whether the rollout failed.
     """
 
     def __init__(self, group: PlannedGroup, member: int, seed: int, episode: Episode, *, clocked: bool) -> None:
         self.group, self.member, self.seed, self.episode, self._clocked = group, member, seed, episode, clocked
         self.rows: list[Row] = []
-        self._open: Row = {}
-        self._common: Row = {
-            "iteration": group.iteration,
-            "task_id": group.task_id,
-            "group": group.group,
-            "trajectory": group.trajectory(member),
-        }
+        self.characters = 0
+        self.aborted = False
+        self._identity = (group.iteration, group.task_id, group.group, group.trajectory(member))
+        self._task: tuple[str | None, ...] = (None, None, None, None)
+        self._shown: tuple[str, str | None, Sequence[str] | None] | None = None
+        self._state_hash: int | None = None
+        self._replied: tuple[Any, ...] = _NO_REPLY
 
     def step_seed(self) -> int:
         """Return the seed of the next step."""
@@ -47,83 +103,67 @@ class Trajectory:
 
     def open_row(self, prompt: str) -> None:
         """Begin the row of a step with its state and prompt, when the policy receives the request."""
-        state = self.episode.state
+        episode = self.episode
         if not self.rows:
-            task = self.episode.task
-            self._common |= {
-                "task": task.instruction,
-                "task_type": task.task_type,
-                "split": task.split,
-                "env_version": json.dumps(dict(task.versions), sort_keys=True, ensure_ascii=False),
-            }
-        self._open = {
-            **self._common,
-            "step": len(self.rows),
-            "state": state.text,
-            "prompt": prompt,
-            "admissible_actions": list(state.actions),
-        }
-        if self.episode.state_key is not None:  # otherwise, the writer hashes the text
-            self._open["state_hash"] = self.episode.state_hash
+            task = episode.task
+            versions = json.dumps(dict(task.versions), sort_keys=True, ensure_ascii=False)
+            self._task = (task.instruction, task.task_type, task.split, versions)
+        self._shown = (episode.state.text, prompt, tuple(episode.state.actions))
+        self._state_hash = self._key_hash()
 
     def add_reply(self, reply: Reply, command: str, seconds: float, version: int) -> None:
         """Add the policy's reply and the command that was parsed from it to the open row."""
-        self._open |= {
-            "policy_version": version,
-            "response": reply.response,
-            "action": command,
-            "prompt_token_ids": reply.prompt_token_ids,
-            "response_token_ids": reply.response_token_ids,
-            "response_logprobs": reply.response_logprobs,
-            "finish_reason": reply.finish_reason,
-            "cut_pairs": reply.cut_pairs,
-            "cut_tokens": reply.cut_tokens,
-        }
+        assert self._shown is not None
         if reply.prompt is not None:
-            self._open["prompt"] = reply.prompt
-        if self._clocked:
-            self._open["policy_s"] = seconds
+            state, _, actions = self._shown
+            self._shown = (state, reply.prompt, actions)
+        self._replied = (
+            *(version, reply.response, command),
+            *(reply.prompt_token_ids, reply.response_token_ids, reply.response_logprobs),
+            *(reply.finish_reason, reply.cut_pairs, reply.cut_tokens),
+            seconds if self._clocked else None,
+        )
 
     def close_row(self, seconds: float) -> None:
         """Finish the row after the episode has taken the step.
 
         ``lost`` in the state's info says that the action ended the world: the rollout is lost, not aborted.
         """
-        episode = self.episode
-        self._open |= {
-            "action_valid": episode.action_valid,
-            "action_admissible": episode.state.valid,
-            "terminated": episode.terminated,
-            "truncated": episode.truncated,
-            "won": episode.state.won,
-            "reward": episode.state.reward,
-            "score": episode.state.score,
-        }
-        if lost := episode.state.info.get("lost"):
-            self._open["error"] = str(Failure("Lost", str(lost)))
-        if self._clocked:
-            self._open["environment_s"] = seconds
-        if episode.done:
-            self._open |= self._next_state()
-        self.rows.append(self._open)
-        self._open = {}
+        episode, state = self.episode, self.episode.state
+        lost = state.info.get("lost")
+        self._add(
+            *(episode.action_valid, state.valid, episode.terminated, episode.truncated),
+            *(state.won, state.reward, state.score),
+            *((state.text, self._key_hash()) if episode.done else (None, None)),
+            *(False, str(Failure("Lost", str(lost))) if lost else None),
+            seconds if self._clocked else None,
+        )
 
     def abort(self, failure: Failure) -> None:
         """End the rollout because of a failure. Its rows are kept, and the last one is marked as aborted."""
-        failed = {"aborted": True, "error": str(failure)}
-        if not self._open and self.rows:  # between two steps
-            self.rows[-1] |= {**failed, **self._next_state()}
+        self.aborted = True
+        error = str(failure)
+        if self._shown is None and self.rows:  # between two steps
+            text, key = self.episode.state.text, self._key_hash()
+            self.rows[-1] = self.rows[-1]._replace(aborted=True, error=error, next_state=text, next_state_hash=key)
             return
-        if not self._open:  # the failure occurred before the first state
-            self._open = {**self._common, "step": 0, "state": ""}
-        self.rows.append({**self._open, **failed, "reward": 0.0, "won": False})
-        self._open = {}
+        if self._shown is None:  # the failure occurred before the first state
+            self._shown = ("", None, None)
+        self._add(True, None, False, False, False, 0.0, None, None, None, True, error, None)
 
-    def _next_state(self) -> Row:
-        row = {"next_state": self.episode.state.text}
-        return row if self.episode.state_key is None else {**row, "next_state_hash": self.episode.state_hash}
+    def _add(self, *ending: Any) -> None:
+        """Add a row from its parts, in the order of the fields of `Row`."""
+        assert self._shown is not None
+        row = Row._make(
+            (*self._identity, *self._task, len(self.rows), *self._shown, self._state_hash, *self._replied, *ending)
+        )
+        self.rows.append(row)
+        self.characters += len(row.prompt or "") + len(row.response or "")
+        self._shown, self._state_hash, self._replied = None, None, _NO_REPLY
 
-    @property
-    def aborted(self) -> bool:
-        """Whether the rollout failed."""
-        return bool(self.rows) and "aborted" in self.rows[-1]
+    def _key_hash(self) -> int | None:
+        """Return the hash of the state's key; None if texts are compared, whose hashes the writer computes."""
+        return None if self.episode.state_key is None else self.episode.state_hash
+
+
+_NO_REPLY: Final = (0, *(None,) * 9)

@@ -3,49 +3,52 @@
 Each engine has its own process, so a crash costs one rollout. The process is replaced when its slot is used again.
 Processes are spawned, not forked: a fork would copy the policy's threads and devices.
 
-Each call of an engine is made in a thread, which starts its process, sends the command and receives the state. A
-process that is stopped, or that dies while it writes a message, blocks only this thread. The collector never reads from
-or writes to a pipe. It kills processes that exceed the time limit, which unblocks their threads.
+The collector's thread sends all commands and receives all states, of whichever processes are ready, without ever
+waiting for one of them: a process that is stopped, or that dies while it writes, delays no other. Messages are pickles
+behind their length. Processes that exceed their time limit are killed.
 
 No process outlives the collector. Linux kills it when its parent ends, even if it is stopped or hangs. Other systems
-have no such call: there a process ends when it next reads its pipe, whose other end is closed.
+have no such call: there a process ends when it next reads its socket, whose other end is closed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import multiprocessing
 import os
 import pickle
+import selectors
 import signal
+import socket
+import struct
 import sys
-import threading
 from multiprocessing.reduction import ForkingPickler
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import Failure, attempt
-from hgpo_train.rollout.slots import SlotResult, ThreadSlots
+from hgpo_train.rollout.slots import SlotResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
-    from hgpo_envs.engine import Engine, State
+    from hgpo_envs.engine import Engine
     from hgpo_envs.sources import SharedSource
 
-_SPAWN = multiprocessing.get_context("spawn")
-_READY = "ready"
-_PDEATHSIG = 1
-"""Linux's PR_SET_PDEATHSIG. The signal is sent when the thread that started the process ends, which the slots keep."""
+_SPAWN: Final = multiprocessing.get_context("spawn")
+_LENGTH: Final = struct.Struct("!Q")
+_READ: Final = 1 << 18
+_READY: Final = "ready"
+_PENDING: Final = object()
+_PDEATHSIG: Final = 1
+"""Linux's PR_SET_PDEATHSIG. The signal is sent when the thread that started the process ends."""
 
 
-class WorkerSlots(ThreadSlots):
-    """Slots whose engines run in one subprocess each.
+class WorkerSlots:
+    """Slots whose engines run in one subprocess each (`hgpo_train.rollout.slots.Slots`).
 
     At most as many processes as there are processors, but at least four, start at the same time.
 
@@ -66,171 +69,193 @@ class WorkerSlots(ThreadSlots):
         pickled = attempt("", ForkingPickler.dumps, shared)
         if isinstance(pickled, Failure):
             raise InputError(f"the environment cannot be sent to worker processes ({pickled.line}); remove --workers")
-        opening = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))
-        self._processes = [ProcessEngine(bytes(pickled), opening) for _ in range(count)]
+        self.engines: list[Engine | None] = [None] * count
+        self._selector = selectors.DefaultSelector()
+        self._workers = [Worker(slot, bytes(pickled), self._selector) for slot in range(count)]
+        self._called: dict[int, Worker] = {}  # by slot, in the order of calls
         self._timeout_s = timeout_s
         self._opening_s = 2 * timeout_s + 60 if opening_s is None else opening_s
-        super().__init__(self._processes)  # type: ignore[arg-type]  # they also return failures
+        self._most_opening = max(4, os.cpu_count() or 1)
 
-    def engine(self, slot: int) -> Engine | None:
-        """Return None: the engine runs in another process."""
-        del slot
-        return None
+    @property
+    def busy(self) -> int:
+        """See `Slots`."""
+        return len(self._called)
+
+    def call(self, slot: int, method: str, text: str) -> None:
+        """See `Slots`."""
+        worker = self._called[slot] = self._workers[slot]
+        worker.call(method, text)
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`. Kill processes that exceed the time limit."""
-        arrived = list(super().collect(timeout))
+        opening = sum(worker.opening for worker in self._called.values())
+        for worker in self._called.values():
+            if worker.process is None and opening < self._most_opening:
+                opening += 1
+                worker.open()
+        results = []
+        for key, _ in self._selector.select(timeout if self._called else 0):
+            worker = key.data
+            outcome = worker.exchange()
+            if outcome is not _PENDING:
+                del self._called[worker.slot]
+                results.append(SlotResult(worker.slot, outcome, perf_counter() - worker.since))
         now = perf_counter()
-        for slot in list(self._open):
-            process = self._processes[slot]
-            allowed = self._opening_s if process.opening else self._timeout_s
-            seconds = now - process.since
-            if seconds > allowed:
-                what = "it did not start" if process.opening else "no answer from the environment"
-                del self._open[slot]
-                process.kill()
-                arrived.append(SlotResult(slot, Failure("WorkerTimedOut", f"{what} within {allowed:g} s"), seconds))
-        return arrived
-
-
-class ProcessEngine:
-    """An engine in a process of its own, which starts on demand and is replaced when it has failed.
-
-    Calls are made one after the other, each in some thread; `kill` and `close` may be called during a call.
-
-    Args:
-        pickled: The pickled `SharedSource`.
-        turn: Limits how many processes start at the same time.
-
-    Attributes:
-        since: When the present call was sent, or its process began to start; infinite if neither is the case.
-        opening: Whether the process is starting.
-    """
-
-    def __init__(self, pickled: bytes, turn: threading.BoundedSemaphore) -> None:
-        self._pickled, self._turn = pickled, turn
-        self._call = threading.Lock()
-        self._connection: Connection | None = None
-        self._doomed = self._closed = False
-        self.process: SpawnProcess | None = None
-        self.since, self.opening = math.inf, False
-
-    def start(self, task_id: str) -> State | Failure:
-        """Start a task. A process that died between two rollouts is replaced without a failure."""
-        with self._call:
-            if self._doomed:
-                self._discard()
-            if self.process is not None:
-                with contextlib.suppress(Exception):
-                    return self._exchange("start", task_id)
-                if self._doomed or self._closed:
-                    return self._failed(EOFError("it was killed"))
-                self._discard()
-            return self._attempt("start", task_id)
-
-    def act(self, command: str) -> State | Failure:
-        """Execute a command."""
-        with self._call:
-            return self._attempt("act", command)
-
-    def kill(self) -> None:
-        """End the process, which unblocks a call. The next call starts another."""
-        self._doomed, self.since = True, math.inf
-        if self.process is not None:
-            self.process.kill()
+        for slot, worker in list(self._called.items()):
+            allowed = self._opening_s if worker.opening else self._timeout_s
+            if worker.process is not None and now - worker.since > allowed:
+                reason = "it did not start" if worker.opening else "no answer from the environment"
+                worker.discard()
+                del self._called[slot]
+                failure = Failure("WorkerTimedOut", f"{reason} within {allowed:g} s")
+                results.append(SlotResult(slot, failure, now - worker.since))
+        return results
 
     def close(self) -> None:
-        """End the process for good. Engines have nothing to close, and a process may be stopped or hang."""
-        self._closed = True
-        self.kill()
-
-    def _attempt(self, method: str, text: str) -> State | Failure:
-        try:
-            return self._exchange(method, text)
-        except Exception as error:  # noqa: BLE001 - it died, or sent data that cannot be unpickled
-            return self._failed(error)
-
-    def _exchange(self, method: str, text: str) -> State | Failure:
-        try:
-            if self.process is None:
-                self._open()
-            assert self._connection is not None
-            self.since = perf_counter()
-            self._connection.send((method, text))
-            outcome: State | Failure = self._connection.recv()
-        finally:
-            self.since, self.opening = math.inf, False
-        return outcome
-
-    def _open(self) -> None:
-        """Start a process, when it is its turn, and wait until it has opened the task source."""
-        while not self._turn.acquire(timeout=0.2):
-            if self._closed:
-                raise _UnreadyError("the run ends")
-        try:
-            ours, theirs = _SPAWN.Pipe()
-            process = _SPAWN.Process(target=_serve, args=(self._pickled, theirs), name="hgpo-environment", daemon=True)
-            self.since, self.opening = perf_counter(), True
-            try:
-                process.start()
-                self.process, self._connection = process, ours
-                if self._doomed or self._closed:  # meanwhile
-                    process.kill()
-            finally:
-                theirs.close()
-            if (ready := ours.recv()) != _READY:
-                raise _UnreadyError(str(ready))
-        finally:
-            self._turn.release()
-
-    def _failed(self, error: Exception) -> Failure:
-        """End the process after a failed call. Return why it failed."""
-        failure = Failure.of("WorkerDied", error)
-        if isinstance(error, _UnreadyError):
-            failure = Failure("EnvironmentFailed", str(error))
-        elif self.process is not None:
-            self.process.join(timeout=1)
-            code = self.process.exitcode
-            if code is not None:
-                how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                failure = Failure("WorkerDied", f"the environment's process ended with {how}")
-        self._discard()
-        return failure
-
-    def _discard(self) -> None:
-        process, connection = self.process, self._connection
-        self.process = self._connection = None
-        self._doomed = False
-        if process is not None:
+        """See `Slots`. Engines have nothing to close, and a process may be stopped or hang."""
+        processes = [worker.process for worker in self._workers if worker.process is not None]
+        for process in processes:
             process.kill()
-            process.join(timeout=1)
-        if connection is not None:
-            connection.close()
+        for worker in self._workers:
+            worker.discard()
+        self._selector.close()
 
 
-class _UnreadyError(Exception):
-    """A process that runs could not open the task source."""
+class Worker:
+    """The process of a slot, which starts on demand and is replaced when it has failed.
+
+    Args:
+        slot: Number of the slot.
+        pickled: The pickled `SharedSource`.
+        selector: Contains the process's socket while a call is under way.
+
+    Attributes:
+        process: The process; None if a call needs a new one.
+        opening: Whether the process has not opened the task source yet.
+        since: When the call was sent, or the process began to start.
+    """
+
+    def __init__(self, slot: int, pickled: bytes, selector: selectors.BaseSelector) -> None:
+        self.slot, self._pickled, self._selector = slot, pickled, selector
+        self.process: SpawnProcess | None = None
+        self.opening, self.since = False, 0.0
+        self._socket: socket.socket | None = None
+        self._call = b""
+        self._replaceable = False  # whether another process takes over if this one has died
+        self._unsent = memoryview(b"")
+        self._received = bytearray()
+
+    def call(self, method: str, text: str) -> None:
+        """Call the engine. `exchange` returns the result; without a process, `open` must come before."""
+        self._call = _framed((method, text))
+        self._replaceable = method == "start"  # it may have died since its last rollout
+        if self._socket is not None:
+            self._selector.register(self._socket, selectors.EVENT_READ, self)
+            self._send(self._call)
+
+    def open(self) -> None:
+        """Start a process, which opens the task source and then receives the call."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = _SPAWN.Process(target=_serve, args=(self._pickled, theirs), name="hgpo-environment", daemon=True)
+            process.start()
+        ours.setblocking(False)
+        self.process, self._socket = process, ours
+        self.opening, self.since, self._replaceable = True, perf_counter(), False
+        self._selector.register(ours, selectors.EVENT_READ, self)
+
+    def exchange(self) -> Any:  # noqa: ANN401 - whatever the engine returned
+        """Send and receive what is possible now. Return the result of the call, or `_PENDING`."""
+        assert self._socket is not None
+        try:
+            if self._unsent:
+                self._send(self._unsent)
+            data = self._socket.recv(_READ)
+        except BlockingIOError:
+            return _PENDING
+        except OSError:
+            data = b""
+        if not data:
+            return self._died()
+        self._received += data
+        if len(self._received) < _LENGTH.size:
+            return _PENDING
+        end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
+        if len(self._received) < end:
+            return _PENDING
+        outcome = attempt("WorkerDied", pickle.loads, bytes(self._received[_LENGTH.size : end]))
+        self._received.clear()
+        if not self.opening:
+            self._selector.unregister(self._socket)
+            return outcome
+        if outcome != _READY:
+            self.discard()
+            return Failure("EnvironmentFailed", str(outcome))
+        self.opening, self.since = False, perf_counter()
+        self._send(self._call)
+        return _PENDING
+
+    def discard(self) -> None:
+        """End the process, if there is one. The next call needs another."""
+        if self.process is None or self._socket is None:
+            return
+        self.process.kill()
+        self.process.join(timeout=1)
+        with contextlib.suppress(KeyError):  # no call is under way
+            self._selector.unregister(self._socket)
+        self._socket.close()
+        self.process = self._socket = None
+        self.opening, self._unsent = False, memoryview(b"")
+        self._received.clear()
+
+    def _send(self, data: bytes | memoryview) -> None:
+        """Send as much of the data as the socket takes now; `exchange` sends the rest when it takes more."""
+        assert self._socket is not None
+        self._unsent = memoryview(data)
+        with contextlib.suppress(OSError):  # BlockingIOError; or it has died, as `exchange` finds out
+            self._unsent = self._unsent[self._socket.send(data) :]
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        if self._selector.get_key(self._socket).events != events:
+            self._selector.modify(self._socket, events, self)
+
+    def _died(self) -> object:
+        """Return why the process ended; `_PENDING` if another one takes over."""
+        assert self.process is not None
+        self.process.join(timeout=1)
+        code = self.process.exitcode
+        self.discard()
+        if self._replaceable:
+            return _PENDING
+        if code is None:
+            return Failure("WorkerDied", "the environment's process closed its connection")
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return Failure("WorkerDied", f"the environment's process ended with {how}")
 
 
-def _serve(pickled: bytes, connection: Connection) -> None:
-    """Run a worker process: execute calls until the other end of the pipe is closed."""
+def _framed(value: object) -> bytes:
+    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(data)) + data
+
+
+def _serve(pickled: bytes, connection: socket.socket) -> None:
+    """Run a worker process: execute calls until the other end of the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the collector handles Ctrl-C and ends its processes
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
         parent = multiprocessing.parent_process()
         if parent is not None and os.getppid() != parent.pid:  # the parent ended before the call
             os._exit(1)
-    with contextlib.suppress(EOFError, OSError):
+    with contextlib.suppress(OSError), connection, connection.makefile("rb") as calls:
         engine = attempt("EnvironmentFailed", _engine, pickled)
-        connection.send(engine.line if isinstance(engine, Failure) else _READY)
-        while not isinstance(engine, Failure):
-            method, text = connection.recv()
+        connection.sendall(_framed(engine.line if isinstance(engine, Failure) else _READY))
+        while not isinstance(engine, Failure) and (header := calls.read(_LENGTH.size)):
+            method, text = pickle.loads(calls.read(*_LENGTH.unpack(header)))  # noqa: S301 - from the collector
             outcome = attempt("EnvironmentFailed", getattr(engine, method), text)
-            data = attempt("EnvironmentFailed", pickle.dumps, outcome)
+            data = attempt("EnvironmentFailed", _framed, outcome)
             if isinstance(data, Failure):
-                line = f"its state cannot be sent between processes: {data.line}"
-                data = pickle.dumps(Failure(data.kind, line))
-            connection.send_bytes(data)
+                data = _framed(Failure(data.kind, f"its state cannot be sent between processes: {data.line}"))
+            connection.sendall(data)
 
 
 def _engine(pickled: bytes) -> Engine:

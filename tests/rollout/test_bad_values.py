@@ -301,7 +301,7 @@ def test_valid_values_are_unchanged():
     numbers = Reply("look", None, np.arange(2), (np.int32(5),), np.array([-0.5], dtype=np.float32))
     assert checked_reply(numbers) == Reply("look", None, [0, 1], [5], [-0.5])
     state = State("here", ("look",), np.bool_(True), False, False, 1, np.float64(0.5), {"any": object()})
-    assert checked_state(state) == dataclasses.replace(state, actions=["look"], reward=1.0)
+    assert checked_state(state) == dataclasses.replace(state, reward=1.0)
     task = Task("t", "train", "do it", "kind", {"a": "1"})
     assert checked_task(task) == task
 
@@ -310,7 +310,7 @@ def test_lone_surrogates_become_replacement_characters():
     reply = checked_reply(Reply("a\ud800b\udfff \ud83d\ude00"))
     assert reply.response == "a\ufffdb\ufffd \U0001f600"
     state = checked_state(State("\udc80", ["go \udfff"], True, False, False, 0.0, 0.0, {}))
-    assert (state.text, state.actions) == ("\ufffd", ["go \ufffd"])
+    assert (state.text, state.actions) == ("\ufffd", ("go \ufffd",))
 
 
 def test_errors_not_caused_by_a_trajectory_are_raised(tmp_path):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,10 +24,17 @@ class Played:
     member: int
     end: float
     aborted: bool
+    characters: int = 0
 
     @property
-    def rows(self) -> list[dict]:
-        return [{"at": (self.group.position, self.member), "reward": self.end, "aborted": self.aborted}]
+    def rows(self) -> list["PlayedRow"]:
+        return [PlayedRow((self.group.position, self.member), self.end, self.aborted)]
+
+
+class PlayedRow(NamedTuple):
+    at: tuple[int, int]
+    reward: float
+    aborted: bool
 
 
 @dataclass
@@ -35,10 +43,10 @@ class Table:
 
     ends: dict[int, dict[int, float | None]] = field(default_factory=dict)
 
-    def commit(self, new: list[dict], again: list[dict]) -> None:
+    def commit(self, new: list[PlayedRow], again: list[PlayedRow]) -> None:
         for row in new + again:
-            position, member = row["at"]
-            self.ends.setdefault(position, {})[member] = None if row["aborted"] else row["reward"]
+            position, member = row.at
+            self.ends.setdefault(position, {})[member] = None if row.aborted else row.reward
 
     def failed(self) -> set[tuple[int, int]]:
         return {(at, member) for at, ends in self.ends.items() for member, end in ends.items() if end is None}

@@ -69,7 +69,7 @@ def collected(slots: ThreadSlots) -> dict[int, SlotResult]:
 def test_engines_wait_at_the_same_time() -> None:
     slots = ThreadSlots(engines(WaitingSource(together=3), 3))
     for slot in range(3):
-        slots.start(slot, f"t{slot}")
+        slots.call(slot, "start", f"t{slot}")
     found = collected(slots)
     assert {slot: result.outcome.text for slot, result in found.items()} == {n: f"started t{n}" for n in range(3)}
     assert slots.busy == 0
@@ -80,7 +80,7 @@ def test_engines_wait_at_the_same_time() -> None:
 def test_an_engine_that_fails_or_waits_holds_up_no_other() -> None:
     slots = ThreadSlots(engines(WaitingSource(), 3))
     for slot, command in enumerate(["wait", "fail", "look"]):
-        slots.act(slot, command)
+        slots.call(slot, "act", command)
     found: dict[int, SlotResult] = {}
     while len(found) < 2:
         found |= {result.slot: result for result in slots.collect(30)}
@@ -94,7 +94,7 @@ def test_an_engine_that_fails_or_waits_holds_up_no_other() -> None:
 def test_closing_ends_calls_that_wait() -> None:
     source = WaitingSource()
     slots = ThreadSlots(engines(source, 1))
-    slots.act(0, "wait")
+    slots.call(0, "act", "wait")
     slots.close()
     assert source.engines[0].closed.is_set()
     assert [result.outcome.text for result in slots.collect(30)] == ["wait"]

@@ -1,7 +1,6 @@
 """Environments in subprocesses: the same table, and a crash aborts one trajectory."""
 
 import asyncio
-import math
 import os
 import random
 import signal
@@ -76,15 +75,14 @@ def test_a_worker_that_hangs_is_killed(runs, clock):
     handle = runs.handle("fragile:FragileSource", plan=(("train-1", 1, "hang"),))
     slots = WorkerSlots(handle.shared, 1, timeout_s=3600.0)
     try:
-        slots.start(0, "train-1")
+        slots.call(0, "start", "train-1")
         wait_for(slots)
-        slots.act(0, "look")
-        sent(slots, 0)
+        slots.call(0, "act", "look")
         assert slots.collect(0) == []
         clock.ahead += 3601
         (arrival,) = slots.collect(0)
         assert arrival.outcome == Failure("WorkerTimedOut", "no answer from the environment within 3600 s")
-        slots.start(0, "train-2")
+        slots.call(0, "start", "train-2")
         assert "You are in the hall" in wait_for(slots).outcome.text
     finally:
         slots.close()
@@ -94,17 +92,16 @@ def test_a_worker_that_hangs_is_killed(runs, clock):
 def test_a_stopped_worker_blocks_no_other_with_commands_of_any_length(runs, clock, size):
     slots = WorkerSlots(runs.handle().shared, 2, timeout_s=3600.0)
     try:
-        slots.start(0, "train-1")
+        slots.call(0, "start", "train-1")
         wait_for(slots)
-        os.kill(slots._processes[0].process.pid, signal.SIGSTOP)
-        slots.act(0, "look" + " " * size)
-        slots.start(1, "train-2")
+        os.kill(slots._workers[0].process.pid, signal.SIGSTOP)
+        slots.call(0, "act", "look" + " " * size)
+        slots.call(1, "start", "train-2")
         assert wait_for(slots).slot == 1  # the other slot plays on
-        sent(slots, 0)
         clock.ahead += 3601
         (arrival,) = slots.collect(0)
         assert (arrival.slot, arrival.outcome.kind) == (0, "WorkerTimedOut")
-        slots.start(0, "train-1")
+        slots.call(0, "start", "train-1")
         assert "You are in the hall" in wait_for(slots).outcome.text
     finally:
         slots.close()
@@ -114,12 +111,12 @@ def test_closing_is_bounded_with_stopped_and_hanging_workers(runs):
     handle = runs.handle("fragile:FragileSource", plan=(("train-1", 0, "hang"),))
     slots = WorkerSlots(handle.shared, 3)
     for slot, task in enumerate(["train-1", "train-2", "train-3"]):
-        slots.start(slot, task)
+        slots.call(slot, "start", task)
     while slots.busy > 1:
         slots.collect(0.5)
-    os.kill(slots._processes[1].process.pid, signal.SIGSTOP)
-    slots.act(1, "look" + " " * 5_000_000)
-    processes = [engine.process for engine in slots._processes]
+    os.kill(slots._workers[1].process.pid, signal.SIGSTOP)
+    slots.call(1, "act", "look" + " " * 5_000_000)
+    processes = [engine.process for engine in slots._workers]
     began = time.monotonic()
     slots.close()
     assert time.monotonic() - began < 15  # it waits for no time-out of an engine
@@ -131,7 +128,7 @@ def test_closing_is_bounded_with_stopped_and_hanging_workers(runs):
 def test_an_environment_that_cannot_open_reports_the_reason(runs):
     slots = WorkerSlots(runs.handle("fragile:ClosedSource", count=3).shared, 1)
     try:
-        slots.start(0, "train-1")
+        slots.call(0, "start", "train-1")
         assert wait_for(slots).outcome == Failure("EnvironmentFailed", "RuntimeError: the house is closed")
     finally:
         slots.close()
@@ -159,11 +156,11 @@ if __name__ == "__main__":
     shared = open_shared("fragile:FragileSource", count=9, plan=(("train-1", 1, "hang"),))
     slots = WorkerSlots(shared, 3)
     for slot, task in enumerate(("train-1", "train-2", "train-3")):
-        slots.start(slot, task)
+        slots.call(slot, "start", task)
     while slots.busy:
         slots.collect(0.5)
-    slots.act(0, "look")
-    print(*[slots._processes[slot].process.pid for slot in range(3)], flush=True)
+    slots.call(0, "act", "look")
+    print(*[slots._workers[slot].process.pid for slot in range(3)], flush=True)
     time.sleep(600)
 """
 
@@ -215,16 +212,16 @@ def test_a_crash_is_reported_and_an_idle_crash_aborts_nothing(runs):
     slots = WorkerSlots(runs.handle().shared, 2)
     try:
         for slot in (0, 1):
-            slots.start(slot, "train-1")
+            slots.call(slot, "start", "train-1")
         wait_for(slots)
         wait_for(slots)
-        os.kill(slots._processes[0].process.pid, signal.SIGKILL)
-        slots.act(0, "look")
+        os.kill(slots._workers[0].process.pid, signal.SIGKILL)
+        slots.call(0, "act", "look")
         assert wait_for(slots).outcome == Failure("WorkerDied", "the environment's process ended with signal SIGKILL")
-        slots.start(0, "train-1")
+        slots.call(0, "start", "train-1")
         assert "You are in the hall" in wait_for(slots).outcome.text
-        os.kill(slots._processes[1].process.pid, signal.SIGKILL)
-        slots.start(1, "train-2")
+        os.kill(slots._workers[1].process.pid, signal.SIGKILL)
+        slots.call(1, "start", "train-2")
         assert "You are in the hall" in wait_for(slots).outcome.text
     finally:
         slots.close()
@@ -253,7 +250,7 @@ def test_workers_killed_at_random_during_a_run(runs):
     def murder() -> None:
         chance = random.Random(1)
         while not stop.wait(0.8):
-            if made and (process := made[0]._processes[chance.randrange(4)].process):
+            if made and (process := made[0]._workers[chance.randrange(4)].process):
                 process.kill()
                 killed.append(process.pid)
 
@@ -274,12 +271,6 @@ def test_workers_killed_at_random_during_a_run(runs):
     broken = run.filter("aborted")
     assert broken.height == tally.aborted
     assert run.join(broken, on="trajectory", how="anti").equals(sound.join(broken, on="trajectory", how="anti"))
-
-
-def sent(slots: WorkerSlots, slot: int) -> None:
-    """Wait until a slot's thread has sent the call, from which on its time counts."""
-    while slots._processes[slot].since == math.inf:
-        time.sleep(0.001)
 
 
 def wait_for(slots: WorkerSlots):

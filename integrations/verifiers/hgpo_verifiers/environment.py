@@ -72,7 +72,7 @@ class StepEnv(vf.MultiTurnEnv):
         episode = Episode(self._handle.shared, self._handle.settings)
         trajectory = Trajectory(group, 0, 0, episode, clocked=False)
         self._playing[state["trajectory_id"]] = trajectory
-        state[STEPS] = trajectory.rows
+        state[STEPS] = []
         await self._call(episode.start, task_id)
         trajectory.open_row(episode.prompt())
 
@@ -106,6 +106,7 @@ class StepEnv(vf.MultiTurnEnv):
             raise EnvironmentFailed(str(found))
         episode.observe(command, well_formed, found)
         trajectory.close_row(0.0)
+        state[STEPS].append(trajectory.rows[-1].as_dict())
         trajectory_step["reward"] = episode.state.reward
         extras = {"state_hash": before, "action": command, "action_valid": episode.action_valid}
         trajectory_step["extras"] = {**trajectory_step["extras"], **extras}
@@ -128,6 +129,7 @@ class StepEnv(vf.MultiTurnEnv):
             kind = "EnvironmentFailed" if isinstance(error, EnvironmentFailed) else "PolicyFailed"
             reason = f"{type(error).__name__}: {one_line(error, 300)}" if error else f"{state.get('stop_condition')}"
             trajectory.abort(Failure(kind, reason))
+            state[STEPS] = [row.as_dict() for row in trajectory.rows]
         episode.close()
 
     async def _call(self, call: Callable[[str], Any], text: str) -> Any:  # noqa: ANN401

@@ -74,7 +74,7 @@ class StepsAgentLoop(AgentLoopBase):
 
     def _outputs(self, trajectory: Trajectory, global_steps: int) -> list[AgentLoopOutput]:
         rows = trajectory.rows
-        won, total = bool(rows[-1].get("won", False)), float(sum(row["reward"] for row in rows))
+        won, total = bool(rows[-1].won), float(sum(row.reward for row in rows))
         shown = {"acc": float(won and not trajectory.aborted), "steps": len(rows), "failed": float(trajectory.aborted)}
         outputs = [self._output(row, trained=not trajectory.aborted, global_steps=global_steps) for row in rows]
         for output in outputs:
@@ -84,21 +84,19 @@ class StepsAgentLoop(AgentLoopBase):
         return outputs
 
     def _output(self, row: Row, *, trained: bool, global_steps: int) -> AgentLoopOutput:
-        response = row.get("response_token_ids")
+        response = row.response_token_ids
         missing = not response  # the rollout failed before the step's response: verl needs a token
-        prompt = row.get("prompt_token_ids") or [self.tokenizer.eos_token_id]
+        prompt = row.prompt_token_ids or [self.tokenizer.eos_token_id]
         response = response or [self.tokenizer.eos_token_id]
-        version = row.get("policy_version", max(0, global_steps - 1))
+        version = max(0, global_steps - 1) if row.response is None else row.policy_version
         return AgentLoopOutput(
             prompt_ids=list(prompt),
             response_ids=list(response),
             response_mask=[int(trained)] * len(response),
-            response_logprobs=list(row.get("response_logprobs") or [0.0] * len(response)),
-            metrics=AgentLoopMetrics(
-                generate_sequences=row.get("policy_s", 0.0), tool_calls=row.get("environment_s", 0.0)
-            ),
+            response_logprobs=list(row.response_logprobs or [0.0] * len(response)),
+            metrics=AgentLoopMetrics(generate_sequences=row.policy_s or 0.0, tool_calls=row.environment_s or 0.0),
             extra_fields={
-                "hgpo": {name: value for name, value in row.items() if name not in _TOKENS},
+                "hgpo": {name: value for name, value in row.as_dict().items() if name not in _TOKENS},
                 "hgpo_without_tokens": missing,
                 "min_global_steps": version,
                 "max_global_steps": version,

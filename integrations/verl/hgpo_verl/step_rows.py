@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hgpo_train.rollout.trajectory import Row
     from hgpo_train.training.config import AdvantageConfig, Config
 
 _FREE: Final = FREE | {"check_memory", "checkpoint", "evaluation", "iterations", "rollout.slots", "rollout.max_failed"}
@@ -38,7 +37,7 @@ class StepTable:
         self._writer = StepWriter(folder, run=config.name, config=stored)
         self._env_id = config.environment.id
 
-    def store(self, rows: Sequence[Row]) -> pl.DataFrame:
+    def store(self, rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
         """Commit the rows of one iteration, and return them as a table, with all derived columns.
 
         After a resume, the rows of an iteration that is played again replace the earlier ones.
@@ -47,8 +46,8 @@ class StepTable:
             rows: Rows of complete groups, in any order.
         """
         committed = self._writer.committed
-        again: list[Row] = []
-        new: list[Row] = []
+        again: list[dict[str, Any]] = []
+        new: list[dict[str, Any]] = []
         for row in rows:
             played_before = tuple(row[name] for name in GROUP_KEY) in committed
             (again if played_before else new).append({"env_id": self._env_id, **row})
@@ -73,5 +72,9 @@ def advantages(steps: pl.DataFrame, config: AdvantageConfig) -> dict[tuple[str, 
         config: The estimator and its parameters.
     """
     parameters: dict[str, Any] = config.parameters
-    table = compute(steps, config.estimator, **parameters).select("trajectory", "step", "advantage").collect(engine="in-memory")
+    table = (
+        compute(steps, config.estimator, **parameters)
+        .select("trajectory", "step", "advantage")
+        .collect(engine="in-memory")
+    )
     return {(trajectory, step): value for trajectory, step, value in table.iter_rows() if value is not None}

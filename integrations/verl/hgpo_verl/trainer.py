@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-    from hgpo_train.rollout.trajectory import Row
     from hgpo_verl.workers import ReplacingAgentLoopManager
 
 _FIELDS: Final = ["prompts", "responses", "rollout_log_probs", "extra_fields"]
@@ -96,7 +95,7 @@ class HgpoTrainer(PPOTrainerSync):
         raise_if_too_many(failures_of_steps(steps.lazy()), rollout.max_failed, "Resuming repeats them")
 
 
-def _rows(batch: KVBatchMeta) -> dict[str, Row]:
+def _rows(batch: KVBatchMeta) -> dict[str, dict[str, Any]]:
     """Return the row of the step table of each key, without verl's padding."""
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=_FIELDS)

@@ -47,7 +47,7 @@ def answer(prompt: str) -> str:
 
 def played(trajectory, generate, tokenizer, options=OPTIONS):
     asyncio.run(play(trajectory, generate, tokenizer, options))
-    return trajectory.rows
+    return [row.as_dict() for row in trajectory.rows]
 
 
 def answering(tokenizer):
@@ -105,7 +105,7 @@ def test_a_request_that_fails_is_sent_again(tokenizer, monkeypatch) -> None:
         return await answering(tokenizer)(tokens)
 
     rows = played(one(), with_retries(generate, pause_s=0), tokenizer)
-    assert not any("aborted" in row for row in rows)
+    assert not any(row["aborted"] for row in rows)
     assert len(calls) == len(rows) + 2
 
 
