@@ -9,10 +9,12 @@ and scenes. Resets are not included. All figures are CPU microseconds per step.
 
 engine            the bare engine: state text and admissible actions
 gym.make          the environment in Gymnasium's wrappers, with prompt, info and history hashes
-vector            `gymnasium.make_vec` with many environments, a step of one of them
+vector            `gymnasium.make_vec` with 128 environments, a step of one of them; `single` is `gym.make` on its steps
 wrappers          Gymnasium's wrappers around an environment that does nothing
 prompt            the package's template; `user's prompt` is the same template in the sandbox for custom templates
 info, hashes      the other parts of a step
+
+The last rows are ratios of figures of the same run, which a loaded machine changes less.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ if TYPE_CHECKING:
     Play = Callable[[Walk], float]
 
 EPISODES = {"HGPO/ALFWorld-v0": 60, "HGPO/WebShop-v0": 250}
-VECTOR = 100
+VECTOR = 128
 REPEATS = 3
+RATIOS = (("gym.make", "engine"), ("gym.make, first", "engine, first"), ("vector", "single"))
 
 
 class Idle(gymnasium.Env[int, str]):
@@ -160,18 +163,21 @@ def again(env_id: str, walks: list[Walk], rounds: int) -> dict[str, float]:
     }
 
 
-def vector(env_id: str, walks: list[Walk], rounds: int) -> float:
-    """Measure a step of one of many open environments; return the minimum of the rounds."""
-    walks = [walk for walk in walks if len(walk[1]) > 5] * VECTOR
-    envs, least = gymnasium.make_vec(env_id, num_envs=VECTOR), [float("inf")] * 5
+def vector(env_id: str, walks: list[Walk], rounds: int) -> dict[str, float]:
+    """Measure the first five steps of many walks in a vector environment and, alternately, in a single environment."""
+    long = [(task, commands[:5]) for task, commands in walks if len(commands) > 5]
+    walks = [long[number % len(long)] for number in range(VECTOR)]
+    envs, play = gymnasium.make_vec(env_id, num_envs=VECTOR), in_environment(gymnasium.make(env_id))
+    least, single = [float("inf")] * 5, [float("inf")] * VECTOR
     for _ in range(rounds):
-        envs.reset(options={"task": [task for task, _ in walks[:VECTOR]]})
+        envs.reset(options={"task": [task for task, _ in walks]})
         for step in range(len(least)):
-            actions = [commands[step] for _, commands in walks[:VECTOR]]
+            actions = [commands[step] for _, commands in walks]
             began = time.process_time()
             envs.step(actions)
             least[step] = min(least[step], time.process_time() - began)
-    return 1e6 * sum(least) / len(least) / VECTOR
+        single = list(map(min, single, map(play, walks)))
+    return {name: 1e6 * sum(seconds) / 5 / VECTOR for name, seconds in (("vector", least), ("single", single))}
 
 
 def first(env_id: str, walks: list[Walk], rounds: int) -> dict[str, float]:
@@ -209,11 +215,12 @@ def main() -> None:
     for env_id in EPISODES:
         walks = apart(partial(random_walks, env_id))
         found = first(env_id, walks, rounds) | again(env_id, walks, rounds)
-        found["vector"] = vector(env_id, walks, 5 * rounds)
+        found |= vector(env_id, walks, 3 * rounds)
+        found |= {f"{name} / {reference}": found[name] / found[reference] for name, reference in RATIOS}
         figures[env_id] = {name: round(value, 2) for name, value in found.items()}
     table = Table("CPU a step, µs", *(env_id for env_id in figures), title="Environments")
     for name in next(iter(figures.values())):
-        table.add_row(name, *(f"{found[name]:.1f}" for found in figures.values()))
+        table.add_row(name, *(f"{found[name]:.{2 if '/' in name else 1}f}" for found in figures.values()))
     console = Console()
     console.print(table)
     console.print(store("environments", figures, keep=given.keep))

@@ -37,9 +37,9 @@ class Task:
         return Task, (self.id, self.split, self.instruction, self.task_type, dict(self.versions))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: every step creates one, and a frozen one takes three times as long
 class State:
-    """The result of starting a task or executing a command.
+    """The result of starting a task or executing a command. Nobody changes it.
 
     Attributes:
         text: The state text: the environment's observation without instruction and history.

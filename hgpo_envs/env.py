@@ -244,7 +244,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             gymnasium.error.ResetNeeded: If the episode has ended or `reset` was never called.
         """
         episode = self.episode
-        if not episode.started or episode.done:
+        if episode.done or not episode.started:
             raise gymnasium.error.ResetNeeded("the episode has ended or was not started: call reset first")
         if not isinstance(action, str):
             raise InputError(f"action: expected a text, received {type(action).__name__} {one_line(repr(action))}")

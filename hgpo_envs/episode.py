@@ -7,13 +7,14 @@ and the texts so far. Copies and pickles therefore store the task and the comman
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
-from hgpo_envs.memory import Memory
+from hgpo_envs.memory import Pair
 from hgpo_envs.prompts import PromptTemplate, load_template
 from hgpo_envs.responses import admissible, numbered, parse
 from hgpo_envs.state_keys import state_key
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
     from hgpo_envs.engine import Engine, State, Task
-    from hgpo_envs.memory import Pair
     from hgpo_envs.responses import Response
     from hgpo_envs.sources import SharedSource
 
@@ -34,7 +34,7 @@ LONGEST_COMMAND: Final = 1 << 14
 """The maximum length of a command in characters. Longer commands are truncated, because the history, prompts and info
 contain commands and would otherwise use unlimited memory."""
 
-_RESERVED: Final = frozenset({"task", "task_id", "task_type", "split", "versions", "step", "action"})
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ class Episode:
         engine: The engine. None creates one from the source.
 
     Attributes:
+        started: Whether a task was started.
         task: The current task.
         state: The engine's last state.
         action: The last command. Empty at the start.
@@ -115,6 +116,8 @@ class Episode:
             which the invalid-action penalty uses). Otherwise whether the command was admissible. True at the start.
         terminated: Whether the task has ended.
         truncated: Whether the step limit, or one of the benchmark's own, was reached first.
+        done: Whether the episode was terminated or truncated.
+        steps_taken: The number of actions so far.
     """
 
     task: Task
@@ -123,10 +126,11 @@ class Episode:
     def __init__(self, shared: SharedSource, settings: Settings, engine: Engine | None = None) -> None:
         self.shared, self.settings = shared, settings
         self._engine = engine
-        self._memory = Memory(settings.history_length)
+        self._pairs: deque[Pair] = deque(maxlen=settings.history_length)
         self._journal: list[tuple[str, bool | None]] = []
+        self.steps_taken = 0
         self.action, self.action_valid = "", True
-        self.terminated = self.truncated = False
+        self.started = self.terminated = self.truncated = self.done = False
 
     @property
     def engine(self) -> Engine:
@@ -134,21 +138,6 @@ class Episode:
         if self._engine is None:
             self._engine = self.shared.source.engine()
         return self._engine
-
-    @property
-    def started(self) -> bool:
-        """Whether a task was started."""
-        return hasattr(self, "state")
-
-    @property
-    def done(self) -> bool:
-        """Whether the episode was terminated or truncated."""
-        return self.terminated or self.truncated
-
-    @property
-    def steps_taken(self) -> int:
-        """The number of actions so far."""
-        return self._memory.steps_taken
 
     @property
     def state_key(self) -> str | None:
@@ -182,10 +171,12 @@ class Episode:
     def begin(self, task: Task, state: State) -> None:
         """Start a task from its first state."""
         self.task, self.state = task, state
-        self._memory.clear()
+        self._pairs.clear()
         self._journal.clear()
+        self.steps_taken = 0
         self.action, self.action_valid = "", True
-        self.terminated, self.truncated = state.terminated, state.truncated
+        self.started, self.terminated, self.truncated = True, state.terminated, state.truncated
+        self.done = state.terminated or state.truncated
 
     def act(self, text: str) -> None:
         """Execute a command or a response, depending on the action format. No text raises an error."""
@@ -211,12 +202,13 @@ class Episode:
     def observe(self, command: str, well_formed: bool | None, state: State) -> None:
         """Record an executed command and the state after it."""
         self._journal.append((command, well_formed))
-        self._memory.store(self.state.text, command)
+        self.steps_taken += 1
+        self._pairs.append(Pair(self.steps_taken, self.state.text, command))
         self.state, self.action = state, command
         self.action_valid = state.valid if well_formed is None else well_formed
         self.terminated = state.terminated
-        limited = state.truncated or self._memory.steps_taken >= self.settings.max_steps
-        self.truncated = not state.terminated and limited
+        self.done = state.terminated or state.truncated or self.steps_taken >= self.settings.max_steps
+        self.truncated = self.done and not state.terminated
 
     def prompt(self, history_length: int | None = None) -> str:
         """Return the prompt for the current state.
@@ -224,32 +216,35 @@ class Episode:
         Args:
             history_length: The maximum number of past pairs, to shorten a prompt. None uses all K.
         """
-        return self.settings.template.render(
+        pairs = list(self._pairs)
+        if history_length is not None:
+            pairs = pairs[max(0, len(pairs) - history_length) :]
+        state, settings = self.state, self.settings
+        return settings.template.render(
             task=self.task.instruction,
-            observation=self.state.text,
-            admissible_actions=list(self.state.actions),
-            memory=self._memory,
-            max_steps=self.settings.max_steps,
-            action_format=self.settings.action_format,
-            history_length=history_length,
+            observation=state.text,
+            admissible_actions=state.actions,
+            pairs=pairs,
+            steps_taken=self.steps_taken,
+            max_steps=settings.max_steps,
+            action_format=settings.action_format,
         )
 
     def history(self) -> list[Pair]:
         """Return the past pairs that the prompt shows, oldest first."""
-        return self._memory.pairs()
+        return list(self._pairs)
 
     def info(self) -> dict[str, Any]:
         """Return Gymnasium's info. Each call returns new objects, which the caller may keep and change."""
         task, state = self.task, self.state
-        own = {key: copy_plain_data(value) for key, value in state.info.items() if key not in _RESERVED}
         return {
-            **own,
+            **(copy_plain_data(dict(state.info)) if state.info else {}),
             "task": task.instruction,
             "task_id": task.id,
             "task_type": task.task_type,
             "split": task.split,
             "versions": dict(task.versions),
-            "step": self._memory.steps_taken,
+            "step": self.steps_taken,
             "action": self.action,
             "action_valid": self.action_valid,
             "action_admissible": state.valid,
@@ -286,9 +281,9 @@ class Episode:
             return other
         other = Episode(self.shared, self.settings, fork())
         other.task, other.state = self.task, self.state
-        other._memory, other._journal = self._memory.fork(), self._journal.copy()
-        other.action, other.action_valid = self.action, self.action_valid
-        other.terminated, other.truncated = self.terminated, self.truncated
+        other._pairs, other._journal = self._pairs.copy(), self._journal.copy()
+        other.steps_taken, other.action, other.action_valid = self.steps_taken, self.action, self.action_valid
+        other.started, other.terminated, other.truncated, other.done = True, self.terminated, self.truncated, self.done
         return other
 
     def engine_key(self) -> Hashable:
@@ -305,7 +300,7 @@ class Episode:
 
         Two episodes with equal settings and equal keys have the same prompt, and react equally to all later texts.
         """
-        return self.task.id, self.steps_taken, tuple(self._memory.pairs()), self.state.text, self.engine_key()
+        return self.task.id, self.steps_taken, tuple(self._pairs), self.state.text, self.engine_key()
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -347,12 +342,10 @@ def check_template(shared: SharedSource, settings: Settings, task_id: str) -> No
     episode.prompt()
 
 
-def copy_plain_data(value: object) -> object:
+def copy_plain_data(value: Any) -> Any:  # noqa: ANN401 (a copy of whatever it is)
     """Return a copy of nested data: dictionaries, lists and tuples are copied, other values are shared."""
     if isinstance(value, dict):
-        return {key: copy_plain_data(item) for key, item in value.items()}
+        return {key: item if type(item) in _PLAIN else copy_plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(
-            [item if type(item) is str else copy_plain_data(item) for item in value]
-        )  # most are lists of texts
+        return type(value)([item if type(item) in _PLAIN else copy_plain_data(item) for item in value])
     return value

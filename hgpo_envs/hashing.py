@@ -39,6 +39,7 @@ _FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND: Final = np.uint64(0x94D049BB133111EB)
 _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 _MASK: Final = (1 << 64) - 1
+_PACKED, _PACKED_STRIDES = np.dtype("<i8"), (16,)  # of `Chain`'s integers as arrays
 
 
 def text_hash(text: str) -> int:
@@ -135,9 +136,9 @@ def advance(
 class Chain:
     """`start` and `advance` for a single environment, without actions.
 
-    On one row, NumPy's call overhead exceeds the computation. This class packs the values of all depths into one
-    Python integer, depth k in bits 128k to 128k + 63, so that one operation applies to all of them. The upper half of
-    each 128 bits receives the carry of a multiplication and is then cleared.
+    On one row, NumPy's call overhead exceeds the computation. This class packs the values of all depths so far into
+    one Python integer, depth k in bits 128k to 128k + 63, so that one operation applies to all of them. The upper half
+    of each 128 bits receives the carry of a multiplication and is then cleared.
 
     Args:
         depth: K. Depths 0..K are computed.
@@ -150,9 +151,9 @@ class Chain:
     """
 
     def __init__(self, depth: int = DEFAULT_DEPTH) -> None:
-        self._size = 16 * (depth + 1)
-        self._ones = sum(1 << 128 * k for k in range(depth + 1))
-        self._golden, self._low = self._ones * int(_GOLDEN), self._ones * _MASK
+        self._size = depth + 1
+        ones = [sum(1 << 128 * k for k in range(count)) for count in range(1, depth + 2)]
+        self._constants = [(one, one * int(_GOLDEN), one * _MASK) for one in ones]  # for each number of depths
         self._values = self._steps = 0
 
     def start(self, state_hash: int) -> NDArray[np.int64]:
@@ -162,21 +163,24 @@ class Chain:
 
     def advance(self, state_hash: int) -> NDArray[np.int64]:
         """Return the history hashes of the next step, an int64 array of shape (depth + 1,)."""
+        size, steps = self._size, self._steps
+        ones, golden, low = self._constants[steps if steps < size else -1]
         before = self._values << 128  # depth k is computed from depth k - 1, depth 0 from 0
-        inner = self._mix(before + self._golden)
-        self._values = self._mix(inner ^ self._ones * (state_hash & _MASK))
+        inner = _mix_packed(before + golden, low)
+        values = self._values = _mix_packed(inner ^ ones * (state_hash & _MASK), low)
         self._steps += 1
-        values = np.frombuffer(self._values.to_bytes(self._size, "little"), "<i8")
-        hashes = values[::2].astype(np.int64)
-        hashes[self._steps :] = UNDEFINED
+        hashes = np.ndarray(size, _PACKED, values.to_bytes(16 * size, "little"), 0, _PACKED_STRIDES).copy()
+        if self._steps < size:
+            hashes[self._steps :] = UNDEFINED
         return hashes
 
-    def _mix(self, x: int) -> int:
-        low = self._low
-        x &= low
-        x = ((x ^ x >> 30) & low) * 0xBF58476D1CE4E5B9 & low
-        x = ((x ^ x >> 27) & low) * 0x94D049BB133111EB & low
-        return (x ^ x >> 31) & low
+
+def _mix_packed(x: int, low: int) -> int:
+    """Return `mix` of each 64-bit value of a packed integer, at the bits that are set in `low`."""
+    x &= low
+    x = ((x ^ x >> 30) & low) * 0xBF58476D1CE4E5B9 & low
+    x = ((x ^ x >> 27) & low) * 0x94D049BB133111EB & low
+    return (x ^ x >> 31) & low
 
 
 def chain_columns(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
@@ -27,7 +28,7 @@ from hgpo_envs.spaces import STATE_CHARACTERS, UnicodeText
 from hgpo_envs.task_sampling import TaskSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -151,7 +152,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         self._seed(seed)
         slots: list[int] = np.flatnonzero(mask).tolist()
         self._start(slots, tasks)
-        return self._observe(slots), self._infos({slot: self.episodes[slot].info() for slot in slots})
+        return self._observe(slots), self._infos(slots)
 
     def step(
         self, actions: Sequence[str]
@@ -188,7 +189,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         truncated = np.array([episode.truncated for episode in self.episodes])
         final = self._reset_ended() if self.autoreset_mode is AutoresetMode.SAME_STEP else {}
         observation = self._observe(range(self.num_envs))
-        infos = self._infos({slot: episode.info() for slot, episode in enumerate(self.episodes)})
+        infos = self._infos(range(self.num_envs))
         return observation, rewards, terminated, truncated, infos | final
 
     def _reset_ended(self) -> dict[str, Any]:
@@ -202,7 +203,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         observations = np.full(self.num_envs, None, dtype=np.object_)
         for slot in ended:
             observations[slot] = {name: values[slot] for name, values in last.items()}
-        infos = self._infos({slot: self.episodes[slot].info() for slot in ended})
+        infos = self._infos(ended)
         self._start(ended)
         return {"final_obs": observations, "_final_obs": mask, "final_info": infos, "_final_info": mask.copy()}
 
@@ -278,23 +279,25 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             "history_hash": self._hashes.copy(),
         }
 
-    def _infos(self, given: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    def _infos(self, slots: Sequence[int]) -> dict[str, Any]:
         """Return the infos of some slots as arrays with masks."""
-        columns: dict[str, tuple[NDArray[Any], NDArray[np.bool_]]] = {}
-        for slot, info in given.items():
-            for key, value in info.items():
-                if key not in columns:
-                    dtype = _DTYPES.get(type(value), np.object_)
-                    values = np.full(self.num_envs, None if dtype is np.object_ else 0, dtype=dtype)
-                    columns[key] = values, np.zeros(self.num_envs, dtype=np.bool_)
-                values, present = columns[key]
-                if value is None and values.dtype != np.object_:  # an unknown `won`
-                    values = values.astype(np.object_)
-                    columns[key] = values, present
-                values[slot], present[slot] = value, True
-        return {
-            name: array for key, pair in columns.items() for name, array in zip((key, f"_{key}"), pair, strict=True)
-        }
+        infos = [self.episodes[slot].info() for slot in slots]
+        keys = dict.fromkeys(chain.from_iterable(infos))
+        columns = zip(*[[info.get(key, _ABSENT) for key in keys] for info in infos], strict=True)
+        all_slots = np.array(slots)
+        arrays: dict[str, Any] = {}
+        for key, values in zip(keys, columns, strict=True):
+            types, having = set(map(type, values)), all_slots
+            if type(_ABSENT) in types:
+                having = all_slots[[value is not _ABSENT for value in values]]
+                values = tuple(value for value in values if value is not _ABSENT)  # noqa: PLW2901 (those that exist)
+                types.remove(type(_ABSENT))
+            dtype = _DTYPES.get(types.pop(), np.object_) if len(types) == 1 else np.object_  # several: an unknown `won`
+            arrays[key] = np.full(self.num_envs, None if dtype is np.object_ else 0, dtype)
+            arrays[key][having] = np.fromiter(values, dtype, len(values))  # which does not take lists apart
+            arrays[f"_{key}"] = np.zeros(self.num_envs, dtype=np.bool_)
+            arrays[f"_{key}"][having] = True
+        return arrays
 
     def _reset_mask(self, given: object) -> NDArray[np.bool_]:
         if given is None:
@@ -347,4 +350,5 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
                 self._draw[members] = [0] * self.group_size
 
 
+_ABSENT: Final = object()
 _DTYPES: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}

@@ -22,8 +22,6 @@ from hgpo_envs.unicode_text import clean_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hgpo_envs.memory import Memory
-
 VERL_AGENT: Final = "verl-agent:"
 """The prefix of a template's name, before the path of the checkout."""
 
@@ -83,17 +81,15 @@ def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
     return found[0], found[1]
 
 
-def fill(templates: tuple[str, str], benchmark: str, fields: Mapping[str, Any], memory: Memory, shown: int) -> str:
+def fill(templates: tuple[str, str], benchmark: str, fields: Mapping[str, Any]) -> str:
     """Return the prompt of one step.
 
     Args:
         templates: The result of `read_constants`.
         benchmark: ALFWorld or WebShop.
-        fields: `task`, `observation` and `admissible_actions`.
-        memory: The episode's memory.
-        shown: Number of past steps to show at most.
+        fields: `task`, `observation`, `admissible_actions`, `pairs` and `steps_taken`.
     """
-    pairs = memory.pairs(shown)
+    pairs = fields["pairs"]
     webshop = benchmark == "WebShop"
     admissible = fields["admissible_actions"]
     if webshop:
@@ -102,10 +98,10 @@ def fill(templates: tuple[str, str], benchmark: str, fields: Mapping[str, Any], 
         actions = "\n ".join(f"'{action}'" for action in admissible if action != "help")
     values = {
         "task_description": fields["task"],
-        "step_count": memory.steps_taken,
+        "step_count": fields["steps_taken"],
         "history_length": len(pairs),
         "action_history": as_text(pairs),
-        "current_step": memory.steps_taken + 1,
+        "current_step": fields["steps_taken"] + 1,
         "current_observation": fields["observation"],
         "admissible_actions": actions,
         "available_actions": actions,

@@ -13,7 +13,7 @@ from hgpo_datasets.interchange.verl_agent import import_rollouts
 from hgpo_datasets.interchange.verl_prompts import read_prompt
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-from hgpo_envs.memory import Memory, as_text
+from hgpo_envs.memory import Pair, as_text
 
 OPENINGS = {
     "ALFWorld": "You are an expert agent operating in the ALFRED Embodied Environment.",
@@ -27,37 +27,40 @@ PAIRS = (
     ("action_valid", "valid"),
     ("won", "won"),
 )
+LENGTH = 2
+"""The history length of the prompts."""
 Episode = list[dict[str, Any]]
 
 
-def prompt(benchmark: str, task: str, memory: Memory, state: str, actions: list[str]) -> str:
+def prompt(benchmark: str, task: str, past: list[tuple[str, str]], state: str, actions: list[str]) -> str:
     """The marks of verl-agent's prompts around the values, between what a chat template leaves."""
     shop = benchmark == "WebShop"
     dot, quoted = ("." if shop else ""), [f"'{action}'" for action in actions]
     listed = "\n[\n" + "".join(f"{one},\n" for one in quoted) + "]" if shop else f"[{chr(10).join(quoted)}]"
     listed = listed if shop else listed.replace("\n", "\n ")
-    told = f" Your task is to: {task}{dot}\n" if shop or memory.steps_taken else "\n"
-    past = (
-        f"Prior to this step, you have already taken {memory.steps_taken} step(s). Below are the most recent "
-        f"{len(memory.pairs())} observations and the corresponding actions you took: {as_text(memory.pairs())}\n"
-        f"You are now at step {memory.steps_taken + 1} and your current observation is: {state}{dot}\n"
+    told = f" Your task is to: {task}{dot}\n" if shop or past else "\n"
+    pairs = [Pair(number, *pair) for number, pair in enumerate(past, 1)][-LENGTH:]
+    later = (
+        f"Prior to this step, you have already taken {len(past)} step(s). Below are the most recent "
+        f"{len(pairs)} observations and the corresponding actions you took: {as_text(pairs)}\n"
+        f"You are now at step {len(past) + 1} and your current observation is: {state}{dot}\n"
     )
-    now = past if memory.steps_taken else f"Your current observation is: {state}{dot}\n"
+    now = later if past else f"Your current observation is: {state}{dot}\n"
     shown = (
         f"Your admissible actions of the current situation are: {listed}.\n\nNow it's your turn to take an action.\n"
     )
     return f"system\nAnswer.\nuser\n\n{OPENINGS[benchmark]}{told}{now}{shown}\nassistant\n"
 
 
-def dumped(benchmark: str, episodes: list[Episode], groups: list[str], length: int = 2) -> list[dict[str, Any]]:
+def dumped(benchmark: str, episodes: list[Episode], groups: list[str]) -> list[dict[str, Any]]:
     records = []
     for number, (steps, group) in enumerate(zip(episodes, groups, strict=True)):
-        memory = Memory(length)
+        past: list[tuple[str, str]] = []
         won = steps[-1]["won"]
         for step in steps:
             records.append(
                 {
-                    "input": prompt(benchmark, step["task"], memory, step["state"], step["actions"]),
+                    "input": prompt(benchmark, step["task"], past, step["state"], step["actions"]),
                     "output": step["response"],
                     "score": (10.0 if won else 0.0) - (0.0 if step["valid"] else 0.1),
                     "step": 7,
@@ -68,7 +71,7 @@ def dumped(benchmark: str, episodes: list[Episode], groups: list[str], length: i
                     "is_action_valid": step["valid"],
                 }
             )
-            memory.store(step["state"], step["action"])
+            past.append((step["state"], step["action"]))
     return records
 
 
@@ -191,11 +194,9 @@ def test_what_cannot_be_imported_is_one_line(tmp_path: Path, text: str, line: st
 
 
 def test_prompts_are_read_to_the_letter() -> None:
-    memory = Memory(2)
-    for n in range(3):
-        memory.store(f"it's {n}.\nsecond line", f"click[{n}]")
+    past = [(f"it's {n}.\nsecond line", f"click[{n}]") for n in range(3)]
     shown = read_prompt(
-        prompt("WebShop", "Find me a mug.", memory, "'a' [SEP] 'b.'", ["search[<your query>]", "click[it's]"])
+        prompt("WebShop", "Find me a mug.", past, "'a' [SEP] 'b.'", ["search[<your query>]", "click[it's]"])
     )
     assert shown is not None
     assert (shown.task, shown.step, shown.state) == ("Find me a mug.", 3, "'a' [SEP] 'b.'")

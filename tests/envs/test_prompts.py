@@ -1,50 +1,45 @@
-"""Memory and prompt templates."""
+"""History and prompt templates."""
 
 import copy
 import pickle
 
+import gymnasium
 import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hgpo_envs  # noqa: F401 (registers the environments)
+from hgpo_envs.environment_spec import make_player
 from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
-from hgpo_envs.memory import Memory, as_text
+from hgpo_envs.memory import Pair, as_text
 from hgpo_envs.prompts import FIELDS, PromptTemplate, load_template
 
-PAIRS = st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), max_size=12)
+
+def test_the_last_k_pairs_are_shown_numbered_over_the_whole_episode():
+    env = gymnasium.make("HGPO/ALFWorld-v0", history_length=3).unwrapped
+    for _ in range(2):  # the second episode shows nothing of the first
+        states = [env.reset(seed=1)[0]["state"]]
+        assert env.episode.history() == []
+        for _ in range(4):
+            states.append(env.step("look")[0]["state"])
+        assert env.episode.steps_taken == 4
+        expected = [Pair(number, states[number - 1], "look") for number in (2, 3, 4)]
+        assert env.episode.history() == expected
+        for shown in range(5):
+            prompt = env.episode.prompt(shown)
+            assert as_text(expected[3 - min(shown, 3) :]) in prompt
+            assert prompt.count("[Observation") == min(shown, 3)
 
 
-def test_text_form():
-    memory = Memory(2)
-    for n in range(1, 4):
-        memory.store(f"o{n}", f"a{n}")
-    assert as_text(memory.pairs()) == "[Observation 2: 'o2', Action 2: 'a2']\n[Observation 3: 'o3', Action 3: 'a3']"
-    assert as_text(memory.pairs(1)) == "[Observation 3: 'o3', Action 3: 'a3']"
-    assert as_text(memory.pairs(0)) == ""
-    assert memory.steps_taken == 3
-
-
-@given(PAIRS, st.integers(0, 6), st.one_of(st.none(), st.integers(0, 8)))
-def test_the_last_k_pairs_numbered_over_the_whole_episode(pairs, length, shown):
-    memory = Memory(length)
-    for observation, action in pairs:
-        memory.store(observation, action)
-    kept = min(length, len(pairs), len(pairs) if shown is None else shown)
-    expected = list(enumerate(pairs, start=1))[len(pairs) - kept :]
-    assert [(p.number, (p.observation, p.action)) for p in memory.pairs(shown)] == expected
-    assert memory.steps_taken == len(pairs)
-    memory.clear()
-    assert (memory.pairs(), as_text(memory.pairs()), memory.steps_taken) == ([], "", 0)
-
-
-def render(template, memory, **changes):
+def render(template, pairs=(), **changes):
     fields = {
         "task": "cool the mug.",
         "observation": "You see a fridge 1.",
         "admissible_actions": ["go to fridge 1", "help", "look"],
-        "memory": memory,
+        "pairs": list(pairs),
+        "steps_taken": len(pairs),
         "max_steps": 50,
         "action_format": "response",
     }
@@ -53,30 +48,25 @@ def render(template, memory, **changes):
 
 @pytest.mark.parametrize("benchmark", ["ALFWorld", "WebShop", "SomethingElse"])
 def test_the_packages_templates_show_every_field(benchmark):
-    memory = Memory(2)
-    memory.store("A door.", "open door 1")
-    memory.store("A room.", "look")
+    pairs = [Pair(1, "A door.", "open door 1"), Pair(2, "A room.", "look")]
     template = load_template(None, benchmark)
-    prompt = render(template, memory)
+    prompt = render(template, pairs)
     assert "cool the mug." in prompt
     assert "You see a fridge 1." in prompt
     assert "'go to fridge 1'" in prompt
     assert ("'help'" in prompt) == (benchmark != "ALFWorld")  # verl-agent leaves ALFWorld's help out
-    assert as_text(memory.pairs()) in prompt
+    assert as_text(pairs) in prompt
     assert "Step 3" in prompt
     assert "<think>" in prompt
     assert "<action>" in prompt
-    bare = render(template, memory, action_format="command")
+    bare = render(template, pairs, action_format="command")
     assert "<action>" not in bare
-    numbered = render(template, memory, action_format="number")
+    numbered = render(template, pairs, action_format="number")
     assert "1. go to fridge 1\n" in numbered
     assert "\n3. look\n" in numbered  # the number in the benchmark's list, whatever is left out of the prompt
     assert ("2. help\n" in numbered) == (benchmark != "ALFWorld")
     assert "'go to fridge 1'" not in numbered
     assert "number" in numbered
-    shorter = render(template, memory, history_length=1)
-    assert as_text(memory.pairs(1)) in shorter
-    assert "A door." not in shorter
 
 
 TEXT = st.one_of(st.sampled_from(["look", "help", "", "{{ task }}", "a\nb"]), st.text(max_size=12))
@@ -96,40 +86,62 @@ def plain_jinja(template, fields):
     return jinja.from_string(template.text).render(fields).strip()
 
 
+def expected_prompt(template, fields):
+    pairs, steps = fields["pairs"], fields["steps_taken"]
+    derived = {"history": as_text(pairs), "history_length": len(pairs), "step": steps + 1}
+    return plain_jinja(template, fields | derived)
+
+
 @given(st.data())
 def test_the_packages_templates_agree_with_plain_jinja(data):
     template = load_template(None, data.draw(st.sampled_from(["ALFWorld", "WebShop", "SomethingElse"])))
-    memory = Memory(data.draw(st.integers(0, 3)))
-    for observation, action in data.draw(st.lists(st.tuples(TEXT, TEXT), max_size=5)):
-        memory.store(observation, action)
-    shown = data.draw(st.one_of(st.none(), st.integers(0, 4)))
+    assert template._joined is not None, "it is translated to an expression"
+    texts = data.draw(st.lists(st.tuples(TEXT, TEXT), max_size=3))
     task = data.draw(TEXT)
-    given_fields = {
+    fields = {
         "task": task,
         "observation": data.draw(st.one_of(TEXT, TEXT.map(lambda text: f"{text}{task}."))),
         "admissible_actions": data.draw(st.lists(TEXT, max_size=5)),
+        "pairs": [Pair(number, *text) for number, text in enumerate(texts, 1)],
+        "steps_taken": len(texts),
         "max_steps": 50,
         "action_format": data.draw(st.sampled_from(ACTION_FORMATS)),
     }
-    derived_fields = {
-        "history": as_text(memory.pairs(shown)),
-        "pairs": memory.pairs(shown),
-        "history_length": len(memory.pairs(shown)),
-        "steps_taken": memory.steps_taken,
-        "step": memory.steps_taken + 1,
-    }
-    expected = plain_jinja(template, given_fields | derived_fields)
-    assert template.render(**given_fields, memory=memory, history_length=shown) == expected
+    assert template.render(**fields) == expected_prompt(template, fields)
+
+
+@pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
+@pytest.mark.parametrize("action_format", ACTION_FORMATS)
+def test_prompts_of_played_episodes_agree_with_plain_jinja(env_id, action_format):
+    env = gymnasium.make(env_id, action_format=action_format).unwrapped
+    player = make_player("expert", env.shared.source.name)
+    observation, _ = env.reset(seed=2)
+    episode = env.episode
+    player.reset(episode.task, episode.state, episode.engine)
+    while not episode.done:
+        fields = {
+            "task": episode.task.instruction,
+            "observation": episode.state.text,
+            "admissible_actions": list(episode.state.actions),
+            "pairs": episode.history(),
+            "steps_taken": episode.steps_taken,
+            "max_steps": episode.settings.max_steps,
+            "action_format": action_format,
+        }
+        assert observation["prompt"] == expected_prompt(episode.settings.template, fields)
+        action = player.act(episode.state)
+        observation, *_ = env.step(f"<action>{action}</action>" if action_format == "response" else action)
+    assert episode.state.won
 
 
 def test_a_trusted_template_may_use_jinjas_functions():
     template = PromptTemplate("{% for n in range(step) %}{{ n }}{% endfor %}", "own", trusted=True)
-    assert render(template, Memory(0)) == "0"
+    assert render(template) == "0"
 
 
 def test_first_step_shows_the_raw_observation_and_no_history():
     first = "Welcome. Your task is to: cool the mug."
-    prompt = render(load_template(None, "ALFWorld"), Memory(2), observation=first)
+    prompt = render(load_template(None, "ALFWorld"), observation=first)
     assert first in prompt
     assert prompt.count("cool the mug.") == 1  # the observation says it already
     assert "Observation 1" not in prompt
@@ -140,13 +152,12 @@ def test_a_users_template(tmp_path):
     path.write_text(
         "{{ step }}/{{ max_steps }} {{ task }}|{% for n, o, a in pairs %}{{ n }}{{ o }}{{ a }};{% endfor %}"
     )
-    memory = Memory(5)
-    memory.store("x<&>", "y")
+    pairs = [Pair(1, "x<&>", "y")]
     template = load_template(str(path), "ALFWorld")
-    assert render(template, memory) == "2/50 cool the mug.|1x<&>y;"  # nothing is escaped
+    assert render(template, pairs) == "2/50 cool the mug.|1x<&>y;"  # nothing is escaped
     for same in (copy.deepcopy(template), pickle.loads(pickle.dumps(template))):
         assert same.fingerprint == template.fingerprint
-        assert render(same, memory) == render(template, memory)
+        assert render(same, pairs) == render(template, pairs)
     assert template.fingerprint != load_template(None, "ALFWorld").fingerprint
 
 
@@ -179,7 +190,7 @@ def test_unreadable_template_files(tmp_path, content, line):
 
 def test_every_documented_field_is_available():
     template = PromptTemplate("".join(f"[{{{{ {field} }}}}]" for field in FIELDS), "all")
-    assert render(template, Memory(0)).count("[") >= len(FIELDS)
+    assert render(template).count("[") >= len(FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -195,4 +206,4 @@ def test_every_documented_field_is_available():
 def test_a_users_template_reaches_nothing_of_python(tmp_path, text):
     (tmp_path / "mine.j2").write_text(text)
     with pytest.raises(InputError, match=r"^prompt template [^\n]*$"):
-        render(load_template(tmp_path / "mine.j2", "ALFWorld"), Memory(2))
+        render(load_template(tmp_path / "mine.j2", "ALFWorld"))

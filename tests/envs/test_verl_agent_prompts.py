@@ -12,6 +12,7 @@ import pytest
 
 import hgpo_envs  # noqa: F401 (registers the environments)
 from hgpo_envs.errors import InputError
+from hgpo_envs.memory import Pair
 from hgpo_envs.prompts import VerlAgentTemplate, load_template
 
 ALFWORLD = '''
@@ -66,12 +67,11 @@ def test_webshop_prompts_quote_actions_and_drop_a_long_history(checkout) -> None
     assert observation["prompt"].startswith(f"Buy {info['task']}. {observation['state']}. [\n'")
     assert observation["prompt"].endswith("',\n]")
     template = load_template(f"verl-agent:{checkout}", "WebShop")
-    memory = copy.deepcopy(env.unwrapped.episode._memory)
     fields = {"task": "tea", "observation": "page", "admissible_actions": ["a"], "max_steps": 9, "action_format": "x"}
-    memory.store("x" * 12_000, "a")
-    assert "Action 1" in template.render(memory=memory, **fields)
-    memory.store("x" * 2_000, "a")
-    assert template.render(memory=memory, **fields) == "Buy tea. page. [\n'a',\n]"
+    pairs = [Pair(1, "x" * 12_000, "a")]
+    assert "Action 1" in template.render(pairs=pairs, steps_taken=1, **fields)
+    pairs.append(Pair(2, "x" * 2_000, "a"))
+    assert template.render(pairs=pairs, steps_taken=2, **fields) == "Buy tea. page. [\n'a',\n]"
 
 
 def test_a_shorter_history_can_be_asked_for(checkout) -> None:

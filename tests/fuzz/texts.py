@@ -120,20 +120,19 @@ ALFWORLD_TEMPLATE = '{task_description} {step_count} {history_length} {action_hi
 
 
 def fill_verl_agent(data: bytes, folder: Path) -> object:
-    from hgpo_envs.memory import Memory
+    from hgpo_envs.memory import Pair
     from hgpo_envs.prompts import load_template
 
     path = folder / "agent_system" / "environments" / "prompts" / "alfworld.py"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     template = load_template(f"verl-agent:{folder}", "ALFWorld")
-    memory = Memory(2)
-    for _ in range(2):
+    for steps in range(2):
         fields = {"task": "put a mug on a desk", "observation": "a room", "admissible_actions": ["look", "help"]}
-        shown = template.render(memory=memory, max_steps=50, action_format="response", **fields)
+        fields |= {"pairs": [Pair(1, "a room", "look")][:steps], "steps_taken": steps}
+        shown = template.render(max_steps=50, action_format="response", **fields)
         assert isinstance(shown, str)
         assert len(shown) < 1 << 25
-        memory.store("a room", "look")
     return None
 
 

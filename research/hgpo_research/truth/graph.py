@@ -21,7 +21,7 @@ import numpy as np
 from hgpo_envs.engine import State
 from hgpo_envs.episode import Episode
 from hgpo_envs.hashing import text_hash
-from hgpo_envs.memory import Memory, Pair
+from hgpo_envs.memory import Pair
 from hgpo_train.policies.base import Request
 
 if TYPE_CHECKING:
@@ -390,14 +390,13 @@ class Graph:
         return Request(number, shown, 0, slot, step, self.task, state, engine, prompt, lambda: pairs)
 
     def _prompt(self, state: State, step: int, pairs: Sequence[Pair], length: int | None = None) -> str:
-        memory = Memory(self._settings.history_length)
-        memory.resume(pairs, step)
+        shown = len(pairs) if length is None else min(length, len(pairs))
         return self._settings.template.render(
             task=self.task.instruction,
             observation=state.text,
-            admissible_actions=list(state.actions),
-            memory=memory,
+            admissible_actions=state.actions,
+            pairs=list(pairs[len(pairs) - shown :]),
+            steps_taken=step,
             max_steps=self._settings.max_steps,
             action_format=self._settings.action_format,
-            history_length=length,
         )
