@@ -10,7 +10,7 @@ shard, so that a manifest cannot point a reader outside the run's folder.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -22,12 +22,11 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 NAME: Final = "manifest.jsonl"
-MOST_BYTES: Final = 64 << 20
-"""Largest manifest that is read or written, in bytes: about 250,000 shards."""
+MOST_BYTES: Final = 256 << 20
+"""Largest manifest that is read, in bytes: about a million shards."""
 
 _FORMAT: Final = "hgpo step table"
 
@@ -74,37 +73,42 @@ class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replaces: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Manifest:
     """A decoded manifest.
 
     Attributes:
-        header: Description of the run; None if the first line is missing or incomplete.
-        shards: Committed shards in commit order.
+        header: Description of the run; None if the first line is missing or damaged.
+        shards: Committed shards by file name, in commit order.
+        replaced: Files that were committed and later replaced.
         size: Size of the complete lines in bytes. Bytes after them were never committed.
         check: Check of the last line; the next line's check depends on it.
         problem: Description of the first invalid line; None if the manifest is valid.
-        replaced: Files that were committed and later replaced.
     """
 
-    header: Header | None
-    shards: tuple[Shard, ...]
-    size: int
-    check: str
+    header: Header | None = None
+    shards: dict[str, Shard] = field(default_factory=dict)
+    replaced: list[str] = field(default_factory=list)
+    size: int = 0
+    check: str = ""
     problem: str | None = None
-    replaced: tuple[str, ...] = ()
 
     @property
-    def committed(self) -> int:
-        """Number of files ever committed, which is also the number of the next file."""
-        return len(self.shards) + len(self.replaced)
+    def next_file(self) -> str:
+        """The file name of the next shard, which follows from the number of files ever committed."""
+        return file_name(len(self.shards) + len(self.replaced))
 
-    def with_shard(self, shard: Shard) -> Manifest:
-        """Return the manifest with one more committed file, which may replace an earlier one."""
-        if shard.replaces is None:
-            return replace(self, shards=(*self.shards, shard))
-        kept = tuple(other for other in self.shards if other.file != shard.replaces)
-        return replace(self, shards=(*kept, shard), replaced=(*self.replaced, shard.replaces))
+    def add(self, content: Header | Shard) -> None:
+        """Add a line that is on disk."""
+        line, self.check = encode_line(content, self.check)
+        self.size += len(line)
+        if isinstance(content, Header):
+            self.header = content
+            return
+        if content.replaces is not None:
+            del self.shards[content.replaces]
+            self.replaced.append(content.replaces)
+        self.shards[content.file] = content
 
 
 def canonical(value: object) -> bytes:
@@ -112,27 +116,13 @@ def canonical(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
 
-def plain(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
-    """Return the value after a round trip through JSON (tuples become lists, NumPy scalars become numbers)."""
-    return orjson.loads(canonical(value))
-
-
 def encode_line(content: Header | Shard, previous_check: str) -> tuple[bytes, str]:
     """Return a line and its check."""
     values = {name: value for name, value in msgspec.structs.asdict(content).items() if value is not None}
     if isinstance(content, Header):
         values["format"] = _FORMAT
-    check = _check(values, previous_check)
+    check = xxhash.xxh3_64_hexdigest(previous_check.encode() + canonical(values))
     return canonical({**values, "check": check}) + b"\n", check
-
-
-def extend(manifest: Manifest, content: Header | Shard) -> Manifest:
-    """Return the manifest with one more line."""
-    line, check = encode_line(content, manifest.check)
-    size = manifest.size + len(line)
-    if isinstance(content, Header):
-        return Manifest(content, (), size, check)
-    return replace(manifest.with_shard(content), size=size, check=check)
 
 
 def file_name(number: int) -> str:
@@ -164,7 +154,7 @@ def current(folder: Path, shards: Path) -> Manifest:
         InputError: See `read`.
     """
     listed = read(folder)
-    while not all((shards / shard.file).exists() for shard in listed.shards):
+    while not all((shards / name).exists() for name in listed.shards):
         again = read(folder)
         if again.check == listed.check:  # no writer replaced the file: it is missing
             break
@@ -178,63 +168,43 @@ def decode(data: bytes) -> Manifest:
     Raises:
         InputError: The data is not a manifest, or was written by a newer version.
     """
-    header: Header | None = None
-    shards: dict[str, Shard] = {}
-    replaced: list[str] = []
-    size, check, problem = 0, "", None
-    while (end := data.find(b"\n", size) + 1) and problem is None:
-        number = len(shards) + len(replaced)
-        values = _values(data[size:end], check)
+    manifest = Manifest()
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
-            if values is None:
-                problem = "is damaged"
-            elif header is None:
-                header = _header(values)
-            else:
-                shard = _shard(values, number, shards)
-                if shard.replaces is not None:
-                    del shards[shard.replaces]
-                    replaced.append(shard.replaces)
-                shards[shard.file] = shard
+            manifest.add(_content(line, manifest))
         except msgspec.ValidationError as error:
-            problem = f"is invalid: {str(error)[:200]}"
-        if problem is None and values is not None:
-            size, check = end, values["check"]
-        else:
-            problem = f"line {number + (header is not None) + 1} of {NAME} {problem}"
-    if header is None and problem is None:
-        problem = f"{NAME} has no complete first line"
-    return Manifest(header, tuple(shards.values()), size, check, problem, tuple(replaced))
+            manifest.problem = f"line {number} of {NAME} is damaged: {str(error)[:200]}"
+            return manifest
+    if manifest.header is None:
+        manifest.problem = f"{NAME} has no complete first line"
+    return manifest
 
 
-def _check(values: Mapping[str, object], previous_check: str) -> str:
-    return xxhash.xxh3_64_hexdigest(previous_check.encode() + canonical(values))
+def _content(line: bytes, manifest: Manifest) -> Header | Shard:
+    """Return the content of the line that follows a manifest.
 
-
-def _values(line: bytes, previous_check: str) -> dict[str, Any] | None:
-    """Return a line's values, or None unless `encode_line` would produce exactly this line at this position."""
+    Raises:
+        msgspec.ValidationError: `encode_line` would not produce exactly this line at this position.
+        InputError: It is the first line of another format or of a newer version.
+    """
     try:
         values = orjson.loads(line)
-        content = {name: value for name, value in values.items() if name != "check"}
-        whole = canonical(values) + b"\n" == line and values["check"] == _check(content, previous_check)
-    except (orjson.JSONDecodeError, AttributeError, KeyError):
-        return None
-    return values if whole else None
-
-
-def _header(values: dict[str, Any]) -> Header:
-    if values.get("format") != _FORMAT:
-        raise InputError(f"{NAME} is not the manifest of a step table")
-    version = values.get("schema_version")
-    if isinstance(version, int):
-        known_version(version, NAME)
-    return msgspec.convert({name: values[name] for name in values.keys() - {"check", "format"}}, Header)
-
-
-def _shard(values: dict[str, Any], number: int, earlier: Mapping[str, Shard]) -> Shard:
-    shard = msgspec.convert({name: values[name] for name in values.keys() - {"check"}}, Shard)
-    if shard.file != file_name(number):
-        raise msgspec.ValidationError(f"expected {file_name(number)!r} as file, received {shard.file!r}")
-    if shard.replaces is not None and shard.replaces not in earlier:
-        raise msgspec.ValidationError(f"expected an earlier file in `replaces`, received {shard.replaces!r}")
-    return shard
+        del values["check"]
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        raise msgspec.ValidationError("expected JSON with a check") from None
+    content: Header | Shard
+    if manifest.header is None:
+        if values.pop("format", None) != _FORMAT:
+            raise InputError(f"{NAME} is not the manifest of a step table")
+        if isinstance(version := values.get("schema_version"), int):
+            known_version(version, NAME)
+        content = msgspec.convert(values, Header)
+    else:
+        content = msgspec.convert(values, Shard)
+        if content.file != manifest.next_file:
+            raise msgspec.ValidationError(f"expected the file {manifest.next_file!r}, received {content.file!r}")
+        if content.replaces is not None and content.replaces not in manifest.shards:
+            raise msgspec.ValidationError(f"expected an earlier file in `replaces`, received {content.replaces!r}")
+    if encode_line(content, manifest.check)[0] != line + b"\n":
+        raise msgspec.ValidationError("its check differs")
+    return content

@@ -56,7 +56,7 @@ class Partition:
 
     def scan(self) -> pl.LazyFrame:
         """Scan the steps of the partition."""
-        return scan_files([file.path for file in self.files], self.depth, self.storage_options)
+        return scan_files(self.files, self.depth, self.storage_options)
 
     def rows(self) -> int:
         """Return the number of rows; read from the footers of files outside of runs."""
@@ -88,16 +88,15 @@ def partitions(
     if rows < 1:
         raise InputError(f"chunk_rows: expected an integer of at least 1, received {rows}")
     options = dict(storage_options or {})
-    found = source_files(source, options)
-    depth = shared_depth([[file.path for file in some] for some in found], options, plain=plain)
-    files = [file for some in found for file in some]
+    files = source_files(source, options)
+    depth = shared_depth(files, options, plain=plain)
     shards = [file.shard for file in files if file.shard is not None]
     if len(shards) < len(files):
         borders = [0, len(files)]
     else:
         may_end = [True] * len(files)
         if whole:
-            may_end = _ends([_values(file.path, whole, depth, options) for file in files])
+            may_end = _ends([_values(file, whole, depth, options) for file in files])
         borders = _borders([shard.rows for shard in shards], may_end, rows)
     return [Partition(tuple(files[start:end]), depth, options) for start, end in pairwise(borders)]
 
@@ -267,10 +266,12 @@ def _ray_running(workers: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def _values(path: str, columns: Sequence[str], depth: int | None, options: Mapping[str, Any]) -> set[tuple[Any, ...]]:
+def _values(
+    file: StepFile, columns: Sequence[str], depth: int | None, options: Mapping[str, Any]
+) -> set[tuple[Any, ...]]:
     """Return the distinct values of some columns of a file. Columns that it lacks are ignored."""
-    with errors(path):
-        steps = scan_files([path], depth, options)
+    with errors(file.path):
+        steps = scan_files([file], depth, options)
         present = [name for name in columns if name in steps.collect_schema()]
         return set(steps.select(present).unique().collect().rows()) if present else set()
 

@@ -24,7 +24,7 @@ from hgpo_envs.errors import InputError, unknown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from hgpo_datasets.manifest import Shard
+    from hgpo_datasets.manifest import Header, Shard
 
 Choice = Literal["refuse", "skip"]
 
@@ -35,10 +35,12 @@ class StepFile:
 
     Attributes:
         path: Its path or URL.
+        header: The description of its run; None for a file outside of a run.
         shard: Its line in the manifest; None for a file outside of a run.
     """
 
     path: str
+    header: Header | None = None
     shard: Shard | None = None
 
 
@@ -84,9 +86,8 @@ def scan_steps(
         if choice not in get_args(Choice):
             raise InputError(unknown(f"choice for {name}", choice, get_args(Choice)))
     options = dict(storage_options or {})
-    found = source_files(source, options, damaged, uncommitted)
-    files = [[file.path for file in some] for some in found]
-    return scan_files([path for some in files for path in some], shared_depth(files, options, plain=plain), options)
+    files = source_files(source, options, damaged, uncommitted)
+    return scan_files(files, shared_depth(files, options, plain=plain), options)
 
 
 def source_files(
@@ -94,32 +95,23 @@ def source_files(
     options: Mapping[str, Any],
     damaged: Choice = "refuse",
     uncommitted: Choice = "skip",
-) -> list[list[StepFile]]:
-    """Return the files that `scan_steps` reads, those of each run or file in a list of their own.
-
-    Args:
-        source: As in `scan_steps`.
-        options: Options of the object store.
-        damaged: As in `scan_steps`.
-        uncommitted: As in `scan_steps`.
-
-    Raises:
-        InputError: As in `scan_steps`.
-    """
+) -> list[StepFile]:
+    """Return the files that `scan_steps` reads. The arguments and errors are those of `scan_steps`."""
     several = isinstance(source, Iterable) and not isinstance(source, str | os.PathLike)
     sources: list[Any] = [*source] if several else [source]  # type: ignore[misc]
-    for each in sources:
-        if not isinstance(each, str | os.PathLike) or not os.fspath(each):
-            received = f"{type(each).__name__} {each!r}"
+    for path in sources:
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+            received = f"{type(path).__name__} {path!r}"
             raise InputError(f"expected the path or URL of a run or Parquet file, received {received}")
-    parts = parts_of(sources)
-    found = [_files(part, damaged, uncommitted, options) for part in parts]
-    if not any(found):
-        runs = sum(part.kind == "run" for part in parts)
-        more = f": found {runs} runs, none of them with committed rows" if runs > 1 else ""
+    files = [_files(part, damaged, uncommitted, options) for part in parts_of(sources)]
+    empty = sum(not some for some in files)
+    if empty == len(files):
+        more = f": found {empty} runs, none of them with committed rows" if empty > 1 else ""
         raise InputError(f"no committed rows in {', '.join(map(str, sources)) or 'an empty list'}{more}")
-    _warn_about_empty(parts, found)
-    return [files for files in found if files]
+    if empty:
+        line = f"{', '.join(map(str, sources))}: {len(files)} runs, {empty} of them without committed rows"
+        warnings.warn(line, StepTableWarning, stacklevel=3)
+    return [file for some in files for file in some]
 
 
 def step_files(source: Source) -> list[str]:
@@ -131,63 +123,50 @@ def step_files(source: Source) -> list[str]:
     return [file.path for part in parts_of([source]) for file in _files(part, "refuse", "skip", {})]
 
 
-def _warn_about_empty(parts: list[Part], found: list[list[StepFile]]) -> None:
-    """Warn if a folder or pattern contains runs without committed rows beside others."""
-    for source in dict.fromkeys(part.source for part in parts):
-        empty = [not files for part, files in zip(parts, found, strict=True) if part.source == source]
-        if len(empty) > 1 and any(empty):
-            line = f"{source}: {len(empty)} runs, {sum(empty)} of them without committed rows"
-            warnings.warn(line, StepTableWarning, stacklevel=4)
-
-
 def _files(part: Part, damaged: Choice, uncommitted: Choice, options: Mapping[str, Any]) -> list[StepFile]:
     """Return the files of one run, file or URL."""
-    if part.kind == "url":
-        return [StepFile(part.path)] if part.path.endswith(PARQUET) else _remote_run(part.path, options)
-    path = Path(part.path)
     if part.kind == "run":
-        return _run(path, damaged, uncommitted)
-    shards.file_size(path)
-    return [StepFile(str(path))]
+        return _run_files(Path(part.path), damaged, uncommitted)
+    if part.kind == "file":
+        shards.file_size(Path(part.path))
+    elif not part.path.endswith(PARQUET):
+        return _remote_files(part.path, options)
+    return [StepFile(part.path)]
 
 
-def _run(folder: Path, damaged: Choice, uncommitted: Choice) -> list[StepFile]:
-    place = folder / STEPS
+def _run_files(folder: Path, damaged: Choice, uncommitted: Choice) -> list[StepFile]:
+    steps = folder / STEPS
     with errors(folder):
         # listed before the manifest is read: a file that an open writer commits in between is then in the manifest
-        present = sorted(place.glob(f"*{PARQUET}"))
-    listed = manifest.current(folder, place)
+        present = sorted(steps.glob(f"*{PARQUET}"))
+    listed = manifest.current(folder, steps)
     if listed.problem:
         _refuse_or_warn(damaged, f"{folder}: {listed.problem}")
-    names = {shard.file for shard in listed.shards}
     for extra in present:
-        if extra.name not in names and extra.name not in listed.replaced:
+        if extra.name not in listed.shards and extra.name not in listed.replaced:
             _refuse_or_warn(uncommitted, f"{extra} is not committed")
-    found = []
-    for shard in listed.shards:
-        if problem := _problem(place / shard.file, shard):
-            _refuse_or_warn(damaged, problem)
+    files = []
+    for name, shard in listed.shards.items():
+        try:
+            size = shards.file_size(steps / name)
+        except InputError as error:
+            _refuse_or_warn(damaged, str(error))
+            continue
+        if size == shard.bytes:
+            files.append(StepFile(str(steps / name), listed.header, shard))
         else:
-            found.append(StepFile(str(place / shard.file), shard))
-    return found
+            text = f"{steps / name} is damaged: expected {shard.bytes:,} bytes, received {size:,}"
+            _refuse_or_warn(damaged, text)
+    return files
 
 
-def _problem(file: Path, shard: Shard) -> str | None:
-    """Return the problem that a committed file's size shows, or None."""
-    try:
-        size = shards.file_size(file)
-    except InputError as error:
-        return str(error)
-    return None if size == shard.bytes else f"{file} is damaged: expected {shard.bytes:,} bytes, received {size:,}"
-
-
-def _refuse_or_warn(choice: Choice, line: str) -> None:
+def _refuse_or_warn(choice: Choice, message: str) -> None:
     if choice == "refuse":
-        raise InputError(line)
-    warnings.warn(f"{line}; skipped", StepTableWarning, stacklevel=7)
+        raise InputError(message)
+    warnings.warn(f"{message}; skipped", StepTableWarning, stacklevel=6)
 
 
-def _remote_run(url: str, options: Mapping[str, Any]) -> list[StepFile]:
+def _remote_files(url: str, options: Mapping[str, Any]) -> list[StepFile]:
     """Return the files of a run at the URL of its folder or of its `steps/`."""
     run = url.rstrip("/").removesuffix(f"/{STEPS}")
     name = f"{run}/{manifest.NAME}"
@@ -195,33 +174,46 @@ def _remote_run(url: str, options: Mapping[str, Any]) -> list[StepFile]:
         listed = manifest.decode(remote.read_lines(name, manifest.MOST_BYTES, options))
     if listed.problem:
         raise InputError(f"{url}: {listed.problem}")
-    return [StepFile(f"{run}/{STEPS}/{shard.file}", shard) for shard in listed.shards]
+    files = [StepFile(f"{run}/{STEPS}/{name}", listed.header, shard) for name, shard in listed.shards.items()]
+    for file in files[:1]:  # a missing file is an error of the scan, not of a later query
+        _columns(file.path, options)
+    return files
 
 
-def shared_depth(sources: list[list[str]], options: Mapping[str, Any], *, plain: bool) -> int | None:
-    """Return the depth of hashes that all sources have, or None if their columns are the same.
+def shared_depth(files: Sequence[StepFile], options: Mapping[str, Any], *, plain: bool = False) -> int | None:
+    """Return the depth of hashes that all files have, or None if their columns are the same.
 
-    The files of one source have the same columns.
+    Args:
+        files: The files.
+        options: Options of the object store.
+        plain: As in `scan_steps`.
+
+    Raises:
+        InputError: A file is no step table, or plain files have different columns.
     """
-    plain_files = {source[0] for source in sources if plain and is_plain(source[0])}
-    seen = [_columns(source[0], options, versioned=source[0] not in plain_files) for source in sources]
-    other = next((number for number, columns in enumerate(seen) if columns != seen[0]), None)
-    if other is None:
+    alone = [file.path for file in files if file.header is None]
+    headers = {(file.header.depth, file.header.schema_version) for file in files if file.header is not None}
+    plain_files = [path for path in alone if plain and is_plain(path)]
+    seen = [_columns(path, options, versioned=path not in plain_files) for path in alone]
+    if seen and headers:
+        seen += [dict(schema.polars_schema(depth)) for depth, _ in headers]
+    if len(headers) < 2 and all(columns == seen[0] for columns in seen):
         return None
     if plain_files:
         raise InputError(
-            f"{sources[0][0]} and {sources[other][0]} have different columns or types; expected the same in all files "
-            "that are read together"
+            f"{plain_files[0]} and other files have different columns or types; expected the same in all files that "
+            "are read together"
         )
-    return min(schema.stored_depth(one) for one in seen)
+    return min([depth for depth, _ in headers] + [schema.stored_depth(columns) for columns in seen])
 
 
-def scan_files(files: Sequence[str], depth: int | None, options: Mapping[str, Any]) -> pl.LazyFrame:
+def scan_files(files: Sequence[StepFile], depth: int | None, options: Mapping[str, Any]) -> pl.LazyFrame:
     """Return one frame over files, with the columns of this depth if it is not None."""
     schemas: dict[str, Any] = {}
     if depth is not None:
         schemas = {"schema": schema.polars_schema(depth), "missing_columns": "insert", "extra_columns": "ignore"}
-    return pl.scan_parquet(list(files), storage_options=dict(options) or None, glob=False, **schemas)
+    paths = [file.path for file in files]
+    return pl.scan_parquet(paths, storage_options=dict(options) or None, glob=False, **schemas)
 
 
 def is_plain(file: str) -> bool:
@@ -236,7 +228,7 @@ def is_plain(file: str) -> bool:
         return shards.VERSION_KEY not in pl.read_parquet_metadata(file)
 
 
-def _columns(file: str, options: Mapping[str, Any], *, versioned: bool) -> dict[str, pl.DataType]:
+def _columns(file: str, options: Mapping[str, Any], *, versioned: bool = True) -> dict[str, pl.DataType]:
     with errors(file):
         if versioned:
             shards.check_version(pl.read_parquet_metadata(file, storage_options=dict(options) or None), file)

@@ -8,7 +8,7 @@ The options of object stores are those of Polars, because both use the Rust pack
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -19,14 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_PLAIN: Final = {"Accept-Encoding": "identity"}
-
 
 def read_lines(url: str, most: int, options: Mapping[str, Any]) -> bytes:
-    """Read the lines of a remote text file, whatever size the server or object store reports.
+    """Read the lines of a remote text file, whatever size the server reports.
 
-    A file on a web server is read up to the limit at most. Object stores are read by Polars, which buffers a few chunks
-    beyond the limit and always reads complete lines.
+    Polars buffers a few chunks beyond the limit, and always reads complete lines.
 
     Args:
         url: URL on a web server (`http://`, `https://`) or in an object store.
@@ -34,17 +31,16 @@ def read_lines(url: str, most: int, options: Mapping[str, Any]) -> bytes:
         options: Options of the object store, as in `polars.scan_lines`.
 
     Raises:
-        InputError: The file is larger, or the request to a web server failed.
-        OSError, polars.exceptions.PolarsError: The request to an object store failed.
+        InputError: The file is larger.
+        OSError, polars.exceptions.PolarsError: The request failed.
     """
-    if url.startswith(("http://", "https://")) and not options:
-        return _from_web(url, most)
     content = bytearray()
     lines = pl.scan_lines(url, storage_options=dict(options) or None)
     for batch in lines.collect_batches(lazy=True, engine="streaming"):
         for line in batch["line"]:
             content += f"{line}\n".encode()
-            _check_size(url, len(content), most)
+            if len(content) > most:
+                raise InputError(f"{url}: expected at most {most:,} bytes, received more")
     return bytes(content)
 
 
@@ -82,23 +78,3 @@ def uses_http(options: Mapping[str, Any]) -> bool:
     """Return whether the endpoint of the options or of the environment has no encryption, as on one's own machine."""
     endpoint = next((str(value) for name, value in options.items() if "endpoint" in name.lower()), None)
     return (endpoint or os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://")
-
-
-def _from_web(url: str, most: int) -> bytes:
-    import httpx  # takes as long to import as all other modules of this package
-
-    content = bytearray()
-    try:
-        with httpx.stream("GET", url, headers=_PLAIN, follow_redirects=True) as answer:
-            answer.raise_for_status()
-            for piece in answer.iter_bytes(1 << 16):
-                content += piece
-                _check_size(url, len(content), most)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise InputError(f"{url} cannot be read: {first_line(error)}") from error
-    return bytes(content)
-
-
-def _check_size(url: str, size: int, most: int) -> None:
-    if size > most:
-        raise InputError(f"{url}: expected at most {most:,} bytes, received more")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -18,12 +18,12 @@ from hgpo_datasets.shards import first_line
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.unicode_text import clean_text
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 Rows = Iterable[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | pl.DataFrame | Any
 """Input steps: rows as mappings, columns by name, a Polars frame, or an object with Arrow's C stream interface (pyarrow
 or pandas tables)."""
+
+Fault = tuple[str, str, pl.Series]
+"""A column, what is wrong with it, and a mask of the rows."""
 
 _REFUSALS: Final = (
     TypeError,
@@ -52,11 +52,6 @@ def preview(value: object, most: int = 80) -> str:
         return f"a {type(value).__name__}"
 
 
-def name_preview(name: object) -> str:
-    """Return the description of a task, trajectory or group, whose names are longer than other values."""
-    return preview(name, 200)
-
-
 @dataclass(frozen=True, slots=True)
 class WrongRow:
     """One row that violates the schema.
@@ -75,10 +70,6 @@ class WrongRow:
     column: str
     message: str
 
-    def of(self, trajectory: object) -> WrongRow:
-        """Return a copy with the trajectory set."""
-        return replace(self, trajectory=trajectory)
-
 
 class RowError(InputError):
     """An error for rows that violate the schema. The message describes the first of them.
@@ -90,8 +81,8 @@ class RowError(InputError):
 
     def __init__(self, wrong: Iterable[WrongRow]) -> None:
         first: dict[object, WrongRow] = {}
-        for one in wrong:
-            first.setdefault(one.trajectory if isinstance(one.trajectory, str) else ("row", one.row), one)
+        for row in wrong:
+            first.setdefault(row.trajectory if isinstance(row.trajectory, str) else ("row", row.row), row)
         self.wrong = tuple(first.values())
         more = f" (and {len(self.wrong) - 1} more trajectories have invalid rows)" if len(self.wrong) > 1 else ""
         super().__init__(f"{self.wrong[0].message}{more}")
@@ -99,7 +90,38 @@ class RowError(InputError):
     @property
     def trajectories(self) -> frozenset[str]:
         """The trajectories with invalid rows, without rows that have no trajectory."""
-        return frozenset(one.trajectory for one in self.wrong if isinstance(one.trajectory, str))
+        return frozenset(row.trajectory for row in self.wrong if isinstance(row.trajectory, str))
+
+
+def refuse(frame: pl.DataFrame, faults: Iterable[Fault]) -> None:
+    """Raise if a rule has rows that violate it.
+
+    Args:
+        frame: Rows with every column of the schema.
+        faults: The rules' columns, messages and masks. A null in a mask is no violation.
+
+    Raises:
+        RowError: There are such rows.
+    """
+    wrong = [
+        WrongRow(
+            None,
+            row["trajectory"],
+            row["step"],
+            column,
+            f"{row_name(row)}: {message}, received {column} = {preview(row[column])}",
+        )
+        for column, message, mask in faults
+        if mask.any()
+        for row in frame.filter(mask).unique("trajectory", keep="first", maintain_order=True).iter_rows(named=True)
+    ]
+    if wrong:
+        raise RowError(wrong)
+
+
+def row_name(row: Mapping[str, Any]) -> str:
+    """Return the description of a row for error messages."""
+    return f"task {preview(row['task_id'], 200)}, trajectory {preview(row['trajectory'], 200)}, step {row['step']}"
 
 
 def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFrame:
@@ -115,19 +137,27 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
         InputError: The input is not a table of rows, or a column is unknown or missing.
     """
     known = {column.name: column for column in columns(depth)}
-    given = rows if isinstance(rows, pl.DataFrame) else _from_any(rows, known)
-    _check_names(given.columns, known)
-    trajectories = given["trajectory"] if "trajectory" in given.columns else None
-    values = given.select(_value(given, column, defaults, trajectories) for column in known.values())
-    wrong = [
-        _wrong_row(row, trajectories, column.name, f"column {column.name} is never null; row {row} is null")
-        for column in known.values()
-        if not (column.null or column.derived) and values[column.name].null_count()
-        for row in values[column.name].is_null().arg_true()
-    ]
-    if wrong:
-        raise RowError(wrong)
-    return values
+    table = _table(rows, known)
+    trajectories = table["trajectory"] if "trajectory" in table.columns else None
+    values = []
+    for column in known.values():
+        filler = defaults.get(column.name, column.default)
+        if column.name not in table.columns:
+            if filler is None and column.required:
+                meaning = column.meaning[0].lower() + column.meaning[1:-1]
+                raise InputError(f"expected a column {column.name!r} ({meaning}), received rows without it")
+            values.append(pl.Series(column.name, [filler], column.type).new_from_index(0, len(table)))
+            continue
+        series = table[column.name]
+        if series.dtype != column.type:
+            series = _cast(series, column, trajectories)
+        if series.has_nulls() and not (column.null or column.derived):
+            if filler is None:
+                indices = series.is_null().arg_true().to_list()
+                raise _row_error(column, indices, series, trajectories, "expected a value in every row")
+            series = series.fill_null(pl.lit(filler, column.type))
+        values.append(series)
+    return pl.DataFrame(values)
 
 
 def check_defaults(defaults: Mapping[str, object], depth: int) -> None:
@@ -136,46 +166,36 @@ def check_defaults(defaults: Mapping[str, object], depth: int) -> None:
     Raises:
         InputError: A name is unknown, or a value does not fit its column.
     """
-    known = {column.name: column for column in columns(depth)}
-    _check_names(defaults, known)
-    for name, value in defaults.items():
-        _series(name, [value], known[name].type)
+    _table([defaults], {column.name: column for column in columns(depth)})
 
 
-def _from_any(rows: Rows, known: Mapping[str, Column]) -> pl.DataFrame:
-    if hasattr(rows, "__arrow_c_stream__"):
+def _table(rows: Rows, known: Mapping[str, Column]) -> pl.DataFrame:
+    """Return the rows as a table of known columns. Those of mappings have the types of the schema."""
+    if isinstance(rows, pl.DataFrame) or hasattr(rows, "__arrow_c_stream__"):
         try:
-            return pl.DataFrame(rows)
+            table = rows if isinstance(rows, pl.DataFrame) else pl.DataFrame(rows)
         except _REFUSALS as error:
             raise InputError(
                 f"expected a table of steps, received {type(rows).__name__}: {first_line(error)}"
             ) from error
-    columns = rows if isinstance(rows, Mapping) else _columns(rows)
-    _check_names(columns, known)
-    names = columns.get("trajectory")
-    made, wrong = [], []
-    for name, values in columns.items():
-        try:
-            made.append(_series(name, list(values), known[name].type))
-        except RowError as error:
-            wrong += [one.of(names and names[one.row]) for one in error.wrong if one.row is not None]
-    if wrong:
-        raise RowError(wrong)
-    if len(set(map(len, made))) > 1:
-        raise InputError(f"expected columns of one length, received {sorted(set(map(len, made)))}")
-    return pl.DataFrame(made)
+        _check_names(table.columns, known)
+        return table
+    values = rows if isinstance(rows, Mapping) else _by_column(rows)
+    _check_names(values, known)
+    if len(lengths := {len(some) for some in values.values()}) > 1:
+        raise InputError(f"expected columns of one length, received {sorted(lengths)}")
+    names = values.get("trajectory")
+    return pl.DataFrame([_series(known[name], list(some), names) for name, some in values.items()])
 
 
-def _columns(rows: object) -> dict[str, list[Any]]:
+def _by_column(rows: object) -> dict[str, list[Any]]:
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
         raise InputError(f"expected rows (mappings) or a table, received {type(rows).__name__}")
-    listed = list(rows)
-    wrong = {kind for kind in set(map(type, listed)) if not issubclass(kind, Mapping)}
-    if wrong:
-        number, kind = next((number, type(row)) for number, row in enumerate(listed) if type(row) in wrong)
-        raise InputError(f"expected rows that are mappings, received {kind.__name__} as row {number}")
-    names = dict.fromkeys(itertools.chain.from_iterable(listed))
-    return {name: [row.get(name) for row in listed] for name in names}
+    mappings = list(rows)
+    if wrong := next((row for row in mappings if not isinstance(row, Mapping)), None):
+        raise InputError(f"expected rows that are mappings, received {type(wrong).__name__}")
+    names = dict.fromkeys(itertools.chain.from_iterable(mappings))
+    return {name: [row.get(name) for row in mappings] for name in names}
 
 
 def _check_names(names: Iterable[object], known: Mapping[str, Column]) -> None:
@@ -184,54 +204,52 @@ def _check_names(names: Iterable[object], known: Mapping[str, Column]) -> None:
             raise InputError(unknown("step table column", name, known))
 
 
-def _series(name: str, values: list[Any], kind: pl.DataType) -> pl.Series:
-    """Create a column from a list of values.
+def _series(column: Column, values: Sequence[Any], trajectories: Sequence[Any] | None) -> pl.Series:
+    """Create a column from values. The trajectories of the rows are for errors.
 
     Raises:
         RowError: Values do not fit the column; the error lists all of them by row.
         InputError: Each value fits, but together they do not form a column.
     """
-    make = _lists if isinstance(kind, pl.List) else _plain
     try:
         try:
-            return make(name, values, kind)
+            return _strict(column, values)
         except UnicodeEncodeError:
-            return make(name, [_cleaned(value) for value in values], kind)
+            return _strict(column, [_cleaned(value) for value in values])
     except _REFUSALS as error:
-        wrong = [row for row, value in enumerate(values) if not _fits(value, make, kind)]
-        if not wrong:
-            raise InputError(f"column {name}: expected {kind}, received values of several types") from error
-        raise RowError(
-            WrongRow(row, None, None, name, f"column {name}: expected {kind}, received {preview(values[row])}")
-            for row in wrong
-        ) from error
+        indices = [index for index, value in enumerate(values) if not _fits(column, value)]
+        if not indices:
+            raise InputError(
+                f"column {column.name}: expected {column.type}, received values of several types"
+            ) from error
+        raise _row_error(column, indices, values, trajectories, f"expected {column.type}") from error
 
 
-def _plain(name: str, values: list[Any], kind: pl.DataType) -> pl.Series:
-    return pl.Series(name, values, dtype=kind, strict=True)
-
-
-def _lists(name: str, values: list[Any], kind: pl.DataType) -> pl.Series:
-    """Create a column of lists from one flat column, which is five times faster than list by list.
-
-    pyarrow can create the lists directly, but it accepts 0.5 as the integer 0.
-    """
+def _strict(column: Column, values: Sequence[Any]) -> pl.Series:
+    """Create a column, or raise one of `_REFUSALS`."""
+    if not isinstance(column.type, pl.List):
+        return pl.Series(column.name, values, dtype=column.type, strict=True)
+    # one flat column and its offsets, which is seven times faster than list by list; pyarrow can also create lists
+    # directly, but then it accepts 0.5 as the integer 0
     import pyarrow as pa
 
-    assert isinstance(kind, pl.List)
-    if any(issubclass(kind, str | bytes | Mapping) for kind in set(map(type, values))):
-        raise TypeError(name)
+    if any(issubclass(cls, str | bytes | Mapping) for cls in set(map(type, values))):
+        raise TypeError(column.name)
     lengths = [-1 if value is None else len(value) for value in values]
-    flat = pl.Series(name, [item for value in values if value is not None for item in value], dtype=kind.inner)
+    items = [item for value in values if value is not None for item in value]
     ends = np.cumsum(np.maximum(lengths, 0), dtype=np.int64)
-    if len(flat) != ends[-1]:
-        raise ValueError(name)  # a container whose len() differs from its number of items
-    nulls = pl.Series(lengths, dtype=pl.Int64) < 0
+    if len(items) != ends[-1]:
+        raise ValueError(column.name)  # a container whose len() differs from its number of items
     # passed as Polars series, because pyarrow imports pandas to inspect arrays of other types
-    parts = [
-        part.to_arrow(compat_level=pl.CompatLevel.newest()) for part in (pl.Series(np.append(0, ends)), flat, nulls)
-    ]
-    return pl.Series(name, pa.LargeListArray.from_arrays(*parts[:2], mask=parts[2]), dtype=kind)
+    offsets, flat, nulls = (
+        part.to_arrow(compat_level=pl.CompatLevel.newest())
+        for part in (
+            pl.Series(np.append(0, ends)),
+            pl.Series(items, dtype=column.type.inner, strict=True),
+            pl.Series(lengths, dtype=pl.Int64) < 0,
+        )
+    )
+    return pl.Series(column.name, pa.LargeListArray.from_arrays(offsets, flat, mask=nulls), dtype=column.type)
 
 
 def _cleaned(value: object) -> object:
@@ -243,59 +261,49 @@ def _cleaned(value: object) -> object:
     return value
 
 
-def _fits(value: object, make: Callable[[str, list[Any], pl.DataType], pl.Series], kind: pl.DataType) -> bool:
+def _fits(column: Column, value: object) -> bool:
     try:
-        make("value", [_cleaned(value)], kind)
+        _strict(column, [_cleaned(value)])
     except _REFUSALS:
         return False
     return True
 
 
-def _wrong_row(row: int, trajectories: pl.Series | None, column: str, message: str) -> WrongRow:
-    return WrongRow(row, None if trajectories is None else trajectories[row], None, column, message)
-
-
-def _value(
-    given: pl.DataFrame, column: Column, defaults: Mapping[str, object], trajectories: pl.Series | None
-) -> pl.Series | pl.Expr:
-    filler = defaults.get(column.name, column.default)
-    if column.name in given.columns:
-        series = _typed(given[column.name], column, trajectories)
-        wanting = series.null_count() and filler is not None and not column.null
-        return series.fill_null(pl.lit(filler, column.type)) if wanting else series
-    if filler is None and column.required:
-        meaning = column.meaning[0].lower() + column.meaning[1:-1]
-        raise InputError(f"expected a column {column.name!r} ({meaning}), received rows without it")
-    return pl.lit(filler, column.type).alias(column.name)
-
-
-def _typed(series: pl.Series, column: Column, trajectories: pl.Series | None) -> pl.Series:
-    if series.dtype == column.type:
-        return series
-    same_kind = (
+def _cast(series: pl.Series, column: Column, trajectories: pl.Series | None) -> pl.Series:
+    """Return a column of a table with the type of the schema."""
+    compatible = (
         series.dtype == pl.Null
         or (series.dtype.is_integer() and column.type.is_numeric())
         or (series.dtype.is_float() and column.type.is_float())
         or (series.dtype in {pl.Categorical, pl.Enum} and column.type == TEXT)
         or (series.dtype == pl.List and column.type == pl.List and series.dtype != TEXTS)
     )
-    if not same_kind:
+    if not compatible:
         raise InputError(f"column {column.name}: expected {column.type}, received {series.dtype}")
     try:
         return series.cast(column.type, strict=True)
     except _REFUSALS as error:
-        wrong = [row for row in range(len(series)) if not _casts(series.slice(row, 1), column.type)]
-        line = f"column {column.name}: expected {column.type}, received values that do not fit it"
-        if not wrong:
-            raise InputError(line) from error
-        raise RowError(
-            _wrong_row(row, trajectories, column.name, f"{line}: {preview(series[row])}") for row in wrong
-        ) from error
+        fits = series.cast(column.type, strict=False)
+        changed = fits.ne_missing(series) if series.dtype.is_nested() else fits.is_null() & series.is_not_null()
+        indices = changed.arg_true().to_list()
+        raise _row_error(column, indices, series, trajectories, f"expected {column.type}") from error
 
 
-def _casts(series: pl.Series, kind: pl.DataType) -> bool:
-    try:
-        series.cast(kind, strict=True)
-    except _REFUSALS:
-        return False
-    return True
+def _row_error(
+    column: Column,
+    indices: Sequence[int],
+    values: Sequence[Any] | pl.Series,
+    trajectories: Sequence[Any] | pl.Series | None,
+    text: str,
+) -> RowError:
+    """Return an error for the rows with these indices."""
+    return RowError(
+        WrongRow(
+            index,
+            None if trajectories is None else trajectories[index],
+            None,
+            column.name,
+            f"row {index}, column {column.name}: {text}, received {preview(values[index])}",
+        )
+        for index in indices
+    )

@@ -119,8 +119,7 @@ def summarize_run(source: str | os.PathLike[str]) -> RunSummary:
     with errors(source):
         steps = scan_steps(found)
         depth = schema.stored_depth(steps.collect_schema().names())
-        won = pl.col("episode_won").first() if "episode_won" in steps.collect_schema() else pl.col("won").any()
-        ends = _ends(steps, won).collect(engine="streaming")
+        ends = _ends(steps).collect(engine="streaming")
     if ends.is_empty():
         raise InputError(f"no rows in {source}")
     names = ends.select(pl.col("run", "env_id", "split").unique().sort().drop_nulls().implode()).row(0, named=True)
@@ -148,12 +147,12 @@ def summarize_run(source: str | os.PathLike[str]) -> RunSummary:
     )
 
 
-def _ends(steps: pl.LazyFrame, won: pl.Expr) -> pl.LazyFrame:
+def _ends(steps: pl.LazyFrame) -> pl.LazyFrame:
     """Aggregate the steps to one row per trajectory."""
     return steps.group_by(_RUN_TRAJECTORY).agg(
         pl.col("env_id", "split", "task_type", "episode_return", "episode_length").first(),
         pl.col("score").sort_by("step").last(),
-        won.alias("won"),
+        pl.col("episode_won").first().alias("won"),
         pl.col("aborted").any(),
         pl.col("action_valid").sum().alias("valid"),
     )

@@ -7,6 +7,7 @@ docs/step_table.md. One row is one step of one trajectory.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
@@ -35,6 +36,7 @@ TEXT: Final = pl.String()
 TEXTS: Final = pl.List(pl.String())
 TOKENS: Final = pl.List(pl.Int32())
 LOGPROBS: Final = pl.List(pl.Float32())
+HASH: Final = pl.Int64()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,47 +264,48 @@ _TIMINGS: Final = _family(
 )
 
 
-def _hashes(depth: int) -> tuple[Column, ...]:
-    bits = "xxh3_64 bits as int64"
-    keys = tuple(
-        Column(
-            f"{kind}_hash_{k}",
-            pl.Int64(),
-            meaning.format(k=k) if k else "Hash of the state alone.",
-            (f"step < {k}" + rest) if k else "",
-            "64-bit chain as int64",
-            derived=True,
-        )
-        for kind, meaning, rest in (
-            ("history", "Hash of the state and the {k} states before it.", ""),
-            ("context", "Hash of the same states and the actions between them.", ", or one of the actions is unknown"),
-        )
-        for k in range(depth + 1)
+_BITS: Final = "xxh3_64 bits as int64"
+
+_TEXT_HASHES: Final = _family(
+    "hashes",
+    Column(
+        "state_hash", HASH, "Hash of `state`, or of the key that is compared instead of it.", "", _BITS, derived=True
+    ),
+    Column("action_hash", HASH, "Hash of `action`.", "there was no action", _BITS, derived=True),
+)
+
+_CHAINS: Final = {
+    f"{name}_hash_{k}": Column(
+        f"{name}_hash_{k}",
+        HASH,
+        meaning.format(k=k) if k else "Hash of the state alone.",
+        (f"step < {k}" + rest) if k else "",
+        "64-bit chain as int64",
+        derived=True,
+        family="hashes",
     )
-    return _family(
-        "hashes",
-        Column(
-            "state_hash",
-            pl.Int64(),
-            "Hash of `state`, or of the key that is compared instead of it.",
-            "",
-            bits,
-            derived=True,
-        ),
-        Column("action_hash", pl.Int64(), "Hash of `action`.", "there was no action", bits, derived=True),
-        *keys,
-        Column(
-            "next_state_hash",
-            pl.Int64(),
-            "Hash of the state after this step: the next row's `state_hash`, or at a last step the hash of "
-            "`next_state` or of its key.",
-            "a last step whose next state is unknown",
-            bits,
-            derived=True,
-        ),
+    for name, meaning, rest in (
+        ("history", "Hash of the state and the {k} states before it.", ""),
+        ("context", "Hash of the same states and the actions between them.", ", or one of the actions is unknown"),
     )
+    for k in range(MAX_DEPTH + 1)
+}
+
+_NEXT_HASH: Final = _family(
+    "hashes",
+    Column(
+        "next_state_hash",
+        HASH,
+        "Hash of the state after this step: the next row's `state_hash`, or at a last step the hash of `next_state` or "
+        "of its key.",
+        "a last step whose next state is unknown",
+        _BITS,
+        derived=True,
+    ),
+)
 
 
+@cache
 def columns(depth: int = DEFAULT_DEPTH) -> tuple[Column, ...]:
     """Return all columns in file order.
 
@@ -312,7 +315,8 @@ def columns(depth: int = DEFAULT_DEPTH) -> tuple[Column, ...]:
     >>> [column.name for column in columns(depth=1) if column.family == "hashes"][2:6]
     ['history_hash_0', 'history_hash_1', 'context_hash_0', 'context_hash_1']
     """
-    return (*_IDENTITY, *_TEXT, *_FLAGS, *_NUMBERS, *_TOKENS, *_hashes(depth), *_TIMINGS)
+    chains = [_CHAINS[f"{name}_hash_{k}"] for name in ("history", "context") for k in range(depth + 1)]
+    return (*_IDENTITY, *_TEXT, *_FLAGS, *_NUMBERS, *_TOKENS, *_TEXT_HASHES, *chains, *_NEXT_HASH, *_TIMINGS)
 
 
 def polars_schema(depth: int = DEFAULT_DEPTH) -> pl.Schema:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from hgpo_datasets import manifest
 from hgpo_envs.errors import InputError
-from hgpo_envs.wording import counted
+from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
 T = TypeVar("T")
 Source = str | os.PathLike[str]
@@ -30,8 +30,6 @@ STEPS: Final = "steps"
 PARQUET: Final = ".parquet"
 MOST_FOLDERS: Final = 100_000
 """Largest number of folders that are searched for runs."""
-_NAMED: Final = 3
-"""Number of paths that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,73 +160,44 @@ def check_text(path: Path) -> None:
     Raises:
         InputError: The path contains bytes that are not UTF-8.
     """
-    try:
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        shown = os.fsencode(path).decode("utf-8", "replace")
-        raise InputError(f"{shown}: expected a UTF-8 path; rename it") from error
+    if clean_text(str(path)) != str(path):
+        raise InputError(f"{clean_text(str(path))}: expected a UTF-8 path; rename it")
 
 
 def _parts(source: str) -> list[Part]:
     if "://" in source and not source.startswith("file://"):
         return [Part(source, "url", source)]
-    local = source.removeprefix("file://")
-    path = Path(local)
-    check_text(path)
-    if is_pattern(local):
-        return _matching(local)
-    if not os.path.lexists(path):
-        raise InputError(f"{source}: no such file or run")
-    if not path.is_dir():
-        return [Part(str(path), "file", source)]
-    if runs := runs_below(path):
-        return [Part(str(run), "run", source) for run in runs]
-    raise InputError(f"{path} is not a run, and contains none: it has no {manifest.NAME}; {_content_of(path)}")
-
-
-def _matching(pattern: str) -> list[Part]:
-    """Return the runs at or below the matching folders, or the matching files."""
-    # glob.glob, because Path.glob accepts no absolute patterns
-    matches = sorted(Path(name) for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
-    for path in matches:
-        check_text(path)
-    folders = [path for path in matches if path.is_dir()]
-    files = [path for path in matches if path not in set(folders)]
+    path = Path(source.removeprefix("file://"))
+    matches = [path] if os.path.lexists(path) else []
+    if is_pattern(str(path)):
+        # glob.glob, because Path.glob accepts no absolute patterns
+        matches = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
+    for match in matches:
+        check_text(match)
+    folders = [match for match in matches if match.is_dir()]
+    files = [match for match in matches if not match.is_dir()]
     # a folder can be matched in several ways, for example by its own name and through its parent
     runs = {real(run): run for folder in reversed(folders) for run in reversed(runs_below(folder))}
-    topmost = sorted(run for place, run in runs.items() if not _inside(place, runs))
-    tables = [path for path in files if path.suffix == PARQUET]
+    topmost = sorted(run for place, run in runs.items() if runs.keys().isdisjoint(place.parents))
+    tables = [file for file in files if file.suffix == PARQUET]
     if topmost:
-        others = [path for path in tables if (owner := run_of_file(path)) is None or not _inside(owner, runs, own=True)]
+        owners = {table: run_of_file(table) for table in tables}
+        others = [
+            table
+            for table, owner in owners.items()
+            if owner is None or runs.keys().isdisjoint([real(owner), *real(owner).parents])
+        ]
         if others:
             raise InputError(
-                f"{pattern} matches {counted(len(topmost), 'run')} ({_named(topmost)}) and "
-                f"{counted(len(others), 'Parquet file')} outside of them ({_named(others)}); pass the runs or the files"
+                f"{source} matches runs ({topmost[0]} …) and Parquet files outside of them ({others[0]} …); pass the "
+                "runs or the files"
             )
-        return [Part(str(run), "run", pattern) for run in topmost]
-    if not tables and (folders or not files):
-        what = f"{counted(len(folders), 'folder')} without runs" if folders else "nothing"
-        raise InputError(f"{pattern}: no such file or run; the pattern matches {what}")
-    return [Part(str(path), "file", pattern) for path in tables or files]
-
-
-def _inside(run: Path, runs: Iterable[Path], *, own: bool = False) -> bool:
-    """Return whether a run is inside another, like the evaluation of a training run, or is itself one of them."""
-    place, others = real(run), set(runs)
-    return (own and place in others) or not others.isdisjoint(place.parents)
-
-
-def _named(paths: Sequence[Path]) -> str:
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return ", ".join(map(str, paths[:_NAMED])) + more
-
-
-def _content_of(folder: Path) -> str:
-    """Describe a folder without runs, for an error."""
-    places = list(folders_below(folder, lambda place: place if any(place.glob(f"*{PARQUET}")) else None))
-    if not places:
-        return f"found {counted(sum(1 for _ in folder.iterdir()), 'other entry', 'other entries')}"
-    tables = counted(sum(1 for place in places for _ in place.glob(f"*{PARQUET}")), "Parquet file")
-    more = f" and {counted(len(places) - 1, 'more folder')}" if len(places) > 1 else ""
-    hint = f"to read Parquet files without a manifest, pass a pattern ({places[0]}/*{PARQUET})"
-    return f"found {tables} in {places[0]}{more}; {hint}"
+        return [Part(str(run), "run", source) for run in topmost]
+    if not matches:
+        raise InputError(f"{source}: no such file or run")
+    if not files:
+        raise InputError(
+            f"{source} is not a run, and contains none: it has no {manifest.NAME}; to read Parquet files without a "
+            f"manifest, pass a pattern ({folders[0]}/*{PARQUET})"
+        )
+    return [Part(str(file), "file", source) for file in tables or files]

@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import polars as pl
 
 from hgpo_datasets import manifest, schema, shards
-from hgpo_datasets.derived_columns import broken_steps, derived, first_rows, row_name, value_problems
+from hgpo_datasets.derived_columns import derived, derived_faults, first_rows, is_sorted, order_faults, value_faults
 from hgpo_datasets.partitions import check_processes, in_processes
+from hgpo_datasets.rows import row_name
 from hgpo_datasets.sources import PARQUET, STEPS, run_at, run_of_file, runs_below
 from hgpo_envs.errors import InputError, ProcessError
 from hgpo_envs.files.atomic import scratch_folders, seems_locked
@@ -34,7 +34,7 @@ from hgpo_envs.unicode_text import clean_text
 from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from hgpo_datasets.manifest import Header, Shard
 
@@ -92,7 +92,7 @@ class VerifyReport:
         self.notes.append(Problem(kind, clean_text(str(path)), clean_text(message)))
 
     def include(self, other: VerifyReport) -> None:
-        """Add what was found in a file."""
+        """Add the report of a file."""
         self.problems += other.problems
         self.notes += other.notes
         self.files += other.files
@@ -108,10 +108,15 @@ class VerifyReport:
         return {"ok": self.ok, **asdict(self)}
 
 
-@dataclass(slots=True)
-class _Names:
-    """The groups of a file, and its trajectories by the hashes of their names."""
+_File = tuple[Path, "Shard | None"]
+"""A file, and its line in the manifest."""
 
+
+@dataclass(slots=True)
+class _FileReport:
+    """What is wrong with a file, and its groups and trajectories, which no other file may have."""
+
+    report: VerifyReport
     groups: list[tuple[Any, ...]] = field(default_factory=list)
     trajectories: list[tuple[int, str]] = field(default_factory=list)
 
@@ -142,9 +147,9 @@ def verify(source: str | os.PathLike[str], *, processes: int | None = None) -> V
     if path.is_dir():
         run = run_at(path)
         if run is None:
-            found = counted(len(runs_below(path)), "run")
+            below = counted(len(runs_below(path)), "run")
             raise InputError(
-                f"{path} is not a run: it has no {manifest.NAME} (found {found} below it); pass a run, or a single "
+                f"{path} is not a run: it has no {manifest.NAME} (found {below} below it); pass a run, or a single "
                 "file to verify it alone"
             )
         with _reporting(path, report):
@@ -162,6 +167,8 @@ def _reporting(path: Path, report: VerifyReport) -> Iterator[None]:
     """Convert any exception to a problem, so that one damaged file does not end the verification."""
     try:
         yield
+    except schema.NewerVersionError as error:
+        report.add("version", path, str(error))
     except InputError as error:
         report.add("unreadable", path, str(error))
     except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001 (PanicException is not an Exception)
@@ -170,87 +177,75 @@ def _reporting(path: Path, report: VerifyReport) -> Iterator[None]:
 
 def _verify_file(path: Path, report: VerifyReport, processes: int | None) -> None:
     """Verify a single file, as a shard if it is one."""
-    run, header, shard = run_of_file(path), None, None
-    if run is not None:
-        listed = manifest.read(run)
-        shard = next((shard for shard in listed.shards if shard.file == path.name), None)
-        header = listed.header if shard is not None else None
-    _check_files([(path, shard)], header, run, report, processes)
+    listed = manifest.read(run) if (run := run_of_file(path)) is not None else manifest.Manifest()
+    shard = listed.shards.get(path.name)
+    _check_files([(path, shard)], listed.header if shard is not None else None, run, report, processes)
 
 
 def _verify_run(run: Path, report: VerifyReport, processes: int | None) -> None:
     # the lock and the listing are read before the manifest, so that a commit in between is not taken for a problem
     at_work = seems_locked(run)
-    place = run / STEPS
-    present = sorted(place.iterdir()) if place.is_dir() else []
+    steps = run / STEPS
+    present = sorted(steps.iterdir()) if steps.is_dir() else []
     for scratch in scratch_folders(run):
         report.note("leftover", scratch, "scratch folder of a writer that was killed or is still open")
-    listed = _verify_manifest(run, report, at_work=at_work)
-    if listed is None:
+    try:
+        listed = manifest.current(run, steps)
+    except InputError as error:
+        kind = "version" if isinstance(error, schema.NewerVersionError) else "manifest"
+        report.add(kind, run / manifest.NAME, str(error))
         return
-    _check_files([(place / shard.file, shard) for shard in listed.shards], listed.header, run, report, processes)
-    names = {shard.file for shard in listed.shards}
+    size = (run / manifest.NAME).stat().st_size
+    report.bytes += size
+    if listed.problem:
+        report.add("manifest", run / manifest.NAME, listed.problem)
+    elif listed.size < size and not at_work:
+        report.add(
+            "manifest", run / manifest.NAME, "its last line is incomplete; open the run for writing to repair it"
+        )
+    files = [(steps / name, shard) for name, shard in listed.shards.items()]
+    _check_files(files, listed.header, run, report, processes)
+    _check_others(present, listed, report, at_work=at_work)
+
+
+def _check_others(present: Sequence[Path], listed: manifest.Manifest, report: VerifyReport, *, at_work: bool) -> None:
+    """Check the files in the folder of the shards that are not shards."""
     for extra in present:
         if extra.name in listed.replaced:
             report.note("leftover", extra, "replaced by a later file; opening the run for writing removes it")
         elif extra.suffix != PARQUET:
             report.note("foreign", extra, "not a Parquet file; other programs may be unable to read the folder")
-        elif extra.name not in names and extra.name != manifest.file_name(listed.committed):
+        elif extra.name in listed.shards:
+            continue
+        elif extra.name != listed.next_file:
             report.add("foreign", extra, "not in the manifest")
-        elif extra.name not in names and at_work:
+        elif at_work:
             report.note("uncommitted", extra, "not in the manifest yet; a writer has the run open")
-        elif extra.name not in names:
-            report.add("uncommitted", extra, "not in the manifest; open the run for writing to list it")
-
-
-def _verify_manifest(run: Path, report: VerifyReport, *, at_work: bool) -> manifest.Manifest | None:
-    """Return the manifest up to its first invalid line, or None if it cannot be read."""
-    path = run / manifest.NAME
-    try:
-        listed = manifest.current(run, run / STEPS)
-    except InputError as error:
-        report.add("version" if isinstance(error, schema.NewerVersionError) else "manifest", path, str(error))
-        return None
-    size = path.stat().st_size
-    if listed.header is None and (at_work or seems_locked(run)):
-        report.note("uncommitted", path, "empty: its writer has not written the first line yet")
-        return None
-    report.bytes += size
-    if listed.problem:
-        report.add("manifest", path, listed.problem)
-    elif listed.size < size and not at_work:
-        report.add("manifest", path, "its last line is incomplete; open the run for writing to repair it")
-    return listed
+        else:
+            report.add("uncommitted", extra, "not in the manifest; opening the run for writing removes it")
 
 
 def _check_files(
-    files: Sequence[tuple[Path, Shard | None]],
-    header: Header | None,
-    run: Path | None,
-    report: VerifyReport,
-    processes: int | None,
+    files: Sequence[_File], header: Header | None, run: Path | None, report: VerifyReport, processes: int | None
 ) -> None:
     """Check each file by itself, then that no group and no trajectory is in two files."""
     groups: dict[tuple[Any, ...], str] = {}
     trajectories: dict[int, str] = {}
     check = partial(_check_file, header=header, run=run, isolated=processes is not None)
-    for (path, _), (found, names) in zip(files, _results(check, files, processes), strict=True):
-        report.include(found)
-        for row in names.groups:
+    for (path, _), checked in zip(files, _results(check, files, processes), strict=True):
+        report.include(checked.report)
+        for row in checked.groups:
             if groups.setdefault(row, path.name) != path.name:
                 report.add("group", path, f"group {row[1:]} is split: other rows of it are in {groups[row]}")
-        for key, name in names.trajectories:
+        for key, name in checked.trajectories:
             if key in trajectories:
                 report.add("trajectory", path, f"trajectory {name!r} is also in {trajectories[key]}")
             trajectories[key] = path.name
 
 
-_Check = tuple["Path", "Shard | None"]
-
-
 def _results(
-    check: Callable[[_Check], tuple[VerifyReport, _Names]], files: Sequence[_Check], processes: int | None
-) -> Iterator[tuple[VerifyReport, _Names]]:
+    check: Callable[[_File], _FileReport], files: Sequence[_File], processes: int | None
+) -> Iterator[_FileReport]:
     """Yield the result of each file; a problem if it ends the process that decodes it."""
     if processes is None:
         yield from map(check, files)
@@ -267,15 +262,14 @@ def _results(
             report = VerifyReport(str(path), files=1)
             report.add("unreadable", path, "the process that decoded it was ended, as by a forged file")
             done += 1
-            yield report, _Names()
+            yield _FileReport(report)
 
 
-def _check_file(
-    file: _Check, *, header: Header | None, run: Path | None, isolated: bool
-) -> tuple[VerifyReport, _Names]:
-    """Check a file by itself. Return what was found, and its groups and trajectories."""
-    (path, shard), names = file, _Names()
-    report = VerifyReport(str(path))
+def _check_file(file: _File, *, header: Header | None, run: Path | None, isolated: bool) -> _FileReport:
+    """Check a file by itself."""
+    path, shard = file
+    checked = _FileReport(VerifyReport(str(path)))
+    report = checked.report
     if isolated:
         _limit_memory()
     with _reporting(path, report):
@@ -284,7 +278,7 @@ def _check_file(
                 report.note("replaced", path, "replaced by a writer during the verification; verify again")
             else:
                 report.add("missing", path, "listed in the manifest, but missing")
-            return report, names
+            return checked
         data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
         report.files, report.bytes = 1, len(data)
         if shard is not None and len(data) != shard.bytes:
@@ -294,8 +288,8 @@ def _check_file(
             where = f"; {_damage(data)}" if isolated else ""
             report.add("bytes", path, f"its SHA-256 differs from the manifest{where}")
         else:
-            _check_rows(path, data, header, report, names, checksums=shard is None)
-    return report, names
+            _check_content(path, data, header, checked, pages=shard is None)
+    return checked
 
 
 def _limit_memory() -> None:
@@ -310,7 +304,7 @@ def _limit_memory() -> None:
 
 
 def _damage(data: bytes) -> str:
-    """Return the location of the damage according to the page checksums."""
+    """Return the location of the damage according to the page checksums; empty if every page is intact."""
     try:
         columns = list(shards.damaged_columns(data))
     except ValueError as error:
@@ -321,74 +315,57 @@ def _damage(data: bytes) -> str:
     return f"damaged: {'; '.join(columns[:_COLUMNS_NAMED])}{more}"
 
 
-def _check_rows(
-    path: Path, data: bytes, header: Header | None, report: VerifyReport, names: _Names, *, checksums: bool
-) -> None:
-    """Check the rows of a file, and add its groups and trajectories to `names`."""
+def _check_content(path: Path, data: bytes, header: Header | None, checked: _FileReport, *, pages: bool) -> None:
+    """Check the columns and rows of a file; with `pages`, their checksums before."""
+    report = checked.report
     try:
         version = shards.check_version(pl.read_parquet_metadata(io.BytesIO(data)), path.name)
     except InputError as error:
         report.add("version", path, str(error))
         return
-    if checksums and (columns := list(shards.damaged_columns(data))):
-        report.add("bytes", path, f"damaged: {'; '.join(columns[:_COLUMNS_NAMED])}")
+    if pages and any(shards.damaged_columns(data)):
+        report.add("bytes", path, _damage(data))
         return
     frame = pl.read_parquet(data)
     report.rows += len(frame)
     depth = header.depth if header else max(schema.stored_depth(frame.columns), 0)
     known = schema.columns(depth)
-    stored = [column for column in known if column.since <= version]
-    if wrong := _column_problem(frame, stored):
-        report.add("columns", path, wrong)
+    stored = {column.name: column.type for column in known if column.since <= version}
+    types = dict(frame.schema)
+    if wrong := [
+        f"{name} is {types.get(name)}, not {dtype}" for name, dtype in stored.items() if types.get(name) != dtype
+    ]:
+        report.add("columns", path, "; ".join(wrong))
         return
-    nulls = [column.name for column in stored if not column.null and frame[column.name].has_nulls()]
-    for column in nulls:
-        rows = counted(frame[column].null_count(), "row")
-        report.add("null", path, f"{column} must not be null, but is in {rows}")
+    never = [column.name for column in known if column.name in stored and not column.null]
+    nulls = [name for name in never if frame[name].has_nulls()]
+    for name in nulls:
+        report.add("null", path, f"{name} must not be null, but is in {counted(frame[name].null_count(), 'row')}")
     if nulls or frame.is_empty():
         return
     later = [pl.lit(None, column.type).alias(column.name) for column in known if column.since > version]
-    for kind, message in _row_problems(frame.with_columns(later), depth, {column.name for column in stored}):
+    for kind, message in _row_problems(frame.with_columns(later), depth, stored):
         report.add(kind, path, message)
     if header is not None and (frame["run"] != header.run).any():
         report.add("run", path, f"contains rows of another run than {header.run!r}")
-    names.groups += frame.select("run", *schema.GROUP_KEY).unique(maintain_order=True).rows()
-    starts = frame.filter(pl.col("step") == 0).select("run", "trajectory")
-    names.trajectories += [(text_hash(f"{run}\0{trajectory}"), trajectory) for run, trajectory in starts.iter_rows()]
+    starts = frame.filter(step=0).select("run", *schema.GROUP_KEY, "trajectory")
+    checked.groups = starts.drop("trajectory").unique(maintain_order=True).rows()
+    names = starts.select("run", "trajectory").iter_rows()
+    checked.trajectories = [(text_hash(f"{run}\0{trajectory}"), trajectory) for run, trajectory in names]
 
 
-def _column_problem(frame: pl.DataFrame, stored: Iterable[schema.Column]) -> str | None:
-    expected, found = {column.name: column.type for column in stored}, dict(frame.schema)
-    missing = [column for column in expected if column not in found]
-    if missing:
-        return f"lacks {', '.join(missing)}"
-    differs = [f"{column} is {found[column]}, not {kind}" for column, kind in expected.items() if found[column] != kind]
-    return "; ".join(differs) or None
-
-
-def _row_problems(frame: pl.DataFrame, depth: int, stored: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the kind and the message of each problem."""
-    ordered = frame.with_row_index("row").sort(schema.SORT_KEY, maintain_order=True)
-    if not ordered["row"].is_sorted():
+def _row_problems(frame: pl.DataFrame, depth: int, stored: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the message of each rule that rows violate."""
+    if not is_sorted(frame):
         yield "order", f"rows are not sorted by {', '.join(schema.SORT_KEY)}"
-        frame = ordered.drop("row")
+        frame = frame.sort(schema.SORT_KEY)
     first = first_rows(frame)
-    last = np.append(first[1:], True)
-    broken = broken_steps(frame, first)
-    if len(broken):
-        first_broken = row_name(frame, int(broken[0]))
-        yield "steps", f"steps are not contiguous from 0 in {counted(len(broken), 'row')}; the first is {first_broken}"
-        return
-    for _, text, rule in value_problems(frame, last):
-        rows = frame.select(rule.fill_null(value=False)).to_series()
-        if rows.any():
-            yield "value", _rows_line(frame, rows, text)
-    for computed in derived(frame, first, depth):
-        rows = frame[computed.name].ne_missing(computed)
-        if computed.name in stored and rows.any():
-            yield "derived", _rows_line(frame, rows, f"{computed.name} differs from the computed value")
-
-
-def _rows_line(frame: pl.DataFrame, rows: pl.Series, text: str) -> str:
-    places = rows.arg_true()
-    return f"{text} in {counted(len(places), 'row')}; the first is {row_name(frame, int(places[0]))}"
+    rules = [("steps", *fault) for fault in order_faults(frame, first)]
+    if not any(mask.any() for *_, mask in rules):
+        rules += [("value", *fault) for fault in value_faults(frame, first)]
+        computed = derived(frame, first, depth)
+        rules += [("derived", *fault) for fault in derived_faults(frame, computed, supplied=False)]
+    for kind, column, text, mask in rules:
+        if column in stored and mask.any():
+            rows = frame.filter(mask)
+            yield kind, f"{text} in {counted(len(rows), 'row')}; the first is {row_name(rows.row(0, named=True))}"

@@ -5,7 +5,6 @@
         commit()             write a shard; called automatically when enough rows are pending
 
 To resume an interrupted run, open it again with the same arguments. Committed groups are kept; `committed` lists them.
-If the last shard is complete on disk but missing from the manifest, it is added to the manifest.
 
 Guarantees, for any exception and any time at which the process is killed: a group is in the table completely or not at
 all, and only once; a committed group is never lost. A group that was accepted (`add_group` returned, or raised
@@ -14,32 +13,35 @@ OSError) is committed at the end of the `with` block, also after an exception, u
 
 from __future__ import annotations
 
-import os
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+import orjson
 import polars as pl
 
-from hgpo_datasets import rows, schema, shards
-from hgpo_datasets.derived_columns import complete, row_name
-from hgpo_datasets.rows import RowError, WrongRow, name_preview
+from hgpo_datasets import manifest, rows, schema, shards
+from hgpo_datasets.derived_columns import TRAJECTORY_KEY, complete
+from hgpo_datasets.manifest import Header, Shard
+from hgpo_datasets.rows import RowError, WrongRow, preview
 from hgpo_datasets.shard_folder import ShardFolder
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.files.secrets import redact
-from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
+from hgpo_envs.files.secrets import redact, redact_json
+from hgpo_envs.files.untrusted_files import read_bytes
+from hgpo_envs.hashing import DEFAULT_DEPTH
+from hgpo_envs.plugins import installed_version
+from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    import os
+    from collections.abc import Collection
 
-    from hgpo_datasets.manifest import Header, Shard
     from hgpo_envs.files.atomic import FolderLock
 
 SHARD_ROWS: Final = 100_000
 SHARD_BYTES: Final = 256 << 20
-MOST_BYTES: Final = shards.MOST_BYTES // 4
-"""Largest size in memory, in bytes, of the rows of one call of `add_group` and of a shard."""
 
 
 class GroupKey(NamedTuple):
@@ -51,13 +53,12 @@ class GroupKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _PendingGroups:
-    """Accepted groups that are not committed yet: those of one call of `add_group`."""
+class _Batch:
+    """Rows that are in no shard yet, and the groups and trajectories that are new with them."""
 
     frame: pl.DataFrame
-    groups: frozenset[GroupKey]
-    trajectories: frozenset[int]
-    bytes: int
+    groups: frozenset[GroupKey] = frozenset()
+    trajectories: frozenset[str] = frozenset()
 
 
 class StepWriter:
@@ -83,6 +84,7 @@ class StepWriter:
 
     Attributes:
         folder: The run's folder as an absolute path.
+        header: The manifest's description of the run.
         committed: Keys of the committed groups.
 
     Raises:
@@ -112,25 +114,24 @@ class StepWriter:
         without: Collection[str] = (),
         lock: FolderLock | None = None,
     ) -> None:
-        _check_types(folder, run, config, depth)
-        rows.check_defaults(defaults or {}, depth)
         self.folder = Path(folder).absolute()
+        header = _header(run or self.folder.resolve().name, depth, config)
+        rows.check_defaults(defaults or {}, depth)
         self._dropped = _columns_to_drop(without, depth)
-        self._limits = (shard_rows, min(shard_bytes, MOST_BYTES))
-        self._ready: list[_PendingGroups] = []
-        self._writing: tuple[Shard, tuple[_PendingGroups, ...]] | None = None
-        self._run = ShardFolder(self.folder, run, config, depth, lock)
+        self._limits = shard_rows, shard_bytes
+        self._ready: list[_Batch] = []
+        self._writing: tuple[Shard, list[_Batch]] | None = None
+        self._run = ShardFolder(self.folder, header, lock)
+        self.header = self._run.header
         try:
-            self.committed, self._trajectories = self._read_committed()
+            _check_same(self.folder, self.header, header, named=run is not None, configured=config is not None)
+            starts = self._committed_rows().filter(step=0).select(TRAJECTORY_KEY).collect()
         except BaseException:
             self._run.close()
             raise
+        self.committed = frozenset(GroupKey(*row) for row in starts.select(schema.GROUP_KEY).unique().iter_rows())
+        self._trajectories = frozenset(starts["trajectory"])
         self._defaults = {**(defaults or {}), "run": self.header.run}
-
-    @property
-    def header(self) -> Header:
-        """The manifest's description of the run."""
-        return self._run.header
 
     def add_group(self, steps: rows.Rows) -> None:
         """Add one or more complete groups of rollouts. Either all rows of a call are added, or none.
@@ -149,37 +150,47 @@ class StepWriter:
                 again.
         """
         self._check_open()
-        taken = self._checked(steps)
-        if taken is not None:
-            self._ready.append(taken)
-            self._commit_full()
+        frame = self._completed(steps)
+        if frame.is_empty():
+            return
+        groups = frozenset(GroupKey(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
+        trajectories = frozenset(frame["trajectory"].unique())
+        known_groups = self.committed.union(*(batch.groups for batch in self._ready))
+        known_trajectories = self._trajectories.union(*(batch.trajectories for batch in self._ready))
+        if known_groups & groups:
+            name = preview(tuple(min(known_groups & groups)), 200)
+            raise InputError(f"group {name} (iteration, task, group) is already in run {self.header.run!r}")
+        if known_trajectories & trajectories:
+            raise RowError(
+                WrongRow(None, name, 0, "trajectory", f"trajectory {name!r:.200} is already in run {self.header.run!r}")
+                for name in sorted(known_trajectories & trajectories)
+            )
+        self._ready.append(_Batch(frame, groups, trajectories))
+        shard_rows, shard_bytes = self._limits
+        ready = [batch.frame for batch in self._ready]
+        if sum(map(len, ready)) >= shard_rows or sum(frame.estimated_size() for frame in ready) >= shard_bytes:
+            self.commit()
 
     def commit(self) -> Shard | None:
         """Write the accepted groups as a shard, which is on disk when this returns.
 
-        Several shards are written if the groups are too large for one, which can happen after a failed commit.
-
         Returns:
-            The last shard written; None if there are no accepted groups.
+            The shard; None if there are no accepted groups.
 
         Raises:
-            OSError: The disk cannot be written. Groups that are not yet in a shard are kept; call `commit` to try
-                again.
+            OSError: The disk cannot be written. The groups are kept; call `commit` to try again.
             InputError: The run's folder was moved or replaced, or the writer is closed. The groups are kept.
         """
         if not self._ready:
             return None
         self._check_open()
         self._settle()
-        shard = None
-        while self._ready:
-            shard = self._write_shard(self._next_shard())
-        return shard
+        return self._write_shard(list(self._ready)) if self._ready else None
 
     def replace(self, steps: rows.Rows) -> list[Shard]:
         """Replace committed trajectories, for example aborted ones, by complete trajectories of the same names.
 
-        Finished groups are committed first. Each file with one of the trajectories is written again under a new name;
+        Accepted groups are committed first. Each file with one of the trajectories is written again under a new name;
         then the manifest lists the new file instead of the old one, and the old file is removed. If this is
         interrupted, each file contains either all old or all new trajectories.
 
@@ -197,23 +208,28 @@ class StepWriter:
         self.commit()
         self._check_open()
         frame = self._completed(steps)
-        key = [*schema.GROUP_KEY, "trajectory"]
-        wanted = frame.select(key).unique()
-        replaced: dict[Shard, pl.DataFrame] = {}
-        for shard in self._run.listed:
-            names = wanted.join(self._run.columns(shard, key).unique(), on=key)
-            if not names.is_empty():
-                replaced[shard] = names
-        missing = wanted.join(pl.concat([wanted.clear(), *replaced.values()]), on=key, how="anti")
+        wanted = frame.select(TRAJECTORY_KEY).unique()
+        names = {
+            shard: wanted.join(self._committed_rows(shard).select(TRAJECTORY_KEY).collect(), TRAJECTORY_KEY, "semi")
+            for shard in self._run.manifest.shards.values()
+        }
+        missing = wanted.join(pl.concat([wanted.clear(), *names.values()]), TRAJECTORY_KEY, "anti")
         if not missing.is_empty():
-            name, group = name_preview(missing["trajectory"][0]), name_preview(missing.row(0)[:3])
-            raise InputError(f"trajectory {name} of group {group} is not in run {self.header.run!r}")
-        return [self._replace_in(shard, names, frame) for shard, names in replaced.items()]
+            *group, name = missing.row(0)
+            raise InputError(
+                f"trajectory {preview(name, 200)} of group {preview(tuple(group), 200)} is not in run "
+                f"{self.header.run!r}"
+            )
+        return [self._replace_in(shard, some, frame) for shard, some in names.items() if not some.is_empty()]
 
     def _replace_in(self, shard: Shard, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
-        kept = shards.read(self._run.shards / shard.file, shard).join(names, on="trajectory", how="anti")
-        merged = pl.concat([kept, frame.join(names, on="trajectory", how="semi")]).sort(schema.SORT_KEY)
-        return self._write_shard((_PendingGroups(merged, frozenset(), frozenset(), 0),), replaces=shard.file)
+        path = self._run.steps / shard.file
+        data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
+        if hashlib.sha256(data).hexdigest() != shard.sha256:
+            raise InputError(f"{path} is damaged; run `hgpo verify {path}` for details")
+        kept = shards.decode(data).join(names, on="trajectory", how="anti")
+        new = frame.join(names, on="trajectory", how="semi")
+        return self._write_shard([_Batch(kept), _Batch(new)], replaces=shard.file)
 
     def close(self) -> None:
         """Commit the accepted groups and release the run's lock.
@@ -240,146 +256,112 @@ class StepWriter:
         try:
             self.close()
         except (Exception, pl.exceptions.PanicException) as failure:
-            lost = sum(len(pending.groups) for pending in self._ready)
+            lost = sum(len(batch.groups) for batch in self._ready)
             note = f"{lost} finished groups could not be committed to {self.folder}"
             if error is None:
                 failure.add_note(note)
                 raise
             error.add_note(f"while leaving, {note}: {failure}")
 
-    def _checked(self, steps: rows.Rows) -> _PendingGroups | None:
-        """Check complete groups and return them; None if there are no rows."""
-        run, frame = self.header.run, self._completed(steps)
-        if frame.is_empty():
-            return None
-        starts = frame.filter(pl.col("step") == 0)
-        groups = frozenset(map(GroupKey, *(starts[name].to_list() for name in schema.GROUP_KEY)))
-        self._check_absent(groups)
-        names = {text_hash(name): name for name in starts["trajectory"].to_list()}
-        # not merged, because a run may have millions
-        taken = [self._trajectories, *(pending.trajectories for pending in self._ready)]
-        if twice := [name for key, name in names.items() if any(key in keys for keys in taken)]:
-            raise RowError(
-                WrongRow(None, name, 0, "trajectory", f"trajectory {name_preview(name)} is already in run {run!r}")
-                for name in twice
-            )
-        size = int(frame.estimated_size())
-        if size > MOST_BYTES:
-            raise InputError(
-                f"expected at most {MOST_BYTES:,} bytes of rows per call, received {size:,}; add fewer groups per "
-                "call, or do not store some columns (`without`)"
-            )
-        return _PendingGroups(frame, groups, frozenset(names), size)
+    def _check_open(self) -> None:
+        if not self._run.is_open:
+            raise InputError(f"the writer of run {self.header.run!r} is closed; open a new one to resume the run")
+
+    def _committed_rows(self, *some: Shard) -> pl.LazyFrame:
+        """Scan some committed shards, all by default."""
+        files = [self._run.steps / shard.file for shard in some or self._run.manifest.shards.values()]
+        return pl.scan_parquet(files, glob=False) if files else pl.LazyFrame(schema=schema.polars_schema(0))
 
     def _completed(self, steps: rows.Rows) -> pl.DataFrame:
         """Convert rows to their stored form, with every column."""
         depth, run = self.header.depth, self.header.run
         frame = complete(rows.frame(steps, depth, self._defaults), depth)
-        if (frame["run"] != run).any():
-            foreign = frame.filter(pl.col("run") != run)
-            raise RowError(
-                WrongRow(None, name, foreign["step"][row], "run", f"{row_name(foreign, row)}: {other}")
-                for row, name in enumerate(foreign["trajectory"])
-                for other in [
-                    f"expected run {run!r}, received {name_preview(foreign['run'][row])}; drop the column to copy rows"
-                ]
-            )
-        values = frame.to_dict() | {"error": _redacted(frame["error"])}
-        for name in self._dropped:
-            values[name] = pl.Series(name, [None], dtype=values[name].dtype).new_from_index(0, len(frame))
-        return pl.DataFrame(list(values.values()))
+        rows.refuse(frame, [("run", f"expected run {run!r}; drop the column to copy rows", frame["run"] != run)])
+        if frame["error"].null_count() < len(frame):
+            # states, prompts and responses stay as they are, because hashes and token ids refer to these texts
+            errors = [text and redact(text) for text in frame["error"]]
+            frame = frame.with_columns(pl.Series("error", errors, schema.TEXT))
+        return frame.with_columns(pl.lit(None, frame.schema[name]).alias(name) for name in self._dropped)
 
-    def _commit_full(self) -> None:
-        shard_rows, shard_bytes = self._limits
-        rows_ready = sum(len(pending.frame) for pending in self._ready)
-        if rows_ready >= shard_rows or sum(pending.bytes for pending in self._ready) >= shard_bytes:
-            self.commit()
-
-    def _next_shard(self) -> tuple[_PendingGroups, ...]:
-        """Return as many of the accepted groups, in order, as fit into one shard."""
-        size, count = self._ready[0].bytes, 1
-        for pending in self._ready[1:]:
-            size += pending.bytes
-            if size > 2 * MOST_BYTES:
-                break
-            count += 1
-        return tuple(self._ready[:count])
-
-    def _write_shard(self, batch: tuple[_PendingGroups, ...], replaces: str | None = None) -> Shard:
-        frames = [pending.frame for pending in batch]
+    def _write_shard(self, batches: list[_Batch], replaces: str | None = None) -> Shard:
+        frames = [batch.frame for batch in batches]
         frame = frames[0] if len(frames) == 1 else pl.concat(frames).sort(schema.SORT_KEY)
-        metadata = self._run.metadata | ({} if replaces is None else {shards.REPLACES_KEY: replaces})
-        data = shards.encode(frame, metadata)
-        shard = shards.describe(self._run.next_file, data, frame, replaces)
-        self._run.check_room(shard)
-        self._writing = (shard, batch)
+        data = shards.encode(frame, shards.metadata_of(self.header))
+        shard = Shard(
+            file=self._run.manifest.next_file,
+            sha256=hashlib.sha256(data).hexdigest(),
+            bytes=len(data),
+            rows=len(frame),
+            trajectories=frame.filter(step=0).height,
+            groups=frame.select(schema.GROUP_KEY).n_unique(),
+            replaces=replaces,
+        )
+        self._run.check_free()
+        self._writing = shard, batches
         try:
             self._run.write(shard, data)
             self._settle()
         except BaseException as error:
-            self._settle_after(error)
+            try:
+                self._settle()
+            except Exception as second:  # noqa: BLE001 (the next commit tries again; the first error is raised)
+                error.add_note(f"an incomplete shard in {self.folder} could not be removed yet: {second}")
             raise
         return shard
 
-    def _settle_after(self, error: BaseException) -> None:
-        try:
-            self._settle()
-        except Exception as second:  # noqa: BLE001 (the next commit tries again; the first error is raised)
-            error.add_note(f"an incomplete shard in {self.folder} could not be removed yet: {second}")
-
     def _settle(self) -> None:
-        """Make the folder and the writer's state consistent after a write that succeeded, failed or was interrupted."""
+        """Make folder and memory consistent after a write that succeeded, failed or was interrupted."""
         if self._writing is None:
             return
-        shard, batch = self._writing
-        if self._run.settle(shard):
-            self.committed = self.committed.union(*(pending.groups for pending in batch))
-            self._trajectories = self._trajectories.union(*(pending.trajectories for pending in batch))
-            self._ready = [pending for pending in self._ready if pending not in batch]
+        shard, batches = self._writing
+        if shard.file in self._run.manifest.shards or self._run.settle(shard):
+            self.committed = self.committed.union(*(batch.groups for batch in batches))
+            self._trajectories = self._trajectories.union(*(batch.trajectories for batch in batches))
+            self._ready = [batch for batch in self._ready if batch not in batches]
         self._writing = None
 
-    def _check_open(self) -> None:
-        if not self._run.is_open:
-            raise InputError(f"the writer of run {self.header.run!r} is closed; open a new one to resume the run")
 
-    def _holds(self, name: GroupKey) -> bool:
-        return name in self.committed or any(name in pending.groups for pending in self._ready)
-
-    def _check_absent(self, groups: Iterable[GroupKey]) -> None:
-        if twice := [name for name in groups if self._holds(name)]:
-            name = name_preview(tuple(min(twice)))
-            raise InputError(f"group {name} (iteration, task, group) is already in run {self.header.run!r}")
-
-    def _read_committed(self) -> tuple[frozenset[GroupKey], frozenset[int]]:
-        groups: set[GroupKey] = set()
-        trajectories: set[int] = set()
-        for shard in self._run.listed:
-            first = self._run.columns(shard, schema.SORT_KEY).filter(pl.col("step") == 0)
-            groups.update(GroupKey(*row) for row in first.select(schema.GROUP_KEY).unique().iter_rows())
-            trajectories.update(text_hash(name) for name in first["trajectory"])
-        return frozenset(groups), frozenset(trajectories)
-
-
-def _redacted(errors: pl.Series) -> pl.Series:
-    """Remove secrets, which messages of servers and libraries may contain, from the column `error`.
-
-    States, prompts and responses are stored unchanged, because their hashes and token ids refer to these texts. A
-    policy redacts the replies of its server itself.
-    """
-    if errors.null_count() == len(errors):
-        return errors
-    return pl.Series("error", [text and redact(text) for text in errors], dtype=errors.dtype)
-
-
-def _check_types(folder: object, run: object, config: object, depth: object) -> None:
-    if not isinstance(folder, str | os.PathLike):
-        raise InputError(f"expected the path of a run's folder, received {type(folder).__name__} {folder!r}")
-    if not isinstance(run, str | None):
+def _header(run: object, depth: object, config: object) -> Header:
+    """Return the description of a new run. Its configuration has JSON values without secrets."""
+    if not isinstance(run, str):
         raise InputError(f"run: expected the run's name as text, received {run!r}")
-    if not isinstance(config, Mapping | None):
-        raise InputError(f"config: expected a dictionary of JSON values, received {config!r}")
     if not isinstance(depth, int) or not 0 <= depth <= schema.MAX_DEPTH:
         raise InputError(f"depth: expected 0 to {schema.MAX_DEPTH}, received {depth!r}")
+    if not isinstance(config, Mapping | None):
+        raise InputError(f"config: expected a dictionary of JSON values, received {config!r}")
+    try:
+        values = redact_json(orjson.loads(manifest.canonical(config or {})))
+    except TypeError as error:
+        raise InputError(f"expected a configuration of JSON values: {error}") from error
+    return Header(clean_text(run), depth, schema.VERSION, installed_version("hgpo") or "not installed", values)
+
+
+def _check_same(folder: Path, was: Header, now: Header, *, named: bool, configured: bool) -> None:
+    """Raise unless an existing run can be resumed with the requested name, depth and configuration."""
+    if named and was.run != now.run:
+        raise InputError(f"{folder} contains the run {was.run!r}, not {now.run!r}; use another folder")
+    for noun, before, after in (
+        ("depth", was.depth, now.depth),
+        ("schema version", was.schema_version, now.schema_version),
+    ):
+        if before != after:
+            raise InputError(f"{folder} was written with {noun} {before}, not {after}; use another folder")
+    stored, asked = _leaves(was.config), _leaves(now.config)
+    for name in sorted(stored.keys() | asked.keys()) if configured else ():
+        if stored.get(name) != asked.get(name):
+            raise InputError(
+                f"{folder} was written with {name} = {stored.get(name, 'nothing')}, not {asked.get(name, 'nothing')}; "
+                "use another folder or the same value"
+            )
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return the values of nested tables, as texts, by their dotted names."""
+    leaves: dict[str, str] = {}
+    for name, value in values.items():
+        nested = isinstance(value, dict) and value
+        leaves |= _leaves(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": repr(value)}
+    return leaves
 
 
 def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
@@ -388,8 +370,6 @@ def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
     for name in without:
         if name not in known:
             raise InputError(unknown("column or family", name, known))
-    chosen = [column for column in every if column.name in without or (column.family in without and column.null)]
-    for column in chosen:
-        if not column.null:
-            raise InputError(f"column {column.name} is never null and must be stored; remove it from `without`")
-    return [column.name for column in chosen]
+        if any(column.name == name and not column.null for column in every):
+            raise InputError(f"column {name} is never null and must be stored; remove it from `without`")
+    return [column.name for column in every if column.null and not {column.name, column.family}.isdisjoint(without)]

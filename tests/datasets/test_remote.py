@@ -17,7 +17,6 @@ STORE = {"allow_http": "true"}
 class Endless(Quiet, http.server.BaseHTTPRequestHandler):
     """Sends an endless manifest, as one line or as many; reports a size only for a range request."""
 
-    sent = 0
     line = b"x"
     whole = 64 << 20
 
@@ -35,14 +34,12 @@ class Endless(Quiet, http.server.BaseHTTPRequestHandler):
         try:
             while left:
                 left -= self.wfile.write(piece[:left])
-                type(self).sent += len(piece)
         except OSError:
             return
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    Endless.sent = 0
     with serving(Endless) as address:
         yield f"{address}/run"
 
@@ -57,8 +54,6 @@ def test_an_endless_manifest_is_refused_at_the_limit(
     with pytest.raises(InputError, match=r"manifest\.jsonl: expected at most 1,048,576 bytes, received more") as caught:
         scan_steps(url, storage_options=options)
     assert "\n" not in str(caught.value)
-    if not options:
-        assert Endless.sent < 64 * LIMIT  # what is on its way when the connection is closed
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/run", "http://", "https://[/run"])

@@ -41,9 +41,10 @@ def test_rows_texts_and_columns_are_stored_as_promised(rich_run: Path) -> None:
     for number in range(metadata.num_columns):
         chunk = metadata.row_group(0).column(number)
         assert chunk.compression == "ZSTD"
-        assert chunk.has_dictionary_page == (chunk.physical_type == "BYTE_ARRAY"), chunk.path_in_schema
+        assert chunk.has_dictionary_page == (
+            chunk.physical_type == "BYTE_ARRAY" and chunk.path_in_schema != "prompt"
+        ), chunk.path_in_schema
     assert_frame_equal(shards.decode(data), frame)
-    assert shards.decode(data, ["step", "admissible_actions"]).columns == ["step", "admissible_actions"]
 
 
 def test_a_changed_page_is_named_and_not_read() -> None:
@@ -56,8 +57,6 @@ def test_a_changed_page_is_named_and_not_read() -> None:
         assert list(shards.damaged_columns(bytes(damaged))) == [f"row group {int(column == 'hash')}, column {column}"]
         with pytest.raises(ValueError, match="CRC"):
             shards.decode(bytes(damaged))
-        other = ({"task", "hash"} - {column}).pop()
-        assert_frame_equal(shards.decode(bytes(damaged), [other]), frame.select(other))
 
 
 def test_what_is_no_parquet_file_is_refused_in_one_line() -> None:

@@ -11,7 +11,7 @@ import pytest
 from groups import group, rich_group
 from polars.testing import assert_frame_equal
 
-from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, sources, verify
+from hgpo_datasets import StepTableWarning, StepWriter, scan_steps, sources, verify
 from hgpo_datasets.run_summary import summarize_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import FolderLock
@@ -108,11 +108,11 @@ def test_empty_runs_among_others_are_counted(runs: Path) -> None:
 
 def test_errors_say_what_was_found(runs: Path) -> None:
     for source, line in (
-        (runs / "first.advantages", r"is not a run, and contains none: .*found 1 Parquet file in .*/\*\.parquet\)$"),
+        (runs / "first.advantages", r"is not a run, and contains none: .*/first.advantages/\*\.parquet\)$"),
         (runs / ".hidden/none", "no such file or run"),
-        (f"{runs}/nothing*", "the pattern matches nothing"),
-        (f"{runs}/*.advantages", "the pattern matches 1 folder without runs"),
-        (f"{runs}/**", "matches 3 runs .* and 1 Parquet file outside of them .*hgpo.parquet"),
+        (f"{runs}/nothing*", "no such file or run"),
+        (f"{runs}/*.advantages", "is not a run, and contains none"),
+        (f"{runs}/**", "matches runs .* and Parquet files outside of them .*hgpo.parquet"),
     ):
         with pytest.raises(InputError, match=line) as error:
             scan_steps(source)
@@ -134,35 +134,12 @@ def test_a_run_without_a_folder_of_shards_gets_one(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run/steps").iterdir()] == ["steps-000000.parquet"]
 
 
-def test_a_folder_of_shards_that_belongs_to_something_else_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "linked").mkdir()
-    (tmp_path / "linked/steps").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "file").mkdir()
-    (tmp_path / "file/steps").touch()
-    write(tmp_path / "taken/steps", "a")
-    for name, line in (("linked", "received another file or a link"), ("file", "received"), ("taken", "another run")):
-        with pytest.raises(InputError, match=line):
-            StepWriter(tmp_path / name)
-        assert not (tmp_path / name / manifest.NAME).exists(), "nothing was begun"
-    assert tasks(tmp_path / "taken") == ["a"]
-
-
-def test_a_folder_of_shards_that_was_moved_is_not_replaced(tmp_path: Path) -> None:
-    with StepWriter(tmp_path / "run") as writer:
-        writer.add_group(group("a"))
-        writer.commit()
-        writer.add_group(group("b"))
-        (tmp_path / "run/steps").rename(tmp_path / "moved")
-        with pytest.raises(InputError, match="was moved or replaced"):
-            writer.commit()
-        (tmp_path / "run/steps").mkdir()
-        with pytest.raises(InputError, match="was moved or replaced"):
-            writer.commit()
-        (tmp_path / "run/steps").rmdir()
-        (tmp_path / "moved").rename(tmp_path / "run/steps")
-    assert verify(tmp_path / "run").ok
-    assert tasks(tmp_path / "run") == ["a", "b"]
+def test_a_file_in_place_of_the_folder_of_shards_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/steps").write_text("somebody's")
+    with pytest.raises(InputError, match="expected a folder, received the file"):
+        StepWriter(tmp_path / "run")
+    assert (tmp_path / "run/steps").read_text() == "somebody's"
 
 
 def test_a_lock_of_the_caller_is_used_and_kept(tmp_path: Path) -> None:
@@ -173,12 +150,8 @@ def test_a_lock_of_the_caller_is_used_and_kept(tmp_path: Path) -> None:
         for task in "ab":
             with StepWriter(tmp_path / "run", lock=lock) as writer:
                 writer.add_group(group(task))
-        with pytest.raises(InputError, match="expected a held lock of"):
-            StepWriter(tmp_path / "other", lock=lock)
         with pytest.raises(InputError, match="is training there"):
             StepWriter(tmp_path / "run")
-    with pytest.raises(InputError, match="expected a held lock of"):
-        StepWriter(tmp_path / "run", lock=lock)
     assert tasks(tmp_path / "run") == ["a", "b"]
 
 

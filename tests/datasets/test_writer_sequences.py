@@ -229,20 +229,3 @@ def test_a_group_whose_shard_the_disk_refused_is_taken(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No space"):
             writer.add_group(group("t"))
     assert tasks_in(tmp_path) == {"t": 6}
-
-
-def test_a_disk_that_was_full_for_long_gets_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups pile up in memory; no shard becomes larger than what readers accept."""
-    monkeypatch.setattr("hgpo_datasets.writer.MOST_BYTES", 20_000)
-    with StepWriter(tmp_path) as writer, monkeypatch.context() as patch:
-        patch.setattr(writer, "commit", lambda: None)
-        for number in range(6):
-            writer.add_group(group(f"t{number}", prompt="x" * 2_000))
-    assert len(list(tmp_path.glob("steps/*.parquet"))) > 1
-    assert verify(tmp_path).ok
-    assert len(tasks_in(tmp_path)) == 6
-    with (
-        StepWriter(tmp_path) as writer,
-        pytest.raises(InputError, match="expected at most 20,000 bytes of rows per call"),
-    ):
-        writer.add_group(group("huge", prompt="x" * 20_000))

@@ -4,7 +4,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from hgpo_datasets import StepWriter
+import xxhash
+
+from hgpo_datasets import StepWriter, manifest
 
 Rows = list[dict[str, Any]]
 
@@ -73,3 +75,13 @@ def rich_group(task: str, seed: int, members: int = 3, length: int = 5, **more: 
                 )
             )
     return rows
+
+
+def with_checks(lines: Rows) -> bytes:
+    """Return a manifest of these lines, whatever they contain, with correct checks."""
+    check, text = "", b""
+    for line in lines:
+        values = {name: value for name, value in line.items() if name != "check"}
+        check = xxhash.xxh3_64_hexdigest(check.encode() + manifest.canonical(values))
+        text += manifest.canonical({**values, "check": check}) + b"\n"
+    return text

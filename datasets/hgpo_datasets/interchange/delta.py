@@ -73,7 +73,7 @@ def to_delta(
     folder = single_run(run)
     if folder is None:
         raise InputError(f"{run}: expected the folder of one run; export several runs one after the other")
-    files = [file for some in source_files(folder, {}) for file in some]
+    files = source_files(folder, {})
     listed = manifest.current(folder, folder / STEPS)
     assert listed.header is not None  # `source_files` has read it
     app = f"hgpo/{listed.header.run}/{manifest.encode_line(listed.header, '')[1]}"
@@ -127,7 +127,7 @@ def _commits(files: Sequence[StepFile], most: int) -> Iterator[list[StepFile]]:
 
 def _steps(files: Sequence[StepFile]) -> pl.DataFrame:
     each = [
-        scan_files([file.path], None, {}).with_columns(pl.lit(file.shard.file).alias(SHARD))
+        scan_files([file], None, {}).with_columns(pl.lit(file.shard.file).alias(SHARD))
         for file in files
         if file.shard is not None
     ]
