@@ -127,7 +127,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "rows unknown": (lambda: add([{**ROW, "stat": 1}]), "unknown step table column 'stat'; did you mean 'state'?"),
     "rows missing": (lambda: add([{"step": 0}]), "expected a column 'task_id'"),
     "rows type": (lambda: add([{**ROW, "step": "a"}]), "column step: expected Int32, received 'a'"),
-    "rows twice": (lambda: add([ROW, ROW]), "expected complete trajectories with steps 0, 1, 2"),
+    "rows twice": (lambda: add([ROW, ROW]), "expected contiguous steps 0, 1, 2"),
     "scan nothing": (lambda: scan_steps("/no"), "/no: no such"),
     "verify nothing": (lambda: verify("/no"), "/no: no such run or file"),
     "compute dict": (lambda: hgpo.compute({"a": 1}, "hgpo"), "expected a step table"),
