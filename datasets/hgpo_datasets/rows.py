@@ -192,8 +192,8 @@ def _by_column(rows: object) -> dict[str, list[Any]]:
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
         raise InputError(f"expected rows (mappings) or a table, received {type(rows).__name__}")
     mappings = list(rows)
-    if wrong := next((row for row in mappings if not isinstance(row, Mapping)), None):
-        raise InputError(f"expected rows that are mappings, received {type(wrong).__name__}")
+    if wrong := [row for row in mappings if not isinstance(row, Mapping)]:
+        raise InputError(f"expected rows that are mappings, received {type(wrong[0]).__name__}")
     names = dict.fromkeys(itertools.chain.from_iterable(mappings))
     return {name: [row.get(name) for row in mappings] for name in names}
 
