@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hgpo_train.cli import data
+from hgpo_train.cli import check, data
 from hgpo_train.cli.advantages import advantages
 from hgpo_train.cli.command_types import RedactedApp, WorkersCommand
 from hgpo_train.cli.envs import envs
@@ -60,6 +60,7 @@ app.command("eval", cls=WorkersCommand)(evaluate)
 app.command()(advantages)
 app.command()(stats)
 app.command()(verify)
+app.add_typer(check.app)
 app.command()(view)
 app.command()(play)
 app.command()(sft)

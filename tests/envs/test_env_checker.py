@@ -1,0 +1,199 @@
+"""`hgpo_envs.env_checker`: a sound environment passes, and each of several faults is named, with its repair."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from command import invoke
+
+from hgpo_envs.engine import State, Task
+from hgpo_envs.env_checker import check_environment
+from hgpo_envs.episode import Settings, settings_for
+from hgpo_envs.process_random import OwnRandom
+from hgpo_envs.sources import share
+
+
+class Corridor:
+    """A walk of three rooms to a goal: an engine without faults."""
+
+    def start(self, task_id):
+        self.place = 0
+        return self.state()
+
+    def act(self, command):
+        if command not in ("go on", "go back", "Look"):
+            return self.state(valid=False)
+        self.place = max(0, self.place + {"go on": 1, "go back": -1}.get(command, 0))
+        return self.state()
+
+    def state(self, *, valid=True):
+        ended = self.place == 3
+        actions = [] if ended else ["Look", "go back", "go on"]
+        reward = float(ended)
+        return State(f"Room {self.place}.\nA lamp.", actions, valid, ended, ended, reward, reward)
+
+
+class Shuffled(Corridor):
+    """Lists the lines of a text in an order that depends on nothing that is played."""
+
+    order = random.Random(0)
+
+    def state(self, **flags):
+        state = super().state(**flags)
+        return replace(state, text="\n".join(state.text.split("\n")[:: self.order.choice((1, -1))]))
+
+
+class Shared(Corridor):
+    """All engines are in the same room."""
+
+    def start(self, task_id):
+        Shared.place = 0
+        return self.state()
+
+    def __setattr__(self, name, value):
+        setattr(Shared, name, value)
+
+
+class Drawing(Corridor):
+    """Draws from the process's generator."""
+
+    def act(self, command):
+        state = super().act(command)
+        return replace(state, text=f"A voice says {random.choice('abcdefghijk')}.") if state.valid else state
+
+
+class Isolated(Drawing):
+    """The same with a generator of its own."""
+
+    def start(self, task_id):
+        self.own = OwnRandom(int(task_id))
+        return super().start(task_id)
+
+    def act(self, command):
+        with self.own:
+            return super().act(command)
+
+    def fork(self):
+        other = Isolated()
+        other.place, other.own = self.place, self.own.copy()
+        return other
+
+
+class Raising(Corridor):
+    def act(self, command):
+        ["go on", "go back", "Look"].index(command)
+        return super().act(command)
+
+
+class Silent(Corridor):
+    def state(self, **flags):
+        return replace(super().state(**flags), actions=[])
+
+
+class Counting(Corridor):
+    """Shows the number of moves."""
+
+    def start(self, task_id):
+        self.moves = 0
+        return super().start(task_id)
+
+    def act(self, command):
+        self.moves += command in ("go on", "go back", "Look")
+        return super().act(command)
+
+    def state(self, **flags):
+        state = super().state(**flags)
+        return replace(state, text=f"{state.text} Moves: {self.moves}")
+
+
+class Tagged(Corridor):
+    def state(self, **flags):
+        state = super().state(**flags)
+        return replace(state, actions=[*state.actions, "say </action>"] if state.actions else [])
+
+
+class Unknown(Corridor):
+    def state(self, **flags):
+        return replace(super().state(**flags), won=None)
+
+
+class Limited(Counting):
+    def state(self, **flags):
+        state = Corridor.state(self, **flags)
+        return replace(state, truncated=self.moves >= 4 and not state.terminated)
+
+
+class Entangled(Corridor):
+    def fork(self):
+        return self
+
+
+class Numbered(Corridor):
+    def state(self, **flags):
+        return replace(super().state(**flags), won=int(self.place == 3))
+
+
+class Source:
+    name = "Corridor"
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    def ids(self, split):
+        return [str(number) for number in range(20)]
+
+    def task(self, task_id):
+        return Task(task_id, "train", "Walk on.", "walk")
+
+
+def findings(engine):
+    settings: Settings = settings_for("Corridor", max_steps=12)
+    source = share(Source(engine))
+    return {found.check: found for found in check_environment(source, settings, source.source.ids("train"))}
+
+
+@pytest.mark.parametrize("engine", [Corridor, Isolated])
+def test_a_sound_environment_passes(engine):
+    before = random.getstate()
+    found = findings(engine)
+    assert {name: each.message for name, each in found.items() if each.verdict != "pass"} == {}
+    assert random.getstate() == before
+
+
+@pytest.mark.parametrize(
+    ("engine", "check", "verdict", "message"),
+    [
+        (Shuffled, "replay", "fail", "text has its lines in another order (sort them, or set state_key='sort-lines'"),
+        (Shared, "many at a time", "fail", "engines share what must be their own alone"),
+        (Drawing, "random state", "warning", "draw from random of the whole process"),
+        (Drawing, "replay", "fail", "text is 'A voice says"),
+        (Raising, "odd commands", "fail", "ValueError"),
+        (Silent, "admissible actions", "fail", "step 0: no admissible actions"),
+        (Counting, "repeated states", "warning", "set state_key='mask-numbers'"),
+        (Tagged, "parser", "fail", "'say </action>' is parsed as 'say'"),
+        (Unknown, "success", "warning", "do not say whether they were won"),
+        (Limited, "step limit", "warning", "set max_steps=4 in the specification"),
+        (Entangled, "fork", "fail", "after a copy played on"),
+        (Numbered, "values", "fail", "won: expected bool, received int"),
+    ],
+)
+def test_faults_are_named_with_their_repair(engine, check, verdict, message):
+    found = findings(engine)[check]
+    assert found.verdict == verdict
+    assert message in found.message
+
+
+def test_an_engine_that_fails_ends_the_checks():
+    class Broken(Corridor):
+        def act(self, command):
+            raise OSError("no such room")
+
+    assert list(findings(Broken)) == ["plays"]
+    assert findings(Broken)["plays"].message.startswith("OSError: no such room")
+
+
+@pytest.mark.parametrize("env", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
+def test_the_own_environments_pass(env):
+    printed = invoke("check", "env", env, "--episodes", 8, "--split", "train")
+    assert "✗" not in printed
+    assert "!" not in printed
